@@ -1,14 +1,33 @@
-"""Decode audio to float32 samples."""
+"""Decode audio, also that of a video, to float32 samples."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from omni_cli.errors import InputError
+from omni_cli.inputs.media.containers import Track, open_container
 
 if TYPE_CHECKING:
+    import av
     import numpy as np
 
 MAX_AUDIO_S = 600.0
+MAX_CHANNELS = 32
+# Samples that are kept: 600 s of 48 kHz in stereo, 230 MB.
+MAX_SAMPLES = 600 * 48_000 * 2
+# Samples that are decoded, of all channels: 600 s of 48 kHz in 7.1.
+MAX_DECODED_SAMPLES = 600 * 48_000 * 8
+# Beyond these a header is more likely broken than intended.
+SAMPLE_RATE_RANGE_HZ = (1_000, 384_000)
+
+_HINT = "WAV, FLAC, MP3, Ogg, M4A, AAC and the sound of MP4, MOV, WebM, MKV and AVI can be read"
+# Their headers give the exact number of samples. That of other formats is an estimate, or a duration in other units.
+_EXACT_FORMATS = ("aiff", "au", "caf", "flac", "w64", "wav")
 
 
 @dataclass(frozen=True)
@@ -21,8 +40,107 @@ class DecodedAudio:
 
 
 def decode_audio(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S, mono: bool = True) -> DecodedAudio:
-    """Decode audio of at most `max_s` seconds; `name` identifies it in messages."""
-    from omni_cli.inputs import audio
+    """Decode audio of at most `max_s` seconds; `name` identifies it in messages.
 
-    samples, sample_rate = audio.decode_audio(content, name, max_s, mono=mono)
-    return DecodedAudio(samples, sample_rate)
+    Several channels are averaged, or with `mono` False kept. Of a video the sound is decoded. Raises `InputError` for
+    anything that cannot be used.
+    """
+    with open_container(content, name, _HINT) as container:
+        stream = container.streams.best("audio")
+        if stream is None:
+            raise InputError(f"the {name} has no audio stream")
+        return decode_stream(container, stream, name, max_s=max_s, mono=mono)
+
+
+def decode_stream(
+    container: av.container.InputContainer, stream: Any, name: str, *, max_s: float, mono: bool
+) -> DecodedAudio:
+    """Decode an audio stream of an open container, see `decode_audio`."""
+    import numpy as np
+
+    track = Track(container, stream, name)
+    length = _Length(name, max_s, mono)
+    expected = _declared_samples(container, stream)
+    length.check(stream.codec_context.sample_rate, stream.codec_context.channels, expected or 0)
+    end_s = _end_s(container, stream)
+    samples, num_samples, sample_rate, channels, part = bytearray(), 0, 0, 1, np.empty((0, 1), np.float32)
+    for rate, part in _parts(track, name):
+        if num_samples and (rate != sample_rate or (part.shape[1] != channels and not mono)):
+            raise InputError(f"the sample rate or the number of channels of the {name} changes in the middle")
+        sample_rate, channels = rate, part.shape[1]
+        num_samples += len(part)
+        length.check(rate, channels, num_samples)
+        samples += (part.mean(axis=1, dtype=np.float32) if mono else part).tobytes()
+    if end_s and 0 < (padding := num_samples - round(end_s * sample_rate)) < len(part):
+        del samples[-padding * 4 * (1 if mono else channels) :]
+    if num_samples < (expected or 0):
+        raise InputError(f"the {name} is truncated: {num_samples} of {expected} samples")
+    if not num_samples:
+        raise InputError(f"the {name} has no samples")
+    array = np.frombuffer(samples, np.float32)
+    if not np.isfinite(array).all():
+        raise InputError(f"the {name} contains samples that are not numbers (NaN or infinite)")
+    notes = track.notes()
+    if (num_streams := len(container.streams.audio)) > 1:
+        notes.append(f"the {name} has {num_streams} audio streams; only one is used")
+    return DecodedAudio(array if mono or channels == 1 else array.reshape(-1, channels), sample_rate, tuple(notes))
+
+
+def _parts(track: Track, name: str) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield sample rates and float32 samples (num_samples, channels), scaled by powers of two only."""
+    import av
+
+    packed = av.AudioResampler(format="flt")
+    for frame in itertools.chain(track.frames(), [None]):
+        for part in packed.resample(frame):
+            yield part.sample_rate, part.to_ndarray().reshape(-1, part.layout.nb_channels)
+
+
+@dataclass(frozen=True)
+class _Length:
+    """The limits on one piece of audio."""
+
+    name: str
+    max_s: float
+    mono: bool
+
+    def check(self, sample_rate: int, channels: int, num_samples: int) -> None:
+        low, high = SAMPLE_RATE_RANGE_HZ
+        if sample_rate and not low <= sample_rate <= high:
+            raise InputError(f"the {self.name} has a sample rate of {sample_rate} Hz; supported: {low} to {high} Hz")
+        if channels > MAX_CHANNELS:
+            raise InputError(f"the {self.name} has {channels} channels; the maximum is {MAX_CHANNELS}")
+        if num_samples > self.max_s * sample_rate:
+            raise InputError(
+                f"the {self.name} is longer than {self.max_s:g} s, the maximum", hint="cut it into shorter files"
+            )
+        kept = num_samples * (1 if self.mono else channels)
+        if kept > MAX_SAMPLES or num_samples * channels > MAX_DECODED_SAMPLES:
+            raise InputError(
+                f"the {self.name} has more samples than the maximum, {MAX_SAMPLES:,} that are kept and "
+                f"{MAX_DECODED_SAMPLES:,} in all channels",
+                hint="lower its sample rate, or cut it into shorter files",
+            )
+
+
+def _end_s(container: av.container.InputContainer, stream: Any) -> Fraction | None:
+    """Return where the sound of an MP4 or M4A file ends. Its last packet goes on with the encoder's padding.
+
+    None for a fragmented file, which has no table of samples.
+    """
+    if not container.format.name.startswith("mov") or not stream.duration or not stream.frames:
+        return None
+    itunes = container.metadata.get("iTunSMPB", "").split()
+    if len(itunes) > 3:
+        with contextlib.suppress(ValueError):
+            return Fraction(int(itunes[3], 16), stream.codec_context.sample_rate)
+    return Fraction(stream.duration * stream.time_base)
+
+
+def _declared_samples(container: av.container.InputContainer, stream: Any) -> int | None:
+    """Return the exact number of samples that a header declares; None without one."""
+    codec = stream.codec_context
+    if container.format.name not in _EXACT_FORMATS or not codec.name.startswith(("pcm_", "flac")):
+        return None
+    duration_s = Fraction((stream.duration or 0) * stream.time_base)
+    return round(duration_s * int(codec.sample_rate))
