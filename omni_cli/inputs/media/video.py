@@ -1,18 +1,34 @@
-"""Decode video to RGB frames: evenly spaced ones, or all."""
+"""Decode video to RGB frames, evenly spaced ones or all, as a player shows them; and its sound."""
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
-from typing import BinaryIO
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from omni_cli.inputs.media.audio import DecodedAudio
+from omni_cli.errors import InputError
+from omni_cli.inputs.media.audio import DecodedAudio, decode_stream
+from omni_cli.inputs.media.containers import Track, open_container
 from omni_cli.outputs import Video
+from omni_cli.video_encoding import MAX_FPS
+
+if TYPE_CHECKING:
+    import av
+    import numpy as np
 
 # vLLM's default, and enough for its video models.
 MAX_NUM_FRAMES = 32
 MAX_VIDEO_S = 600.0
 MAX_VIDEO_PIXELS = 256 * 1024 * 1024
+# Pixels that are decoded to pick the frames from: 600 s of 3840x2160 at 30 frames per second.
+MAX_DECODED_PIXELS = 600 * 30 * 3840 * 2160
+
+_HINT = "MP4, MOV, WebM, MKV, AVI, MPEG-TS and GIF can be read"
+# Display matrices of turns to the left.
+_QUARTER_TURNS = ((1, 0, 0, 1), (0, -1, 1, 0), (-1, 0, 0, -1), (0, 1, -1, 0))
+# Each thread holds frames of its own.
+_NUM_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -31,22 +47,218 @@ def decode_video(
     max_s: float = MAX_VIDEO_S,
     max_num_frames: int | None = MAX_NUM_FRAMES,
 ) -> DecodedVideo:
-    """Decode a video; `max_num_frames` evenly spaced frames of a longer one, None means every frame."""
-    from omni_cli.inputs import video
+    """Decode a video; `max_num_frames` evenly spaced frames of a longer one, None means every frame.
 
-    notes: list[str] = []
-    decoded = video.decode_video(content, name, notes.append, max_pixels, max_s, max_num_frames)
-    return DecodedVideo(decoded, tuple(notes))
+    `name` identifies it in messages, `max_pixels` limits the pixels of all frames that are kept. Raises `InputError`
+    for a video that cannot be used.
+    """
+    limits = _Limits(name, max_pixels, max_s)
+    total = _count_packets(content, limits)
+    shown = _decode(content, limits, total, max_num_frames)
+    if shown.total != total:
+        # Not every packet is one frame: some are hidden, hold half of one, or have lost what they refer to.
+        shown = _decode(content, limits, shown.total, max_num_frames)
+    fps = shown.fps()
+    if not 0 < fps <= MAX_FPS:  # beyond it a header is more likely broken than intended
+        raise InputError(f"the {name} has no usable frame rate")
+    if shown.total > max_s * fps:
+        raise limits.too_long()
+    video = Video(shown.pixels, fps=fps, total_num_frames=shown.total, frames_indices=tuple(shown.indices))
+    return DecodedVideo(video, tuple(shown.notes))
 
 
 def decode_sound(content: BinaryIO, name: str, *, max_s: float = MAX_VIDEO_S) -> DecodedAudio | None:
     """Decode the sound of a video with its channels; None if it has none."""
+    with open_container(content, f"sound of the {name}", _HINT) as container:
+        stream = container.streams.best("audio")
+        if stream is None:
+            return None
+        return decode_stream(container, stream, f"sound of the {name}", max_s=max_s, mono=False)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    name: str
+    max_pixels: int
+    max_s: float
+
+    def too_long(self) -> InputError:
+        return InputError(f"the {self.name} is longer than {self.max_s:.0f} s, the maximum", hint="cut it")
+
+    def check_pixels(self, width: int, height: int, num_kept: int, num_decoded: int) -> None:
+        if width * height * num_kept > self.max_pixels:
+            raise InputError(
+                f"the {self.name} has {width}x{height} pixels per frame; the maximum is "
+                f"{self.max_pixels // num_kept} for {num_kept} frames",
+                hint="scale it down",
+            )
+        if width * height * num_decoded > MAX_DECODED_PIXELS:
+            raise InputError(
+                f"the {self.name} has {num_decoded:,} frames of {width}x{height} pixels; the maximum of all frames is "
+                f"{MAX_DECODED_PIXELS / 1e9:.0f} billion pixels",
+                hint="scale it down, or cut it",
+            )
+
+
+def _video_track(container: av.container.InputContainer, name: str) -> Track:
     import av
 
-    from omni_cli.inputs.media.audio import decode_audio
+    stream = container.streams.best("video")
+    if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
+        raise InputError(f"the {name} has no video stream")
+    return Track(container, stream, name)
 
-    data = content.read()
-    with av.open(io.BytesIO(data), mode="r", metadata_errors="replace") as container:
-        if not container.streams.audio:
-            return None
-    return decode_audio(io.BytesIO(data), name, max_s=max_s, mono=False)
+
+def _count_packets(content: BinaryIO, limits: _Limits) -> int:
+    """Return the number of packets that hold what is shown, mostly one per frame; decodes nothing."""
+    with open_container(content, limits.name, _HINT) as container:
+        track = _video_track(container, limits.name)
+        total, first = 0, None
+        for packet in track.packets():
+            if not packet.size or packet.is_discard:
+                continue
+            total += 1
+            if packet.pts is not None:
+                first = packet.pts if first is None else min(first, packet.pts)
+                if (packet.pts - first) * track.stream.time_base > limits.max_s:
+                    raise limits.too_long()
+    if not total:
+        raise InputError(f"the {limits.name} has no frames")
+    return total
+
+
+@dataclass
+class _Shown:
+    """What decoding has shown: how many frames, and those that were wanted."""
+
+    pixels: np.ndarray
+    indices: list[int]
+    header_fps: float
+    total: int = 0
+    first_s: float | None = None
+    last_s: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def fps(self) -> float:
+        """Return the rate of the frames that were shown: that of the header where it agrees with their times."""
+        if self.total < 2 or self.first_s is None or self.last_s is None or self.last_s <= self.first_s:
+            return self.header_fps
+        seconds = self.last_s - self.first_s
+        agrees = abs(self.header_fps * seconds - (self.total - 1)) <= 1
+        return self.header_fps if self.header_fps and agrees else (self.total - 1) / seconds
+
+
+def _decode(content: BinaryIO, limits: _Limits, total: int, max_num_frames: int | None) -> _Shown:
+    """Decode all frames and keep evenly spaced ones of `total`, as vLLM's loaders do."""
+    import numpy as np
+
+    wanted = [int(index) for index in np.linspace(0, total - 1, min(total, max_num_frames or total), dtype=int)]
+    with open_container(content, limits.name, _HINT) as container:
+        track = _video_track(container, limits.name)
+        stream = track.stream
+        stream.thread_type, stream.thread_count = "AUTO", _NUM_THREADS
+        limits.check_pixels(stream.width, stream.height, len(wanted), total)
+        header_fps = float(stream.average_rate or stream.guessed_rate or 0)
+        shown = _Shown(np.empty((0, 0, 0, 3), np.uint8), wanted, header_fps)
+        position, size, picture = 0, (0, 0), _Picture(limits.name)
+        for frame in track.frames():
+            if shown.total == 0:
+                size = frame.width, frame.height
+                limits.check_pixels(*size, len(wanted), total)
+            elif size != (frame.width, frame.height):
+                raise InputError(f"the size of the frames of the {limits.name} changes in the middle")
+            while position < len(wanted) and wanted[position] == shown.total:
+                pixels = picture.pixels(frame)
+                if position == 0:
+                    shown.pixels = np.empty((len(wanted), *pixels.shape), np.uint8)
+                shown.pixels[position] = pixels
+                position += 1
+            shown.total += 1
+            if frame.time is not None:
+                shown.first_s = frame.time if shown.first_s is None else shown.first_s
+                shown.last_s = frame.time
+        if not shown.total:
+            raise InputError(f"cannot read the {limits.name}: none of its packets can be decoded", hint=_HINT)
+        shown.notes = [*track.notes(), *picture.notes, *_left_out(container, limits.name)]
+    return shown
+
+
+class _Picture:
+    """Convert frames to what a player shows."""
+
+    def __init__(self, name: str) -> None:
+        self.notes: list[str] = []
+        self._name = name
+        self._graphs: dict[tuple[str, str], av.filter.Graph] = {}
+
+    def pixels(self, frame: av.VideoFrame) -> np.ndarray:
+        """Return uint8 RGB (height, width, 3), turned and mirrored as the frame says, on white where transparent."""
+        import numpy as np
+
+        if not any(component.is_alpha for component in frame.format.components) and frame.format.name != "pal8":
+            return self._turned(frame, self._converted(frame, "rgb24"))
+        colours = self._converted(frame, "rgba")
+        alpha = colours[:, :, 3:].astype(np.uint16)
+        if (alpha < 255).any():
+            self._note(f"the transparency of the {self._name} was put on white")
+        mixed = (colours[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255
+        return self._turned(frame, mixed.astype(np.uint8))
+
+    def _converted(self, frame: av.VideoFrame, pixel_format: str) -> np.ndarray:
+        """Convert as ffmpeg does, with libavfilter: alone, libswscale places colours elsewhere in some formats."""
+        import av
+
+        key = frame.format.name, pixel_format
+        if (graph := self._graphs.get(key)) is None:
+            graph = self._graphs[key] = av.filter.Graph()
+            graph.link_nodes(
+                graph.add_buffer(
+                    width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base
+                ),
+                graph.add("format", pixel_format),
+                graph.add("buffersink"),
+            ).configure()
+        graph.push(frame)
+        return cast("av.VideoFrame", graph.pull()).to_ndarray()
+
+    def _turned(self, frame: av.VideoFrame, pixels: np.ndarray) -> np.ndarray:
+        """Apply the display matrix: column' = a * column + c * row, row' = b * column + d * row."""
+        a, b, c, d = _display_matrix(frame)
+        straight, crossed = abs(a) + abs(d), abs(b) + abs(c)
+        if min(straight, crossed) > max(straight, crossed) / 50:
+            self._note(f"the {self._name} is turned by an angle that is no quarter turn; the nearest one is used")
+        if crossed > straight:
+            pixels, a, d = pixels.transpose(1, 0, 2), c, b
+        return pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _display_matrix(frame: av.VideoFrame) -> tuple[int, int, int, int]:
+    from av.sidedata.sidedata import SideData, Type
+
+    try:
+        entries = cast(Sequence[SideData], list(frame.side_data))
+    except ValueError:
+        # PyAV does not know every kind that libav has, such as EXIF. A rotation it knows nevertheless, but no mirror.
+        return _QUARTER_TURNS[round(frame.rotation / 90) % 4]
+    for entry in entries:
+        if entry.type is Type.DISPLAYMATRIX:
+            a, b, _, c, d, *_ = struct.unpack("=9i", bytes(entry))
+            return a, b, c, d
+    return _QUARTER_TURNS[0]
+
+
+def _left_out(container: av.container.InputContainer, name: str) -> Iterator[str]:
+    if (num_streams := sum(not _is_cover(stream) for stream in container.streams.video)) > 1:
+        yield f"the {name} has {num_streams} video streams; only one is used"
+    if container.streams.audio:
+        yield f"the {name} has sound, which is not used"
+
+
+def _is_cover(stream: Any) -> bool:
+    import av
+
+    return bool(stream.disposition & av.stream.Disposition.attached_pic)
