@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from omni_cli.errors import InputError
+from omni_cli.inputs.media.image_files import check_scans
 from omni_cli.inputs.media.structure import check_structure
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ class Track:
         """Decode the packets. As players do, pass over a damaged one."""
         import av
 
+        self.stream.codec_context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
         for packet in self.packets():
+            if self.stream.codec_context.name == "mjpeg":
+                check_scans(bytes(packet), self._name)
             try:
                 yield from packet.decode()
             except av.error.InvalidDataError:
