@@ -10,13 +10,12 @@ from typing import Any
 
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, EngineConfig
 from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.audio import load_audio
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import file_kind
-from omni_cli.inputs.images import Warn, load_image
+from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sound, load_video
+from omni_cli.inputs.media.video import MAX_NUM_FRAMES
 from omni_cli.inputs.tensors import load_tensor
-from omni_cli.inputs.video import MAX_NUM_FRAMES, load_sound, load_video
 from omni_cli.outputs import CallFile, GenerateRequest, Modality, Nested, changed_items, holds_files, items_of
 
 MAX_IMAGE_PIXELS = 4096 * 4096
@@ -126,7 +125,7 @@ def build_request(spec: RequestSpec, config: EngineConfig, warn: Warn) -> Genera
     request = GenerateRequest(
         request_id=spec.request_id,
         prompt=spec.prompt,
-        audio=tuple(load_audio(path, mono=not is_pipeline) for path in spec.audio),
+        audio=tuple(load_audio(path, warn, mono=not is_pipeline) for path in spec.audio),
         images=tuple(load_image(path, warn) for path in spec.image),
         mask=next((load_image(path, warn) for path in spec.mask), None),
         control_images=tuple(load_image(path, warn) for path in spec.control_image),
@@ -162,10 +161,10 @@ def _call_file(warn: Warn, is_alone: bool, path: Path) -> CallFile:
         case "tensor":
             return CallFile("tensor", load_tensor(path))
         case "audio":
-            return CallFile("audio", *load_audio(path, mono=False))
+            return CallFile("audio", *load_audio(path, warn, mono=False))
         case "video":
             video = load_video(path, warn if is_alone else lambda _: None, max_num_frames=None)
-            sound = None if is_alone else load_sound(path)
+            sound = None if is_alone else load_sound(path, warn)
             return CallFile("video", video.frames, video.fps, sound and CallFile("audio", *sound))
     return CallFile("image", load_image(path, warn))
 

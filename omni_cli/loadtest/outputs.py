@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from omni_cli.errors import InputError
 from omni_cli.loadtest.answers import ServerAnswer
 
 if TYPE_CHECKING:
@@ -29,11 +29,14 @@ def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
 
 
 def _pixels(image: bytes) -> np.ndarray:
-    """Decode to uint8 (height, width, channels); return the bytes unchanged if they are not an image."""
+    """Decode to uint8 (height, width, 3); return the bytes unchanged if they are not an image."""
     import numpy as np
-    from PIL import Image, UnidentifiedImageError
+
+    from omni_cli.inputs.media.pool import in_memory
+    from omni_cli.inputs.media.reading import MediaReader
 
     try:
-        return np.asarray(Image.open(io.BytesIO(image)))
-    except (UnidentifiedImageError, OSError):
+        with in_memory(image) as file:
+            return MediaReader(lambda _note: None).image(file, "image of the answer")
+    except InputError:
         return np.frombuffer(image, np.uint8)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from omni_cli.outputs import Message, Part, Video
-from omni_cli.serve.limits import Limits
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.schemas import chat
 
@@ -36,9 +35,8 @@ class Conversation:
         return sum(len(part.text) for message in self.messages for part in message.parts)
 
 
-def read_conversation(messages: list[chat.Message], limits: Limits) -> Conversation:
-    """Decode the content of the messages; for use in a thread. Raises `APIError` (400)."""
-    decoder = MediaDecoder(limits)
+def read_conversation(messages: list[chat.Message], decoder: MediaDecoder) -> Conversation:
+    """Decode the content of the messages; for use in a thread if there is media. Raises `APIError` (400)."""
     conversation = Conversation()
     for number, message in enumerate(messages):
         parts = tuple(_parts(message, f"messages[{number}].content", decoder, conversation))

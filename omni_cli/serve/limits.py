@@ -12,7 +12,8 @@ class Limits:
     """Limits on one request, on all of them together, and on time (seconds).
 
     `max_requests` bounds the requests in flight, running or waiting in the engine's own queues; `max_image_pixels`,
-    `max_video_pixels` (of the frames that the model sees) and `max_audio_s` hold for all media of one request together.
+    `max_video_pixels` (of the frames that the model sees) and `max_audio_s` hold for all media of one request together,
+    `max_decode_s`, processor time, for one video.
     `max_videos`, `max_videos_bytes` and `max_videos_age_s` bound the videos that the server keeps.
     """
 
@@ -22,6 +23,7 @@ class Limits:
     max_image_pixels: int = 16 * MIB
     max_video_pixels: int = 64 * MIB
     max_audio_s: float = 300.0
+    max_decode_s: int = 20
     max_n: int = 10
     max_videos: int = 100
     max_videos_bytes: int = 10 * 1024 * MIB

@@ -2,84 +2,108 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-import io
 import re
-from collections.abc import Callable
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
 from omni_cli.errors import InputError
-from omni_cli.inputs.audio import decode_audio
-from omni_cli.inputs.images import decode_alpha, decode_image
-from omni_cli.inputs.video import MAX_NUM_FRAMES, decode_video
+from omni_cli.inputs.media.pool import Requester, in_memory, media_pool
+from omni_cli.inputs.media.reading import MediaReader
+from omni_cli.inputs.media.video import MAX_NUM_FRAMES
 from omni_cli.outputs import Video
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits
 
 _DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII)
+T = TypeVar("T")
+
+
+async def decode_media(decode: Callable[[MediaDecoder], T], limits: Limits, threads: Executor) -> T:
+    """Call `decode` in one of the threads; cancelled, end the decoding."""
+    requester = Requester()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, decode, MediaDecoder(limits, requester))
+    except asyncio.CancelledError:
+        media_pool().cancel(requester)
+        raise
 
 
 class MediaDecoder:
     """Decodes the media of one request and limits their total. For use in a thread."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, requester: Requester) -> None:
+        self._reader = MediaReader(_no_warning, requester)
+        self._max_cpu_s = limits.max_decode_s
         self._pixels_left = limits.max_image_pixels
         self._video_pixels_left = limits.max_video_pixels
         self._audio_s_left = limits.max_audio_s
 
     def image(self, url: str, param: str) -> np.ndarray:
         """Decode a base64 data URL to uint8 RGB (height, width, 3); raises `APIError` (400)."""
-        return self.image_file(io.BytesIO(_from_data_url(url, param, "image", "image/png")), param)
+        return self._pixels(self._reader.image, _from_data_url(url, param, "image", "image/png"), "image", param)
 
     def image_file(self, file: BinaryIO, param: str) -> np.ndarray:
         """Decode an image file to uint8 RGB (height, width, 3); raises `APIError` (400)."""
-        return self._pixels(decode_image, file, "image", param)
+        return self._pixels(self._reader.image, file.read(), "image", param)
 
     def mask_file(self, file: BinaryIO, param: str) -> np.ndarray:
         """Decode a mask to uint8 RGB (height, width, 3), white where it is fully transparent; raises `APIError` (400).
 
         A mask that leaves nothing to paint is refused: it was probably drawn in black and white.
         """
-        painted = self._pixels(decode_alpha, file, "mask", param) == 0
+        painted = self._pixels(self._reader.alpha, file.read(), "mask", param) == 0
         if not painted.any():
             message = f"the mask in `{param}` has no fully transparent pixel, so it leaves nothing to edit"
             raise APIError(400, message, code="invalid_mask", param=param)
         return np.repeat(painted[:, :, None], 3, axis=2) * np.uint8(255)
 
-    def _pixels(self, decode: Callable[..., np.ndarray], file: BinaryIO, what: str, param: str) -> np.ndarray:
-        try:
-            pixels = decode(file, f"{what} in `{param}`", _no_warning, self._pixels_left)
-        except InputError as error:
-            raise APIError(400, error.message, code=f"invalid_{what}", param=param) from error
+    def _pixels(self, decode: Callable[..., np.ndarray], content: bytes, what: str, param: str) -> np.ndarray:
+        with in_memory(content) as file, _refused_as(what, param):
+            pixels = decode(file, f"{what} in `{param}`", max_pixels=self._pixels_left)
         self._pixels_left -= pixels.shape[0] * pixels.shape[1]
         return pixels
 
     def video(self, url: str, param: str) -> Video:
         """Decode a base64 data URL to a video's frames; raises `APIError` (400)."""
-        return self.video_file(io.BytesIO(_from_data_url(url, param, "video", "video/mp4")), param, MAX_NUM_FRAMES)
+        return self._video(_from_data_url(url, param, "video", "video/mp4"), param, MAX_NUM_FRAMES)
 
-    def video_file(self, file: BinaryIO, param: str, max_num_frames: int | None = None) -> Video:
-        """Decode a video file, by default all of its frames; raises `APIError` (400)."""
-        name, limit = f"video in `{param}`", self._video_pixels_left
-        try:
-            video = decode_video(file, name, _no_warning, limit, max_num_frames=max_num_frames)
-        except InputError as error:
-            raise APIError(400, error.message, code="invalid_video", param=param) from error
+    def video_file(self, file: BinaryIO, param: str) -> Video:
+        """Decode all frames of a video file; raises `APIError` (400)."""
+        return self._video(file.read(), param, None)
+
+    def _video(self, content: bytes, param: str, max_num_frames: int | None) -> Video:
+        with in_memory(content) as file, _refused_as("video", param):
+            video = self._reader.video(
+                file,
+                f"video in `{param}`",
+                max_num_frames=max_num_frames,
+                max_pixels=self._video_pixels_left,
+                max_cpu_s=self._max_cpu_s,
+            )
         self._video_pixels_left -= video.frames.size // 3
         return video
 
     def audio(self, data: str, param: str) -> tuple[np.ndarray, int]:
         """Decode a file in base64 to (float32 mono (num_samples,), sample rate in Hz); raises `APIError` (400)."""
-        content = _from_base64(data, param)
-        try:
-            samples, sample_rate = decode_audio(io.BytesIO(content), f"audio in `{param}`", self._audio_s_left)
-        except InputError as error:
-            raise APIError(400, error.message, code="invalid_audio", param=param) from error
+        with in_memory(_from_base64(data, param)) as file, _refused_as("audio", param):
+            samples, sample_rate = self._reader.audio(file, f"audio in `{param}`", max_s=self._audio_s_left)
         self._audio_s_left -= len(samples) / sample_rate
         return samples, sample_rate
+
+
+@contextmanager
+def _refused_as(what: str, param: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise APIError(400, error.message, code=f"invalid_{what}", param=param) from error
 
 
 def _from_data_url(url: str, param: str, what: str, example: str) -> bytes:

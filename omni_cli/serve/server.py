@@ -16,6 +16,7 @@ import uvicorn
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import UsageError
+from omni_cli.inputs.media.pool import media_pool
 from omni_cli.outputs import Event
 from omni_cli.serve.access_log import AccessLog, LibraryMessages
 from omni_cli.serve.app import create_app
@@ -157,6 +158,7 @@ class Server:
         loading.cancel()
         jobs = () if self._videos is None else (self._videos.drain(self._settings.drain_timeout_s),)
         await asyncio.gather(serving, loading, *jobs, return_exceptions=True)
+        media_pool().end_all()
         await self.supervisor.close()
         if was_serving:
             self._log.event("stopped")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from omni_cli.config.bundled import bundled_profiles
 from omni_cli.config.loader import load_profile
@@ -18,8 +20,11 @@ from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.errors import APIError, unavailable
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import Limits
+from omni_cli.serve.media import MediaDecoder, decode_media
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.supervisor import EngineState, Supervisor
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -37,6 +42,10 @@ class Service:
     def is_ready(self) -> bool:
         """True if a request arriving now would be run."""
         return self.supervisor.state is EngineState.READY and not self.is_draining
+
+    @functools.cached_property
+    def _media_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.limits.max_requests, "omni-media")
 
     @functools.cached_property
     def capabilities(self) -> Capabilities:
@@ -102,6 +111,10 @@ class Service:
                 f"the prompt has {num_chars} characters; the maximum is {self.limits.max_prompt_chars}",
                 code="prompt_too_long",
             )
+
+    async def decode(self, build: Callable[[MediaDecoder], T]) -> T:
+        """Call `build` in a thread of the server's media, which other work does not share."""
+        return await decode_media(build, self.limits, self._media_threads)
 
     async def events(self, request: GenerateRequest, exchange: Exchange) -> AsyncGenerator[Event, None]:
         """Run a request on the engine. The last event is a `RequestResult` without error.

@@ -15,6 +15,7 @@ from omni_cli.serve.chat_reply import ChatReply
 from omni_cli.serve.conversation import read_conversation
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
+from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.routes.documented import RUNNING, content, errors
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
 from omni_cli.serve.schemas.fields import voice_name
@@ -36,10 +37,7 @@ def chat_routes(service: Service) -> APIRouter:
         exchange = Exchange.of(request.scope)
         _check(service, body)
         reply = _reply(service, body)
-        # In a thread only if there is media, because starting a thread takes time as well.
-        decodes = any(isinstance(message.content, list) for message in body.messages)
-        build = functools.partial(_generate_request, service, body, reply)
-        generate = await asyncio.to_thread(build) if decodes else build()
+        generate = await service.decode(functools.partial(_generate_request, service, body, reply))
         if body.stream:
             documents = _stream(service, generate, reply, exchange, with_usage=_wants_usage(body))
             return await event_stream(documents, exchange, service.log, end=DONE)
@@ -79,8 +77,10 @@ def _reply(service: Service, body: ChatCompletionRequest) -> ChatReply:
     )
 
 
-def _generate_request(service: Service, body: ChatCompletionRequest, reply: ChatReply) -> GenerateRequest:
-    conversation = read_conversation(body.messages, service.limits)
+def _generate_request(
+    service: Service, body: ChatCompletionRequest, reply: ChatReply, decoder: MediaDecoder
+) -> GenerateRequest:
+    conversation = read_conversation(body.messages, decoder)
     service.check_prompt_length(conversation.num_chars)
     return GenerateRequest(
         request_id=reply.id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -42,7 +43,7 @@ def image_routes(service: Service) -> APIRouter:
         if not body.images:
             raise APIError(400, "field `image` is missing", code="missing_required_parameter", param="image")
         service.check_given({"image", "mask"} if body.mask is not None else {"image"})
-        return await _reply(service, body, request, **await asyncio.to_thread(_media, service, body))
+        return await _reply(service, body, request, **await service.decode(partial(_media, body)))
 
     return router
 
@@ -55,8 +56,7 @@ async def _reply(service: Service, body: ImageRequest, request: Request, **media
     return JSONResponse(reply)
 
 
-def _media(service: Service, body: ImageEditRequest) -> dict[str, Any]:
-    decoder = MediaDecoder(service.limits)
+def _media(body: ImageEditRequest, decoder: MediaDecoder) -> dict[str, Any]:
     images = tuple(decoder.image_file(upload.file, param) for param, upload in body.images)
     mask = None if body.mask is None else decoder.mask_file(body.mask.file, "mask")
     if mask is not None and mask.shape != images[0].shape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -13,7 +14,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response, StreamingResponse
 
 from omni_cli.encoding import encode_webp
-from omni_cli.inputs.video import decode_video
+from omni_cli.inputs.media.reading import MediaReader
 from omni_cli.outputs import GenerateRequest
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
@@ -28,7 +29,6 @@ from omni_cli.serve.video_store import JOB_ID, Job
 
 _MAX_PAGE = 100
 _CHUNK_BYTES = 2**20
-_NO_PIXEL_LIMIT = 2**62
 
 
 class _JobIdConvertor(StringConvertor):
@@ -141,14 +141,14 @@ async def _generate_request(service: Service, body: VideoRequest) -> GenerateReq
         seed=service.config.seed if body.seed is None else body.seed,
         modalities=frozenset({"video"}),
         diffusion=body.diffusion(),
-        **await asyncio.to_thread(_media, service, body, medium),
+        **await service.decode(partial(_media, body, medium)),
     )
 
 
-def _media(service: Service, body: VideoRequest, medium: str) -> dict[str, Any]:
+def _media(body: VideoRequest, medium: str, decoder: MediaDecoder) -> dict[str, Any]:
     if body.input_reference is None:
         return {}
-    decoder, file = MediaDecoder(service.limits), body.input_reference.file
+    file = body.input_reference.file
     if medium == "video":
         return {"videos": (decoder.video_file(file, "input_reference"),)}
     return {"images": (decoder.image_file(file, "input_reference"),)}
@@ -206,5 +206,5 @@ def _send(file: BinaryIO, path: Path, media_type: str) -> StreamingResponse:
 
 def _thumbnail(file: BinaryIO) -> bytes:
     with file:
-        video = decode_video(file, "video", lambda _message: None, _NO_PIXEL_LIMIT, max_num_frames=1)
+        video = MediaReader(lambda _note: None).video(file, "video", max_num_frames=1)
     return encode_webp(video.frames[0])

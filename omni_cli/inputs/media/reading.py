@@ -1,0 +1,101 @@
+"""Read media, decoded by another process: of a file that the user names, or of content that somebody sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from omni_cli.inputs.files import open_input
+from omni_cli.inputs.media.audio import MAX_AUDIO_S
+from omni_cli.inputs.media.images import MAX_IMAGE_PIXELS
+from omni_cli.inputs.media.pool import Requester, media_pool
+from omni_cli.inputs.media.video import MAX_NUM_FRAMES, MAX_VIDEO_PIXELS, MAX_VIDEO_S
+from omni_cli.inputs.media.wire import AudioJob, Decoded, ImageJob, Job, VideoJob
+from omni_cli.outputs import Video
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Warn = Callable[[str], None]
+
+
+class MediaReader:
+    """Decodes media for one requester; `warn` gets a sentence on whatever is changed or left out.
+
+    `name` identifies a medium in messages. The methods block, and raise `InputError` for a medium that cannot be used
+    or exceeds a limit.
+    """
+
+    def __init__(self, warn: Warn, requester: Requester | None = None) -> None:
+        self._warn = warn
+        self._requester = requester
+
+    def image(self, content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
+        """Decode to uint8 RGB (height, width, 3), turned by its EXIF orientation, with transparency put on white."""
+        return self._required(ImageJob(name, max_pixels), content)[1]
+
+    def alpha(self, content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
+        """Decode the transparency of an image to uint8 (height, width): 0 is fully transparent."""
+        return self._required(ImageJob(name, max_pixels, alpha=True), content)[1]
+
+    def audio(
+        self, content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S, mono: bool = True
+    ) -> tuple[np.ndarray, int]:
+        """Decode to float32 (num_samples,), with `mono` False (num_samples, channels), and the sample rate in Hz."""
+        header, samples = self._required(AudioJob(name, max_s, mono), content)
+        return samples, int(header.rate)
+
+    def sound(self, content: BinaryIO, name: str) -> tuple[np.ndarray, int] | None:
+        """Decode the sound of a video to float32 (num_samples, channels) and its rate in Hz; None if it has none."""
+        found = self._decode(AudioJob(name, MAX_VIDEO_S, mono=False, of_video=True), content)
+        return None if found is None else (found[1], int(found[0].rate))
+
+    def video(
+        self,
+        content: BinaryIO,
+        name: str,
+        *,
+        max_num_frames: int | None = MAX_NUM_FRAMES,
+        max_pixels: int = MAX_VIDEO_PIXELS,
+        **limits: Any,
+    ) -> Video:
+        """Decode `max_num_frames` evenly spaced frames, None means all; `limits` are further ones of `VideoJob`."""
+        job = VideoJob(name, max_pixels, MAX_VIDEO_S, max_num_frames, **limits)
+        header, frames = self._required(job, content)
+        return Video(frames, header.rate, header.total_num_frames, header.frames_indices)
+
+    def _required(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray]:
+        found = self._decode(job, content)
+        assert found is not None
+        return found
+
+    def _decode(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray] | None:
+        found = media_pool().decode(job, content, self._requester)
+        for note in () if found is None else found[0].notes:
+            self._warn(note)
+        return found
+
+
+def load_image(path: Path, warn: Warn) -> np.ndarray:
+    """Read an image file, as `MediaReader.image`."""
+    with open_input(path, "image file") as file:
+        return MediaReader(warn).image(file, f"image file `{path}`")
+
+
+def load_audio(path: Path, warn: Warn, *, mono: bool = True) -> tuple[np.ndarray, int]:
+    """Read an audio file, as `MediaReader.audio`."""
+    with open_input(path, "audio file") as file:
+        return MediaReader(warn).audio(file, f"audio file `{path}`", mono=mono)
+
+
+def load_video(path: Path, warn: Warn, max_num_frames: int | None = MAX_NUM_FRAMES) -> Video:
+    """Read a video file, as `MediaReader.video`."""
+    with open_input(path, "video file") as file:
+        return MediaReader(warn).video(file, f"video file `{path}`", max_num_frames=max_num_frames)
+
+
+def load_sound(path: Path, warn: Warn) -> tuple[np.ndarray, int] | None:
+    """Read the sound of a video file, as `MediaReader.sound`."""
+    with open_input(path, "video file") as file:
+        return MediaReader(warn).sound(file, f"video file `{path}`")
