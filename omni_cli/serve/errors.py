@@ -83,6 +83,11 @@ def unavailable(message: str) -> APIError:
     return APIError(503, message, code="engine_unavailable", retry_after_s=RETRY_AFTER_S)
 
 
+def shutting_down() -> APIError:
+    """The server takes no more requests."""
+    return APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=RETRY_AFTER_S)
+
+
 def queue_full(message: str) -> APIError:
     """The server has no place for a request now."""
     return APIError(429, f"{message}; try again", code="queue_full", retry_after_s=RETRY_AFTER_S)

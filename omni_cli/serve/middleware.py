@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_cli.serve.body import Disconnected, discard_body, read_body
-from omni_cli.serve.errors import RETRY_AFTER_S, APIError, StreamAborted, queue_full
+from omni_cli.serve.errors import APIError, StreamAborted, queue_full, shutting_down
 from omni_cli.serve.exchange import REQUEST_ID, REQUEST_TIMEOUT, Exchange
 from omni_cli.serve.service import Service
 
@@ -65,7 +65,7 @@ class RequestMiddleware:
             # The time to drain after a stop signal is over, and the task of this request ends.
             exchange.error = "shutting_down"
             if exchange.status is None:
-                await _shutting_down().response()(scope, receive, reply)
+                await shutting_down().response()(scope, receive, reply)
         finally:
             self._metrics.ended(exchange)
             self._log.request(exchange)
@@ -113,7 +113,7 @@ class RequestMiddleware:
         if scope["method"] != "POST":
             return None
         if self._service.is_draining:
-            return _shutting_down()
+            return shutting_down()
         if self._in_flight >= self._limits.max_requests:
             return queue_full(f"{self._in_flight} requests are running or waiting, the maximum of this server")
         return None
@@ -159,10 +159,6 @@ def _is_local(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _shutting_down() -> APIError:
-    return APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=RETRY_AFTER_S)
 
 
 def _replay(body: bytes) -> Receive:

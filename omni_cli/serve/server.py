@@ -16,7 +16,6 @@ import uvicorn
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import UsageError
-from omni_cli.inputs.media.pool import media_pool
 from omni_cli.outputs import Event
 from omni_cli.serve.access_log import AccessLog, LibraryMessages
 from omni_cli.serve.app import create_app
@@ -153,12 +152,11 @@ class Server:
         was_serving = self.supervisor.state is not EngineState.STARTING
         if was_serving:
             self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
-        self.service.is_draining = True
+        self.service.drain()
         self._uvicorn.should_exit = True
         loading.cancel()
         jobs = () if self._videos is None else (self._videos.drain(self._settings.drain_timeout_s),)
         await asyncio.gather(serving, loading, *jobs, return_exceptions=True)
-        media_pool().end_all()
         await self.supervisor.close()
         if was_serving:
             self._log.event("stopped")

@@ -15,9 +15,10 @@ from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.media.pool import media_pool
 from omni_cli.outputs import AudioOutput, Event, GenerateRequest, Modality, RequestResult
 from omni_cli.serve.access_log import AccessLog
-from omni_cli.serve.errors import APIError, unavailable
+from omni_cli.serve.errors import APIError, shutting_down, unavailable
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.media import MediaDecoder, decode_media
@@ -114,7 +115,17 @@ class Service:
 
     async def decode(self, build: Callable[[MediaDecoder], T]) -> T:
         """Call `build` in a thread of the server's media, which other work does not share."""
-        return await decode_media(build, self.limits, self._media_threads)
+        try:
+            return await decode_media(build, self.limits, self._media_threads)
+        except (APIError, OmniError):
+            if self.is_draining:
+                raise shutting_down() from None
+            raise
+
+    def drain(self) -> None:
+        """Refuse new requests from now on, and those whose media are still being decoded."""
+        self.is_draining = True
+        media_pool().end_all()
 
     async def events(self, request: GenerateRequest, exchange: Exchange) -> AsyncGenerator[Event, None]:
         """Run a request on the engine. The last event is a `RequestResult` without error.

@@ -122,6 +122,10 @@ class OmniServer:
         leaders = [child for child in children if _leads_its_group(child.pid) and child.ppid() != server.pid]
         return sorted(leaders, key=lambda child: child.create_time())
 
+    def media_processes(self) -> list[psutil.Process]:
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if "omni_cli.inputs.media.worker" in child.cmdline()]
+
     def wait_until(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):

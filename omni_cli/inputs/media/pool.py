@@ -43,6 +43,7 @@ class MediaPool:
         self._changed = threading.Condition()
         self._idle: list[_Worker] = []
         self._busy: dict[str, dict[_Worker, Requester]] = {kind: {} for kind in _NUM_WORKERS}
+        self._num_ends = 0
 
     def decode(
         self, job: Job, content: BinaryIO, requester: Requester | None = None
@@ -68,26 +69,30 @@ class MediaPool:
             self._changed.notify_all()
 
     def end_all(self) -> None:
-        """End all processes, whatever they are decoding; later media get new ones."""
+        """End all processes, and the decoding for everybody who waits now; later media get new ones."""
         with self._changed:
-            for worker in (worker for busy in self._busy.values() for worker in busy):
+            self._num_ends += 1
+            for worker, requester in (pair for busy in self._busy.values() for pair in busy.items()):
+                requester.is_cancelled = True
                 worker.kill()
             idle, self._idle = self._idle, []
+            self._changed.notify_all()
         for worker in idle:
             worker.end()
 
     def _take(self, kind: str, requester: Requester) -> _Worker:
         busy = self._busy[kind]
         with self._changed:
-            while not requester.is_cancelled:
-                if len(busy) < _NUM_WORKERS[kind]:
-                    worker = self._idle.pop() if self._idle else _Worker()
-                    if not worker.is_running:  # the system has ended it
-                        worker.end()
-                        continue
+            num_ends = self._num_ends
+            while not requester.is_cancelled and num_ends == self._num_ends:
+                if len(busy) == _NUM_WORKERS[kind]:
+                    self._changed.wait()
+                    continue
+                worker = self._idle.pop() if self._idle else _Worker()
+                if worker.is_running:  # the system may have ended an idle one
                     busy[worker] = requester
                     return worker
-                self._changed.wait()
+                worker.end()
         raise OmniError("the decoding of media was cancelled")
 
     def _give_back(self, kind: str, worker: _Worker) -> None:

@@ -10,10 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 from support.in_process import run_here
 from support.omni_process import run_omni
-from support.omni_server import CHAT, IMAGES, OmniServer
+from support.omni_server import CHAT, EDITS, IMAGES, OmniServer
+
+from omni_cli.encoding import encode_png
 
 LONG = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 300, "ignore_eos": True, "stream": True}
 ENDLESS = {"prompt": "a cube", "num_inference_steps": 1000, "size": "512x512"}
@@ -29,16 +33,16 @@ def folder(tmp_path: Path) -> Path:
 class Caller(threading.Thread):
     """A request in the background; `result` is the answer, or the error of the connection."""
 
-    def __init__(self, server: OmniServer, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, server: OmniServer, path: str, body: bytes | dict[str, Any], **headers: str) -> None:
         super().__init__()
-        self._arguments = (server, path, body)
+        self._arguments = (server, path, body, headers)
         self.result: Any = None
         self.start()
 
     def run(self) -> None:
-        server, path, body = self._arguments
+        server, path, body, headers = self._arguments
         try:
-            self.result = server.request("POST", path, body)
+            self.result = server.request("POST", path, body, **headers)
         except OSError as error:
             self.result = error
 
@@ -77,6 +81,24 @@ def test_one_ready_line_with_the_address_and_a_stop_signal_that_drains_requests(
         "request",
         "stopped",
     ]
+
+
+def test_a_stop_signal_does_not_wait_for_media_that_are_decoded(folder: Path) -> None:
+    """And other media do not wait, either."""
+    server = OmniServer(folder, "--profile", "tiny-edit")
+    file = {"image": ("a.png", encode_png(np.zeros((64, 64, 3), np.uint8)))}
+    form = httpx.Request("POST", server.url, files=file, data={"prompt": "snow", "num_inference_steps": "2"})
+    sent = {"body": form.read(), "content_type": form.headers["content-type"]}
+    assert server.request("POST", EDITS, **sent).status == 200
+    (decoder,) = server.media_processes()
+    decoder.suspend()
+    hanging = Caller(server, EDITS, **sent)
+    server.wait_until(lambda: server.metric("omni_requests_in_flight") == 1)
+    assert server.request("POST", EDITS, **sent).status == 200
+    ended = server.stop()
+    hanging.join()
+    assert hanging.result.status == 503 and hanging.result.error["code"] == "shutting_down"
+    assert (ended.code, ended.leftovers) == (0, ())
 
 
 @pytest.mark.nightly
