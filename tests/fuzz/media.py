@@ -18,19 +18,21 @@ from PIL import Image
 from fuzz.documents import damage
 from fuzz.profiles import scratch
 from omni_cli.errors import InputError
-from omni_cli.inputs.audio import load_audio
-from omni_cli.inputs.images import load_image
+from omni_cli.inputs.media.reading import load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.tensors import load_tensor
-from omni_cli.inputs.video import load_sound, load_video
 from omni_cli.video_encoding import Sound, encode_video
 
 READERS: Mapping[str, Callable[[Path], object]] = {
-    "image": lambda path: load_image(path, lambda _: None),
-    "audio": functools.partial(load_audio, mono=False),
-    "video": lambda path: load_video(path, lambda _: None, None),
-    "sound of a video": load_sound,
+    "image": lambda path: load_image(path, _no_warning),
+    "audio": lambda path: load_audio(path, _no_warning, mono=False),
+    "video": lambda path: load_video(path, _no_warning, None),
+    "sound of a video": lambda path: load_sound(path, _no_warning),
     "tensor": load_tensor,
 }
+
+
+def _no_warning(_note: str) -> None:
+    """Whatever a damaged file is noted for."""
 
 
 @dataclass(frozen=True)

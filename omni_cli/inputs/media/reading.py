@@ -47,7 +47,7 @@ class MediaReader:
         return samples, int(header.rate)
 
     def sound(self, content: BinaryIO, name: str) -> tuple[np.ndarray, int] | None:
-        """Decode the sound of a video to float32 (num_samples, channels) and its rate in Hz; None if it has none."""
+        """Decode the sound of a video, as `audio` with its channels; None if it has none."""
         found = self._decode(AudioJob(name, MAX_VIDEO_S, mono=False, of_video=True), content)
         return None if found is None else (found[1], int(found[0].rate))
 

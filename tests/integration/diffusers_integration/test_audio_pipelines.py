@@ -24,7 +24,7 @@ from omni_cli.diffusers_integration.signature import signature_of
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import CheckpointError, InputError
-from omni_cli.inputs.audio import load_audio
+from omni_cli.inputs.media.reading import load_audio
 from omni_cli.models.diffusers_pipeline.audio_builder import tiny_audio
 from omni_cli.stage.messages import Array, AudioInput, RequestDone, StageRequest, WaveformChunk
 
@@ -87,7 +87,7 @@ def test_given_audio_is_what_a_plain_call_gets(folder, tmp_path):
     for rate, channels in ((44100, 2), (44100, 1), (16000, 1), (48000, 3)):
         samples = np.random.default_rng(0).uniform(-0.5, 0.5, (rate // 5, channels)).astype(np.float32)
         soundfile.write(tmp_path / "given.wav", samples, rate, subtype="FLOAT")
-        decoded = load_audio(tmp_path / "given.wav", mono=False)
+        decoded = load_audio(tmp_path / "given.wav", pytest.fail, mono=False)
         np.testing.assert_array_equal(decoded[0].reshape(-1, channels), samples)
         sound = AudioInput(Array.of(decoded[0]), decoded[1])
         stage.add(StageRequest("0", prompt="rain", seed=3, diffusion={"duration": 0.25}, audio=(sound,)))

@@ -19,7 +19,7 @@ from support.media_samples import image_of, tone
 from support.omni_server import CHAT, IMAGES, OmniServer
 
 from omni_cli.encoding import encode_pcm16, encode_png, encode_wav
-from omni_cli.inputs.audio import decode_audio
+from omni_cli.inputs.media.audio import decode_audio
 from omni_cli.outputs import GenerateRequest, Message, Part
 
 NUM_REQUESTS = 12
@@ -137,7 +137,7 @@ def check_spoken_chats(server: OmniServer, engine: Any) -> None:
         {"type": "input_audio", "input_audio": {"data": base64_of(encode_wav(sound, rate)), "format": "wav"}},
         {"type": "text", "text": "what is it?"},
     ]
-    (samples, _) = decode_audio(io.BytesIO(encode_wav(sound, rate)), "sound")
+    samples = decode_audio(io.BytesIO(encode_wav(sound, rate)), "sound").samples
     parts = (Part("image"), Part("audio"), Part("text", "what is it?"))
     expected = engine.run(
         GenerateRequest(

@@ -14,7 +14,7 @@ import soundfile
 from support.omni_server import CHAT, OmniServer
 
 from omni_cli.encoding import encode_pcm16, encode_wav
-from omni_cli.inputs.audio import decode_audio
+from omni_cli.inputs.media.audio import decode_audio
 from omni_cli.outputs import AudioOutput, GenerateRequest, ImageOutput, Message, Part, RequestResult, TextOutput
 
 MODEL = "tiny-omni"
@@ -163,7 +163,7 @@ def test_image_and_audio_go_in(
     answer = omni.client().chat.completions.create(
         model=MODEL, messages=user(parts), extra_body={"return_token_ids": True}
     )
-    samples = decode_audio(io.BytesIO(sound), "sound")
+    samples = decode_audio(io.BytesIO(sound), "sound").samples
     expected = run(omni_engine, "what is it?", "text", audio=(samples,), images=(image,))
     assert answer.choices[0].token_ids == list(text_of(expected).token_ids)
     assert answer.usage.prompt_tokens == expected.stages[0].num_input_tokens

@@ -15,7 +15,7 @@ from support.media_samples import bomb_png, clip, image_of, write_lossless
 from support.omni_server import VIDEOS, OmniServer
 
 from omni_cli.encoding import encode_png
-from omni_cli.inputs.video import decode_video
+from omni_cli.inputs.media.video import decode_video
 from omni_cli.outputs import Video
 
 MODEL = "tiny-video"
@@ -32,7 +32,7 @@ def videos(video_server: OmniServer) -> Any:
 
 
 def frames_of(mp4: bytes) -> Video:
-    return decode_video(io.BytesIO(mp4), "video", lambda _message: None, max_num_frames=None)
+    return decode_video(io.BytesIO(mp4), "video", max_num_frames=None).video
 
 
 def wait_for(videos: Any, video_id: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import struct
-import sys
 import zlib
 from pathlib import Path
 
@@ -19,14 +18,11 @@ from omni_cli.cli.generate.inputs import read_specs
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs import audio as audio_module
-from omni_cli.inputs import video as video_module
-from omni_cli.inputs.audio import load_audio
 from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.images import load_image
 from omni_cli.inputs.jsonl import read_requests
+from omni_cli.inputs.media.reading import load_audio, load_image, load_sound, load_video
+from omni_cli.inputs.media.video import decode_video
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec
-from omni_cli.inputs.video import decode_video, load_sound, load_video
 
 OMNI = make_config(
     "tiny-omni",
@@ -85,17 +81,16 @@ def test_the_sound_of_a_video_is_not_dropped_silently(tmp_path: Path) -> None:
     assert warnings == [f"the video file `{tmp_path / 'v.mkv'}` has sound, which is not used"]
 
 
-def test_the_sound_of_a_video_as_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sound_of_a_video_as_samples(tmp_path: Path) -> None:
     path, silent = tmp_path / "v.mkv", tmp_path / "silent.mkv"
     write_video(path, 6, with_sound=True)
     write_video(silent, 6)
-    assert load_sound(silent) is None
-    samples, rate = load_sound(path)
-    np.testing.assert_array_equal(samples, np.arange(8000, dtype=np.float32)[:, None] / 2**15)
+    assert load_sound(silent, pytest.fail) is None
+    found = load_sound(path, pytest.fail)
+    assert found is not None
+    samples, rate = found
+    np.testing.assert_array_equal(samples, np.arange(8000, dtype=np.float32) / 2**15)
     assert rate == 8000
-    monkeypatch.setattr(video_module, "MAX_VIDEO_S", 0.5)
-    with pytest.raises(InputError, match=r"the sound of the video file `.*` is longer than 0\.5 s"):
-        load_sound(path)
 
 
 def test_a_long_video_is_sampled_evenly(tmp_path: Path) -> None:
@@ -106,7 +101,7 @@ def test_a_long_video_is_sampled_evenly(tmp_path: Path) -> None:
     assert [int(frame.mean()) for frame in video.frames] == [5 * index for index in video.frames_indices]
 
 
-def test_videos_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_videos_that_cannot_be_used(tmp_path: Path) -> None:
     write_video(tmp_path / "v.mkv", 16)
     content = (tmp_path / "v.mkv").read_bytes()
     (tmp_path / "text.mp4").write_text("no video at all")
@@ -117,13 +112,9 @@ def test_videos_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match="No such file"):
         load_video(tmp_path / "none.mp4", pytest.fail)
     with pytest.raises(InputError, match="32x32 pixels per frame; the maximum is 64 for 16 frames"):
-        decode_video(io.BytesIO(content), "video", pytest.fail, max_pixels=1024)
+        decode_video(io.BytesIO(content), "video", max_pixels=1024)
     with pytest.raises(InputError, match="longer than 1 s"):
-        decode_video(io.BytesIO(content), "video", pytest.fail, max_s=1.0)
-    monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(InputError, match="needs PyAV") as caught:
-        load_video(tmp_path / "v.mkv", pytest.fail)
-    assert caught.value.hint == "pip install 'omni-cli[video]'"
+        decode_video(io.BytesIO(content), "video", max_s=1.0)
 
 
 # Audio
@@ -133,11 +124,11 @@ def test_videos_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_audio_of_each_format(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"tone.{suffix}"
     tone = write_tone(path)
-    samples, rate = load_audio(path)
+    samples, rate = load_audio(path, no_warning)
     assert (samples.dtype, samples.ndim, rate) == (np.float32, 1, 16000)
     exact = suffix in ("wav", "flac")
     length = len(tone)
-    assert len(samples) == length if exact else length <= len(samples) <= length + 4000
+    assert len(samples) == length if exact else length - 400 <= len(samples) <= length + 4000
     peak = np.abs(np.fft.rfft(samples))
     assert np.argmax(peak) * rate / len(samples) == pytest.approx(220, abs=3)
     if exact:
@@ -146,7 +137,7 @@ def test_audio_of_each_format(tmp_path: Path, suffix: str) -> None:
 
 def test_channels_are_averaged(tmp_path: Path) -> None:
     tone = write_tone(tmp_path / "stereo.wav", channels=2, subtype="FLOAT")
-    samples, _ = load_audio(tmp_path / "stereo.wav")
+    samples, _ = load_audio(tmp_path / "stereo.wav", no_warning)
     np.testing.assert_allclose(samples, tone.mean(axis=1), atol=1e-6)
 
 
@@ -175,7 +166,7 @@ def test_unusable_audio(tmp_path: Path) -> None:
     }
     for name, message in cases.items():
         with pytest.raises(InputError, match=message):
-            load_audio(tmp_path / name)
+            load_audio(tmp_path / name, no_warning)
 
 
 def test_truncated_flac(tmp_path: Path) -> None:
@@ -184,19 +175,7 @@ def test_truncated_flac(tmp_path: Path) -> None:
     cut = tmp_path / "cut.flac"
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     with pytest.raises(InputError, match=r"cut\.flac"):
-        load_audio(cut)
-
-
-def test_too_long_audio_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_tone(tmp_path / "long.wav", seconds=1.01)
-    monkeypatch.setattr(audio_module, "MAX_AUDIO_S", 1.0)
-
-    def decode(*args: object, **kwargs: object) -> None:
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr(soundfile.SoundFile, "read", decode)
-    with pytest.raises(InputError, match="the maximum is 1 s"):
-        load_audio(tmp_path / "long.wav")
+        load_audio(cut, no_warning)
 
 
 # Images
@@ -225,8 +204,10 @@ def test_exif_orientation_is_applied(tmp_path: Path) -> None:
 
 
 def test_transparency_is_laid_over_white(tmp_path: Path) -> None:
-    Image.new("RGBA", (2, 2), (255, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert load_image(tmp_path / "clear.png", no_warning).tolist() == [[[255] * 3] * 2] * 2
+    path, notes = tmp_path / "clear.png", []
+    Image.new("RGBA", (2, 2), (255, 0, 0, 0)).save(path)
+    assert load_image(path, notes.append).tolist() == [[[255] * 3] * 2] * 2
+    assert notes == [f"the transparency of the image file `{path}` was put on white"]
 
 
 def test_sixteen_bit_grey_is_scaled(tmp_path: Path) -> None:
@@ -240,7 +221,7 @@ def test_first_frame_of_an_animation_is_used_with_a_warning(tmp_path: Path) -> N
     warnings: list[str] = []
     loaded = load_image(tmp_path / "moving.gif", warnings.append)
     assert loaded[0, 0].tolist() == [255, 0, 0]
-    assert len(warnings) == 1 and "3 frames" in warnings[0]
+    assert len(warnings) == 1 and "more than one frame" in warnings[0]
 
 
 def png(width: int, height: int, data: bytes = b"") -> bytes:
@@ -260,7 +241,6 @@ def test_unusable_images(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(png(50_000, 50_000))
     (tmp_path / "large.png").write_bytes(png(9_000, 9_000))
     (tmp_path / "script.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
-    Image.fromarray(np.zeros((2, 2), np.float32)).save(tmp_path / "float.tiff")
     (tmp_path / "folder.png").mkdir()
     cases = {
         "truncated.png": "cannot read",
@@ -269,7 +249,6 @@ def test_unusable_images(tmp_path: Path) -> None:
         "bomb.png": "the maximum is 64 Mi pixels",
         "large.png": "9000x9000 pixels; the maximum is 64 Mi",
         "script.eps": "not recognised",
-        "float.tiff": "32 bits",
         "folder.png": "is a folder",
         "absent.png": "No such file",
     }
