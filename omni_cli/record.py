@@ -33,7 +33,7 @@ _TOLERANCE = 1e-9  # relative; far above the error of printing a float and readi
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of requests that failed in the same way, and the message of the first."""
+    """The number of requests or runs that failed in the same way, and the message of the first."""
 
     count: int
     first: str
@@ -98,7 +98,7 @@ class KeptOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """One treatment. `settings` are the requested settings, `effective` those that ran; `error` is set if it failed.
+    """One treatment. `settings` are the requested settings, `effective` those that ran; `error` is set if some failed.
 
     `outputs` are some of its first iteration, if they were asked for.
     """
@@ -112,6 +112,11 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     output_sha256: str | None = None
     outputs: tuple[KeptOutput, ...] = ()
     error: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """The sentence on what failed; such a variant passes no gate. None if nothing did."""
+        return self.error or failure_sentence(failures_of(self.samples), num_requests(self), "requests")
 
 
 class StoppingPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,18 +235,29 @@ def is_of_server(record: Record) -> bool:
 
 def describe_failures(failures: Mapping[str, Failures]) -> str:
     """Format `10 x HTTP 429 queue_full, 2 x timeout; the first one: ...`, the most frequent kind first."""
+    kinds = ", ".join(f"{found.count} x {kind}" for kind, found in failures.items())
     first = next(iter(failures.values())).first
-    return ", ".join(f"{found.count} x {kind}" for kind, found in failures.items()) + f"; the first one: {first}"
+    return kinds if first in failures else f"{kinds}; the first one: {first}"
+
+
+def summed_failures(found: Iterable[tuple[str, Failures]]) -> dict[str, Failures]:
+    """Add up failures by kind, the most frequent first."""
+    total: dict[str, Failures] = {}
+    for kind, item in found:
+        before = total.get(kind, Failures(count=0, first=item.first))
+        total[kind] = Failures(count=before.count + item.count, first=before.first)
+    return dict(sorted(total.items(), key=lambda item: -item[1].count))
 
 
 def failures_of(samples: Iterable[Sample]) -> dict[str, Failures]:
     """Return the failed requests to a server by kind, the most frequent first."""
-    total: dict[str, Failures] = {}
-    for sample in samples:
-        for kind, found in sample.failures.items():
-            before = total.get(kind, Failures(count=0, first=found.first))
-            total[kind] = Failures(count=before.count + found.count, first=before.first)
-    return dict(sorted(total.items(), key=lambda item: -item[1].count))
+    return summed_failures(item for sample in samples for item in sample.failures.items())
+
+
+def failure_sentence(failures: Mapping[str, Failures], total: int, what: str) -> str | None:
+    """Format `12 of 48 requests failed: 12 x HTTP 500; the first one: ...`; None without failures."""
+    failed = sum(found.count for found in failures.values())
+    return f"{failed} of {total} {what} failed: {describe_failures(failures)}" if failed else None
 
 
 def to_document(record: Record) -> dict[str, object]:

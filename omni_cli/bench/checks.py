@@ -10,7 +10,6 @@ from omni_cli.bench.protocol import LoadedStage
 from omni_cli.bench.treatments import ENVIRONMENT, Treatment
 from omni_cli.engine.devices import has_cuda_device
 from omni_cli.outputs import stage_warnings
-from omni_cli.record import Sample, describe_failures, failures_of
 
 TOLERANCE = 0.1
 """Allowed deviation of the sum of a time's parts from that time, as a share of it; median over a variant's runs."""
@@ -59,16 +58,6 @@ def unaccounted(shares: Mapping[str, Sequence[float]]) -> str | None:
         if abs(share - 1) > TOLERANCE:
             return f"{words[kind].format(share)}, more than {TOLERANCE:.0%} off"
     return None
-
-
-def failed_requests(samples: Sequence[Sample]) -> str | None:
-    """Return a sentence if a server did not answer all requests: the times are those of the others."""
-    failures = failures_of(samples)
-    if not failures:
-        return None
-    count = sum(len(next(iter(sample.requests.values()), ())) for sample in samples)
-    failed = sum(found.count for found in failures.values())
-    return f"{failed} of {count} requests failed: {describe_failures(failures)}"
 
 
 def warnings(treatment: Treatment, stages: Sequence[LoadedStage]) -> list[str]:

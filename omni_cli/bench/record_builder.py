@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from omni_cli.bench.checks import failed_requests, ineffective, unaccounted
+from omni_cli.bench.checks import ineffective, unaccounted
 from omni_cli.bench.engagement import since
 from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.bench.memory import memory_of
@@ -133,10 +133,7 @@ class RecordBuilder:
     def check(self) -> None:
         """Mark a variant as failed if requests failed or the parts of its times do not add up."""
         for measured in self.measured:
-            reason = failed_requests(measured.samples)
-            reason = reason or unaccounted(measured.accounted)
-            if reason is not None and measured.error is None:
-                measured.error = reason
+            measured.error = _variant_record(measured, ()).failure or unaccounted(measured.accounted)
 
     def record(self) -> Record:
         """Return the record so far, without summaries and verdicts, but with the comparison of the outputs."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.compare_options import CompareOptions
-from omni_cli.cli.gate_options import need_numpy, read_fraction, write_report
+from omni_cli.cli.gate_options import need_numpy, read_fraction, refuse_failed, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, InputError, OmniError, UsageError
 
@@ -25,14 +25,14 @@ def compare(options: CompareOptions) -> int:
     """Compare two records of `omni bench`, or the variants of one, and judge them by limits.
 
     Exit codes: 0 (done, or the gate passed), 1 (regression), 3 (inconclusive), 4 (not comparable), 5 (outputs
-    differ where they had to be equal), 6 (a gated variant failed).
+    differ where they had to be equal), 6 (a variant failed, or some of its runs or requests did).
     """
     limits = options.limits(options.max_memory_regression)
     margin = read_fraction("--margin", options.margin)
     need_numpy("comparing")
     if options.self_check:
         return _check_itself(options.a, options.b, limits, as_json=options.as_json)
-    from omni_cli.report.bench_notes import warnings
+    from omni_cli.report.bench_notes import verdict_note, warnings
     from omni_cli.report.bench_text import findings_text
 
     findings, labels, sources, machine = _findings(options, limits, margin)
@@ -48,8 +48,8 @@ def compare(options: CompareOptions) -> int:
     for note in (*warnings(findings), *machine):
         console.print_warning(note.message, hint=note.hint)
     code = findings.exit_code
-    failure = _failure(findings, code)
-    if failure is not None:
+    if code != ExitCode.OK:
+        failure = verdict_note(findings)
         console.print_error(OmniError(failure.message, hint=failure.hint), verbose=False)
     return code
 
@@ -64,6 +64,7 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
     record = load_record(a)
     if b is not None or len(record.variants) != 1:
         raise UsageError("`--self-check` needs one record of a single variant", hint=f"omni compare {a} --self-check")
+    refuse_failed(record, a)
     check = self_check(record.variants[0])
     if as_json:
         console.print_json(self_check_json(check))
@@ -129,19 +130,3 @@ def _write_files(findings: Findings, labels: Labels, machine: tuple[Note, ...], 
         from omni_cli.report.bench_junit import findings_junit
 
         write_report(options.junit, findings_junit(findings, f"{labels.b} against {labels.a}"))
-
-
-def _failure(findings: Findings, code: ExitCode) -> Note | None:
-    from omni_cli.report.bench_notes import Note, gate_failure, not_comparable
-
-    if code == ExitCode.OK:
-        return None
-    if findings.gate is not None:
-        note = gate_failure(findings.gate)
-    elif code == ExitCode.NOT_COMPARABLE:
-        note = not_comparable(findings.mismatches)
-    else:
-        note = Note("no verdict: too noisy, or too few blocks", "measure more: raise `--time-budget` or `--num-iters`")
-    if findings.tool and note.hint:
-        return replace(note, hint=f"measure both again with {findings.tool}: the same options, and more runs")
-    return note

@@ -14,6 +14,7 @@ from omni_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omni_cli.config.gate_limits import GateLimits, QualityLimit
+    from omni_cli.record import Record
 
 DEFAULT_MARGIN = "2%"
 _WEIGHTS = re.compile(r"[a-z_]+=")
@@ -132,6 +133,14 @@ def need_numpy(what: str) -> None:
     except ImportError as error:
         message = f"{what} needs NumPy, which is not installed"
         raise OmniError(message, hint="install omni-cli with the extra `cpu`, `cuda` or `run`") from error
+
+
+def refuse_failed(record: Record, path: Path) -> None:
+    """Raise `OmniError` if a variant of a saved record failed: nothing is measured by it."""
+    from omni_cli.stats.findings import failed_variants
+
+    for text in failed_variants(record.variants, f" of `{path}`"):
+        raise OmniError(text, hint="find out why, and measure it again")
 
 
 def write_report(path: Path, text: str) -> None:

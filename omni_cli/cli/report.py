@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.cli.gate_options import need_numpy, write_report
+from omni_cli.cli.gate_options import need_numpy, refuse_failed, write_report
 from omni_cli.cli.options import QuietOption, VerboseOption
 from omni_cli.cli.terminal import console
 from omni_cli.errors import OmniError, OutputError, UsageError
@@ -61,7 +61,10 @@ def _write_smaller_is_better(output: Path, records: list[Path]) -> None:
     from omni_cli.report.bench_json import smaller_is_better_json
     from omni_cli.stats.summary import summaries_of
 
-    variants = [variant for path in records for variant in load_record(path).variants]
+    loaded = [(load_record(path), path) for path in records]
+    for record, path in loaded:
+        refuse_failed(record, path)
+    variants = [variant for record, _ in loaded for variant in record.variants]
     entries = [entry for variant in variants for entry in smaller_is_better_json(variant, summaries_of(variant))]
     write_report(output, json.dumps(entries, indent=2) + "\n")
     console.print_text(str(output))

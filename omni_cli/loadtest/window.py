@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import statistics
 import struct
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_cli.loadtest.answers import ServerAnswer
 from omni_cli.loadtest.client import Outcome
 from omni_cli.loadtest.slo import SLO
-from omni_cli.record import E2E, Failures
+from omni_cli.record import E2E, Failures, summed_failures
 from omni_cli.stats.metrics import PERCENTILES, samples_for
 
 Row = dict[str, float | None]
@@ -48,9 +47,7 @@ class Window:
     def failures(self) -> dict[str, Failures]:
         """The failed requests by kind, the most frequent first."""
         failed = [outcome.failure for outcome in self.outcomes if outcome.failure is not None]
-        first = {failure.kind: failure.message for failure in reversed(failed)}
-        counts = Counter(failure.kind for failure in failed)
-        return {kind: Failures(count=count, first=first[kind]) for kind, count in counts.most_common()}
+        return summed_failures((item.kind, Failures(count=1, first=item.message)) for item in failed)
 
     def rows(self) -> list[Row]:
         return [_row(outcome, self.began_s, is_open=self.is_open) for outcome in self.outcomes]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from omni_cli.report.bench_notes import gate_failure, not_comparable
+from omni_cli.report.bench_notes import verdict_note
 from omni_cli.report.bench_text import change, gate_rows, open_end, quality_text
 from omni_cli.report.bench_units import limit, title
 from omni_cli.results import GateResult
@@ -19,12 +19,10 @@ def findings_junit(findings: Findings, name: str) -> str:
     """Write one test case per limit, or a single one if there is no limit or no comparison."""
     suite = ElementTree.Element("testsuite", name=_clean(name))
     gate = findings.gate
-    if gate is None:
-        case = _case(suite, "comparable")
-        if not findings.is_comparable:
-            _outcome(case, "error", "not comparable", not_comparable(findings.mismatches).message)
-    elif gate.verdict in ("failed", "not comparable"):
-        _outcome(_case(suite, "gate"), "error", gate.verdict, gate_failure(gate).message)
+    if gate is None or gate.verdict in ("failed", "not comparable"):
+        case = _case(suite, "gate" if gate else "comparable")
+        if findings.failures or not findings.is_comparable:
+            _outcome(case, "error", "failed" if findings.failures else "not comparable", verdict_note(findings).message)
     else:
         _gate_cases(suite, gate, findings.pairs)
     for tag in ("failure", "error", "skipped"):
@@ -51,8 +49,8 @@ def _gate_cases(suite: ElementTree.Element, gate: GateResult, pairs: tuple[Pair,
             _outcome(case, "failure", item.verdict, quality_text(item))
         elif item.verdict == "inconclusive":
             _outcome(case, "skipped", item.verdict, quality_text(item))
-    if gate.max_abs_diff is not None:
-        case = _case(suite, "outputs")
+    if gate.max_abs_diff is not None or (gate.reasons and not gate.quality):
+        case = _case(suite, "outputs" if gate.max_abs_diff is not None else "variants")
         if gate.verdict == "output mismatch":
             _outcome(case, "failure", "output mismatch", "; ".join(gate.reasons))
         elif gate.reasons:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_cli.report.bench_notes import Note, gate_failure, not_comparable, warnings
+from omni_cli.errors import ExitCode
+from omni_cli.report.bench_notes import Note, verdict_note, warnings
 from omni_cli.report.bench_text import (
     Labels,
     change,
@@ -23,10 +24,8 @@ from omni_cli.stats.findings import Findings, Pair
 def findings_markdown(findings: Findings, labels: Labels, further: Sequence[Note] = ()) -> str:
     """Return the report, with its verdict in the first line; `further` warnings are about the machine."""
     parts = [f"### {_headline(findings)}"]
-    if findings.gate is not None and findings.gate.verdict != "pass":
-        parts.append(_note(gate_failure(findings.gate)))
-    elif not findings.is_comparable:
-        parts.append(_note(not_comparable(findings.mismatches)))
+    if findings.exit_code != ExitCode.OK:
+        parts.append(_note(verdict_note(findings)))
     if not findings.is_comparable:
         rows = [(f"`{cell(item.field)}`", cell(item.a), cell(item.b)) for item in findings.mismatches]
         parts.append(table(("Field", cell(labels.a), cell(labels.b)), rows))
@@ -41,6 +40,8 @@ def findings_markdown(findings: Findings, labels: Labels, further: Sequence[Note
 def _headline(findings: Findings) -> str:
     if findings.gate is not None:
         return f"omni gate: {findings.gate.verdict}"
+    if findings.failures:
+        return "omni compare: failed"
     return "omni compare" if findings.is_comparable else "omni compare: not comparable"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omni_cli.record import Record, num_requests
 from omni_cli.report.bench_text import change, open_end, shown
@@ -24,7 +24,7 @@ class Note:
 
 def warnings(findings: Findings) -> list[Note]:
     """Return warnings about the verdicts, most important first."""
-    notes = [Note(f"{failure}; its earlier runs are counted", None) for failure in findings.failures]
+    notes: list[Note] = []
     if findings.unmatched:
         names = ", ".join(f"`{name}`" for name in findings.unmatched)
         notes.append(Note(f"only in one of the records, so not compared: {names}"))
@@ -93,10 +93,29 @@ _CAUSES = {
 }
 
 
+def verdict_note(findings: Findings) -> Note:
+    """Return the reason for an exit code other than 0, in one sentence."""
+    if findings.failures:
+        return run_failed(findings.failures)
+    if findings.gate is not None:
+        note = gate_failure(findings.gate)
+    elif not findings.is_comparable:
+        note = not_comparable(findings.mismatches)
+    else:
+        note = Note("no verdict: too noisy, or too few blocks", "measure more: raise `--time-budget` or `--num-iters`")
+    if findings.tool and note.hint:
+        return replace(note, hint=f"measure both again with {findings.tool}: the same options, and more runs")
+    return note
+
+
+def run_failed(failures: Sequence[str]) -> Note:
+    return Note("the run failed: " + "; ".join(failures), "find out why, and measure again")
+
+
 def gate_failure(gate: GateResult) -> Note:
     """Return the reason why the gate did not pass, in one sentence."""
     if gate.verdict == "failed":
-        return Note("the run failed: " + "; ".join(gate.reasons), "fix the variant and rerun")
+        return run_failed(gate.reasons)
     if gate.verdict == "not comparable":
         return not_comparable(gate.mismatches)
     if gate.verdict == "output mismatch":

@@ -12,6 +12,7 @@ from omni_cli.report.bench_units import percent, ratio
 from omni_cli.report.units import count
 from omni_cli.results import Summary
 from omni_cli.stats.power import SelfCheck
+from omni_cli.text import visible
 
 _INTERLEAVING = {
     "iterations": "interleaved",
@@ -48,13 +49,15 @@ def heading(record: Record, warmup: int) -> str:
 
 
 def variant_text(number: int, variant: Variant, summaries: Mapping[str, Summary]) -> str:
-    """Format latency, range, further metrics and memory of one variant."""
-    if not variant.samples:
-        return f"Benchmark {number}: {variant.name}\n  no runs"
+    """Format latency, range, further metrics and memory of one variant, and what of it failed."""
     if num_requests(variant):
-        return "\n".join(server_lines(number, variant, summaries))
-    did = "; ".join(filter(None, (_work(variant), *_engaged(variant))))
-    return "\n".join(summary_lines(number, variant, summaries, did))
+        lines = server_lines(number, variant, summaries)
+    elif variant.samples:
+        did = "; ".join(filter(None, (_work(variant), *_engaged(variant))))
+        lines = summary_lines(number, variant, summaries, did)
+    else:
+        lines = [f"Benchmark {number}: {variant.name}", "  no runs"]
+    return "\n".join([*lines, *([f"  failed: {visible(variant.failure, 500)}"] if variant.failure else [])])
 
 
 def self_check_text(check: SelfCheck) -> str:

@@ -37,6 +37,8 @@ from omni_cli.stats.payback import payback
 from omni_cli.text import suggest, visible
 
 _UNKNOWN = Outputs()
+_LEAVES_OUT = "pytest-benchmark"
+"""A tool whose files have no sign of a benchmark that failed, except that it is not there."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,18 @@ class Findings:
     @property
     def is_decided(self) -> bool:
         """True if more blocks would change nothing: each limit, or without a gate each end-to-end time, is decided."""
-        if self.gate is not None:
+        if self.gate is not None and not self.failures:
             return self.gate.verdict != "inconclusive" and all(m.verdict != "inconclusive" for m in self.gate.metrics)
         return all(item.verdict != "inconclusive" for item in self.comparisons if item.metric == E2E)
 
     @property
     def exit_code(self) -> ExitCode:
-        """The gate's exit code; without a gate, 4 if nothing may be compared and 3 if nothing is decided."""
+        """The gate's exit code; without a gate, 6 if a variant failed, 4 if nothing may be compared and 3 if nothing is
+        decided."""
         if self.gate is not None:
             return self.gate.exit_code
+        if self.failures:
+            return ExitCode.RUN_FAILED
         if not self.is_comparable:
             return ExitCode.NOT_COMPARABLE
         if self.pairs and all(item.verdict == "inconclusive" for item in self.comparisons):
@@ -111,10 +116,12 @@ def compare_within(
 ) -> Findings:
     """Compare each further variant of a record with its first one. Raises `UsageError` for an unknown metric."""
     first, *others = record.variants
-    check_metrics(metrics or (), _shared([(first, other) for other in others]))
+    failures = failed_variants(record.variants)
+    if not failures:
+        check_metrics(metrics or (), _shared([(first, other) for other in others]))
     pairs = tuple(_pair(first, other, [record], same_record=True, metrics=metrics, margin=margin) for other in others)
     mismatches = tuple(item for pair in pairs for item in pair.mismatches)
-    return _judged(pairs, mismatches, (), limits)
+    return _judged(pairs, mismatches, (), limits, failures)
 
 
 def compare_records(
@@ -134,7 +141,8 @@ def compare_records(
     matched, unmatched = _matched(a, b)
     allowed = tuple(allowed)
     mismatches, excused = split_allowed(record_mismatches(a, b), allowed)
-    if not mismatches:
+    failures = (*failed_variants(a.variants, " of A"), *failed_variants(b.variants, " of B"))
+    if not mismatches and not failures:
         check_metrics(metrics or (), _shared(matched))
     pairs = tuple(
         _pair(*pair, [a, b], same_record=False, metrics=metrics, margin=margin, allowed=allowed) for pair in matched
@@ -142,7 +150,20 @@ def compare_records(
     every = (*mismatches, *(item for pair in pairs for item in pair.mismatches))
     differences = (*excused, *code_differences(a, b))
     unique = tuple(item for number, item in enumerate(every) if item not in every[:number])
-    return replace(_judged(pairs, unique, differences, limits, unmatched), tool=a.workload.get("tool"))
+    tool = a.workload.get("tool")
+    gone = {item.name for item in a.variants} & set(unmatched) if tool == _LEAVES_OUT else ()
+    missing = tuple(f"`{name}` is only in A, and {tool} leaves out what failed" for name in sorted(gone))
+    found = _judged(pairs, unique, differences, limits, failures, missing)
+    return replace(found, unmatched=unmatched, tool=tool)
+
+
+def failed_variants(variants: Sequence[Variant], where: str = "") -> tuple[str, ...]:
+    """Return sentences on the variants that failed, compared or not: a record that has one passes no gate."""
+    return tuple(
+        f"variant `{variant.name}`{where} failed: {visible(variant.failure, 500)}"
+        for variant in variants
+        if variant.failure
+    )
 
 
 def _judged(
@@ -150,14 +171,9 @@ def _judged(
     mismatches: tuple[Difference, ...],
     differences: tuple[Difference, ...],
     limits: GateLimits | None,
-    unmatched: tuple[str, ...] = (),
+    failures: tuple[str, ...],
+    missing: tuple[str, ...] = (),
 ) -> Findings:
-    variants = {id(variant): variant for pair in pairs for variant in (pair.a, pair.b)}
-    failures = tuple(
-        f"variant `{variant.name}` failed: {visible(variant.error, 500)}"
-        for variant in variants.values()
-        if variant.error
-    )
     gate = None
     if limits is not None:
         gate = judge(
@@ -167,10 +183,11 @@ def _judged(
             {(pair.a.name, pair.b.name): pair.outputs for pair in pairs},
             mismatches=mismatches,
             failures=failures,
+            missing=missing,
         )
     comparisons = [item for pair in pairs for item in pair.comparisons]
     interleaved = bool(comparisons) and all(item.interleaved for item in comparisons)
-    return Findings(pairs, mismatches, differences, unmatched, failures, interleaved, gate)
+    return Findings(pairs, mismatches, differences, (), failures, interleaved, gate)
 
 
 def _pair(
@@ -184,7 +201,9 @@ def _pair(
     allowed: tuple[str, ...] = (),
 ) -> Pair:
     settings = settings_differences(a, b)
-    work = work_differences(a, b)
+    # Where some of it failed or nothing ran, less was done.
+    is_whole = all(variant.samples and not variant.failure for variant in (a, b))
+    work = work_differences(a, b) if is_whole else ()
     unexplained = () if changes_work(settings) else work
     mismatches, differences = split_allowed(unexplained, allowed)
     if not same_record and a.name == b.name:
@@ -260,9 +279,10 @@ def _matched(a: Record, b: Record) -> tuple[list[tuple[Variant, Variant]], tuple
 
 
 def check_limits(limits: GateLimits | None, records: Sequence[Record]) -> None:
-    """Raise `UsageError` for a limit on something that no variant of the records has."""
-    if limits is not None:
-        variants = [variant for record in records for variant in record.variants]
+    """Raise `UsageError` for a limit on something that no variant of the records has, unless one failed: it may lack
+    everything."""
+    variants = [variant for record in records for variant in record.variants]
+    if limits is not None and not any(variant.failure for variant in variants):
         check_metrics(limits.metrics, [name for variant in variants for name in metric_names(variant)], limits.places)
 
 

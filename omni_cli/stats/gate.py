@@ -9,7 +9,7 @@ block counts: nothing is measured again until it passes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -46,11 +46,12 @@ def judge(
     *,
     mismatches: Sequence[Difference] = (),
     failures: Sequence[str] = (),
+    missing: Sequence[str] = (),
 ) -> GateResult:
     """Judge all limits at once; `outputs` are by the names of a and b.
 
     `mismatches` make the verdict "not comparable" and `failures` (sentences on variants that failed) "failed"; metrics
-    are then left out, because they could be mistaken for verdicts.
+    are then left out, because they could be mistaken for verdicts. `missing` are sentences on what cannot be judged.
     """
     if failures:
         return _gate("failed", limits, mismatches=mismatches, reasons=failures)
@@ -62,10 +63,11 @@ def judge(
     timed = [_judge_time(item, limits) for item in gated]
     sizes = [_judge_memory(peak, limits) for peak in memory if peak.metric in limits.metrics]
     judged = (*_holm(timed, gated), *sizes)
-    judged += tuple(_unmeasured(limits, {item.metric for item in judged}))
+    judged += tuple(_unmeasured(limits, judged, outputs))
     findings = [found for names, item in outputs.items() if (found := _judge_outputs(*names, item, limits))]
     quality = [found for names, item in outputs.items() for found in _judge_quality(*names, item, limits)]
     findings += [(item.verdict, reason) for item, reason in quality if reason]
+    findings += [("inconclusive", reason) for reason in missing]
     verdicts = {item.verdict for item in judged} | {verdict for verdict, _ in findings}
     verdict = next(name for name in _SEVERITY if name in verdicts or name == "pass")
     gate = _gate(verdict, limits, judged, reasons=[reason for _, reason in findings])
@@ -227,16 +229,19 @@ def _quality_verdict(
     return "pass", ""
 
 
-def _unmeasured(limits: GateLimits, judged: set[str]) -> list[GateMetric]:
-    """Return the limits on metrics that were not measured, which are not met."""
-    return [
-        GateMetric(
-            metric=name, a="", b="", verdict="inconclusive", limit=limit, change=None, ci95=None,
-            place=limits.places.get(name), reason=_UNMEASURED.get(name, "not measured on both sides"),
-        )
-        for name, limit in limits.metrics.items()
-        if name not in judged
-    ]  # fmt: skip
+def _unmeasured(
+    limits: GateLimits, judged: Sequence[GateMetric], pairs: Iterable[tuple[str, str]]
+) -> Iterator[GateMetric]:
+    """Yield the limits on metrics that a pair did not measure, or none did: they are not met."""
+    known = {(item.metric, item.a, item.b) for item in judged}
+    metrics = {item.metric for item in judged}
+    for name, limit in limits.metrics.items():
+        for a, b in pairs if name in metrics else [("", "")]:
+            if (name, a, b) not in known:
+                yield GateMetric(
+                    metric=name, a=a, b=b, verdict="inconclusive", limit=limit, change=None, ci95=None,
+                    place=limits.places.get(name), reason=_UNMEASURED.get(name, "not measured on both sides"),
+                )  # fmt: skip
 
 
 _UNMEASURED = {ALLOCATED: "not measured on both sides; without a device there is only `peak_host_rss_bytes`"}

@@ -89,7 +89,7 @@ class Answer:
     @property
     def exit_code(self) -> ExitCode:
         """The gate's exit code; without a gate, the first of the variants' and the baseline's that is not 0."""
-        if any(variant.error is not None for variant in self.record.variants):
+        if any(variant.failure for variant in self.record.variants):
             return ExitCode.RUN_FAILED
         gated = [item.exit_code for item in self.findings if item.gate is not None]
         codes = gated or [item.exit_code for item in self.findings]

@@ -10,7 +10,7 @@ from omni_cli.loadtest.failures import hint_on
 from omni_cli.record import failures_of, to_document
 from omni_cli.report.bench_junit import findings_junit
 from omni_cli.report.bench_markdown import findings_markdown
-from omni_cli.report.bench_notes import disturbance_warnings, gate_failure, not_comparable, warnings
+from omni_cli.report.bench_notes import disturbance_warnings, verdict_note, warnings
 from omni_cli.report.bench_run import heading, short_title, variant_text
 from omni_cli.report.bench_text import Labels, findings_text
 from omni_cli.stats.verdicts import Answer
@@ -32,23 +32,14 @@ def show_answer(answer: Answer, options: MeasureOptions) -> None:
 
 def failure_of(answer: Answer) -> OmniError | None:
     """Return the sentence for an exit code other than 0."""
-    code = answer.exit_code
-    if code == ExitCode.OK:
+    if answer.exit_code == ExitCode.OK:
         return None
-    broken = [f"variant `{v.name}`: {v.error}" for v in answer.record.variants if v.error is not None]
-    gates = [findings.gate for findings in answer.findings if findings.gate is not None]
+    broken = [f"variant `{v.name}`: {v.failure}" for v in answer.record.variants if v.failure]
     if broken:
         failures = failures_of(sample for variant in answer.record.variants for sample in variant.samples)
         return OmniError("the measurement cannot be trusted: " + "; ".join(broken), hint=hint_on(failures))
-    if gates:
-        note = gate_failure(gates[0])
-        return OmniError(note.message, hint=note.hint)
-    if code == ExitCode.NOT_COMPARABLE:
-        note = not_comparable([item for findings in answer.findings for item in findings.mismatches])
-        return OmniError(note.message, hint=note.hint)
-    return OmniError(
-        "no verdict: too noisy, or too few blocks", hint="measure more: raise `--time-budget` or `--num-iters`"
-    )
+    note = verdict_note(next(item for item in answer.findings if item.exit_code == answer.exit_code))
+    return OmniError(note.message, hint=note.hint)
 
 
 def _text(answer: Answer, options: MeasureOptions) -> str:

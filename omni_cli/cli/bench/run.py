@@ -14,7 +14,7 @@ from omni_cli.bench.variant_process import VariantError
 from omni_cli.cli.bench.options import MeasureOptions
 from omni_cli.cli.bench.progress import BenchProgress
 from omni_cli.cli.bench.report import failure_of, show_answer
-from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction
+from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction, refuse_failed
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.config.gate_limits import GateLimits
@@ -36,12 +36,15 @@ def read_question(
     margin: str = DEFAULT_MARGIN,
     allowed: Sequence[str] | None = None,
 ) -> Question:
-    """Build the question from the options. Raises `OmniError` for a baseline that is not a complete record."""
+    """Build the question from the options. Raises `OmniError` for a baseline that failed or is no complete record."""
+    baseline = None if options.baseline is None else load_record(options.baseline)
+    if options.baseline and baseline:
+        refuse_failed(baseline, options.baseline)
     return Question(
         limits=limits,
         metrics=tuple(options.metric) if options.metric else None,
         margin=read_fraction("--margin", margin),
-        baseline=None if options.baseline is None else load_record(options.baseline),
+        baseline=baseline,
         allowed=tuple(allowed or ()),
     )
 

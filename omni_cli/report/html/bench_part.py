@@ -18,6 +18,7 @@ from omni_cli.report.html.utilisation import utilisation_figure
 from omni_cli.report.units import count
 from omni_cli.stats.findings import Pair
 from omni_cli.stats.verdicts import Answer
+from omni_cli.text import visible
 
 LABELS = Labels("baseline", "this run")
 
@@ -63,7 +64,9 @@ def _pairs(answer: Answer) -> tuple[Pair, ...]:
 
 
 def _verdict(record: Record, pairs: Sequence[Pair], summaries: Summaries) -> Verdict:
-    broken = tuple(f"{variant.name}: {shown(variant.error)}." for variant in record.variants if variant.error)
+    broken = tuple(
+        f"{variant.name}: {visible(variant.failure, 500)}." for variant in record.variants if variant.failure
+    )
     if broken:
         return Verdict("failed" if record.gate is None else f"gate: {record.gate.verdict}", "bad", broken)
     verdict = page_verdict(record.gate, pairs, LABELS)

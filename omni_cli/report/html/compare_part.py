@@ -6,6 +6,7 @@ from omni_cli.report.bench_notes import not_comparable
 from omni_cli.report.bench_text import Labels, shown
 from omni_cli.report.html.comparison import comparison_parts, gate_table, page_verdict, pairs_of
 from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
+from omni_cli.report.html.machine import sentence
 from omni_cli.report.units import count
 from omni_cli.results import CompareRecord, Difference
 
@@ -14,7 +15,10 @@ def compare_page_document(name: str, record: CompareRecord, source: str) -> Docu
     """Return the document of a comparison; `name` is the prefix of its figures' ids."""
     labels = Labels(record.a.path, record.b.path)
     pairs = pairs_of(record.comparisons, record.memory)
-    if record.comparable:
+    if record.failures:
+        word = f"gate: {record.gate.verdict}" if record.gate else "failed"
+        verdict = Verdict(word, "bad", tuple(map(sentence, record.failures)))
+    elif record.comparable:
         verdict = page_verdict(record.gate, pairs, labels) or Verdict("nothing compared", "open")
     else:
         verdict = Verdict("not comparable", "open", (not_comparable(record.mismatches).message + ".",))
@@ -26,7 +30,7 @@ def compare_page_document(name: str, record: CompareRecord, source: str) -> Docu
         details=f"{count(len(pairs), 'pair')} of variants",
         created=record.b.created,
         verdict=verdict,
-        advice=(*map(Advice, record.failures), *([Advice(unmatched)] if record.unmatched else [])),
+        advice=(Advice(unmatched),) if record.unmatched else (),
         sections=sections_of(
             [
                 ("Comparison", [gate_table(record.gate, pairs), *comparison_parts(name, pairs, labels)]),

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_cli.bench.checks import failed_requests
 from omni_cli.bench.protocol import Ran
 from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.treatments import Treatment
@@ -117,8 +116,10 @@ def test_a_record_that_hides_failures_is_rejected(tmp_path: Path, change: dict[s
 
 def test_failed_requests_fail_the_run_and_its_gate(tmp_path: Path) -> None:
     found = session(tmp_path, [ran(number, failed=2 * (number % 2)) for number in range(10)], (URL, "other"))
-    sentence = failed_requests(found.measured[0].samples)
-    assert sentence == "10 of 600 requests failed: 10 x HTTP 429 queue_full; the first one: 64 are inside"
+    # Before the check at the end, too, as in the record of an interrupted run.
+    assert found.record().variants[0].failure == (
+        "10 of 600 requests failed: 10 x HTTP 429 queue_full; the first one: 64 are inside"
+    )
     found.check()
     answer = Question(GateLimits({"e2e_s": 0.05})).answer(found.record())
     assert answer.exit_code == ExitCode.RUN_FAILED
@@ -150,8 +151,10 @@ def test_text(tmp_path: Path) -> None:
     )
     text = variant_text(1, variant, {name: summarise(variant, name) for name in ("e2e_s", "ttft_s", "ttft_p90_s")})
     assert "tiny-omni, 540 requests, 1 failed, 32 tokens out" in text
-    assert [line.split()[0] for line in text.splitlines()[2:]] == ["median", "e2e", "ttft"]
-    assert max(map(len, text.splitlines())) <= 80
+    *lines, failed = text.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["median", "e2e", "ttft"]
+    assert max(map(len, lines)) <= 80
+    assert failed.startswith("  failed: 1 of 540 requests failed: 1 x HTTP 429 queue_full")
 
 
 def test_the_page_knows_servers(tmp_path: Path) -> None:

@@ -121,7 +121,14 @@ GATED: list[tuple[str, dict[str, Any], list[str], int, str]] = [
         {"error": "out of memory in block 7"},
         ["--max-regression", "5%"],
         6,
-        "error: the run failed: variant `default` failed: out of memory in block 7",
+        "error: the run failed: variant `default` of B failed: out of memory in block 7",
+    ),
+    (
+        "failed without a gate",
+        {"error": "out of memory"},
+        [],
+        6,
+        "error: the run failed: variant `default` of B failed",
     ),
     (
         "memory",
@@ -326,3 +333,18 @@ def test_smaller_copies_of_outputs_pass_no_gate(run: Run) -> None:
     code, _, err = run(a, b, "--quality", "psnr_db>=20")
     assert code == 3 and "smaller copies" in err
     assert run(a, b, "--quality", "psnr_db>=40")[0] == 5
+
+
+def test_a_record_that_failed_is_no_reference(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save("bad.json", single(error="out of memory"))
+    message = "error: variant `default` of `bad.json` failed: out of memory"
+    assert run(path, "--self-check")[0::2] == (6, f"{message}\n\nhint: find out why, and measure it again\n")
+    assert app.run(["bench", "--baseline", path]) == 6
+    assert capsys.readouterr().err.startswith(message)
+    assert app.run(["report", path, "--smaller-is-better", "values.json"]) == 6
+    assert capsys.readouterr().err.startswith(message) and not Path("values.json").exists()
+    # Its comparison with itself, as a page.
+    code, out, _ = run(path, path, "--json")
+    Path("compared.json").write_text(out)
+    assert code == 6 and app.run(["report", "compared.json", "-o", "page.html"]) == 0
+    assert "of A failed: out of memory." in Path("page.html").read_text()

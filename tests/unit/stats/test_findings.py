@@ -10,11 +10,11 @@ import pytest
 from support.bench_records import ENVIRONMENT, pair, record, variant
 
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.errors import InputError, UsageError
-from omni_cli.record import Record, Variant
+from omni_cli.errors import ExitCode, InputError, UsageError
+from omni_cli.record import Failures, Record, Variant
 from omni_cli.results import Comparison, Difference, Outputs
 from omni_cli.stats.comparable import ABSENT
-from omni_cli.stats.findings import compare_records, compare_within
+from omni_cli.stats.findings import check_limits, compare_records, compare_within
 
 LIMITS = GateLimits({"e2e_s": 0.05})
 
@@ -189,3 +189,33 @@ def test_interleaved() -> None:
     assert not compare_records(record(a), record(renamed(b, name="a"))).interleaved
     times = np.array([s.e2e_s for s in b.samples]).reshape(-1, 2)
     assert not compare_within(record(a, variant("b", times, slots=(0, 3)))).interleaved
+
+
+def test_any_failed_variant_fails_records_that_are_compared() -> None:
+    """Also one that has no counterpart, one of the baseline, and requests that only the samples tell of."""
+    a, b = two()
+    broken = renamed(a.variants[0], name="new", error="out of memory")
+    for first, second, where in ((a, b, " of B"), (b, a, " of A")):
+        mixed = msgspec.structs.replace(b, variants=(*b.variants, broken))
+        records = (first, mixed) if first is a else (mixed, second)
+        found = compare_records(*records, limits=LIMITS)
+        assert found.failures == (f"variant `new`{where} failed: out of memory",)
+        assert found.gate.verdict == "failed" and found.exit_code is ExitCode.RUN_FAILED
+        assert compare_records(*records).exit_code is ExitCode.RUN_FAILED
+    samples = [
+        msgspec.structs.replace(
+            sample, requests={"e2e_s": (0.1, None)}, failures={"timeout": Failures(count=1, first="late")}
+        )
+        for sample in b.variants[0].samples
+    ]
+    found = compare_records(a, record(renamed(b.variants[0], samples=tuple(samples))), limits=LIMITS)
+    assert found.failures == ("variant `x` of B failed: 40 of 80 requests failed: 40 x timeout; the first one: late",)
+
+
+def test_a_metric_that_a_failed_variant_lacks_is_no_mistake() -> None:
+    a, b = two()
+    empty = record(renamed(b.variants[0], samples=(), error="out of memory"))
+    assert compare_records(a, empty, limits=LIMITS, metrics=["ttft_s"]).gate.verdict == "failed"
+    check_limits(GateLimits({"ttft_s": 0.05}), [empty, empty])
+    with pytest.raises(UsageError, match="unknown metric"):
+        check_limits(GateLimits({"ttff_s": 0.05}), [a, b])

@@ -206,6 +206,14 @@ def test_a_limit_on_a_missing_metric_does_not_pass() -> None:
     assert {metric.metric: metric.verdict for metric in gate.metrics} == {"e2e_s": "pass", "rtf": "inconclusive"}
 
 
+def test_a_pair_without_the_metric_does_not_pass_with_the_others() -> None:
+    a, b = pair(40, cv=0.001)
+    alone = variant("c", np.full((0, 2), 0.1), slots=(0, 1))
+    gate = compare_within(record(a, b, alone), limits=GateLimits({"e2e_s": 0.05})).gate
+    assert gate is not None and gate.verdict == "inconclusive"
+    assert [(metric.b, metric.verdict) for metric in gate.metrics] == [("b", "pass"), ("c", "inconclusive")]
+
+
 def test_exit_codes_are_those_of_the_contract() -> None:
     assert {name: int(code) for name, code in EXIT_CODES.items()} == {
         "pass": 0, "regression": 1, "inconclusive": 3, "not comparable": 4, "output mismatch": 5, "failed": 6,
