@@ -301,11 +301,26 @@ class HistorySeries(msgspec.Struct, frozen=True, kw_only=True):
     is_current: bool = True
 
 
+class HistoryFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A variant of a record that failed, in part or as a whole, and so is in no series.
+
+    `is_current`: it belongs to the last night, and no comparable record since then was without failures.
+    """
+
+    record: str
+    created: str
+    variant: str
+    reason: str
+    commit: str | None = None
+    is_current: bool = True
+
+
 class HistoryRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `omni history show --json` and `omni history check --json`, which has the verdict."""
 
     schema: Literal["omni.history/1"] = HISTORY_SCHEMA
     folder: str
     series: tuple[HistorySeries, ...]
+    failures: tuple[HistoryFailure, ...] = ()
     verdict: GateVerdict | None = None
     reasons: tuple[str, ...] = ()

@@ -44,6 +44,7 @@ def add(
     need_numpy("a history")
     from omni_cli.history_folder import keep
     from omni_cli.importers.files import load_any
+    from omni_cli.stats.findings import failed_variants
     from omni_cli.stats.verdicts import own_answer
 
     # All are read before any is written: a broken one changes nothing.
@@ -51,12 +52,19 @@ def add(
     edit = next((item.edit for _, item in loaded if item.edit), None)
     if edit is not None:
         raise InputError(edit, hint="measure again with `omni bench --output-json FILE`")
-    entries = []
+    entries, failed = [], list[str]()
     for path, item in loaded:
         file, is_new = keep(own_answer(item.record).complete_record() if item.missing else item.record, folder)
-        entries.append({"record": str(path), "file": str(file), "added": is_new, "missing": list(item.missing)})
+        failures = failed_variants(item.record.variants)
+        entries.append(
+            {"record": str(path), "file": str(file), "added": is_new, "missing": list(item.missing),
+             "failures": list(failures)}
+        )  # fmt: skip
+        failed += [f"{path}: {text}" for text in failures]
         if not as_json:
             console.print_text(f"{file}" if is_new else f"{file}: there already")
+    for text in failed:
+        console.print_warning(f"{text}; no series uses it")
     for path, missing in dict.fromkeys((path, text) for path, item in loaded for text in item.missing):
         console.print_warning(f"{path}: {missing}")
     if as_json:
@@ -106,7 +114,7 @@ def check(
 
     Exit codes: 0 (no step for the worse), 1 (regression: a step for the worse that is still there), 3
     (inconclusive: too few records, or too noisy for the limit), 4 (not comparable: the first record of another
-    machine, other versions or another workload).
+    machine, other versions or another workload), 6 (the newest record failed, or some of its runs or requests did).
     """
     from omni_cli.record import E2E
 

@@ -10,7 +10,8 @@ from omni_cli.report.bench_text import metric_title, shown
 from omni_cli.report.bench_units import percent, percent_interval, quantity
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
-from omni_cli.results import Difference, HistoryChange, HistoryRecord, HistorySeries
+from omni_cli.results import Difference, HistoryChange, HistoryFailure, HistoryRecord, HistorySeries
+from omni_cli.text import visible
 
 COLUMNS = ("Variant", "Metric", "Records", "Newest", "Would show")
 NUMERIC = frozenset({2, 3, 4})
@@ -21,12 +22,14 @@ _NOISY = 10.0
 
 def history_text(history: HistoryRecord) -> str:
     """Format the table of all series, and the steps of each below it."""
-    rows = [COLUMNS, *map(series_row, history.series)]
+    rows = [COLUMNS, *map(series_row, history.series)] if history.series else []
     lines = [heading(history), *aligned(rows, right=NUMERIC)]
     for series in history.series:
         if series.changes or series.differences:
             lines += ["", f"{shown(series.variant)}, {metric_title(series.metric)}"]
             lines += [f"  {text}" for text in series_sentences(series)]
+    if history.failures:
+        lines += ["", "Failed, and in no series", *(f"  {failed_sentence(item)}" for item in history.failures)]
     if history.verdict is not None:
         lines += ["", f"Check: {history.verdict}"]
     return "\n".join(lines)
@@ -39,6 +42,7 @@ def history_markdown(history: HistoryRecord) -> str:
         for series in history.series
         for text in series_sentences(series)
     ]
+    steps += [cell(f"- failed, and in no series: {failed_sentence(item)}") for item in history.failures]
     rows = [[cell(text) for text in series_row(series)] for series in history.series]
     reasons = [cell(f"- {reason}") for reason in history.reasons]
     parts = [f"### omni history: {history.verdict}", "\n".join(reasons), table(COLUMNS, rows), "\n".join(steps)]
@@ -51,7 +55,9 @@ def check_failure(history: HistoryRecord) -> Note | None:
         return None
     reasons = "; ".join(history.reasons) or "the newest record has no series"
     hint = None
-    if history.verdict == "regression":
+    if history.verdict == "failed":
+        hint = "find out why, and measure again"
+    elif history.verdict == "regression":
         hint = "if that is intended, ignore it from now on: `omni history check --since DATE`"
     elif history.verdict == "not comparable":
         hint = "nothing to do: a new series has begun; `--allow-difference FIELD` would continue the old one"
@@ -62,10 +68,16 @@ def check_failure(history: HistoryRecord) -> Note | None:
 
 def heading(history: HistoryRecord) -> str:
     """Format `40 records in history, 2026-10-01 to 2026-11-20`."""
-    points = [point for series in history.series for point in series.points]
-    dates = sorted(point.created[:10] for point in points)
-    records = count(len({point.record for point in points}), "record")
+    kept = {point.record: point.created[:10] for series in history.series for point in series.points}
+    kept |= {item.record: item.created[:10] for item in history.failures}
+    dates = sorted(kept.values())
+    records = count(len(kept), "record")
     return f"{records} in {shown(history.folder)}" + (f", {dates[0]} to {dates[-1]}" if dates else "")
+
+
+def failed_sentence(failure: HistoryFailure) -> str:
+    """Format `2026-11-20, default: 12 of 48 requests failed: ...`."""
+    return f"{failure.created[:10]}, {shown(failure.variant)}: {visible(failure.reason, 500)}"
 
 
 def series_row(series: HistorySeries) -> tuple[str, str, str, str, str]:

@@ -18,6 +18,7 @@ from omni_cli.results import (
     Difference,
     GateVerdict,
     HistoryChange,
+    HistoryFailure,
     HistoryPoint,
     HistoryRecord,
     HistorySeries,
@@ -33,7 +34,7 @@ NEEDED = BEFORE + AFTER
 """Records that a series needs before a step can be seen."""
 
 _NIGHT = timedelta(hours=24)  # the records of one night count together
-_ORDER: tuple[GateVerdict, ...] = ("regression", "inconclusive", "not comparable", "pass")
+_ORDER: tuple[GateVerdict, ...] = ("failed", "regression", "inconclusive", "not comparable", "pass")
 
 
 @dataclass
@@ -65,17 +66,19 @@ def history_of(
     ]
     # Each further series is another chance of a false alarm, and the bound holds for all of them together.
     threshold = math.sqrt(THRESHOLD**2 + 2 * math.log(max(len(found), 1)))
-    return HistoryRecord(folder=folder, series=tuple(_series(*item, threshold) for item in found))
+    series = tuple(_series(*item, threshold) for item in found)
+    return HistoryRecord(folder=folder, series=series, failures=tuple(_failures(kept, allowed)))
 
 
 def judged(history: HistoryRecord, limit: float | None = None, since: str = "") -> HistoryRecord:
-    """Add the verdict on the series that go on.
+    """Add the verdict on the series that go on, and on the variants that failed last.
 
-    A worsening that is still there is a regression; with `limit` only if its whole interval lies beyond that. Steps
-    before the date `since` are known and do not count.
+    A worsening that is still there is a regression; with `limit` only if its whole interval lies beyond that. Steps and
+    failures before the date `since` are known and do not count.
     """
-    reasons: list[str] = []
-    verdicts: list[GateVerdict] = []
+    failed = [item for item in history.failures if item.is_current and item.created >= since]
+    reasons = [f"{item.variant}: {item.reason}" for item in failed]
+    verdicts: list[GateVerdict] = ["failed" for _ in failed]
     for series in history.series:
         if series.is_current:
             verdict, reason = _verdict(series, limit, since)
@@ -115,7 +118,7 @@ def _grouped(kept: Sequence[Kept], allowed: Collection[str]) -> list[_Group]:
     groups: dict[tuple[str, object], list[_Group]] = {}
     for item in kept:
         for variant in item.record.variants:
-            if not variant.samples:
+            if variant.failure or not variant.samples:
                 continue
             own = groups.setdefault((variant.name, item.record.workload.get("fingerprint")), [])
             # The latest first: of several earlier groups, its differences explain best why a new one begins.
@@ -125,11 +128,37 @@ def _grouped(kept: Sequence[Kept], allowed: Collection[str]) -> list[_Group]:
                 group = _Group(apart[0][0] if apart else ())
                 own.append(group)
             group.runs.append((item, variant))
-    last = datetime.fromisoformat(kept[-1].created) - _NIGHT
     for own in groups.values():
         newest = max(own, key=lambda group: (group.runs[-1][0].created, group.runs[-1][0].name))
-        newest.is_current = datetime.fromisoformat(newest.runs[-1][0].created) >= last
+        newest.is_current = _is_of_last_night(newest.runs[-1][0], kept)
     return [group for own in groups.values() for group in own]
+
+
+def _is_of_last_night(item: Kept, kept: Sequence[Kept]) -> bool:
+    return datetime.fromisoformat(item.created) >= datetime.fromisoformat(kept[-1].created) - _NIGHT
+
+
+def _failures(kept: Sequence[Kept], allowed: Collection[str]) -> Iterator[HistoryFailure]:
+    for number, item in enumerate(kept):
+        is_new = _is_of_last_night(item, kept)
+        for variant in item.record.variants:
+            if variant.failure:
+                is_repeated = is_new and any(
+                    other.name == variant.name and not other.failure
+                    for later in kept[number + 1 :]
+                    if not split_allowed(record_mismatches(item.record, later.record), allowed)[0]
+                    for other in later.record.variants
+                )
+                yield HistoryFailure(
+                    record=item.name, created=item.created, variant=variant.name, reason=variant.failure,
+                    commit=_commit(item), is_current=is_new and not is_repeated,
+                )  # fmt: skip
+
+
+def _commit(item: Kept) -> str | None:
+    code = item.record.environment.get("code")
+    commit = code.get("commit") if isinstance(code, dict) else None
+    return commit if isinstance(commit, str) else None
 
 
 def _differences(a: tuple[Kept, Variant], b: tuple[Kept, Variant], allowed: Collection[str]) -> tuple[Difference, ...]:
@@ -157,14 +186,9 @@ def _points(group: _Group, metric: str) -> tuple[HistoryPoint, ...]:
     for item, variant in group.runs:
         median, ci95 = _median(variant, metric)
         if median:
-            code = item.record.environment.get("code")
-            commit = code.get("commit") if isinstance(code, dict) else None
             points.append(
-                HistoryPoint(
-                    record=item.name, created=item.created, median=median, ci95=ci95,
-                    commit=commit if isinstance(commit, str) else None,
-                )
-            )  # fmt: skip
+                HistoryPoint(record=item.name, created=item.created, median=median, ci95=ci95, commit=_commit(item))
+            )
     return tuple(points)
 
 

@@ -8,26 +8,37 @@ from collections.abc import Iterator
 
 from omni_cli.report.bench_text import metric_title, shown
 from omni_cli.report.bench_units import quantity, quantity_interval, scale_of
-from omni_cli.report.history_text import COLUMNS, NUMERIC, check_failure, heading, series_row, series_sentences
+from omni_cli.report.history_text import (
+    COLUMNS,
+    NUMERIC,
+    check_failure,
+    failed_sentence,
+    heading,
+    series_row,
+    series_sentences,
+)
 from omni_cli.report.html.elements import Document, Figure, Paragraph, Part, Table, Tone, Verdict, sections_of
 from omni_cli.report.html.figures import Level, Spread, drawn_history
 from omni_cli.report.html.machine import sentence
 from omni_cli.report.units import count
 from omni_cli.results import HistoryRecord, HistorySeries
 
-_TONES: dict[str, Tone] = {"pass": "good", "regression": "bad"}
+_TONES: dict[str, Tone] = {"pass": "good", "regression": "bad", "failed": "bad"}
 
 
 def history_document(name: str, history: HistoryRecord, source: str) -> Document:
     """Return the document of a history; `name` is the prefix of its figures' ids."""
     rows = tuple(map(series_row, history.series))
     sections: list[tuple[str, list[Part | None]]] = [("Series", [Table("All series", COLUMNS, rows, NUMERIC)])]
+    failed = [Paragraph(sentence(failed_sentence(item))) for item in history.failures]
+    sections.append(("Failed, and in no series", [*failed]))
     for number, series in enumerate(history.series):
         parts = [*(Paragraph(sentence(text)) for text in series_sentences(series))]
         figure = _figure(f"{name}-s{number}", series) if len(series.points) > 1 else None
         if figure is not None or parts:
             sections.append((f"{shown(series.variant)}, {metric_title(series.metric)}", [figure, *parts]))
-    created = max((series.points[-1].created for series in history.series), default="")
+    ends = [*(series.points[-1].created for series in history.series), *(item.created for item in history.failures)]
+    created = max(ends, default="")
     return Document(
         kind="History",
         source=source,
@@ -44,6 +55,9 @@ def _verdict(history: HistoryRecord) -> Verdict:
         failure = check_failure(history)
         sentences = () if failure is None else (sentence(failure.message.partition(": ")[2]),)
         return Verdict(f"check: {history.verdict}", _TONES.get(history.verdict, "open"), sentences)
+    failed = [item for item in history.failures if item.is_current]
+    if failed:
+        return Verdict("failed", "bad", tuple(sentence(failed_sentence(item)) for item in failed))
     steps = sum(len(series.changes) for series in history.series)
     still = sum(change.is_open for series in history.series for change in series.changes)
     word = count(steps, "step") if steps else "no step"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from support.bench_records import ENVIRONMENT, record, variant
@@ -173,3 +174,33 @@ def test_more_series_need_more_evidence(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(asked) == 5
     assert asked[0] == THRESHOLD
     assert asked[1:] == [math.sqrt(THRESHOLD**2 + 2 * math.log(4))] * 4
+
+
+def failed(item: Kept, hours: int = 0, **environment: Any) -> Kept:
+    """The record of a night in which a run of it failed, so that the rest was faster."""
+    moment = datetime.fromisoformat(item.created) + timedelta(hours=hours)
+    one = msgspec.structs.replace(item.record.variants[0], error="1 of 10 runs failed: 1 x exit code 1")
+    broken = msgspec.structs.replace(
+        item.record, variants=(one,), environment={**item.record.environment, **environment}
+    )
+    created = f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    return Kept(f"{created}.json", created, broken)
+
+
+def test_a_night_that_failed_is_marked_and_is_in_no_series() -> None:
+    good = nights([0.1] * 20)
+    bad = failed(night(20, 0.05))
+    found = e2e([*good, bad])
+    (series,) = found.series
+    assert len(series.points) == 20
+    assert [(item.record, item.commit, item.is_current) for item in found.failures] == [(bad.name, "c20", True)]
+    check = judged(found)
+    assert check.verdict == "failed" and check.reasons == ("a: 1 of 10 runs failed: 1 x exit code 1",)
+    assert judged(found, since="2026-07-01T00:00:00Z").verdict == "pass", "it is known"
+    # A later night, or another try in the same one, is judged by itself; another machine's is not its.
+    assert judged(e2e([*good, bad, night(22, 0.1)])).verdict == "pass"
+    early = failed(night(20, 0.05), hours=-1)
+    assert judged(e2e([*good, early, night(20, 0.1)])).verdict == "pass"
+    other = failed(night(20, 0.05), hours=-1, machine={"cpu": "Test 2"})
+    assert judged(e2e([*good, other, night(20, 0.1)])).verdict == "failed"
+    assert judged(e2e([bad])).verdict == "failed"
