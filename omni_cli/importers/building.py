@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
-from omni_cli.record import E2E, Failures, Record, Sample, Variant, workload_fingerprint
+from omni_cli.record import (
+    E2E,
+    Failures,
+    Record,
+    Sample,
+    Variant,
+    failure_sentence,
+    summed_failures,
+    workload_fingerprint,
+)
+from omni_cli.text import visible
 
 MOST_BLOCKS = 200
 REQUEST_BLOCKS = 20
 
-Row = dict[str, float | None]
-"""A request: `e2e_s` (None if it failed), `ttft_s`, `tpot_s`, `input_tokens`, `output_tokens`."""
-
+_TIMES = (E2E, "ttft_s", "tpot_s")
 _TOKENS = ("input_tokens", "output_tokens")
+
+Row = dict[str, float | None]
+"""A request that was answered: `e2e_s`, `ttft_s`, `tpot_s`, `input_tokens`, `output_tokens`."""
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A run or a request that failed, or several alike. They are counted by `kind`; `message` is that of the first."""
+
+    kind: str
+    message: str
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -51,47 +72,89 @@ def record_of(
     )
 
 
-def timed_variant(name: str, times_s: Sequence[float]) -> Variant:
-    """Make a variant of runs in the order in which they ran: a block each, or the medians of neighbours if many."""
-    medians = [statistics.median(part) for part in _parts(times_s, MOST_BLOCKS)]
-    return Variant(name=name, samples=tuple(_sample(number, value) for number, value in enumerate(medians)))
+def timed_variant(name: str, runs: Sequence[float | FailedRun | None]) -> Variant:
+    """Make a variant of runs in the order in which they ran: a block each, or the medians of neighbours if many.
+
+    A run whose time cannot be one failed, and failed ones are no samples.
+    """
+    checked = [
+        run if isinstance(run, FailedRun) or _is_time(run) else FailedRun("no duration", f"run {number} with {run}")
+        for number, run in enumerate(runs, start=1)
+    ]
+    medians = [statistics.median(part) for part in _parts([run for run in checked if _is_time(run)], MOST_BLOCKS)]
+    samples = tuple(_sample(number, value) for number, value in enumerate(medians))
+    error = failure_sentence(counted(checked), len(checked), "runs") or (None if samples else "it has no runs")
+    return Variant(name=name, samples=samples, error=error)
 
 
-def request_variant(name: str, rows: Sequence[Row]) -> Variant | None:
-    """Make a variant of requests in the order in which they were sent, in blocks of neighbours; None if all failed."""
-    answered = sum(row[E2E] is not None for row in rows)
-    parts: list[Sequence[Row]] = []
+def request_variant(name: str, rows: Sequence[Row | FailedRun], failed: int = 0) -> Variant:
+    """Make a variant of requests in the order in which they were sent, in blocks of neighbours.
+
+    `failed` is how many the tool says failed. A request without times that can be its own failed, too.
+    """
+    checked = [row if isinstance(row, FailedRun) else _checked(row) for row in rows]
+    answered = sum(isinstance(row, dict) for row in checked)
+    parts: list[Sequence[Row | FailedRun]] = []
     for blocks in range(min(REQUEST_BLOCKS, answered), 0, -1):
-        parts = list(_parts(rows, blocks))
-        if all(any(row[E2E] is not None for row in part) for part in parts):
+        parts = list(_parts(checked, blocks))
+        if all(any(isinstance(row, dict) for row in part) for part in parts):
             break
-    samples = tuple(_window(number, part) for number, part in enumerate(parts))
-    return Variant(name=name, samples=samples) if samples else None
+    error = failure_sentence(counted(checked), len(checked), "requests") or (None if checked else "it has no requests")
+    if failed > len(checked) - answered:
+        error = f"{failed} of {max(failed, len(checked))} requests failed"
+    return Variant(name=name, samples=tuple(_window(number, part) for number, part in enumerate(parts)), error=error)
 
 
-def summary_variant(name: str, value_s: float, metrics: Mapping[str, float]) -> Variant:
-    """Make a variant of a file that has one value for a whole run."""
-    return Variant(name=name, samples=(_sample(0, value_s, dict(metrics)),))
+def summary_variant(name: str, value_s: Any, metrics: Mapping[str, Any], error: str | None = None) -> Variant:
+    """Make a variant of a file that has one value for a whole run; `error` is a sentence on its failures."""
+    wrong = [value for value in (value_s, *metrics.values()) if not _is_time(value)]
+    if wrong:
+        error = error or ("it has no time" if wrong[0] is None else f"{wrong[0]:g} s is not a duration")
+    samples = () if wrong else (_sample(0, value_s, dict(metrics)),)
+    return Variant(name=name, samples=samples, error=error)
+
+
+def counted(items: Iterable[object]) -> dict[str, Failures]:
+    """Count the failed ones by kind."""
+    return summed_failures(
+        (visible(item.kind, 60), Failures(count=item.count, first=visible(item.message)))
+        for item in items
+        if isinstance(item, FailedRun)
+    )
+
+
+def _checked(row: Row) -> Row | FailedRun:
+    if not row.get(E2E):
+        return FailedRun("no answer", "no answer")
+    for name in _TIMES:
+        value = row.get(name)
+        if value is not None and not _is_time(value) and (name == E2E or value != 0):
+            return FailedRun("no duration", f"its `{name}` is {value}")
+    return row
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value) and value > 0
 
 
 def _sample(number: int, value_s: float, metrics: dict[str, float] | None = None) -> Sample:
     return Sample(block=number, position=0, number=number, e2e_s=value_s, metrics=metrics or {})
 
 
-def _window(number: int, rows: Sequence[Row]) -> Sample:
-    columns = {name: [row.get(name) for row in rows] for name in (E2E, "ttft_s", "tpot_s")}
+def _window(number: int, rows: Sequence[Row | FailedRun]) -> Sample:
+    answers = [row if isinstance(row, dict) else {} for row in rows]
+    columns = {name: [row.get(name) for row in answers] for name in _TIMES}
     medians = {name: statistics.median(values) for name, column in columns.items() if (values := _known(column))}
-    failed = sum(value is None for value in columns[E2E])
-    work = {name: float(sum(_known([row.get(name) for row in rows]))) for name in _TOKENS}
+    work = {name: float(sum(_known([row.get(name) for row in answers]))) for name in _TOKENS}
     return Sample(
         block=number,
         position=0,
         number=number,
         e2e_s=medians.pop(E2E),
         metrics=medians,
-        work={"requests": float(len(rows) - failed), **{name: amount for name, amount in work.items() if amount}},
+        work={"requests": float(sum(map(bool, answers))), **{name: amount for name, amount in work.items() if amount}},
         requests={name: tuple(column) for name, column in columns.items() if _known(column)},
-        failures={"failed": Failures(count=failed, first="the file has no answer")} if failed else {},
+        failures=counted(rows),
     )
 
 

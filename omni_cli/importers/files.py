@@ -29,6 +29,7 @@ _DOCUMENTS: tuple[tuple[frozenset[str], str, Callable[[Any, str], list[Imported]
     (frozenset({"model_id", "tokenizer_id", "completed"}), "vllm bench serve", vllm_serve),
     (frozenset({"random_input_len", "server_info", "completed"}), "sglang bench_serving", sglang_serving),
     (frozenset({"aiperf_version", "request_latency"}), "aiperf", aiperf_summary),
+    (frozenset({"aiperf_version", "error_request_count"}), "aiperf", aiperf_summary),  # all failed
     (frozenset({"results"}), "hyperfine", hyperfine),
 )
 

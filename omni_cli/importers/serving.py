@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from omni_cli.errors import InputError
-from omni_cli.importers.building import Imported, Row, record_of, request_variant, summary_variant
+from omni_cli.importers.building import (
+    FailedRun,
+    Imported,
+    Row,
+    counted,
+    record_of,
+    request_variant,
+    summary_variant,
+)
 from omni_cli.importers.timings import NO_ORIGIN
-from omni_cli.record import E2E
+from omni_cli.record import E2E, Variant, failure_sentence
 
 _MS = 1e-3
 _NS = 1e-9
@@ -22,14 +30,17 @@ _SGLANG_SETTINGS = ("backend", "dataset_name", "random_input_len", "random_outpu
 
 
 class ServingRun(msgspec.Struct):
-    """The fields that `vllm bench serve` and `bench_serving` call alike; lists have an item per request."""
+    """The fields that `vllm bench serve` and `bench_serving` call alike; lists have an item per request, and so have
+    those that failed, with 0 and empty lists. SGLang and older versions of vLLM do not count `failed`."""
 
     completed: int
-    latencies: list[float] | None = None
-    ttfts: list[float] | None = None
-    itls: list[list[float]] | None = None
-    input_lens: list[int] | None = None
-    output_lens: list[int] | None = None
+    failed: int | None = None
+    num_prompts: int | None = None
+    latencies: list[float | None] | None = None
+    ttfts: list[float | None] | None = None
+    itls: list[list[float | None] | None] | None = None
+    input_lens: list[int | None] | None = None
+    output_lens: list[int | None] | None = None
     errors: list[str | None] | None = None
     median_e2el_ms: float | None = None
     median_e2e_latency_ms: float | None = None
@@ -55,50 +66,65 @@ def sglang_serving(document: Any, written: str) -> list[Imported]:
 
 def _serving(tool: str, document: Any, created: str, settings: dict[str, Any], option: str) -> Imported:
     run = msgspec.convert(document, ServingRun)
-    rows = _rows(run)
     name = str(settings.get("model_id") or settings.get("backend"))
     missing = [NO_ORIGIN]
-    variant = request_variant(name, rows)
-    if rows and variant is None:
-        raise InputError(f"none of its {len(rows)} requests was answered")
-    if variant is None:
+    rows = _rows(run)
+    if rows:
+        answers = [row for row in rows if isinstance(row, dict)]
+        empty = [row for row in answers if row[E2E] == 0]
+        if empty and run.latencies is None and run.completed == len(answers):
+            rows = [row for row in rows if row not in empty]
+            missing.append(f"{len(empty)} of {len(answers)} answers are empty, so that they have no times: left out")
+        variant = request_variant(name, rows, max(run.failed or 0, len(rows) - run.completed))
+        if run.ttfts is None:
+            missing.append(f"it has no time to first token of single requests: run it with `{option}`")
+    else:
         variant = _of_medians(name, run, option)
         missing.append(f"it has only medians of the whole run, from which no interval follows: run it with `{option}`")
-    elif run.ttfts is None:
-        missing.append(f"it has no time to first token of single requests: run it with `{option}`")
+        if run.failed is None and run.num_prompts is None:
+            missing.append(f"it does not say whether requests failed: run it with `{option}`")
     return Imported(record_of(tool, created, [variant], settings), tuple(missing))
 
 
-def _of_medians(name: str, run: ServingRun, option: str) -> Any:
+def _of_medians(name: str, run: ServingRun, option: str) -> Variant:
+    failed = max((run.num_prompts or 0) - run.completed, 0) if run.failed is None else run.failed
+    error = f"{failed} of {run.completed + failed} requests failed" if failed else None
     e2e_ms = run.median_e2el_ms or run.median_e2e_latency_ms
-    if not e2e_ms:
+    if e2e_ms is None and error is None:
         raise InputError("it has no latency from end to end", hint=f"run the benchmark with `{option}`")
     found = {"ttft_s": run.median_ttft_ms, "tpot_s": run.median_tpot_ms}
-    return summary_variant(name, e2e_ms * _MS, {key: value * _MS for key, value in found.items() if value})
+    # SGLang's time per token falls below 0 where all of them came at once.
+    metrics = {key: value * _MS for key, value in found.items() if value and not (key == "tpot_s" and value < 0)}
+    return summary_variant(name, e2e_ms and e2e_ms * _MS, metrics, error)
 
 
-def _rows(run: ServingRun) -> list[Row]:
-    """Return one row per request; empty if the file has none. A request without a latency failed."""
-    columns: tuple[Sequence[Any] | None, ...] = (
-        run.latencies, run.ttfts, run.itls, run.input_lens, run.output_lens, run.errors,
-    )  # fmt: skip
+def _rows(run: ServingRun) -> list[Row | FailedRun]:
+    """Return one row per request; empty if the file has none."""
+    ttfts, itls = run.ttfts, run.itls
+    columns = (run.latencies, ttfts, itls, run.input_lens, run.output_lens, run.errors)
     lengths = {len(column) for column in columns if column is not None}
-    if run.latencies is None and (run.ttfts is None or run.itls is None):
+    if run.latencies is None and (ttfts is None or itls is None):
         return []
     if len(lengths) != 1:
         raise InputError(f"its lists of requests have different lengths: {', '.join(map(str, sorted(lengths)))}")
-    return [_row(*values) for values in itertools.zip_longest(*(column or () for column in columns))]
+    latencies = run.latencies or [_sum(ttft, gaps) for ttft, gaps in zip(ttfts or (), itls or (), strict=True)]
+    others: list[Any] = [column or () for column in (ttfts, run.input_lens, run.output_lens, run.errors)]
+    return [_row(*values) for values in itertools.zip_longest(latencies, *others)]
 
 
-def _row(
-    latency: float | None, ttft: float | None, gaps: list[float] | None, into: int | None, out: int | None, error: Any
-) -> Row:
-    e2e_s = latency if latency is not None else (ttft or 0.0) + sum(gaps or ())
-    if error or e2e_s <= 0:
-        return {E2E: None}
-    many = out is not None and out > 1 and ttft is not None
-    tpot_s = (e2e_s - ttft) / (out - 1) if many and ttft is not None and out is not None else None
-    return {E2E: e2e_s, "ttft_s": ttft or None, "tpot_s": tpot_s, "input_tokens": into, "output_tokens": out}
+def _row(latency: float | None, ttft: float | None, into: int | None, out: int | None, error: Any) -> Row | FailedRun:
+    if error:
+        # The reason of a status, or a whole traceback, which ends with the exception.
+        message = str(error).strip().rpartition("\n")[2] or "error"
+        return FailedRun(message.partition(":")[0], message)
+    tpot_s = (latency - ttft) / (out - 1) if latency and ttft and out and out > 1 else None
+    return {E2E: latency, "ttft_s": ttft or None, "tpot_s": tpot_s, "input_tokens": into, "output_tokens": out}
+
+
+def _sum(ttft: float | None, gaps: list[float | None] | None) -> float | None:
+    """Return the time of a whole answer; None if a part is missing."""
+    known = [time for time in (ttft, *(gaps or ())) if time is not None]
+    return sum(known) if gaps is not None and len(known) == len(gaps) + 1 else None
 
 
 class AIPerfValue(msgspec.Struct):
@@ -109,6 +135,7 @@ class AIPerfValue(msgspec.Struct):
 class AIPerfMetadata(msgspec.Struct):
     request_start_ns: int
     benchmark_phase: str = "profiling"
+    was_cancelled: bool = False
 
 
 class AIPerfRequest(msgspec.Struct):
@@ -129,41 +156,83 @@ def aiperf_requests(lines: list[Any], written: str) -> list[Imported]:
         (item for item in found if item.metadata.benchmark_phase == "profiling"),
         key=lambda item: item.metadata.request_start_ns,
     )
-    rows = [_aiperf_row(item) for item in found]
-    variant = request_variant("requests", rows)
-    if variant is None:
-        raise InputError(f"none of its {len(rows)} requests was answered")
-    created = f"{datetime.fromtimestamp(found[0].metadata.request_start_ns * _NS, UTC):%Y-%m-%dT%H:%M:%SZ}"
-    return [Imported(record_of("aiperf", created, [variant], {"num_requests": len(rows)}), (NO_ORIGIN,))]
+    variant = request_variant("requests", [_aiperf_row(item) for item in found])
+    starts_s = [item.metadata.request_start_ns * _NS for item in found]
+    created = f"{datetime.fromtimestamp(starts_s[0], UTC):%Y-%m-%dT%H:%M:%SZ}" if starts_s else written
+    return [Imported(record_of("aiperf", created, [variant], {"num_requests": len(found)}), (NO_ORIGIN,))]
 
 
-def _aiperf_row(item: AIPerfRequest) -> Row:
+def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
     if item.error is not None:
-        return {E2E: None}
+        return _aiperf_failure(item.error)
+    if item.metadata.was_cancelled:
+        return FailedRun("cancelled", "cancelled")
     row: Row = {}
     for name, metric in (*_AIPERF_TIMES.items(), *_AIPERF_COUNTS.items()):
-        value = item.metrics.get(metric)
-        scale = 1.0 if value is None or name in _AIPERF_COUNTS else _SCALES.get(value.unit)
-        row[name] = float(value.value) * scale if value is not None and scale is not None else None
-    return row if row.get(E2E) is not None else {E2E: None}
+        found = item.metrics.get(metric)
+        scale = 1.0 if found is None or name in _AIPERF_COUNTS else _SCALES.get(found.unit)
+        value = None if found is None else found.value
+        row[name] = float(value) * scale if value is not None and scale is not None else None
+    return row
+
+
+def _aiperf_failure(error: Any) -> FailedRun:
+    details = error if isinstance(error, dict) else {"message": error}
+    code = details.get("code")
+    kind = details.get("type") or "error" if code is None else f"HTTP {code}"
+    return FailedRun(str(kind), str(details.get("message") or kind))
 
 
 def aiperf_summary(document: Any, written: str) -> list[Imported]:
-    """Read AIPerf's `profile_export_aiperf.json`, which has percentiles of all requests."""
+    """Read AIPerf's `profile_export_aiperf.json`, which has percentiles of all answered requests."""
     medians: dict[str, float] = {}
     for name, metric in _AIPERF_TIMES.items():
         value = document.get(metric)
         if isinstance(value, dict) and isinstance(value.get("p50"), int | float) and value.get("unit") in _SCALES:
             medians[name] = value["p50"] * _SCALES[value["unit"]]
-    if E2E not in medians:
+    error = _aiperf_error(document)
+    if E2E not in medians and error is None:
         raise InputError("it has no median of `request_latency`", hint="pass `profile_export.jsonl` beside it")
     version = str(document.get("aiperf_version"))
     record = record_of(
-        "aiperf", written, [summary_variant("requests", medians.pop(E2E), medians)], {"summary": True},
+        "aiperf", written, [summary_variant("requests", medians.pop(E2E, None), medians, error)], {"summary": True},
         versions={"aiperf": version},
     )  # fmt: skip
     note = "it has only percentiles of all requests, from which no interval follows: pass `profile_export.jsonl`"
     return [Imported(record, (note, NO_ORIGIN))]
+
+
+class AIPerfCount(msgspec.Struct, frozen=True):
+    avg: float = 0.0
+
+
+class AIPerfErrors(msgspec.Struct):
+    error_details: Any
+    count: int
+
+
+class AIPerfOutcome(msgspec.Struct):
+    """The failures of a run; a count of 0 is not written."""
+
+    request_count: AIPerfCount = AIPerfCount()
+    error_request_count: AIPerfCount = AIPerfCount()
+    request_error_rate: AIPerfCount = AIPerfCount()
+    error_summary: list[AIPerfErrors] = []
+    was_cancelled: bool = False
+    is_complete: bool = True
+
+
+def _aiperf_error(document: Any) -> str | None:
+    found = msgspec.convert(document, AIPerfOutcome)
+    failed = [replace(_aiperf_failure(item.error_details), count=item.count) for item in found.error_summary]
+    unnamed = int(found.error_request_count.avg) - sum(item.count for item in failed)
+    failures = counted([*failed, *([FailedRun("error", "error", unnamed)] if unnamed > 0 else [])])
+    total = int(found.request_count.avg) + sum(item.count for item in failures.values())
+    if failures:
+        return failure_sentence(failures, total, "requests")
+    if found.request_error_rate.avg:
+        return f"{found.request_error_rate.avg:g}% of its requests failed"
+    return "it was cancelled" if found.was_cancelled else None if found.is_complete else "it is not complete"
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -9,20 +10,25 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_cli.importers.building import Imported, record_of, summary_variant, timed_variant
-from omni_cli.record import Variant
+from omni_cli.errors import InputError
+from omni_cli.importers.building import FailedRun, Imported, counted, record_of, summary_variant, timed_variant
+from omni_cli.record import Variant, failure_sentence
 
 NO_ORIGIN: Final = "it names neither the machine nor versions nor a commit: they are assumed to be equal"
 _ONE_VALUE = "it has one value per benchmark, from which no interval follows: `omni history` can use it"
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0,
           "second": 1.0, "seconds": 1.0}  # fmt: skip
 LEFT_OUT: Final = "left out, because their units are neither times nor rates"
+_PER_SECOND = 0.0
 _RATE = re.compile(r"(?:ops|iter|req|requests|iterations|it|runs)/(?:s|sec|second)")
 
 
 class HyperfineResult(msgspec.Struct):
+    """`exit_codes` has null for a run that a signal ended; older versions write none."""
+
     command: str
-    times: list[float] = []
+    times: list[float | None] = []
+    exit_codes: list[int | None] = []
     median: float | None = None
     mean: float | None = None
 
@@ -35,20 +41,33 @@ def hyperfine(document: Any, written: str) -> list[Imported]:
     """Read `hyperfine --export-json`. `written` is the date of the file, which has none itself."""
     results = msgspec.convert(document, HyperfineFile).results
     missing = [NO_ORIGIN]
-    variants = []
-    for result in results:
-        value = result.median or result.mean
-        if result.times:
-            variants.append(timed_variant(result.command, result.times))
-        elif value:
-            variants.append(summary_variant(result.command, value, {}))
-            missing.append(f"`{result.command}` has no `times`: {_ONE_VALUE}")
-    return [Imported(record_of("hyperfine", written, variants, {}), tuple(missing))]
+    missing += [f"`{item.command}` has no `times`: {_ONE_VALUE}" for item in results if not item.times]
+    return [Imported(record_of("hyperfine", written, [_command(item) for item in results], {}), tuple(missing))]
+
+
+def _command(result: HyperfineResult) -> Variant:
+    times, codes = result.times, result.exit_codes
+    if times and codes and len(times) != len(codes):
+        raise InputError(f"`{result.command}` has {len(times)} `times`, but {len(codes)} `exit_codes`")
+    exits = [_exit(number, code) for number, code in enumerate(codes, start=1)]
+    if times:
+        return timed_variant(result.command, [code or time for time, code in itertools.zip_longest(times, exits)])
+    error = failure_sentence(counted(exits), len(exits), "runs")
+    # A median of all runs is that of the failed ones, too.
+    value = None if error else result.mean if result.median is None else result.median
+    return summary_variant(result.command, value, {}, error)
+
+
+def _exit(number: int, code: int | None) -> FailedRun | None:
+    """Return None for a run that succeeded."""
+    return (
+        None if code == 0 else FailedRun("ended by a signal" if code is None else f"exit code {code}", f"run {number}")
+    )
 
 
 class PytestStats(msgspec.Struct):
-    median: float
-    data: list[float] = []
+    median: float | None = None
+    data: list[float | None] = []
 
 
 class PytestBenchmark(msgspec.Struct):
@@ -95,7 +114,7 @@ def pytest_benchmark(document: Any, written: str) -> list[Imported]:
 
 class ActionBench(msgspec.Struct):
     name: str
-    value: float
+    value: float | None
     unit: str
 
 
@@ -133,7 +152,7 @@ def action_values(document: Any, written: str) -> list[Imported]:
 
 def _action_record(created: str, benches: list[ActionBench], settings: dict[str, Any], commit: str | None) -> Imported:
     variants = list(_action_variants(benches))
-    unread = [f"`{item.name}` ({item.unit})" for item in benches if _seconds(item) is None]
+    unread = [f"`{item.name}` ({item.unit})" for item in benches if _scale(item) is None]
     missing = [_ONE_VALUE, "it names neither the machine nor versions: they are assumed to be equal"]
     if unread:
         missing.append(f"{LEFT_OUT}: {', '.join(unread)}")
@@ -143,15 +162,13 @@ def _action_record(created: str, benches: list[ActionBench], settings: dict[str,
 
 def _action_variants(benches: list[ActionBench]) -> Iterator[Variant]:
     for item in benches:
-        value_s = _seconds(item)
-        if value_s is not None:
+        scale = _scale(item)
+        if scale is not None:
+            value_s = item.value and (1 / item.value if scale == _PER_SECOND else item.value * scale)
             yield summary_variant(item.name, value_s, {})
 
 
-def _seconds(item: ActionBench) -> float | None:
-    """Return a time in seconds, or that of one operation of a rate; None for any other unit."""
+def _scale(item: ActionBench) -> float | None:
+    """Return the seconds of a unit of time, 0 for a rate, whose operations have a time, and None for any other unit."""
     unit = item.unit.strip().lower()
-    if _RATE.fullmatch(unit):
-        return 1 / item.value if item.value > 0 else None
-    scale = _UNITS.get(unit.partition("/")[0])
-    return None if scale is None else item.value * scale
+    return _PER_SECOND if _RATE.fullmatch(unit) else _UNITS.get(unit.partition("/")[0])

@@ -105,3 +105,30 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
     file.write_text("")
     assert run(["history", "add", str(EXAMPLES / "before.json"), "--history", str(file)]) == 2
     assert "cannot write the record" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_night_that_failed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads((EXAMPLES / "nightly.json").read_text())
+    newest = document["entries"]["Nightly"][-1]
+    newest["date"] += 24 * 3600 * 1000
+    name = newest["benches"][0]["name"]
+    newest["benches"][0]["value"] = 0
+    document["entries"]["Nightly"] = [newest]
+    path = tmp_path / "tonight.json"
+    path.write_text(json.dumps(document))
+    assert run(["history", "add", str(path), "--history", str(folder), "--json"]) == 0
+    printed = capsys.readouterr()
+    (entry,) = json.loads(printed.out)["records"]
+    assert entry["failures"] == [f"variant `{name}` failed: 0 s is not a duration"]
+    assert f"warning: {path}: {entry['failures'][0]}; no series uses it" in printed.err
+    markdown, page = tmp_path / "check.md", tmp_path / "page.html"
+    assert run(["history", "check", "--history", str(folder), "--markdown", str(markdown)]) == 6
+    printed = capsys.readouterr()
+    assert f"error: failed: {name}: 0 s is not a duration" in printed.err
+    assert "Failed, and in no series\n  2026-" in printed.out and "Check: failed" in printed.out
+    assert "### omni history: failed" in markdown.read_text() and "in no series: 2026-" in markdown.read_text()
+    assert run(["history", "show", "--history", str(folder)]) == 0
+    assert "Failed, and in no series" in capsys.readouterr().out
+    assert run(["report", str(folder), "-o", str(page)]) == 0
+    assert "Failed, and in no series" in page.read_text()

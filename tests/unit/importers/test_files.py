@@ -133,13 +133,11 @@ def test_the_script_that_the_action_writes_for_its_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"results": [{"command": "x"}]}', "hyperfine has no results"),
         ('{"results": [{"command": "x", "times": [0.1, "fast"]}]}', "got `str` at `results[0].times[1]`"),
         ('{"results": []}', "hyperfine has no results"),
-        ('{"results": [{"command": "x", "times": [-1]}]}', "not a duration"),
+        ('{"results": [{"command": "x", "times": [1, 2], "exit_codes": [0]}]}', "2 `times`, but 1 `exit_codes`"),
         ('{"model_id": "m", "tokenizer_id": "t", "completed": 0}', "no latency from end to end"),
         ('{"model_id": "m", "tokenizer_id": "t", "completed": 2, "latencies": [1, 2], "ttfts": [1]}', "lengths: 1, 2"),
-        ('{"model_id": "m", "tokenizer_id": "t", "completed": 1, "latencies": [1], "errors": ["no"]}', "none of its 1"),
         ('{"lastUpdate": 1, "entries": {"a": [{"commit": {"id": "c"}}]}}', "missing required field"),
         ('{"lastUpdate": 1, "entries": {}}', "has no results"),
         ('[{"name": "a", "unit": "MB", "value": 1}]', "has no results"),
