@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.fields import CHECKERS, MAX_TOKENS
@@ -25,6 +25,7 @@ _PLAIN_KEYS = ("request_id", "prompt", "seed", "arrival_s")
 # Of Mooncake's traces: milliseconds, tokens, and hashes of shared prefixes.
 _TRACE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 _SAMPLING = {"max_tokens": "max_completion_tokens", "temperature": "temperature"}
+_TURNS = ("conversations", "conversation", "messages")
 _HUMAN, _ANSWER = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
 _IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 _SOUNDS = {".wav": "wav", ".mp3": "mp3", ".flac": "flac"}
@@ -63,36 +64,6 @@ class Dataset:
         return replace(self, requests=self.requests[:count])
 
 
-class _Turn(msgspec.Struct):
-    speaker: str | None = msgspec.field(default=None, name="from")
-    value: str | None = None
-    role: str | None = None
-    content: object = None
-
-
-class _Conversation(msgspec.Struct):
-    conversations: list[_Turn] | None = None
-    conversation: list[_Turn] | None = None
-    messages: list[_Turn] | None = None
-
-    def exchange(self) -> tuple[str, str] | None:
-        """The first question and its answer; None if it begins otherwise."""
-        turns = self.conversations or self.conversation or self.messages or []
-        if len(turns) < 2:
-            return None
-        (asker, question), (answerer, answer) = (
-            (turn.speaker or turn.role, turn.value if turn.value is not None else turn.content) for turn in turns[:2]
-        )
-        if (
-            asker not in _HUMAN
-            or answerer not in _ANSWER
-            or not isinstance(question, str)
-            or not isinstance(answer, str)
-        ):
-            return None
-        return (question, answer) if question.strip() and answer.strip() else None
-
-
 def read_dataset(
     path: Path, *, count_tokens: Callable[[str], int], output_len: int | None, seed: int, is_chat: bool = True
 ) -> Dataset:
@@ -105,6 +76,10 @@ def read_dataset(
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise InputError(f"the {_WHAT} `{path}` is larger than {MAX_BYTES // 2**30} GiB")
+    encoding = json.detect_encoding(content).upper().replace("-LE", "LE").replace("-BE", "BE")
+    if not encoding.startswith("UTF-8"):
+        hint = f"convert it: `iconv -f {encoding} -t UTF-8 {path} > utf8-{path.name}`"
+        raise InputError(f"the {_WHAT} `{path}` is {encoding}, not UTF-8", hint=hint)
     digest = hashlib.sha256(content)
     if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
         count = (lambda text: output_len or max(count_tokens(text), 1)) if is_chat else None
@@ -129,21 +104,69 @@ def read_dataset(
 
 
 def _conversations(path: Path, content: bytes, sha256: str, count: Callable[[str], int] | None, seed: int) -> Dataset:
+    wrong = f"the {_WHAT} `{path}` is not a list of conversations"
+    # Bytes that are no UTF-8 become invalid text of the one conversation that has them.
+    text = content.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
     try:
-        documents = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"), type=list[_Conversation])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        conversations = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        message = f"{wrong}: conversation {_num_whole(text) + 1}: {reason}"
+        raise InputError(message, hint="is the file truncated? download or write it again") from error
+    found, broken = [], []
+    for number, conversation in enumerate(conversations, start=1):
+        try:
+            found.append(_exchange(conversation))
+        except ValueError as error:
+            broken.append(f"conversation {number} {error}")
+    exchanges = [exchange for exchange in found if exchange is not None]
+    if broken and not exchanges:
         hint = 'write [{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}]'
-        raise InputError(f"the {_WHAT} `{path}` is not a list of conversations: {error}", hint=hint) from error
-    found = [exchange for document in documents if (exchange := document.exchange()) is not None]
-    if not found:
+        raise InputError(f"{wrong}: {broken[0]}", hint=hint)
+    if not exchanges:
         raise InputError(f"the {_WHAT} `{path}` has no conversation that begins with a question and its answer")
-    random.Random(f"dataset/{seed}").shuffle(found)
+    random.Random(f"dataset/{seed}").shuffle(exchanges)
     requests = tuple(
-        DatasetRequest(question, fields={} if count is None else _length(count(answer))) for question, answer in found
+        DatasetRequest(question, fields={} if count is None else _length(count(answer)))
+        for question, answer in exchanges
     )
-    skipped = len(documents) - len(found)
-    note = f"{skipped} of {len(documents)} conversations do not begin with a question and its answer, and are not sent"
-    return Dataset(requests, sha256, (note,) if skipped else ())
+    of, other = f"of {len(conversations)} conversations", len(found) - len(exchanges)
+    notes = [f"{other} {of} do not begin with a question and its answer, and are not sent"] if other else []
+    notes += [f"{len(broken)} {of} cannot be read, and are not sent; the first: {broken[0]}"] if broken else []
+    return Dataset(requests, sha256, tuple(notes))
+
+
+def _exchange(conversation: object) -> tuple[str, str] | None:
+    """Return the first question and its answer; None if it begins otherwise. Raises `ValueError` if it is broken."""
+    if not isinstance(conversation, dict):
+        raise ValueError("is not a JSON object")
+    turns = next((turns for key in _TURNS if (turns := conversation.get(key))), None) or []
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns[:2]):
+        raise ValueError("is not a list of turns")
+    if len(turns) < 2:
+        return None
+    (asker, question), (answerer, answer) = (
+        (turn.get("from") or turn.get("role"), turn.get("content") if turn.get("value") is None else turn["value"])
+        for turn in turns[:2]
+    )
+    if asker not in _HUMAN or answerer not in _ANSWER or not isinstance(question, str) or not isinstance(answer, str):
+        return None
+    for text in (question, answer):
+        CHECKERS["prompt"](text)
+    return (question, answer) if question.strip() and answer.strip() else None
+
+
+def _num_whole(text: str) -> int:
+    """Count the conversations before the place where JSON is malformed."""
+    seen = 0
+
+    def count(found: dict[str, object]) -> None:
+        nonlocal seen
+        seen += any(key in found for key in _TURNS)
+
+    with suppress(ValueError, RecursionError):
+        json.loads(text, object_hook=count)
+    return seen
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,49 @@ def test_conversations_become_their_first_question_and_the_length_of_its_answer(
     assert found.arrivals_s is None
 
 
+def good(count: int) -> list[Any]:
+    return [talk(("human", f"question {number}"), ("gpt", "a b")) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (talk(("human", "cut \ud83d"), ("gpt", "a")), "conversation 3 must be valid Unicode text"),
+        (talk(("human", "a"), ("gpt", "\udc00")), "conversation 3 must be valid Unicode text"),
+        ("text", "conversation 3 is not a JSON object"),
+        ({"conversations": "text"}, "conversation 3 is not a list of turns"),
+        ({"messages": ["user", "assistant"]}, "conversation 3 is not a list of turns"),
+    ],
+)
+def test_a_broken_conversation_is_left_out_by_its_number(broken: Any, message: str, tmp_path: Path) -> None:
+    found = read(written(tmp_path, [*good(2), broken, *good(3)]))
+    assert len(found.requests) == 5
+    assert found.notes == (f"1 of 6 conversations cannot be read, and are not sent; the first: {message}",)
+
+
+def test_what_is_not_sent_need_not_be_text(tmp_path: Path) -> None:
+    later = talk(("human", "one"), ("gpt", "a"), ("human", "cut \ud83d"))
+    later["conversations"].append({"from": "gpt", "value": 5})
+    assert read(written(tmp_path, [later])).notes == ()
+
+
+def test_bytes_that_are_no_text_concern_their_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "requests"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(good(5)).encode().replace(b"question 3", b"question \xff"))
+    found = read(path)
+    assert len(found.requests) == 4 and "the first: conversation 4 must be valid Unicode" in found.notes[0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+@pytest.mark.parametrize("content", [json.dumps(good(2)), lines({"prompt": "a"})])
+def test_other_encodings_are_named(encoding: str, content: str, tmp_path: Path) -> None:
+    path = tmp_path / "requests"
+    path.write_bytes(content.encode(encoding))
+    with pytest.raises(InputError, match=f"is {encoding[:6].upper()}(LE)?, not UTF-8") as caught:
+        read(path)
+    assert caught.value.hint is not None and "iconv -f UTF-" in caught.value.hint
+
+
 def test_conversations_are_shuffled_by_the_seed(tmp_path: Path) -> None:
     path = written(tmp_path, [talk(("human", str(number)), ("gpt", "a")) for number in range(50)])
     orders = [[item.prompt for item in read(path, seed=seed).requests] for seed in (0, 0, 1)]
@@ -101,11 +144,18 @@ def test_traces(tmp_path: Path) -> None:
     [
         ("", "is empty"),
         ("\n", "has no requests"),
-        ("[", "is not a list of conversations"),
-        ("[1]", "is not a list of conversations"),
+        ("[", "is not a list of conversations: conversation 1: Expecting value"),
+        ("[1]", "is not a list of conversations: conversation 1 is not a JSON object"),
+        (json.dumps(good(5))[:-40], "is not a list of conversations: conversation 5: Unterminated string"),
+        (json.dumps(good(5), indent=1).replace("n 3", "n \0"), "conversation 4: Invalid control character at: line 46"),
+        ("[" * 5000, "conversation 1: nested too deeply"),
         ("[]", "has no conversation that begins"),
         ('[{"conversations": []}]', "has no conversation that begins"),
         ('{"prompt": "a"}\nx', "requests:2: the line is not JSON"),
+        ('{"prompt": "a"}\n{"prompt": "cut \\ud83d"}', "requests:2: `prompt` must be valid Unicode text"),
+        ('{"prompt": "a"}\n{"prompt": "a", "prompt": "b"}', "requests:2: the line is not valid JSON: duplicate key"),
+        ('{"prompt": "a"}\n{"prompt": "b', "requests:2: the line is not JSON"),
+        ('{"prompt": "a"}\n{"prompt": "b\0"}', "requests:2: the line is not JSON"),
         ('{"prompt": "a"}\n{}', "requests:2: the key `prompt` is missing"),
         ('{"promt": "a"}', "unknown key `promt`"),
         ('{"prompt": 1}', "`prompt` must be text"),
