@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from omni_cli.families import EntryFile, Family, StageRole, family_of
 MODULAR_INDEX = "modular_model_index.json"
 _COPY_AGAIN = "the folder is incomplete: download or copy it again"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # Parsing the vocabulary of a large model takes half a second.
 _MAX_PARSED_BYTES = 1024 * 1024
 # safetensors' names of the dtypes that a profile can have.
@@ -129,7 +132,7 @@ def read_dtype(folder: Path) -> str:
         return named
     numbers: Counter[str] = Counter()
     for file in folder.rglob("*.safetensors"):
-        for entry in _check_safetensors(file).values():
+        for entry in read_header(file).values():
             numbers[_DTYPES.get(entry["dtype"], "float32")] += math.prod(entry["shape"])
     return max(numbers, key=numbers.__getitem__, default="float32")
 
@@ -154,13 +157,32 @@ def count_parameters(folder: Path) -> int:
     return sum(
         math.prod(entry["shape"])
         for file in folder.rglob("*.safetensors")
-        for entry in _check_safetensors(file).values()
+        for entry in read_header(file).values()
     )
 
 
-def weight_names(folder: Path) -> frozenset[str]:
-    """Return the names of the tensors in the safetensors files of `folder`; empty for other formats."""
-    return frozenset(name for file in folder.glob("*.safetensors") for name in _check_safetensors(file))
+def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the weights in the safetensors files of `folder`; empty for other formats."""
+    headers = map(read_header, weight_files(folder))
+    return {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of `folder` that hold the model: those that its index names, if it has one."""
+    files = used_files(folder.glob("*.safetensors"))
+    index = next(folder.glob("*.safetensors.index.json"), None)
+    named = None if index is None else read_object(index).get("weight_map")
+    return [file for file in files if not isinstance(named, dict) or file.name in named.values()]
+
+
+def used_files(files: Iterable[Path]) -> list[Path]:
+    """Return those of a folder's files of weights that hold the model, sorted.
+
+    The others are a LoRA adapter and, beside a model in one file, the shards that it was saved in before.
+    """
+    known = sorted(file for file in files if not file.name.startswith("adapter_"))
+    whole = {file.stem for file in known}
+    return [file for file in known if not (_SHARD.search(file.stem) and _SHARD.sub("", file.stem) in whole)]
 
 
 def _nearby(folder: Path) -> str | None:
@@ -185,24 +207,29 @@ def _check_pipeline(folder: Path) -> None:
 
 
 def _check_weights(folder: Path, roles: tuple[StageRole, ...] = ()) -> None:
-    """Check that every file an index names exists, and every safetensors file is complete."""
-    for index in sorted(folder.glob("*.index.json")):
+    """Check that every file an index names exists, and every safetensors file of the model is complete."""
+    # Files with tensors that are not the model's: a trainer's, and those that a family's stages read.
+    others = {"training_args.bin", *(name for role in roles for names in role.needed_files for name in names)}
+    files = used_files(
+        file for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES and file.name not in others
+    )
+    # An index of another format may be left of a download without its shards.
+    kind = ".safetensors" if any(file.suffix == ".safetensors" for file in files) else ""
+    for index in sorted(folder.glob(f"*{kind}.index.json")):
         weight_map = read_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"`{index}` has no `weight_map`", hint=_COPY_AGAIN)
         missing = sorted({name for name in weight_map.values() if not (folder / str(name)).is_file()})
         if missing:
             raise CheckpointError(f"`{folder}` has no {', '.join(missing)}", hint=_COPY_AGAIN)
-    for file in sorted(folder.glob("*.safetensors")):
-        _check_safetensors(file)
-    # Files with tensors that are not the model's: a trainer's, and those that a family's stages read.
-    others = {"training_args.bin", *(name for role in roles for names in role.needed_files for name in names)}
-    if not any(file.suffix in _WEIGHT_SUFFIXES and file.name not in others for file in folder.iterdir()):
+    for file in weight_files(folder):
+        read_header(file)
+    if not files:
         raise CheckpointError(f"`{folder}` has no weights (*.safetensors)", hint=_COPY_AGAIN)
 
 
-def _check_safetensors(path: Path) -> dict[str, dict[str, Any]]:
-    """Parse the header's tensors; `CheckpointError` unless it is valid and matches the file's length."""
+def read_header(path: Path) -> dict[str, dict[str, Any]]:
+    """Parse the tensors of a safetensors header; `CheckpointError` unless it is valid and matches the file's length."""
     with path.open("rb") as file:
         start = file.read(len(_LFS_POINTER))
         if start == _LFS_POINTER:

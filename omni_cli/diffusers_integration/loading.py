@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.checkpoints.files import MODULAR_INDEX, Component, components_of, index_file, read_object
+from omni_cli.checkpoints.missing import lacking
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
 from omni_cli.diffusers_integration.call_checks import settable
 from omni_cli.diffusers_integration.memory import check_parts
@@ -143,10 +144,7 @@ def _load_models(
         models[part], info = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
         missing = sorted(info["missing_keys"])
         if missing:
-            raise CheckpointError(
-                f"{folder} lacks {len(missing)} of its weights, the first is {missing[0]}",
-                hint="get the checkpoint again, or save it again with `save_pretrained`",
-            )
+            raise lacking(str(folder), missing)
     return models
 
 

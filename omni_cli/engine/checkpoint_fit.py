@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_names
+from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_shapes
 from omni_cli.checkpoints.hub import download_settings
 from omni_cli.checkpoints.resolve import is_built, resolve_model
 from omni_cli.config.schema import EngineConfig, StageConfig
@@ -39,7 +39,7 @@ def check_fit(config: EngineConfig, model: str) -> None:
     """
     folder = Path(model)
     family = read_family(folder)
-    names_of = functools.cache(weight_names)
+    names_of = functools.cache(weight_shapes)
     for stage in config.stages:
         role = family.role(stage.name)
         if role is None or not role.fits(stage):

@@ -1,9 +1,6 @@
 """Runners and workers on CUDA; vLLM uses a worker that its `worker_cls` names."""
 
-from dataclasses import replace
-
 from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
-from vllm.config.load import LoadConfig
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
@@ -11,25 +8,17 @@ from vllm.v1.worker.gpu_worker import Worker
 from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
 from omni_cli.vllm_integration.diffusion_runner import DiffusionRunnerMixin
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, OmniRunnerMixin
-from omni_cli.vllm_integration.weights import READ_AHEAD
 from omni_cli.vllm_integration.workers import OmniWorkerMixin
 
 
 class OmniGPUModelRunner(OmniRunnerMixin, GPUModelRunner):
     """vLLM's V1 runner that decodes request payloads."""
 
-    load_config: LoadConfig
-
     def __init__(self, *args: object, **kwargs: object) -> None:
         # Triton looks kernels up by their assembler, too. Where Inductor compiles, it sets another one, but not where
         # it loads what it has compiled: a second start would compile the sampler's kernels again.
         _set_triton_ptxas_path()
         super().__init__(*args, **kwargs)
-
-    def load_model(self, *args: object, **kwargs: object) -> None:
-        if self.load_config.load_format == "auto":
-            self.load_config = replace(self.load_config, load_format=READ_AHEAD)
-        super().load_model(*args, **kwargs)
 
 
 class GPUARModelRunner(ARRunnerMixin, OmniGPUModelRunner):

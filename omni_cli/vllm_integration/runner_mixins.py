@@ -14,11 +14,13 @@ import gc
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
+from vllm.config.load import LoadConfig
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import ModelRunnerOutput
@@ -34,6 +36,7 @@ from omni_cli.vllm_integration.outputs import with_payloads
 from omni_cli.vllm_integration.repetition_penalties import RepetitionPenalties
 from omni_cli.vllm_integration.row_ledger import ComputedSpan, RequestRows, RowLedger
 from omni_cli.vllm_integration.row_staging import OwedRows, RowStaging, StepRows
+from omni_cli.vllm_integration.weights import WHOLE
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
@@ -50,6 +53,7 @@ class OmniRunnerMixin(VllmRunner):
     """Request payloads and the device-to-host output copy, for every kind of stage."""
 
     intermediate_tensors: IntermediateTensors | None
+    load_config: LoadConfig
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -72,6 +76,11 @@ class OmniRunnerMixin(VllmRunner):
     def engagement(self) -> dict[str, float]:
         """Return the counters since loading."""
         return self.output_copy.counters.as_dict()
+
+    def load_model(self, *args: object, **kwargs: object) -> None:
+        if self.load_config.load_format == "auto":
+            self.load_config = self.vllm_config.load_config = replace(self.load_config, load_format=WHOLE)
+        super().load_model(*args, **kwargs)
 
     def _dummy_run(self, *args: object, **kwargs: object) -> object:
         made: object = super()._dummy_run(*args, **kwargs)

@@ -45,6 +45,7 @@ from omni_cli.vllm_integration.output_processor import TextEngine
 from omni_cli.vllm_integration.prompts import PromptMaker, one_line
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
 from omni_cli.vllm_integration.registry import prepare_models
+from omni_cli.vllm_integration.weights import naming_missing_weights
 
 PROGRESS_INTERVAL_S = 0.05
 
@@ -96,7 +97,8 @@ class VllmStage:
         if spec.stage.has_ranks_elsewhere:
             prepare_ranks(spec.stage.num_ranks, spec.stage.name)
         prepare_models(spec)
-        self.engine = self.engine_cls.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
+        with naming_missing_weights(spec):
+            self.engine = self.engine_cls.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
         if spec.stage.has_ranks_elsewhere:
             forget_shared_memory(self.engine)
         self.payload_limits = PayloadLimits.of(spec.stage)

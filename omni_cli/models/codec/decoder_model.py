@@ -11,8 +11,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import apply_renamings
 from vllm.config import VllmConfig
 
+from omni_cli.checkpoints.missing import lacking
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.errors import CheckpointError
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.execution.engagement import ExecutionCounters
 from omni_cli.execution.timeline import clock_for
@@ -100,9 +100,5 @@ class CodecForDiffusion(DiffusionModel):
         }
         missing = self.codec.load_state_dict(state, strict=False).missing_keys
         if missing:
-            what = f"weight {prefix}{missing[0]}" if state else f"weights called `{prefix}...`"
-            raise CheckpointError(
-                f"{self._model} lacks a part: it has no {what}, which the codec needs",
-                hint="the folder is incomplete: download or copy it again",
-            )
+            raise lacking(self._model, [prefix + name for name in missing])
         return {f"codec.{name}" for name in state}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import torch
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper
 
 from omni_cli.execution.engagement import ExecutionCounters
@@ -71,7 +72,7 @@ class FrameModel(ConditionedModel):
             if parameter is None or not inner.startswith(f"{self.predictor_name}."):
                 yield name, weight
             else:
-                parameter.data.copy_(weight)
+                default_weight_loader(parameter, weight)
                 loaded.add(inner)
 
     def predict_codes(

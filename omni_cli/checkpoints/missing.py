@@ -1,0 +1,71 @@
+"""The weights that a checkpoint lacks, by its own names for them, and the error that names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_cli.checkpoints.files import read_object, weight_shapes
+from omni_cli.errors import CheckpointError
+
+_NUM_NAMED = 3
+
+
+def lacking(folder: str | Path, names: Collection[str], *, what: str = "weights") -> CheckpointError:
+    """Return the error of a checkpoint without these weights."""
+    first = ", ".join([*names][:_NUM_NAMED]) + (", ..." if len(names) > _NUM_NAMED else "")
+    return CheckpointError(
+        f"`{folder}` lacks {len(names)} of its {what}: {first}",
+        hint="get the checkpoint again, or save it again with `save_pretrained`",
+    )
+
+
+def find_fault(folder: Path, architectures: Iterable[str], prefix: str) -> CheckpointError | None:
+    """Compare the weights in `folder` whose names begin with `prefix` with those that transformers would save.
+
+    `architectures` are names of the checkpoint's class. Returns None if nothing is missing and no shape differs, and for
+    checkpoints that transformers would save in another way: of classes that it lacks, quantized, or of an older version.
+    """
+    saved = {name: shape for name, shape in weight_shapes(folder).items() if name.startswith(prefix)}
+    expected = _expected_shapes(folder, architectures)
+    expected = {name: shape for name, shape in expected.items() if name.startswith(prefix)}
+    missing = [name for name in expected if name not in saved]
+    if len(missing) > len(saved.keys() - expected.keys()):  # else they may be there under other names
+        return lacking(folder, missing) if saved else None
+    for name, shape in expected.items():
+        if saved.get(name, shape) != shape:
+            return CheckpointError(
+                f"`{folder}` has weights of another model: {name} has the shape {_text(saved[name])} instead of "
+                f"{_text(shape)}",
+                hint="config.json and weights must be of the same checkpoint: get it again",
+            )
+    return None
+
+
+def _expected_shapes(folder: Path, architectures: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the weights that transformers would save for the configuration in `folder`."""
+    import torch
+    import transformers
+    from transformers.core_model_loading import revert_weight_conversion
+
+    kind: Any = next(filter(None, (getattr(transformers, name, None) for name in architectures)), None)
+    if kind is None or "quantization_config" in read_object(folder / "config.json"):
+        return {}
+    try:
+        with torch.device("meta"):
+            model = kind._from_config(kind.config_class.from_pretrained(folder))
+        optional = [*map(re.escape, model.all_tied_weights_keys), *(model._keys_to_ignore_on_load_missing or ())]
+        state = {
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if not any(re.search(pattern, name) for pattern in optional)
+        }
+        return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, state).items()}
+    except Exception:  # noqa: BLE001 - a configuration that vLLM reads and transformers does not; vLLM's names will do
+        return {}
+
+
+def _text(shape: Sequence[int]) -> str:
+    return f"({', '.join(map(str, shape))})"
