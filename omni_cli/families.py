@@ -132,13 +132,13 @@ class StageRole:
 
 @dataclass(frozen=True)
 class CheckpointNeeds:
-    """Needs of a published checkpoint: the size of its weight files, and of a device that holds all its stages.
+    """Needs of a published checkpoint: the size of its weight files, and the parameters of its parts.
 
-    `pipeline` is its class, where the family has several.
+    A part is a stage of a chain, or a component of a pipeline. `pipeline` is its class, where the family has several.
     """
 
     download_bytes: int
-    gpu_bytes: int
+    parameters: Mapping[str, int]
     pipeline: str | None = None
 
 
@@ -210,6 +210,11 @@ def families() -> Mapping[str, Family]:
             claimed[claim] = _package(point)
         found[family.name] = family
     return MappingProxyType(found)
+
+
+def published_needs(model: str) -> CheckpointNeeds | None:
+    """Return the needs of a repository of the Hugging Face hub; None if no family states them."""
+    return next((family.published[model] for family in families().values() if model in family.published), None)
 
 
 def _claims(family: Family) -> list[str]:

@@ -11,7 +11,7 @@ from omni_cli.checkpoints.files import read_dtype, read_family, read_object
 from omni_cli.errors import CheckpointError
 from omni_cli.families import Machine, load
 
-_ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHTS = ("*.safetensors", "*.bin")
 _MIN_LENGTH = 256
 # vLLM reserves a block of the cache, and the last block of a request is usually not full.
@@ -100,7 +100,7 @@ def _bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
     layers, heads, hidden = sizes
     head_dim = decoder.get("head_dim") or hidden // heads
     kv_heads = decoder.get("num_key_value_heads") or heads
-    return 2 * layers * kv_heads * head_dim * _ITEMSIZES[dtype] if isinstance(kv_heads, int) else None
+    return 2 * layers * kv_heads * head_dim * ITEMSIZES[dtype] if isinstance(kv_heads, int) else None
 
 
 def weights_bytes(folder: Path) -> int:
@@ -111,7 +111,7 @@ def weights_bytes(folder: Path) -> int:
     index = folder / "model.safetensors.index.json"
     named = read_object(index).get("metadata", {}).get("total_size", 0) if index.is_file() else 0
     present = sum(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern))
-    return max(int(named), present) or _num_parameters(read_config(folder)) * _ITEMSIZES[read_dtype(folder)]
+    return max(int(named), present) or _num_parameters(read_config(folder)) * ITEMSIZES[read_dtype(folder)]
 
 
 def _num_parameters(config: Mapping[str, Any]) -> int:

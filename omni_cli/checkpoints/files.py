@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from omni_cli.errors import CheckpointError
 from omni_cli.families import EntryFile, Family, StageRole, family_of
 
+REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MODULAR_INDEX = "modular_model_index.json"
 _COPY_AGAIN = "the folder is incomplete: download or copy it again"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
@@ -155,9 +156,7 @@ def describes_encoder(folder: Path) -> bool:
 def count_parameters(folder: Path) -> int:
     """Count the values in all safetensors files below `folder`, buffers included."""
     return sum(
-        math.prod(entry["shape"])
-        for file in folder.rglob("*.safetensors")
-        for entry in read_header(file).values()
+        math.prod(entry["shape"]) for file in folder.rglob("*.safetensors") for entry in read_header(file).values()
     )
 
 
@@ -185,6 +184,24 @@ def used_files(files: Iterable[Path]) -> list[Path]:
     return [file for file in known if not (_SHARD.search(file.stem) and _SHARD.sub("", file.stem) in whole)]
 
 
+def loaded_bytes(folder: Path, itemsize: int, prefixes: Collection[str] = ("",)) -> int | None:
+    """Return the size of a folder's weights in memory, of those whose names begin with one of `prefixes`.
+
+    A number has `itemsize` bytes; types that are not loaded as another, such as those of quantized weights, have their
+    size in the file. None for a folder without weights.
+    """
+    files = weight_files(folder)
+    files = [file for file in files if "." not in file.stem] or files  # without variants, such as `.fp16`
+    if not files:
+        return sum(file.stat().st_size for file in folder.glob("*.bin")) or None
+    total = 0
+    for name, entry in (item for file in files for item in read_header(file).items()):
+        if name.startswith(tuple(prefixes)):
+            start, end = entry["data_offsets"]
+            total += math.prod(entry["shape"]) * itemsize if entry["dtype"] in _DTYPES else end - start
+    return total
+
+
 def _nearby(folder: Path) -> str | None:
     """Return a hint at a checkpoint one level down, as after unpacking into another folder."""
     for name in ("config.json", "model_index.json", MODULAR_INDEX):
@@ -210,9 +227,7 @@ def _check_weights(folder: Path, roles: tuple[StageRole, ...] = ()) -> None:
     """Check that every file an index names exists, and every safetensors file of the model is complete."""
     # Files with tensors that are not the model's: a trainer's, and those that a family's stages read.
     others = {"training_args.bin", *(name for role in roles for names in role.needed_files for name in names)}
-    files = used_files(
-        file for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES and file.name not in others
-    )
+    files = used_files(file for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES and file.name not in others)
     # An index of another format may be left of a download without its shards.
     kind = ".safetensors" if any(file.suffix == ".safetensors" for file in files) else ""
     for index in sorted(folder.glob(f"*{kind}.index.json")):

@@ -13,20 +13,18 @@ import functools
 import hashlib
 import importlib.util
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from omni_cli.checkpoints.build import build_folder, remove_partials
-from omni_cli.checkpoints.files import check_checkpoint
+from omni_cli.checkpoints.files import REPO_ID, check_checkpoint
 from omni_cli.errors import CheckpointError, OutputError
 from omni_cli.families import BUILTIN_PREFIX, builtins
 
 __all__ = ["builtin_name", "cache_folder", "is_built", "remove_unfinished", "resolve_model"]
 
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # These packages, besides our own code, determine the bytes of a built folder.
 _PACKAGES = ("transformers", "diffusers", "tokenizers", "safetensors", "torch", "numpy")
 
@@ -50,7 +48,7 @@ def resolve_model(model: str) -> str:
         raise CheckpointError(f"cannot read the model folder `{model}`: {error}") from error
     if exists:
         raise CheckpointError(f"`{model}` is a file; a model is a folder", hint=_choices())
-    if _REPO_ID.fullmatch(model):
+    if REPO_ID.fullmatch(model):
         return model
     raise CheckpointError(f"no such model folder: `{model}`", hint=_did_you_mean(model))
 

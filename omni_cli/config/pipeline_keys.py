@@ -11,6 +11,8 @@ from omni_cli.config.key_notes import DIFFUSERS_ONLY, KeyNotes, StrictKeys
 Dtype = Literal["float32", "bfloat16", "float16"]
 Offload = Literal["none", "model", "sequential", "group"]
 
+# The models that run in each step, by diffusers' names; Wan 2.2 has two.
+DENOISERS = ("transformer", "transformer_2", "unet", "prior")
 _MAX_RANKS = 1024
 ArgumentName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,99}$")]
 Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.compat.parallel_on_cpu import one_device_at_least
+from omni_cli.config.pipeline_keys import DENOISERS
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.errors import UsageError
 from omni_cli.text import suggest
@@ -16,8 +17,6 @@ from omni_cli.text import suggest
 Parts = Mapping[str, type[Any]]
 """The classes of a pipeline's models, by the names of its components."""
 
-# The models that run in each step, by diffusers' names; Wan 2.2 has two.
-_DENOISERS = ("transformer", "transformer_2", "unet", "prior")
 # Attention backends without the sums that ring attention combines.
 _WITHOUT_SUMS = frozenset({"native"})
 
@@ -173,12 +172,12 @@ def denoiser_classes(parts: Parts) -> dict[str, type[Any]]:
     """The classes of the models that run in each step, by the names of their components."""
     from diffusers.models.modeling_utils import ModelMixin
 
-    return {name: parts[name] for name in _DENOISERS if issubclass(parts.get(name, object), ModelMixin)}
+    return {name: parts[name] for name in DENOISERS if issubclass(parts.get(name, object), ModelMixin)}
 
 
 def denoisers(pipeline: Any) -> Iterator[Any]:
     """The models of a pipeline that run in each step."""
     from diffusers.models.modeling_utils import ModelMixin
 
-    models = (getattr(pipeline, name, None) for name in _DENOISERS)
+    models = (getattr(pipeline, name, None) for name in DENOISERS)
     return (model for model in models if isinstance(model, ModelMixin))

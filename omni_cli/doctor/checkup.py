@@ -6,13 +6,16 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli import __version__
+from omni_cli.checkpoints.files import REPO_ID, check_checkpoint
+from omni_cli.checkpoints.stage_weights import Parts, stage_weights
 from omni_cli.config.schema import EngineConfig
 from omni_cli.doctor import machine
+from omni_cli.doctor.memory import Devices, MemoryUse, plan_memory
 from omni_cli.doctor.packages import (
     Package,
     TorchProbe,
@@ -22,11 +25,12 @@ from omni_cli.doctor.packages import (
 )
 from omni_cli.doctor.requirements import (
     CACHE_BYTES,
-    TINY_MEMORY_BYTES,
     TORCH_CPU_INDEX,
     VERIFIED,
 )
-from omni_cli.families import families
+from omni_cli.engine.devices import keys_for_cuda
+from omni_cli.errors import CheckpointError
+from omni_cli.families import BUILTIN_PREFIX, published_needs
 
 BACKENDS = frozenset({"vllm", "diffusers"})
 NOTHING: frozenset[str] = frozenset()
@@ -58,11 +62,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class ProfileVerdict:
-    """Ready if `missing` is empty. `download_bytes` is the size of the first run's download, 0 for none."""
+    """Ready if `missing` is empty and the memory is known.
+
+    `memory` is what the profile takes of each memory that it uses; None if that is unknown until its checkpoint is
+    downloaded. `download_bytes` is the size of the first run's download, 0 for none and None for an unknown one.
+    """
 
     name: str
     missing: tuple[str, ...]
-    download_bytes: int = 0
+    download_bytes: int | None = 0
+    memory: tuple[MemoryUse, ...] | None = None
 
 
 def inspect_machine(cache: Path) -> MachineFacts:
@@ -99,7 +108,6 @@ def find_problems(facts: MachineFacts) -> list[Problem]:
         _torch_import,
         _gpu_unused,
         _processor,
-        _memory,
         _cache,
         _torchvision,
         _cuda_linked,
@@ -111,28 +119,68 @@ def find_problems(facts: MachineFacts) -> list[Problem]:
 
 def judge_profile(profile: EngineConfig, facts: MachineFacts, problems: Iterable[Problem]) -> ProfileVerdict:
     """Judge whether a profile can run here as written."""
+    devices = visible_devices(facts)
     backends = {stage.backend for stage in profile.stages}
     blocked = {backend for problem in problems for backend in problem.blocks & backends}
     missing = [f"{'vLLM' if backend == 'vllm' else backend}, see below" for backend in sorted(blocked)]
-    if profile.model.startswith("builtin:"):
-        return ProfileVerdict(profile.name, tuple(missing))
-    published = (family.published.get(profile.model) for family in families().values())
-    needs = next(filter(None, published), None)
-    if needs is None:
-        return ProfileVerdict(profile.name, tuple(missing))
-    largest = max((gpu.total_bytes for gpu in facts.gpus.devices), default=0)
-    if largest < needs.gpu_bytes:
-        missing.append(f"an NVIDIA GPU with {needs.gpu_bytes / 10**9:.0f} GB")
-    download = 0 if is_downloaded(profile.model, facts.hub_cache.path) else needs.download_bytes
-    if download > facts.hub_cache.free_bytes:
+    if not devices:
+        keys = [f"{stage.name}.{key}: {value}" for stage in profile.stages for key, value, _ in keys_for_cuda(stage)]
+        keys += ["mps: true"] if profile.mps is True else []
+        missing += [f"a CUDA device (`{'`, `'.join(keys)}`)"] if keys else []
+    try:
+        weights, download = _weights_and_download(profile, facts.hub_cache.path)
+    except CheckpointError as error:
+        return ProfileVerdict(profile.name, (*missing, error.message))
+    memory = None
+    if weights is not None:
+        memory, lacks = plan_memory(profile, weights, facts.memory, Devices(devices, facts.gpus.devices))
+        missing += lacks
+    if download is not None and download > facts.hub_cache.free_bytes:
         missing.append(f"{download / 10**9:.0f} GB free in {facts.hub_cache.path}")
-    return ProfileVerdict(profile.name, tuple(missing), download_bytes=download)
+    return ProfileVerdict(profile.name, tuple(missing), download, memory)
 
 
-def is_downloaded(repo: str, hub_cache: Path) -> bool:
-    """True if the hub's cache has a snapshot of `repo` with weights and no download in progress."""
+def visible_devices(facts: MachineFacts) -> tuple[machine.Gpu, ...]:
+    """Return the devices that torch sees, in its order; the driver's if torch cannot be asked."""
+    if not facts.torch.facts:
+        return facts.gpus.devices
+    by_uuid = {gpu.uuid: gpu for gpu in facts.gpus.devices}
+    return tuple(
+        by_uuid.get(each["uuid"]) or machine.Gpu(index, each["name"], each["total_bytes"], each["total_bytes"])
+        for index, each in enumerate(facts.torch.facts["devices"])
+    )
+
+
+def _weights_and_download(profile: EngineConfig, hub_cache: Path) -> tuple[Mapping[str, Parts] | None, int | None]:
+    """Return the weights of each stage and the size of the download, each None if unknown. Raises `CheckpointError`."""
+    model = profile.model
+    if model.startswith(BUILTIN_PREFIX):
+        # Half a gigabyte at most, and built in a second.
+        return {stage.name: {} for stage in profile.stages}, 0
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        check_checkpoint(folder)
+        return stage_weights(profile, folder, is_complete=True), 0
+    if not REPO_ID.fullmatch(model):
+        raise CheckpointError(f"no such model folder: `{model}`")
+    snapshot, is_complete = find_snapshot(model, hub_cache)
+    weights = stage_weights(profile, snapshot, is_complete=is_complete)
+    if is_complete:
+        return weights, 0
+    needs = published_needs(model)
+    if needs is not None:
+        return weights, needs.download_bytes
+    return weights, None if weights is None else sum(size for parts in weights.values() for size in parts.values())
+
+
+def find_snapshot(repo: str, hub_cache: Path) -> tuple[Path | None, bool]:
+    """Return the newest snapshot of `repo` in the hub's cache, and whether it has weights and all of their files."""
     folder = hub_cache / f"models--{repo.replace('/', '--')}"
-    return any(folder.glob("snapshots/*/**/*.safetensors")) and not any(folder.glob("blobs/*.incomplete"))
+    snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime)
+    if not snapshots:
+        return None, False
+    is_complete = any(snapshots[-1].rglob("*.safetensors")) and not any(folder.glob("blobs/*.incomplete"))
+    return snapshots[-1], is_complete
 
 
 def pip_install(*requirements: str, index: str | None = None) -> str:
@@ -236,15 +284,6 @@ def _processor(facts: MachineFacts) -> list[Problem]:
     message = "this processor has no AVX2, which vLLM's CPU build needs"
     hint = "run on a processor from 2013 or later, or pass the processor's flags to the virtual machine (`-cpu host`)"
     return [Problem(message, hint, frozenset({"vllm"}))]
-
-
-def _memory(facts: MachineFacts) -> list[Problem]:
-    if facts.memory.available_bytes >= TINY_MEMORY_BYTES:
-        return []
-    has, needs = facts.memory.available_bytes / 2**30, TINY_MEMORY_BYTES / 2**30
-    limit = facts.memory.limit_bytes
-    where = f"this container is limited to {limit / 2**30:.1f} GiB: raise the limit" if limit else "close programs"
-    return [Problem(f"{has:.1f} GiB of memory is free; tiny-omni needs {needs:.0f} GiB", where)]
 
 
 def _cache(facts: MachineFacts) -> list[Problem]:

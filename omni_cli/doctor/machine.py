@@ -34,10 +34,17 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class Gpu:
+    """`index` is the driver's number; `uuid` is empty if the driver does not report it."""
+
     index: int
     name: str
     total_bytes: int
     free_bytes: int
+    uuid: str = ""
+
+    def is_called(self, name: str) -> bool:
+        """True if `name`, as in CUDA_VISIBLE_DEVICES, means this device: its number or the beginning of its UUID."""
+        return name == str(self.index) or (name.startswith("GPU-") and self.uuid.startswith(name))
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def read_gpus() -> Gpus:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Gpus()
-    query = "--query-gpu=index,name,memory.total,memory.free,driver_version"
+    query = "--query-gpu=index,name,memory.total,memory.free,driver_version,uuid"
     try:
         asked = subprocess.run(
             [tool, query, "--format=csv,noheader,nounits"],
@@ -130,15 +137,15 @@ def read_gpus() -> Gpus:
 
 
 def parse_nvidia_smi(text: str) -> Gpus:
-    """Parse `index, name, memory.total [MiB], memory.free [MiB], driver_version`, one device per line.
+    """Parse `index, name, memory.total [MiB], memory.free [MiB], driver_version, uuid`, one device per line.
 
     Devices whose memory the driver does not report (`[N/A]`: shared with the host) count as having none.
     """
     devices, driver = [], None
     for line in text.strip().splitlines():
-        index, name, total, free, driver = (field.strip() for field in line.split(","))
+        index, name, total, free, driver, uuid = (field.strip() for field in line.split(","))
         sizes = [int(size) << 20 if size.isdigit() else 0 for size in (total, free)]
-        devices.append(Gpu(index=int(index), name=name, total_bytes=sizes[0], free_bytes=sizes[1]))
+        devices.append(Gpu(int(index), name, sizes[0], sizes[1], uuid))
     return Gpus(devices=tuple(devices), driver=driver)
 
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from omni_cli.child_python import python_command
 from omni_cli.doctor.requirements import VERIFIED
@@ -25,7 +25,8 @@ print(json.dumps({
     "cuda": torch.version.cuda,
     "cuda_available": found,
     "devices": [
-        {"name": d.name, "total_bytes": d.total_memory, "capability": [d.major, d.minor]} for d in devices
+        {"name": d.name, "total_bytes": d.total_memory, "capability": [d.major, d.minor], "uuid": f"GPU-{d.uuid}"}
+        for d in devices
     ],
 }))
 """
@@ -50,7 +51,7 @@ class Package:
 class TorchProbe:
     """Result of importing torch in another process; `error` is set if that failed."""
 
-    facts: dict[str, object]
+    facts: dict[str, Any]
     error: str | None = None
 
     @property

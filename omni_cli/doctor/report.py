@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni_cli.doctor.checkup import MachineFacts, Problem, ProfileVerdict
+from omni_cli.doctor.memory import gib
 from omni_cli.report.tables import aligned
 
 SCHEMA = "omni.doctor/1"
 
 
 def document(facts: MachineFacts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> dict[str, object]:
-    """Return the document. Sizes are in bytes; a profile's `status` is `ready`, `download` (to become ready) or
-    `missing`."""
+    """Return the document.
+
+    Sizes are in bytes. A profile's `status` is `ready`, `download` (to become ready), `unknown` (until a download) or
+    `missing`; its `memory` is that of each GPU that it uses, and of the host (`gpu` is null), null if unknown.
+    """
     cpu, memory, gpus = facts.cpu, facts.memory, facts.gpus
     return {
         "schema": SCHEMA,
@@ -53,6 +57,7 @@ def document(facts: MachineFacts, problems: Sequence[Problem], profiles: Sequenc
                 "status": status(verdict),
                 "missing": list(verdict.missing),
                 "download_bytes": verdict.download_bytes,
+                "memory": verdict.memory and [use.sizes for use in verdict.memory],
             }
             for verdict in profiles
         ],
@@ -63,6 +68,8 @@ def document(facts: MachineFacts, problems: Sequence[Problem], profiles: Sequenc
 def status(verdict: ProfileVerdict) -> str:
     if verdict.missing:
         return "missing"
+    if verdict.memory is None:
+        return "unknown"
     return "download" if verdict.download_bytes else "ready"
 
 
@@ -100,33 +107,34 @@ def _software(facts: MachineFacts) -> list[tuple[str, str]]:
 def _machine(facts: MachineFacts) -> list[tuple[str, str]]:
     cpu, memory, gpus = facts.cpu, facts.memory, facts.gpus
     sets = f", {' '.join(cpu.instruction_sets)}" if cpu.instruction_sets else ""
-    limit = f", limited to {_gib(memory.limit_bytes)}" if memory.limit_bytes else ""
+    limit = f", limited to {gib(memory.limit_bytes)}" if memory.limit_bytes else ""
     rows = [
         ("processor", f"{cpu.model}, {cpu.usable_cores} of {cpu.cores} cores usable{sets}"),
         (
             "memory",
-            f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} free{limit}",
+            f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} free{limit}",
         ),
     ]
     for gpu in gpus.devices:
-        sizes = f"{_gib(gpu.free_bytes)} of {_gib(gpu.total_bytes)} free"
+        sizes = f"{gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free"
         rows.append((f"GPU {gpu.index}", f"{gpu.name}, {sizes}, driver {gpus.driver}"))
     if not gpus.devices:
         rows.append(("GPU", "no NVIDIA device found"))
-    rows.append(("cache", f"{facts.cache.path}, {_gib(facts.cache.free_bytes)} free"))
-    rows.append(("downloads", f"{facts.hub_cache.path}, {_gib(facts.hub_cache.free_bytes)} free"))
+    rows.append(("cache", f"{facts.cache.path}, {gib(facts.cache.free_bytes)} free"))
+    rows.append(("downloads", f"{facts.hub_cache.path}, {gib(facts.hub_cache.free_bytes)} free"))
     return rows
 
 
 def _verdict(verdict: ProfileVerdict) -> str:
-    download = f"downloads about {verdict.download_bytes / 10**9:.0f} GB" if verdict.download_bytes else ""
     if verdict.missing:
         return "missing: " + "; ".join(verdict.missing)
-    return f"ready, first run {download}" if download else "ready"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
+    if verdict.memory is None:
+        return "size unknown until it is downloaded"
+    # On a machine with devices, theirs is what counts.
+    uses = [use for use in verdict.memory if use.gpu is not None] or verdict.memory
+    needs = ", ".join(f"{gib(use.needed_bytes)} of {use.name}'s {gib(use.total_bytes)}" for use in uses)
+    download = f", first run downloads about {verdict.download_bytes / 10**9:.0f} GB" if verdict.download_bytes else ""
+    return f"ready, needs at least {needs}{download}"
 
 
 def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""Verified versions, and the memory and disk that the built-in checkpoints need."""
+"""Verified versions, and the disk space that the built-in checkpoints need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,5 @@ VERIFIED = {
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-# Three stages in three processes, each with torch loaded: `tiny-omni`'s peak near 2 GiB together.
-TINY_MEMORY_BYTES = 4 << 30
 # The built checkpoints of all `builtin:` models, and the files that vLLM and torch store beside them.
 CACHE_BYTES = 1 << 30

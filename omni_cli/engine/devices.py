@@ -37,7 +37,7 @@ def check_devices(config: EngineConfig) -> None:
     if config.mps is True:
         raise UsageError("`mps: true` needs a CUDA device, and this machine has none", hint="--set mps=false")
     for stage in config.stages:
-        for key, value, without in _needs_device(stage):
+        for key, value, without in keys_for_cuda(stage):
             raise StageError(
                 f"stage `{stage.name}`: `{key}: {value}` needs a CUDA device, and this machine has none",
                 stage=stage.name,
@@ -45,7 +45,7 @@ def check_devices(config: EngineConfig) -> None:
             )
 
 
-def _needs_device(stage: StageConfig) -> Iterator[tuple[str, str, str]]:
+def keys_for_cuda(stage: StageConfig) -> Iterator[tuple[str, str, str]]:
     """Yield keys whose values need a CUDA device, with the values that do not."""
     keys: list[tuple[str, str, str]]
     if isinstance(stage, ARStageConfig):

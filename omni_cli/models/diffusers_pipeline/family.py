@@ -5,6 +5,13 @@ from __future__ import annotations
 from omni_cli.families import CheckpointNeeds, Family, StageRole
 
 _HERE = "omni_cli.models.diffusers_pipeline"
+_QWEN_IMAGE = {"transformer": 20_430 * 10**6, "text_encoder": 8292 * 10**6, "vae": 127 * 10**6}
+_WAN = {
+    "transformer": 14_288 * 10**6,
+    "transformer_2": 14_288 * 10**6,
+    "text_encoder": 5681 * 10**6,
+    "vae": 127 * 10**6,
+}
 
 FAMILY = Family(
     name="diffusers_pipeline",
@@ -30,15 +37,39 @@ FAMILY = Family(
     unsaved_parts={"LongCatAudioDiTPipeline": ("scheduler",)},
     profile=f"{_HERE}.profile:stages",
     published={
-        "Qwen/Qwen-Image": CheckpointNeeds(58 * 10**9, 80 * 10**9, "QwenImagePipeline"),
-        "Qwen/Qwen-Image-Edit": CheckpointNeeds(58 * 10**9, 80 * 10**9, "QwenImageEditPipeline"),
+        "Qwen/Qwen-Image": CheckpointNeeds(58 * 10**9, _QWEN_IMAGE, "QwenImagePipeline"),
+        "Qwen/Qwen-Image-Edit": CheckpointNeeds(58 * 10**9, _QWEN_IMAGE, "QwenImageEditPipeline"),
         # 25 GB of it are the transformer in float32.
-        "Tongyi-MAI/Z-Image-Turbo": CheckpointNeeds(33 * 10**9, 24 * 10**9, "ZImagePipeline"),
-        "black-forest-labs/FLUX.2-klein-4B": CheckpointNeeds(16 * 10**9, 24 * 10**9, "Flux2KleinPipeline"),
+        "Tongyi-MAI/Z-Image-Turbo": CheckpointNeeds(
+            33 * 10**9,
+            {"transformer": 6155 * 10**6, "text_encoder": 4022 * 10**6, "vae": 84 * 10**6},
+            "ZImagePipeline",
+        ),
+        "black-forest-labs/FLUX.2-klein-4B": CheckpointNeeds(
+            16 * 10**9,
+            {"transformer": 3876 * 10**6, "text_encoder": 4022 * 10**6, "vae": 84 * 10**6},
+            "Flux2KleinPipeline",
+        ),
         # In float32; the profile loads half of that.
-        "stabilityai/stable-audio-open-1.0": CheckpointNeeds(53 * 10**8, 8 * 10**9, "StableAudioPipeline"),
-        # Two experts of 14.3 B parameters in float32, of which the profiles load half, and a text encoder in bfloat16.
-        "Wan-AI/Wan2.2-T2V-A14B-Diffusers": CheckpointNeeds(126 * 10**9, 80 * 10**9, "WanPipeline"),
-        "Wan-AI/Wan2.2-I2V-A14B-Diffusers": CheckpointNeeds(126 * 10**9, 80 * 10**9, "WanImageToVideoPipeline"),
+        "stabilityai/stable-audio-open-1.0": CheckpointNeeds(
+            53 * 10**8,
+            {"transformer": 1057 * 10**6, "text_encoder": 110 * 10**6, "vae": 156 * 10**6},
+            "StableAudioPipeline",
+        ),
+        # Two experts in float32, of which the profiles load half, and a text encoder in bfloat16.
+        "Wan-AI/Wan2.2-T2V-A14B-Diffusers": CheckpointNeeds(126 * 10**9, _WAN, "WanPipeline"),
+        "Wan-AI/Wan2.2-I2V-A14B-Diffusers": CheckpointNeeds(126 * 10**9, _WAN, "WanImageToVideoPipeline"),
+        "Lightricks/LTX-2": CheckpointNeeds(
+            68 * 10**9,
+            {
+                "transformer": 18_876 * 10**6,
+                "text_encoder": 12_203 * 10**6,
+                "connectors": 1431 * 10**6,
+                "vae": 1222 * 10**6,
+                "audio_vae": 53 * 10**6,
+                "vocoder": 56 * 10**6,
+            },
+            "LTX2Pipeline",
+        ),
     },
 )

@@ -20,7 +20,7 @@ from omni_cli.diffusers_integration.signature import FIELDS, Kind, PipelineSigna
 from omni_cli.diffusers_integration.stand_in import check_request
 from omni_cli.diffusers_integration.weights import check_quantization_needs
 from omni_cli.errors import CheckpointError, InputError
-from omni_cli.families import BUILTIN_PREFIX, CallArgument, families
+from omni_cli.families import BUILTIN_PREFIX, CallArgument, published_needs
 from omni_cli.outputs import GenerateRequest
 
 _BUILT = {
@@ -132,8 +132,8 @@ def inputs_of(model: str) -> PipelineInputs:
 
 def _class_of(model: str) -> str | None:
     """Return the class that a folder, a downloaded or a published repository names; None for anything else."""
-    needs = (family.published.get(model) for family in families().values())
-    published = next((each.pipeline for each in needs if each is not None), None)
+    needs = published_needs(model)
+    published = None if needs is None else needs.pipeline
     folder = _folder_of(model)
     try:
         return published if folder is None else read_model_kind(folder)

@@ -52,5 +52,9 @@ FAMILY = Family(
     builtins={"tiny-glm-image": f"{_HERE}.checkpoint.builder:tiny_glm_image"},
     profile=f"{_HERE}.profile:stages_of",
     check=f"{_HERE}.checks:check_request",
-    published={"zai-org/GLM-Image": CheckpointNeeds(download_bytes=36 * 10**9, gpu_bytes=80 * 10**9)},
+    published={
+        "zai-org/GLM-Image": CheckpointNeeds(
+            36 * 10**9, {"prior": 10_114 * 10**6, "transformer": 7000 * 10**6, "text_encoder": 600 * 10**6}
+        )
+    },
 )

@@ -56,7 +56,11 @@ FAMILY = Family(
     inner_architectures=INNER,
     profile=f"{_HERE}.profile:stages_of",
     published={
-        "Qwen/Qwen2.5-Omni-3B": CheckpointNeeds(download_bytes=12 * 10**9, gpu_bytes=40 * 10**9),
-        "Qwen/Qwen2.5-Omni-7B": CheckpointNeeds(download_bytes=22 * 10**9, gpu_bytes=80 * 10**9),
+        "Qwen/Qwen2.5-Omni-3B": CheckpointNeeds(
+            12 * 10**9, {"thinker": 4703 * 10**6, "talker": 385 * 10**6, "token2wav": 449 * 10**6}
+        ),
+        "Qwen/Qwen2.5-Omni-7B": CheckpointNeeds(
+            22 * 10**9, {"thinker": 8932 * 10**6, "talker": 1351 * 10**6, "token2wav": 449 * 10**6}
+        ),
     },
 )

