@@ -43,7 +43,7 @@ class MemoryUse:
 
     @property
     def lack(self) -> str | None:
-        """What the profile lacks here; None if it fits."""
+        """The memory that the profile lacks here; None if it fits."""
         if self.needed_bytes <= self.free_bytes:
             return None
         has = f"{self.name} has {gib(self.total_bytes)}"
