@@ -15,7 +15,6 @@ from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser
 from omni_cli.execution.graphs import MAX_GRAPHS
 from omni_cli.execution.precision import arithmetic, precision_of, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.buckets import bucket, buckets
-from omni_cli.models.qwen2_5_omni.cpu_vocoder import use_rows
 from omni_cli.models.qwen2_5_omni.denoising import Denoising, PackedDenoising, SingleDenoising
 from omni_cli.models.qwen2_5_omni.packing import PackedVelocity
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
@@ -52,7 +51,6 @@ class Synthesizer:
                 reduce_weights(module)
         self.vocoder = Vocoder(vocoder)
         if self._is_packed and dit.device.type == "cpu":
-            use_rows(vocoder)
             if stage.execution == "eager" and self._precision == "float32":
                 self.velocity.fuse()
         elif self._is_packed:

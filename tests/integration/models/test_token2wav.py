@@ -24,7 +24,6 @@ from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
 from omni_cli.execution.lanes import Lanes  # noqa: E402
 from omni_cli.models.qwen2_5_omni.buckets import bucket, buckets  # noqa: E402
-from omni_cli.models.qwen2_5_omni.cpu_vocoder import BandedActivation, use_rows  # noqa: E402
 from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising  # noqa: E402
 from omni_cli.models.qwen2_5_omni.packing import PackedVelocity  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
@@ -285,33 +284,6 @@ def test_a_graph_per_number_of_frames_vocodes_as_the_layers_do():
         # The last group is too long for a graph.
         assert counters.graph_replays - before == replays
     assert counters.graphs_captured == 13
-
-
-@torch.inference_mode()
-def test_activations_as_products_are_those_of_the_vocoder_at_every_length():
-    activation = loud_vocoder().resblocks[0].activations[0].double()
-    banded = BandedActivation(activation.float())
-    draw = torch.Generator().manual_seed(0)
-    # Around the borders of one and two blocks of 32 samples.
-    for num_samples in (1, 2, 31, 32, 33, 34, 35, 63, 64, 65, 67, 100):
-        samples = torch.randn(1, activation.act.alpha.numel(), num_samples, generator=draw)
-        expected = activation.double()(samples.double())
-        torch.testing.assert_close(banded(samples).double(), expected, rtol=0, atol=SAMPLE_BOUND * 10)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("num_frames", [1, 13])
-def test_a_vocoder_over_rows_of_channels_makes_the_samples_of_the_vocoder(num_frames):
-    vocoder = loud_vocoder()
-    mel = torch.randn(1, 80, num_frames, generator=torch.Generator().manual_seed(0))
-    expected = vocoder.double()(mel.double())
-    # A deep random vocoder makes much of it.
-    rounding = (vocoder.float()(mel) - expected).abs().max().item()
-    use_rows(vocoder)
-    convolutions = [layer for layer in vocoder.modules() if "Conv" in type(layer).__name__ and hasattr(layer, "weight")]
-    assert {type(layer) for layer in convolutions} == {torch.nn.Conv2d, torch.nn.ConvTranspose2d}
-    assert all(layer.weight.is_contiguous(memory_format=torch.channels_last) for layer in convolutions)
-    torch.testing.assert_close(vocoder(mel).double(), expected, rtol=0, atol=4 * rounding)
 
 
 @torch.inference_mode()
