@@ -23,6 +23,7 @@ VERIFIED = {
     "fastapi": "0.136.3",
     "uvicorn": "0.54.0",
     "python-multipart": "0.0.34",
+    "jiter": "0.19.0",
     "prometheus_client": "0.26.0",
     "aiohttp": "3.14.5",
     "jinja2": "3.1.6",

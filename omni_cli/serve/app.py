@@ -14,8 +14,8 @@ from omni_cli import __version__
 from omni_cli.errors import OmniError
 from omni_cli.serve.errors import APIError, api_error, validation_error
 from omni_cli.serve.exchange import Exchange
-from omni_cli.serve.forms import is_form
 from omni_cli.serve.middleware import RequestMiddleware
+from omni_cli.serve.parsed_route import is_form
 from omni_cli.serve.routes.chat import chat_routes
 from omni_cli.serve.routes.images import image_routes
 from omni_cli.serve.routes.operations import operation_routes
@@ -52,11 +52,11 @@ class _API(FastAPI):
 
 
 def create_app(
-    service: Service, videos: VideoJobs | None = None, *, api_key: str | None = None, local_only: bool = False
+    service: Service, videos: VideoJobs | None = None, *, api_key: str | None = None, is_loopback: bool = True
 ) -> RequestMiddleware:
     """Create the ASGI application of a server; with `api_key` it serves only requests that send the key.
 
-    `local_only` is for a loopback address: see `RequestMiddleware`.
+    `is_loopback` is for an address that only this machine can connect to: see `SiteRule`.
     """
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
     for routes in (chat_routes, speech_routes, image_routes, operation_routes):
@@ -68,7 +68,7 @@ def create_app(
     api.add_exception_handler(APIError, _on_api_error)
     api.add_exception_handler(OmniError, _on_omni_error)
     api.add_exception_handler(Exception, _on_fault)
-    return RequestMiddleware(api, service=service, api_key=api_key, local_only=local_only)
+    return RequestMiddleware(api, service=service, api_key=api_key, is_loopback=is_loopback)
 
 
 def _answer(request: Request, error: APIError) -> Response:

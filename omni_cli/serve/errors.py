@@ -12,6 +12,9 @@ from omni_cli.serve.schemas.replies import ErrorReply
 from omni_cli.text import suggest
 
 RETRY_AFTER_S = 1
+# A message may quote a request's text.
+_MAX_MESSAGE_CHARS = 1000
+_MAX_PARAM_CHARS = 200
 
 _TYPES = {
     400: "invalid_request_error",
@@ -44,9 +47,9 @@ class APIError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message if len(message) <= _MAX_MESSAGE_CHARS else f"{message[:_MAX_MESSAGE_CHARS]}..."
         self.code = code
-        self.param = param
+        self.param = None if param is None else param[:_MAX_PARAM_CHARS]
         self.retry_after_s = retry_after_s
 
     @property
@@ -91,6 +94,10 @@ def shutting_down() -> APIError:
 def queue_full(message: str) -> APIError:
     """The server has no place for a request now."""
     return APIError(429, f"{message}; try again", code="queue_full", retry_after_s=RETRY_AFTER_S)
+
+
+def shutting_down() -> APIError:
+    return APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=RETRY_AFTER_S)
 
 
 def api_error(error: OmniError) -> APIError:

@@ -16,6 +16,7 @@ from omni_cli.serve.conversation import read_conversation
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.media import MediaDecoder
+from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
 from omni_cli.serve.schemas.fields import voice_name
@@ -25,7 +26,7 @@ from omni_cli.serve.sse import DONE, event_stream
 
 
 def chat_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = parsed_routes()
 
     @router.post(
         "/v1/chat/completions",

@@ -15,8 +15,8 @@ from omni_cli.inputs.fields import MAX_SEED
 from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
-from omni_cli.serve.forms import CHECKED_FORM, MULTIPART
 from omni_cli.serve.media import MediaDecoder
+from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, errors
 from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
 from omni_cli.serve.schemas.replies import ImageItem, ImagesReply
@@ -24,7 +24,7 @@ from omni_cli.serve.service import Service
 
 
 def image_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = parsed_routes()
 
     @router.post("/v1/images/generations", response_model=ImagesReply, responses=errors(*RUNNING))
     async def images_generations(body: ImageRequest, request: Request) -> Response:
@@ -33,9 +33,7 @@ def image_routes(service: Service) -> APIRouter:
         service.check_edits(edits=False)
         return await _reply(service, body, request)
 
-    @router.post(
-        "/v1/images/edits", response_model=ImagesReply, responses=errors(*RUNNING), dependencies=[CHECKED_FORM]
-    )
+    @router.post("/v1/images/edits", response_model=ImagesReply, responses=errors(*RUNNING))
     async def images_edits(body: Annotated[ImageEditRequest, MULTIPART], request: Request) -> Response:
         """Change images: all of them, or the first one where the mask is transparent."""
         _check(service, body)

@@ -16,6 +16,7 @@ from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestRe
 from omni_cli.serve.chat_reply import split_audio, usage
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error
 from omni_cli.serve.exchange import Exchange, new_id
+from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
 from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.replies import SpeechEvent
@@ -29,7 +30,7 @@ _INSTRUCTION = "Read the following text aloud, word for word, and say nothing el
 
 
 def speech_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = parsed_routes()
 
     @router.post(
         "/v1/audio/speech",

@@ -18,8 +18,8 @@ from omni_cli.inputs.media.reading import MediaReader
 from omni_cli.outputs import GenerateRequest
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
-from omni_cli.serve.forms import CHECKED_FORM, MULTIPART
 from omni_cli.serve.media import MediaDecoder
+from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, content, errors
 from omni_cli.serve.schemas.replies import DeletedVideo, VideoList, VideoReply
 from omni_cli.serve.schemas.videos import VideoRequest
@@ -44,9 +44,9 @@ Variant = Literal["video", "thumbnail", "spritesheet"]
 
 def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     """The routes that make videos; `jobs` is None for a profile that makes none, which returns 404."""
-    router = APIRouter()
+    router = parsed_routes()
 
-    @router.post(VIDEOS, responses=errors(*RUNNING), dependencies=[CHECKED_FORM])
+    @router.post(VIDEOS, responses=errors(*RUNNING))
     async def create_video(body: Annotated[VideoRequest, MULTIPART]) -> VideoReply:
         """Begin a video; it is made even if the client disconnects."""
         generate = await _generate_request(service, body)
@@ -59,7 +59,6 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
         f"{VIDEOS}/sync",
         response_class=Response,
         responses=errors(*RUNNING) | content("The video.", "video/mp4"),
-        dependencies=[CHECKED_FORM],
     )
     async def create_video_sync(body: Annotated[VideoRequest, MULTIPART], request: Request) -> Response:
         """Make a video and send it, without a job."""

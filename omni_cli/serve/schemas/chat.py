@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from omni_cli.inputs.fields import MAX_TEMPERATURE, MAX_TOKENS
-from omni_cli.serve.schemas.fields import Ignored, Only, Seed, Strict, Voice, VoiceId
+from omni_cli.serve.schemas.fields import Ignored, Items, Only, Seed, Strict, Voice, VoiceId
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 # OpenAI's field -> vLLM's sampling parameter, if the names differ.
@@ -79,19 +79,19 @@ class GivenAudio(Strict):
 
 class InstructionMessage(Strict):
     role: Literal["system", "developer"]
-    content: str | list[TextPart]
+    content: str | Items[TextPart]
     name: Annotated[object, Only()] = None
 
 
 class UserMessage(Strict):
     role: Literal["user"]
-    content: str | list[Part]
+    content: str | Items[Part]
     name: Annotated[object, Only()] = None
 
 
 class AssistantMessage(Strict):
     role: Literal["assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     audio: GivenAudio | None = None
     name: Annotated[object, Only()] = None
     refusal: Annotated[object, Only()] = None
@@ -126,8 +126,8 @@ class TextFormat(Strict):
 
 class ChatCompletionRequest(Strict):
     model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
-    modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1)] | None = None
+    messages: Annotated[Items[Message], Field(min_length=1, max_length=1000)]
+    modalities: Annotated[Items[Literal["text", "audio"]], Field(min_length=1)] | None = None
     audio: AudioSettings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -140,17 +140,17 @@ class ChatCompletionRequest(Strict):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+        | Annotated[Items[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
         | None
     ) = None
     response_format: TextFormat | None = None
 
     # Extensions of vLLM.
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    stop_token_ids: Items[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
