@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import secrets
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_cli.serve.body import Disconnected, discard_body, read_body
+from omni_cli.serve.body import Bodies, Disconnected
 from omni_cli.serve.errors import APIError, StreamAborted, queue_full, shutting_down
 from omni_cli.serve.exchange import REQUEST_ID, REQUEST_TIMEOUT, Exchange
 from omni_cli.serve.service import Service
+from omni_cli.serve.sites import SiteRule
 
 # Answered without a key: liveness probes have none.
 _OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -27,13 +26,10 @@ class RequestMiddleware:
     Every body has been read when a route runs, and a route is cancelled as soon as its client disconnects.
     """
 
-    def __init__(self, routes: ASGIApp, *, service: Service, api_key: str | None, local_only: bool) -> None:
-        """With `local_only`, requests must name this machine as their host, and come from no page of another one.
-
-        Against DNS rebinding: a site could let its own name resolve to this machine, and its visitors' browsers would
-        send requests here. And against forms, which pages may send to other sites without permission.
-        """
-        self._local_only = local_only
+    def __init__(self, routes: ASGIApp, *, service: Service, api_key: str | None, is_loopback: bool) -> None:
+        """`is_loopback` is for an address that only this machine can connect to: see `SiteRule`."""
+        self._sites = SiteRule(is_loopback=is_loopback, has_key=api_key is not None)
+        self.bodies = Bodies(service.limits)
         self._routes = routes
         self._service = service
         self._limits = service.limits
@@ -76,50 +72,46 @@ class RequestMiddleware:
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             if has_body:
-                await discard_body(receive, self._limits.max_body_bytes)
+                await self.bodies.discard(receive)
             raise refusal
         if not has_body:
             await self._routes(scope, receive, send)
             return
         exchange.shorten(headers.get(REQUEST_TIMEOUT))
+        body = await self.bodies.read(receive, headers)
+        refusal = self._busy()
+        if refusal is not None:
+            raise refusal
         self._in_flight += 1
         self._metrics.in_flight.set(self._in_flight)
         try:
-            body = await read_body(receive, headers, self._limits)
-            await self._run(scope, body, receive, send, exchange)
+            await self._run(scope, _replay(body), receive, send, exchange)
         finally:
             self._in_flight -= 1
             self._metrics.in_flight.set(self._in_flight)
 
     def _refusal(self, scope: Scope, headers: Headers) -> APIError | None:
         """Return the error of a request whose body is not even read."""
-        if self._local_only and not _is_local(headers.get("host", "")):
-            return APIError(
-                403,
-                "this server is for its own machine only: use localhost or 127.0.0.1, or start it with an API key",
-                code="wrong_host",
-            )
-        if self._local_only and not _is_local(urlsplit(headers.get("origin", "http://localhost")).netloc):
-            return APIError(
-                403,
-                "this server answers no pages of other sites; start it with an API key",
-                code="wrong_origin",
-            )
+        foreign = self._sites.refusal(headers)
+        if foreign is not None:
+            return foreign
         if self._key is not None and scope["path"] not in _OPEN_PATHS:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), self._key):
                 message = "wrong API key" if given else "no API key; send `Authorization: Bearer KEY`"
                 return APIError(401, message, code="invalid_api_key")
-        if scope["method"] != "POST":
-            return None
+        return self._busy() if scope["method"] == "POST" else None
+
+    def _busy(self) -> APIError | None:
+        """Return the error of a request that is right, but cannot be run now."""
         if self._service.is_draining:
             return shutting_down()
         if self._in_flight >= self._limits.max_requests:
             return queue_full(f"{self._in_flight} requests are running or waiting, the maximum of this server")
         return None
 
-    async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send, exchange: Exchange) -> None:
-        routes = asyncio.ensure_future(self._routes(scope, _replay(body), send))
+    async def _run(self, scope: Scope, body: Receive, receive: Receive, send: Send, exchange: Exchange) -> None:
+        routes = asyncio.ensure_future(self._routes(scope, body, send))
         gone = asyncio.create_task(_until_disconnect(receive))
         overrun_s = exchange.deadline_s - exchange.began_s - exchange.elapsed_s() + _OVERRUN_S
         try:
@@ -148,17 +140,6 @@ class _Reply:
         elif message["type"] == "http.response.body":
             self._exchange.sent_bytes += len(message.get("body", b""))
         await self._send(message)
-
-
-def _is_local(host: str) -> bool:
-    """Tell whether a `Host` header names this machine: `localhost`, `127.0.0.1:8000`, `[::1]:8000`."""
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-    if name.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _replay(body: bytes) -> Receive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import logging
 import socket
@@ -19,6 +20,7 @@ from omni_cli.errors import UsageError
 from omni_cli.outputs import Event
 from omni_cli.serve.access_log import AccessLog, LibraryMessages
 from omni_cli.serve.app import create_app
+from omni_cli.serve.connections import UNREAD_TIMEOUT_MS, Connection, max_connections
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
@@ -36,12 +38,12 @@ _LOGGERS = ("uvicorn.error", "asyncio")
 class ServerSettings:
     """Server settings.
 
-    `local_only` is as in `RequestMiddleware`. `drain_timeout_s` is the time for requests to end after a stop signal,
+    `is_loopback` is as in `SiteRule`. `drain_timeout_s` is the time for requests to end after a stop signal,
     `output_dir` the folder for videos.
     """
 
     api_key: str | None
-    local_only: bool
+    is_loopback: bool
     drain_timeout_s: float
     limits: Limits
     output_dir: Path
@@ -64,6 +66,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_MS)
         listener.bind(address)
         # Listen immediately, so that of two servers that start together the second one fails.
         listener.listen(_BACKLOG)
@@ -98,10 +101,12 @@ class Server:
         self.service = Service(config, self.supervisor, settings.limits, metrics, log)
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._videos = self._open_videos() if "video" in self.service.modalities else None
+        self._app = create_app(self.service, self._videos, api_key=settings.api_key, is_loopback=settings.is_loopback)
+        most = max_connections(settings.limits.max_requests)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                create_app(self.service, self._videos, api_key=settings.api_key, local_only=settings.local_only),
-                http="h11",
+                self._app,
+                http=functools.partial(Connection, most=most, waiting={}),  # type: ignore[arg-type] # makes protocols
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -109,6 +114,8 @@ class Server:
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
+                # Those of one step of the event loop, which are open before the first of them can make room.
+                backlog=max(min(_BACKLOG, most // 4), 1),
                 timeout_graceful_shutdown=settings.drain_timeout_s,  # type: ignore[arg-type] # waits for fractions too
             )
         )
@@ -153,6 +160,7 @@ class Server:
         if was_serving:
             self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
         self.service.drain()
+        self._app.bodies.stop()
         self._uvicorn.should_exit = True
         loading.cancel()
         jobs = () if self._videos is None else (self._videos.drain(self._settings.drain_timeout_s),)

@@ -47,14 +47,14 @@ def serve(options: ServeOptions) -> int:
 
     limits = options.limits()
     listener = bind(host, options.port)
-    is_local = is_loopback(listener)
-    if not is_local and api_key is None:
+    loopback = is_loopback(listener)
+    if not loopback and api_key is None:
         console.print_warning(f"anyone who can reach {host} can use this server", hint="set a key: `--api-key`")
     capabilities = Capabilities.of(config)
     if options.output_dir is not None and "video" not in capabilities.modalities:
         capabilities.check_field("output_dir", "`--output-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
-    settings = ServerSettings(api_key, is_local and api_key is None, options.drain_timeout, limits, folder)
+    settings = ServerSettings(api_key, loopback, options.drain_timeout, limits, folder)
     log = AccessLog(only_failures=quiet)
     engine = _make_engine(config, options, limits, log)
     server = Server(engine, config, settings, log)

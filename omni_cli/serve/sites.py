@@ -1,0 +1,82 @@
+"""Refuse requests that a page of another site makes through the browser of its visitor."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from starlette.datastructures import Headers
+
+from omni_cli.serve.errors import APIError
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_NOWHERE = urlsplit("")
+
+
+@dataclass(frozen=True)
+class SiteRule:
+    """Browsers send `Origin` or `Sec-Fetch-Site`, which must name this server; other clients send neither.
+
+    A site can also let its own name resolve to this machine (DNS rebinding): to the browser, its pages then come from
+    this server. They do not know the key. Without a key, `Host` must be a name that no site can have: on a loopback
+    address in every request, elsewhere in those of browsers.
+    """
+
+    is_loopback: bool
+    has_key: bool
+
+    def refusal(self, headers: Headers) -> APIError | None:
+        """Return the error for a request of another site, None for others."""
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        host = _split(f"//{headers.get('host', '')}")
+        if not self.has_key and not self._is_own(host, is_browser=origin is not None or site is not None):
+            where = (
+                "for its own machine only: use localhost or 127.0.0.1"
+                if self.is_loopback
+                else "for browsers only by its address: use the IP address"
+            )
+            return APIError(403, f"this server is {where}, or start it with an API key", code="wrong_host")
+        is_same = site == "same-origin" or origin is None or _is_same(_split(origin), host)
+        if site == "cross-site" or not is_same:
+            return APIError(403, "this server answers no pages of other sites", code="wrong_origin")
+        return None
+
+    def _is_own(self, host: SplitResult, *, is_browser: bool) -> bool:
+        name = host.hostname or ""
+        if self.is_loopback:
+            return _is_local(name)
+        # Names of sites have a dot.
+        is_no_site = _address(name) is not None or "." not in name or name == socket.gethostname().lower()
+        return is_no_site or not is_browser
+
+
+def _is_same(page: SplitResult, host: SplitResult) -> bool:
+    """Compare without the scheme, which a proxy may have changed; pages of this machine may use each other's ports."""
+    port = _DEFAULT_PORTS.get(page.scheme)
+    if page.hostname is not None and page.hostname == host.hostname and (page.port or port) == (host.port or port):
+        return True
+    return _is_local(page.hostname) and _is_local(host.hostname)
+
+
+def _split(url: str) -> SplitResult:
+    """Return the parts of a URL, without any if it is invalid."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # is parsed only here
+    except ValueError:
+        return _NOWHERE
+    return parts
+
+
+def _is_local(name: str | None) -> bool:
+    address = _address(name or "")
+    return name == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
