@@ -96,10 +96,6 @@ def queue_full(message: str) -> APIError:
     return APIError(429, f"{message}; try again", code="queue_full", retry_after_s=RETRY_AFTER_S)
 
 
-def shutting_down() -> APIError:
-    return APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=RETRY_AFTER_S)
-
-
 def api_error(error: OmniError) -> APIError:
     """Convert a failure of the engine or of a check to a response.
 

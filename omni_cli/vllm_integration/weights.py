@@ -137,7 +137,9 @@ def naming_missing_weights(spec: StageSpec) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, (OmniError, MemoryError, torch.OutOfMemoryError)) and not isinstance(error, CheckpointError):
+        if isinstance(error, (OmniError, MemoryError, torch.OutOfMemoryError)) and not isinstance(
+            error, CheckpointError
+        ):
             raise
         role = spec.family.role(spec.stage.name)
         needed = () if role is None else role.needed_weights
