@@ -1,8 +1,8 @@
-"""Encode the frames of a video, with its sound, as an MP4 file and a preview. Needs PyAV, from the extra `video`."""
+"""Encode the frames of a video, with its sound, as an MP4 file and a preview."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import io
 import itertools
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-from omni_cli.errors import OmniError, UsageError
+from omni_cli.errors import OmniError
 
 if TYPE_CHECKING:
     import av
@@ -69,15 +69,8 @@ class EncodedVideo:
     height: int
 
 
-def check_can_encode() -> None:
-    """Raise `UsageError` if PyAV is not installed."""
-    if importlib.util.find_spec("av") is None:
-        raise UsageError("writing videos needs PyAV", hint="pip install 'omni-cli[video]'")
-
-
 def prepare_encoding() -> None:
-    """Import what encoding needs, which the first video should not wait for. Raises `UsageError` without PyAV."""
-    check_can_encode()
+    """Import what encoding needs, which the first video should not wait for."""
     importlib.import_module("av")
     importlib.import_module("PIL.Image").init()
 

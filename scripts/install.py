@@ -70,8 +70,7 @@ def install(venv: Path, extra: str, *, dev: bool, torch_index: str) -> None:
         say(f"Installing omni-cli[{extra}] into {venv} ({SIZES[extra]}), once ...")
         if extra == "cpu" and sys.platform == "linux":
             install_cpu_torch(pip, torch_index)
-        # With PyAV, which is an extra for its licence: the demo makes a video.
-        pip.install("-e", f"{ROOT}[{extra},video]", hint=f"after a fix, run `make install EXTRA={extra}`")
+        pip.install("-e", f"{ROOT}[{extra}]", hint=f"after a fix, run `make install EXTRA={extra}`")
         if extra == "cpu":
             remove_cuda_linked(pip)
     if "dev" in missing:
@@ -208,7 +207,7 @@ def fingerprint() -> str:
 
 
 def dev_requirements() -> list[str]:
-    names = ("dev", "ray", "video", "quantization", "cache-dit", "quality")
+    names = ("dev", "ray", "quantization", "cache-dit", "quality")
     return [requirement for name in names for requirement in extras()[name]]
 
 

@@ -17,6 +17,7 @@ VERIFIED = {
     "psutil": "7.2.2",
     "nvidia-ml-py": "13.615.71",
     "safetensors": "0.8.0",
+    "av": "18.1.0",
     "soundfile": "0.14.0",
     "soxr": "1.1.0",
     "ftfy": "6.3.1",

@@ -12,7 +12,6 @@ from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.engine.devices import check_devices
 from omni_cli.errors import CheckpointError
 from omni_cli.families import BUILTIN_PREFIX, Family, families
-from omni_cli.video_encoding import check_can_encode
 
 _INCOMPLETE = "the folder is incomplete: download or copy it again"
 _HINT = "choose the profile of this checkpoint (`--profile`), or another checkpoint (`--model`)"
@@ -44,8 +43,6 @@ def check_fit(config: EngineConfig, model: str) -> None:
         role = family.role(stage.name)
         if role is None or not role.fits(stage):
             raise _misfit(stage, family, folder)
-        if role.made_by(model, stage.name) == "video":
-            check_can_encode()
         if role.switch is not None and not read_object(folder / "config.json").get(role.switch, True):
             raise CheckpointError(
                 f"`{folder}` has no stage `{stage.name}`: `{role.switch}` is false in its config.json",

@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 from support.videos import psnr_db, read_video
 
-from omni_cli import video_encoding
-from omni_cli.errors import OmniError, UsageError
-from omni_cli.video_encoding import Sound, check_can_encode, encode_video
+from omni_cli.errors import OmniError
+from omni_cli.video_encoding import Sound, encode_video
 
 Y, X = np.mgrid[:48, :64]
 
@@ -91,10 +90,3 @@ def test_av1_where_there_is_no_h264() -> None:
     assert psnr_db(read.frames[0], frames[0]) > 40
     with pytest.raises(OmniError, match="even width and height, not 61x47"):
         encode_video([moving(height=47, width=61)], 9, Fraction(16), codec="libsvtav1")
-
-
-def test_without_pyav_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video_encoding.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError) as caught:
-        check_can_encode()
-    assert "omni-cli[video]" in caught.value.hint

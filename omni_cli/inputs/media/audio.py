@@ -115,12 +115,15 @@ class _Length:
                 f"the {self.name} is longer than {self.max_s:g} s, the maximum", hint="cut it into shorter files"
             )
         kept = num_samples * (1 if self.mono else channels)
-        if kept > MAX_SAMPLES or num_samples * channels > MAX_DECODED_SAMPLES:
-            raise InputError(
-                f"the {self.name} has more samples than the maximum, {MAX_SAMPLES:,} that are kept and "
-                f"{MAX_DECODED_SAMPLES:,} in all channels",
-                hint="lower its sample rate, or cut it into shorter files",
-            )
+        for number, maximum, what in (
+            (kept, MAX_SAMPLES, "samples"),
+            (num_samples * channels, MAX_DECODED_SAMPLES, "samples in all channels"),
+        ):
+            if number > maximum:
+                raise InputError(
+                    f"the {self.name} has more than {maximum:,} {what}, the maximum",
+                    hint="lower its sample rate, or cut it into shorter files",
+                )
 
 
 def _end_s(container: av.container.InputContainer, stream: Any) -> Fraction | None:

@@ -72,11 +72,11 @@ def open_container(content: BinaryIO, name: str, hint: str) -> Iterator[av.conta
 
 
 def _refuse_to_open(url: str, _flags: int, _options: dict[str, str]) -> NoReturn:
-    raise PermissionError(f"{url!r} is not opened")
+    raise InputError(f"cannot read a file that refers to another one, `{url}`")
 
 
 class Track:
-    """The frames of one stream. `num_damaged` counts packets that could not be decoded and were passed over."""
+    """The frames of one stream. `num_damaged` counts packets and frames that could not be decoded, or not wholly."""
 
     def __init__(self, container: av.container.InputContainer, stream: Any, name: str) -> None:
         import av
@@ -107,12 +107,14 @@ class Track:
             if self.stream.codec_context.name == "mjpeg":
                 check_scans(bytes(packet), self._name)
             try:
-                yield from packet.decode()
+                frames = packet.decode()
             except av.error.InvalidDataError:
                 self.num_damaged += 1
+                continue
+            for frame in frames:
+                self.num_damaged += frame.is_corrupt
+                yield frame
 
     def notes(self) -> list[str]:
-        """Return a sentence on damaged packets if there are any."""
-        if not self.num_damaged:
-            return []
-        return [f"{self.num_damaged} packets of the {self._name} are damaged and were left out"]
+        """Return a sentence on damage, if there is any."""
+        return [f"the {self._name} is damaged (packets and frames: {self.num_damaged})"] if self.num_damaged else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.media.audio import DecodedAudio, decode_stream
-from omni_cli.inputs.media.containers import Track, open_container
+from omni_cli.inputs.media.containers import MAX_FRAME_PIXELS, Track, open_container
 from omni_cli.outputs import Video
 from omni_cli.video_encoding import MAX_FPS
 
@@ -23,6 +23,9 @@ MAX_VIDEO_S = 600.0
 MAX_VIDEO_PIXELS = 256 * 1024 * 1024
 # Pixels that are decoded to pick the frames from: 600 s of 3840x2160 at 30 frames per second.
 MAX_DECODED_PIXELS = 600 * 30 * 3840 * 2160
+
+# 600 s of slow motion at 240 frames per second.
+MAX_FRAMES = 600 * 240
 
 _HINT = "MP4, MOV, WebM, MKV, AVI, MPEG-TS and GIF can be read"
 # Display matrices of turns to the left.
@@ -86,10 +89,10 @@ class _Limits:
         return InputError(f"the {self.name} is longer than {self.max_s:.0f} s, the maximum", hint="cut it")
 
     def check_pixels(self, width: int, height: int, num_kept: int, num_decoded: int) -> None:
-        if width * height * num_kept > self.max_pixels:
+        most = min(self.max_pixels // num_kept, MAX_FRAME_PIXELS)
+        if width * height > most:
             raise InputError(
-                f"the {self.name} has {width}x{height} pixels per frame; the maximum is "
-                f"{self.max_pixels // num_kept} for {num_kept} frames",
+                f"the {self.name} has {width}x{height} pixels per frame; the maximum is {most} for {num_kept} frames",
                 hint="scale it down",
             )
         if width * height * num_decoded > MAX_DECODED_PIXELS:
@@ -118,6 +121,8 @@ def _count_packets(content: BinaryIO, limits: _Limits) -> int:
             if not packet.size or packet.is_discard:
                 continue
             total += 1
+            if total > MAX_FRAMES:
+                raise InputError(f"the {limits.name} has more than {MAX_FRAMES:,} frames, the maximum", hint="cut it")
             if packet.pts is not None:
                 first = packet.pts if first is None else min(first, packet.pts)
                 if (packet.pts - first) * track.stream.time_base > limits.max_s:

@@ -12,7 +12,6 @@ from support.media_samples import clip, image_of, write_lossless
 from support.omni_process import run_omni
 from support.tiny_models import llama, qwen3_vl
 
-pytest.importorskip("av")
 MAX_TOKENS = 8
 
 

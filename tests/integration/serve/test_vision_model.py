@@ -16,7 +16,6 @@ from support.tiny_models import qwen3_vl
 
 from omni_cli.encoding import encode_png, encode_wav
 
-pytest.importorskip("av")
 MAX_TOKENS = 12
 
 

@@ -588,7 +588,6 @@ def broken_videos(folder: Path) -> list[str]:
 
 @needs_diffusers
 def test_wrong_videos_and_frame_rates_are_one_error_each_and_write_nothing(omni: Omni, tmp_path: Path) -> None:
-    pytest.importorskip("av")
     model = pipeline_folder(tmp_path, "WanVideoToVideoPipeline")
     wrong = [["--video", name] for name in broken_videos(tmp_path)]
     wrong += [["--video", "whole.mp4", "--video", "whole.mp4"], []]
