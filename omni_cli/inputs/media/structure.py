@@ -118,7 +118,7 @@ class _Mp4:
 
 @dataclass
 class _Mp4Track:
-    """What the tables of a track declare."""
+    """The numbers that the tables of a track declare."""
 
     is_sound: bool = False
     num_edits: int = 0

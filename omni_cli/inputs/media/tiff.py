@@ -82,7 +82,7 @@ class _Entry:
 
 
 class _Tags:
-    """The tags of the first image: the first entry of each, as it stands in the file."""
+    """The tags of the first image: the first entry of each, unchanged."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content

@@ -23,7 +23,6 @@ MAX_VIDEO_S = 600.0
 MAX_VIDEO_PIXELS = 256 * 1024 * 1024
 # Pixels that are decoded to pick the frames from: 600 s of 3840x2160 at 30 frames per second.
 MAX_DECODED_PIXELS = 600 * 30 * 3840 * 2160
-
 # 600 s of slow motion at 240 frames per second.
 MAX_FRAMES = 600 * 240
 
@@ -60,7 +59,10 @@ def decode_video(
     shown = _decode(content, limits, total, max_num_frames)
     if shown.total != total:
         # Not every packet is one frame: some are hidden, hold half of one, or have lost what they refer to.
-        shown = _decode(content, limits, shown.total, max_num_frames)
+        total = shown.total
+        shown = _decode(content, limits, total, max_num_frames)
+    if shown.total != total:
+        raise InputError(f"cannot read the {name}: it has another number of frames each time")
     fps = shown.fps()
     if not 0 < fps <= MAX_FPS:  # beyond it a header is more likely broken than intended
         raise InputError(f"the {name} has no usable frame rate")
@@ -81,12 +83,17 @@ def decode_sound(content: BinaryIO, name: str, *, max_s: float = MAX_VIDEO_S) ->
 
 @dataclass(frozen=True)
 class _Limits:
+    """The limits on one video."""
+
     name: str
     max_pixels: int
     max_s: float
 
     def too_long(self) -> InputError:
         return InputError(f"the {self.name} is longer than {self.max_s:.0f} s, the maximum", hint="cut it")
+
+    def other_size(self) -> InputError:
+        return InputError(f"the size of the frames of the {self.name} changes in the middle")
 
     def check_pixels(self, width: int, height: int, num_kept: int, num_decoded: int) -> None:
         most = min(self.max_pixels // num_kept, MAX_FRAME_PIXELS)
@@ -134,7 +141,7 @@ def _count_packets(content: BinaryIO, limits: _Limits) -> int:
 
 @dataclass
 class _Shown:
-    """What decoding has shown: how many frames, and those that were wanted."""
+    """The frames that are kept, how many were shown in all, and when."""
 
     pixels: np.ndarray
     indices: list[int]
@@ -165,17 +172,19 @@ def _decode(content: BinaryIO, limits: _Limits, total: int, max_num_frames: int 
         limits.check_pixels(stream.width, stream.height, len(wanted), total)
         header_fps = float(stream.average_rate or stream.guessed_rate or 0)
         shown = _Shown(np.empty((0, 0, 0, 3), np.uint8), wanted, header_fps)
-        position, size, picture = 0, (0, 0), _Picture(limits.name)
+        position, size, converter = 0, (0, 0), _FrameConverter(limits.name)
         for frame in track.frames():
             if shown.total == 0:
                 size = frame.width, frame.height
                 limits.check_pixels(*size, len(wanted), total)
             elif size != (frame.width, frame.height):
-                raise InputError(f"the size of the frames of the {limits.name} changes in the middle")
+                raise limits.other_size()
             while position < len(wanted) and wanted[position] == shown.total:
-                pixels = picture.pixels(frame)
+                pixels = converter.pixels(frame)
                 if position == 0:
                     shown.pixels = np.empty((len(wanted), *pixels.shape), np.uint8)
+                elif shown.pixels.shape[1:] != pixels.shape:
+                    raise limits.other_size()
                 shown.pixels[position] = pixels
                 position += 1
             shown.total += 1
@@ -184,11 +193,11 @@ def _decode(content: BinaryIO, limits: _Limits, total: int, max_num_frames: int 
                 shown.last_s = frame.time
         if not shown.total:
             raise InputError(f"cannot read the {limits.name}: none of its packets can be decoded", hint=_HINT)
-        shown.notes = [*track.notes(), *picture.notes, *_left_out(container, limits.name)]
+        shown.notes = [*track.notes(), *converter.notes, *_left_out(container, limits.name)]
     return shown
 
 
-class _Picture:
+class _FrameConverter:
     """Convert frames to what a player shows."""
 
     def __init__(self, name: str) -> None:
@@ -231,7 +240,7 @@ class _Picture:
         a, b, c, d = _display_matrix(frame)
         straight, crossed = abs(a) + abs(d), abs(b) + abs(c)
         if min(straight, crossed) > max(straight, crossed) / 50:
-            self._note(f"the {self._name} is turned by an angle that is no quarter turn; the nearest one is used")
+            self._note(f"the {self._name} is turned by an angle between quarter turns; the nearest one is used")
         if crossed > straight:
             pixels, a, d = pixels.transpose(1, 0, 2), c, b
         return pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
