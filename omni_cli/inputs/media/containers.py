@@ -92,10 +92,14 @@ class Track:
         self._name = name
 
     def packets(self) -> Iterator[av.Packet[Any]]:
-        """Yield the packets, and an empty one last."""
+        """Yield the packets that are not empty, as ffmpeg does, and last the empty one that ends decoding."""
+        packet = None
         for index, packet in enumerate(self._container.demux(self.stream)):
             if index > MAX_PACKETS:
                 raise InputError(f"the {self._name} has more than {MAX_PACKETS:,} packets, the maximum")
+            if packet.size:
+                yield packet
+        if packet is not None:
             yield packet
 
     def frames(self) -> Iterator[Any]:
