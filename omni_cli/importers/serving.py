@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -108,15 +109,20 @@ def _rows(run: ServingRun) -> list[Row | FailedRun]:
     if len(lengths) != 1:
         raise InputError(f"its lists of requests have different lengths: {', '.join(map(str, sorted(lengths)))}")
     latencies = run.latencies or [_sum(ttft, gaps) for ttft, gaps in zip(ttfts or (), itls or (), strict=True)]
-    others: list[Any] = [column or () for column in (ttfts, run.input_lens, run.output_lens, run.errors)]
+    others: list[Any] = [column or () for column in (ttfts, itls, run.input_lens, run.output_lens, run.errors)]
     return [_row(*values) for values in itertools.zip_longest(latencies, *others)]
 
 
-def _row(latency: float | None, ttft: float | None, into: int | None, out: int | None, error: Any) -> Row | FailedRun:
+def _row(
+    latency: float | None, ttft: float | None, gaps: list[float | None] | None, into: int | None, out: int | None,
+    error: str | None,
+) -> Row | FailedRun:  # fmt: skip
     if error:
         # The reason of a status, or a whole traceback, which ends with the exception.
-        message = str(error).strip().rpartition("\n")[2] or "error"
+        message = error.strip().rpartition("\n")[2] or "error"
         return FailedRun(message.partition(":")[0], message)
+    if not all(gap is not None and 0 <= gap < math.inf for gap in gaps or ()):
+        return FailedRun("no duration", "one between its tokens")
     tpot_s = (latency - ttft) / (out - 1) if latency and ttft and out and out > 1 else None
     return {E2E: latency, "ttft_s": ttft or None, "tpot_s": tpot_s, "input_tokens": into, "output_tokens": out}
 

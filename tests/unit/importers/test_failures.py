@@ -119,6 +119,7 @@ FILES: list[tuple[str, Edit, str]] = [
     ("vllm-1.json", request(5, latencies=math.nan), "1 of 48 requests failed: 1 x no duration; the first one: its"),
     ("vllm-1.json", request(5, latencies=None), "1 of 48 requests failed: 1 x no answer"),
     ("vllm-1.json", request(5, ttfts=-0.5), "1 of 48 requests failed: 1 x no duration; the first one: its `ttft_s`"),
+    ("vllm-1.json", request(5, itls=[0.1, math.nan]), "1 x no duration; the first one: one between its tokens"),
     ("vllm-1.json", summary(completed=40, failed=8), "8 of 48 requests failed"),
     ("vllm-1.json", summary("failed", completed=40), "8 of 48 requests failed"),
     ("vllm-1.json", all_failed, "48 of 48 requests failed: 48 x Bad Gateway"),
@@ -205,8 +206,11 @@ def test_what_a_file_cannot_tell_is_said(tmp_path: Path) -> None:
     assert "it does not say whether requests failed: run it with `--output-details`" in item.missing
 
 
+PAGES = [item for item in FILES if item[2].startswith(("24 of 24", "1 x aiohttp", "48 of 48 requests failed: 48"))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "edit", "sentence"), [FILES[0], FILES[2], FILES[9], FILES[16]])
+@pytest.mark.parametrize(("name", "edit", "sentence"), PAGES)
 def test_the_page_says_failed(name: str, edit: Edit, sentence: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert run(["report", str(written(tmp_path, name, edit)), "-o", str(page)]) == 0
