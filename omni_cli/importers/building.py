@@ -107,7 +107,7 @@ def request_variant(name: str, rows: Sequence[Row | FailedRun], failed: int = 0)
 
 def summary_variant(name: str, value_s: Any, metrics: Mapping[str, Any], error: str | None = None) -> Variant:
     """Make a variant of a file that has one value for a whole run; `error` is a sentence on its failures."""
-    wrong = [value for value in (value_s, *metrics.values()) if not _is_time(value)]
+    wrong = [value for value in (value_s, *filter(None, metrics.values())) if not _is_time(value)]
     if wrong:
         error = error or ("it has no time" if wrong[0] is None else f"{wrong[0]:g} s is not a duration")
     samples = () if wrong else (_sample(0, value_s, dict(metrics)),)

@@ -108,7 +108,10 @@ def _rows(run: ServingRun) -> list[Row | FailedRun]:
         return []
     if len(lengths) != 1:
         raise InputError(f"its lists of requests have different lengths: {', '.join(map(str, sorted(lengths)))}")
-    latencies = run.latencies or [_sum(ttft, gaps) for ttft, gaps in zip(ttfts or (), itls or (), strict=True)]
+    latencies = run.latencies or [
+        None if ttft is None or gaps is None else ttft + sum(gap or 0.0 for gap in gaps)
+        for ttft, gaps in zip(ttfts or (), itls or (), strict=True)
+    ]
     others: list[Any] = [column or () for column in (ttfts, itls, run.input_lens, run.output_lens, run.errors)]
     return [_row(*values) for values in itertools.zip_longest(latencies, *others)]
 
@@ -121,16 +124,11 @@ def _row(
         # The reason of a status, or a whole traceback, which ends with the exception.
         message = error.strip().rpartition("\n")[2] or "error"
         return FailedRun(message.partition(":")[0], message)
-    if not all(gap is not None and 0 <= gap < math.inf for gap in gaps or ()):
-        return FailedRun("no duration", "one between its tokens")
+    wrong = [gap for gap in gaps or () if gap is None or not 0 <= gap < math.inf]
+    if wrong:
+        return FailedRun("no duration", f"an inter-token latency of {wrong[0]}")
     tpot_s = (latency - ttft) / (out - 1) if latency and ttft and out and out > 1 else None
     return {E2E: latency, "ttft_s": ttft or None, "tpot_s": tpot_s, "input_tokens": into, "output_tokens": out}
-
-
-def _sum(ttft: float | None, gaps: list[float | None] | None) -> float | None:
-    """Return the time of a whole answer; None if a part is missing."""
-    known = [time for time in (ttft, *(gaps or ())) if time is not None]
-    return sum(known) if gaps is not None and len(known) == len(gaps) + 1 else None
 
 
 class AIPerfValue(msgspec.Struct):

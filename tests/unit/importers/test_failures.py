@@ -119,7 +119,7 @@ FILES: list[tuple[str, Edit, str]] = [
     ("vllm-1.json", request(5, latencies=math.nan), "1 of 48 requests failed: 1 x no duration; the first one: its"),
     ("vllm-1.json", request(5, latencies=None), "1 of 48 requests failed: 1 x no answer"),
     ("vllm-1.json", request(5, ttfts=-0.5), "1 of 48 requests failed: 1 x no duration; the first one: its `ttft_s`"),
-    ("vllm-1.json", request(5, itls=[0.1, math.nan]), "1 x no duration; the first one: one between its tokens"),
+    ("vllm-1.json", request(5, itls=[0.1, math.nan]), "1 x no duration; the first one: an inter-token latency of nan"),
     ("vllm-1.json", summary(completed=40, failed=8), "8 of 48 requests failed"),
     ("vllm-1.json", summary("failed", completed=40), "8 of 48 requests failed"),
     ("vllm-1.json", all_failed, "48 of 48 requests failed: 48 x Bad Gateway"),
@@ -204,6 +204,8 @@ def test_what_a_file_cannot_tell_is_said(tmp_path: Path) -> None:
     item = load_newest(written(tmp_path, "sglang-1.jsonl", without(median_tpot_ms=-0.001)))
     assert item.record.variants[0].failure is None
     assert "it does not say whether requests failed: run it with `--output-details`" in item.missing
+    at_once = written(tmp_path, "aiperf-summary.json", summary(inter_token_latency={"unit": "ms", "p50": 0.0}))
+    assert load_newest(at_once).record.variants[0].failure is None
 
 
 PAGES = [item for item in FILES if item[2].startswith(("24 of 24", "1 x aiohttp", "48 of 48 requests failed: 48"))]
