@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from omni_cli.execution.cpu_linear import fast_linear
+from omni_cli.execution.cpu_linear import OneDnnLinear
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 
 # Further than any layer attends.
@@ -212,13 +212,13 @@ class PackedLayer(nn.Module):
         return *_add_and_norm(hidden, self.ff(normed), ff_gate, scale, shift, self.eps), kept
 
     def fuse(self) -> None:
-        """Use a product with the activation in it on a GPU; on a CPU, the fastest of each."""
+        """Use products with the activation in them; on a CPU, those of oneDNN for all linear layers."""
         rise, gelu, _, fall = self.ff.ff
         if rise.weight.is_cuda:
             self.ff.ff = nn.ModuleList([GeluLinear(rise), fall])
             return
-        self.ff.ff = nn.ModuleList([fast_linear(rise, gelu), fast_linear(fall)])
-        self.attn.to_qkv, self.attn.to_out = fast_linear(self.attn.to_qkv), fast_linear(self.attn.to_out)
+        self.ff.ff = nn.ModuleList([OneDnnLinear(rise, gelu), OneDnnLinear(fall)])
+        self.attn.to_qkv, self.attn.to_out = OneDnnLinear(self.attn.to_qkv), OneDnnLinear(self.attn.to_out)
 
 
 class GeluLinear(nn.Linear):
@@ -265,11 +265,11 @@ class PackedVelocity(Velocity):
         self.conditions_proj = _linear(of_conditions.contiguous(), whole.bias)
 
     def fuse(self) -> None:
-        """Use the fastest products; on a CPU, those are for float32, eager execution and weights that stay."""
+        """Use faster products; on a CPU, they are for float32, eager execution and weights that stay."""
         for layer in self.dit.transformer_blocks:
             layer.fuse()
         if not self.dit.proj_out.weight.is_cuda:
-            self.frames_proj, self.dit.proj_out = fast_linear(self.frames_proj), fast_linear(self.dit.proj_out)
+            self.frames_proj, self.dit.proj_out = OneDnnLinear(self.frames_proj), OneDnnLinear(self.dit.proj_out)
 
     @property
     def carried_shape(self) -> tuple[int, ...]:
