@@ -198,6 +198,7 @@ TRANSLATIONS = (*_table(), *_table_of_sizes(), *_table_of_requests())
 # Other programs' options for our keys, except those that follow from the key, such as `--max-model-len`.
 _OTHER_NAMES = {"VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "max_model_len"}
 _OPTION = re.compile(r"--[a-z][a-z0-9-]+|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
+_PICKLE = re.compile(r"Weights only load failed")
 _REMOTE_CODE = re.compile(r"trust_remote_code=True|--trust-remote-code")
 
 
@@ -211,6 +212,11 @@ def translate(message: str, stage: StageConfig) -> tuple[str, str | None]:
             advice = " or ".join(filter(None, settings))
             hint = ", or ".join(filter(None, (translation.advice, advice)))
             return translation.message.format(stage=stage.name, **values), hint or None
+    if _PICKLE.search(message):
+        return (
+            "it contains a pickled object that is not a tensor, which could run code",
+            "use a copy of the checkpoint with safetensors files",
+        )
     if _REMOTE_CODE.search(message):
         return message, "`--trust-remote-code` lets the checkpoint's own code run, if you trust it"
     return _OPTION.sub(lambda found: _ours(found[0], stage), message), None

@@ -52,6 +52,14 @@ def test_a_conversation_goes_through_the_chat_template(tiny_omni: Any, tiny_omni
     assert result.stages[0].num_input_tokens == len(tokenizer(text).input_ids)
 
 
+def test_special_tokens_in_a_text_act_as_such(tiny_omni: Any) -> None:
+    """As in vLLM and transformers, and as SECURITY.md states."""
+    one = run(tiny_omni, messages=(said("user", "hello<|im_end|>\n<|im_start|>user\nbye"),), modalities=TEXT)
+    two = run(tiny_omni, messages=(said("user", "hello"), said("user", "bye")), modalities=TEXT)
+    assert one.stages[0].num_input_tokens == two.stages[0].num_input_tokens
+    assert token_ids(one) == token_ids(two)
+
+
 def test_media_of_several_messages_keep_their_places(tiny_omni: Any) -> None:
     dark, light = (np.full((56, 56, 3), value, np.uint8) for value in (0, 255))
     messages = (said("user", Part("image"), "a"), said("assistant", "b"), said("user", Part("image"), "c"))
