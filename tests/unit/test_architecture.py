@@ -1,4 +1,4 @@
-"""docs/architecture.md: every file, class and function that it names exists."""
+"""docs/architecture.md and SECURITY.md: every file, class and function that they name exists."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("docs/architecture.md", "SECURITY.md")
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
-NAMED = sorted(set(re.findall(r"`((?:omni_cli|tests|benchmarks)/[\w/.]+)(?::([\w.]+))?`", TEXT)))
+
+
+def named(page: str) -> list[tuple[str, str]]:
+    found = re.findall(r"`((?:omni_cli|tests|benchmarks)/[\w/.]+)(?::([\w.]+))?`", (ROOT / page).read_text())
+    return sorted(set(found))
 
 
 def defines(path: Path, name: str) -> bool:
@@ -22,10 +27,10 @@ def defines(path: Path, name: str) -> bool:
     return not isinstance(found, ast.Pass)
 
 
-@pytest.mark.parametrize(("path", "name"), NAMED)
-def test_every_name_exists(path: str, name: str) -> None:
-    assert (ROOT / path).exists(), f"docs/architecture.md names {path}"
-    assert not name or defines(ROOT / path, name), f"docs/architecture.md names {name} in {path}"
+@pytest.mark.parametrize(("page", "path", "name"), [(page, *each) for page in PAGES for each in named(page)])
+def test_every_name_exists(page: str, path: str, name: str) -> None:
+    assert (ROOT / path).exists(), f"{page} names {path}"
+    assert not name or defines(ROOT / path, name), f"{page} names {name} in {path}"
 
 
 def test_the_path_of_a_stranger_is_complete() -> None:
@@ -36,7 +41,7 @@ def test_the_path_of_a_stranger_is_complete() -> None:
 
 def test_every_folder_is_in_the_table() -> None:
     packages = {f"omni_cli/{path.parent.name}" for path in (ROOT / "omni_cli").glob("*/__init__.py")}
-    assert packages <= {path for path, _ in NAMED}
+    assert packages <= {path for path, _ in named(PAGES[0])}
 
 
 def test_the_entry_point_group_is_the_one_in_use() -> None:
