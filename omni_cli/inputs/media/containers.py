@@ -30,8 +30,8 @@ VIDEO_DECODERS = (
     "mpeg1video", "mpeg2video", "mpeg4", "msmpeg4", "msmpeg4v2", "png", "prores", "qtrle", "rawvideo", "theora",
     "utvideo", "vp8", "vp9",
 )  # fmt: skip
-# 600 s of sound in packets of 2.5 ms, Opus' shortest, are 240,000.
-MAX_PACKETS = 1_000_000
+# 600 s of sound in packets of 2.5 ms, the shortest of Opus, are 240,000.
+MAX_PACKETS = 300_000
 # With the fonts and subtitles of many languages.
 _MAX_STREAMS = 200
 # 8192x4320 pixels: a decoder holds about 20 frames.
@@ -112,7 +112,7 @@ class Track:
                 check_scans(bytes(packet), self._name)
             try:
                 frames = packet.decode()
-            except av.error.InvalidDataError:
+            except (av.error.InvalidDataError, av.error.ArgumentError):
                 self.num_damaged += 1
                 continue
             for frame in frames:

@@ -5,6 +5,7 @@ Pillow reads metadata and further pages before it decodes, which can take longer
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -172,7 +173,7 @@ def _gif_colours(content: bytes, position: int) -> int:
 
 def _read_webp(content: bytes, name: str) -> ImageFile:
     file, position, num_frames = ImageFile("WEBP", content), 12, 0
-    for index in range(MAX_PIECES + 1):
+    for index in itertools.count():
         _check_pieces(name, index, "chunks")
         kind = content[position : position + 4]
         num_bytes = int.from_bytes(content[position + 4 : position + 8], "little")

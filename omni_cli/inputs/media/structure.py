@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import struct
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, Literal
 
 from omni_cli.errors import InputError
@@ -15,7 +16,7 @@ MAX_ENTRIES = 1_000_000
 _MAX_CHUNKS = 10_000
 # Sizes from here on stand for an unknown one: writers that cannot seek back use 2**31 - 1, 2**32 - 1 or a little less.
 _UNKNOWN_BYTES = 0x7FFF_0000
-_MP4_PARENTS = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"moof", b"traf"}
+_MP4_PARENTS = {b"moov", b"trak", b"mdia", b"minf", b"dinf", b"stbl", b"edts", b"udta", b"mvex", b"moof", b"traf"}
 # What a file cannot be decoded without, so that it is truncated where one of these ends after it.
 _MP4_CONTENT = {b"moov", b"mdat", b"moof"}
 # A size of all ones, in any of the lengths that EBML has for a size: not known when it was written.
@@ -30,12 +31,13 @@ def check_structure(content: BinaryIO, name: str) -> None:
     """
     size = content.seek(0, io.SEEK_END)
     head = _read(content, 0, 12)
-    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"):
-        _Mp4(content, name).check(0, size)
-    elif head[:4] == _EBML_HEAD:
+    if head[:4] == _EBML_HEAD:
         _check_matroska(content, name, size)
     elif chunks := _CHUNKS.get((head[:4], head[8:])):
         chunks.check(content, name, size)
+    else:
+        # Its boxes may come in any order. Other formats end where a first box would have to.
+        _Mp4(content, name).check(0, size)
 
 
 def _read(content: BinaryIO, position: int, num_bytes: int) -> bytes:
@@ -66,6 +68,7 @@ class _Mp4:
                 return
             if kind == b"cmov":
                 raise InputError(f"the {self._name} has a compressed header, which is not read")
+            track = self._track
             if kind == b"trak":
                 self._track = _Mp4Track()
             if kind in _MP4_PARENTS and depth < 8:
@@ -74,6 +77,7 @@ class _Mp4:
                 self._table(kind, first, after)
             if kind == b"trak":
                 self._num_samples += self._track.num_entries
+                self._track = track
             if max(self._num_samples, self._num_boxes) > MAX_ENTRIES:
                 raise InputError(f"the {self._name} has more than {MAX_ENTRIES:,} frames and boxes, the maximum")
 
@@ -93,48 +97,47 @@ class _Mp4:
             start += size
 
     def _table(self, kind: bytes, first: int, after: int) -> None:
+        import numpy as np
+
         body = _read(self._content, first, min(after - first, 32)).ljust(32, b"\0")
         track = self._track
         match kind:
             case b"hdlr":
-                track.is_sound = body[8:12] == b"soun"
+                track.handlers.add(body[8:12])
             case b"elst":
-                (track.num_edits,) = struct.unpack_from(">I", body, 4)
+                track.note(num_edits=struct.unpack_from(">I", body, 4)[0])
             case b"stts":
-                track.num_durations, _, track.duration = struct.unpack_from(">III", body, 4)
-            case b"stsz":
-                track.sample_bytes, track.num_samples = struct.unpack_from(">II", body, 4)
-            case b"stz2":
-                (track.num_samples,) = struct.unpack_from(">I", body, 8)
+                count, _, duration = struct.unpack_from(">III", body, 4)
+                track.durations.add((count, duration))
+            case b"stsz" | b"stz2":
+                track.note(num_samples=struct.unpack_from(">I", body, 8)[0])
             case b"stsc":
-                (num_runs,) = struct.unpack_from(">I", body, 4)
-                runs = _read(self._content, first + 8, min(12 * num_runs, after - first - 8))
-                track.chunk_samples = max((samples for _, samples, _ in struct.iter_unpack(">III", runs)), default=0)
+                runs = np.frombuffer(_read(self._content, first + 8, max(after - first - 8, 0) // 12 * 12), ">u4")
+                track.note(chunk_samples=int(runs[1::3].max(initial=0)))
             case b"stco" | b"co64":
-                (track.num_chunks,) = struct.unpack_from(">I", body, 4)
+                track.note(num_chunks=struct.unpack_from(">I", body, 4)[0])
             case b"trun":
                 self._num_samples += struct.unpack_from(">I", body, 4)[0]
 
 
 @dataclass
 class _Mp4Track:
-    """The numbers that the tables of a track declare."""
+    """The numbers that the tables of a track declare; of tables that are there twice the larger ones."""
 
-    is_sound: bool = False
-    num_edits: int = 0
-    num_durations: int = 0
-    duration: int = 0
-    sample_bytes: int = 0
-    num_samples: int = 0
-    chunk_samples: int = 0
-    num_chunks: int = 0
+    handlers: set[bytes] = field(default_factory=set)
+    durations: set[tuple[int, int]] = field(default_factory=set)
+    numbers: Counter[str] = field(default_factory=Counter)
+
+    def note(self, **numbers: int) -> None:
+        self.numbers |= Counter(numbers)
 
     @property
     def num_entries(self) -> int:
         """Entries of the index that libav builds: parts of chunks for PCM, else every sample, again for each edit."""
-        if self.is_sound and (self.num_durations, self.duration) == (1, 1):
-            return self.num_chunks * (1 + self.chunk_samples // 1024)
-        return self.num_samples * max(1, self.num_edits // 10)
+        # MOV has a second handler, for the place of the data.
+        if self.handlers - {b"url ", b"alis"} == {b"soun"} and self.durations == {(1, 1)}:
+            return self.numbers["num_chunks"] * (1 + self.numbers["chunk_samples"] // 1024)
+        return self.numbers["num_samples"] * max(1, self.numbers["num_edits"] // 10)
 
 
 def _check_matroska(content: BinaryIO, name: str, size: int) -> None:

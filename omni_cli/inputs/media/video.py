@@ -192,7 +192,10 @@ def _decode(content: BinaryIO, limits: _Limits, total: int, max_num_frames: int 
                 shown.first_s = frame.time if shown.first_s is None else shown.first_s
                 shown.last_s = frame.time
         if not shown.total:
-            raise InputError(f"cannot read the {limits.name}: none of its packets can be decoded", hint=_HINT)
+            raise InputError(
+                f"cannot read the {limits.name}: its frames are damaged, or have more than {MAX_FRAME_PIXELS:,} pixels",
+                hint=_HINT,
+            )
         shown.notes = [*track.notes(), *converter.notes, *_left_out(container, limits.name)]
     return shown
 

@@ -89,6 +89,11 @@ def test_sound_ends_where_the_encoder_padded_it(tmp_path: Path) -> None:
         assert len(decode(path).samples) == int(0.777 * rate)
 
 
+def test_pcm_of_more_samples_than_a_video_has_frames(tmp_path: Path) -> None:
+    path = write_sound(tmp_path / "a.mov", "-c:a", "pcm_s16le", rate=48_000, channels=1, seconds=25)
+    assert len(decode(path).samples) == 1_200_000
+
+
 def test_parts_copied_out_of_files(tmp_path: Path) -> None:
     for name in ("aac.m4a", "vbr.mp3", "vorbis.ogg", "opus.opus", "opus.webm"):
         whole, part = write_sound(tmp_path / name, *CODECS[name]), tmp_path / f"part-{name}"
