@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from omni_cli.errors import InputError
-from omni_cli.inputs.media.image_files import check_scans
-from omni_cli.inputs.media.structure import check_structure
+from omni_cli.inputs.media.scans import check_scans
+from omni_cli.inputs.media.truncation import check_whole
 
 if TYPE_CHECKING:
     import av
@@ -46,7 +46,7 @@ def open_container(content: BinaryIO, name: str, hint: str) -> Iterator[av.conta
     """
     import av
 
-    check_structure(content, name)
+    check_whole(content, name)
     content.seek(0)
     options = {
         "format_whitelist": ",".join(FORMATS),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from omni_cli.errors import InputError
-from omni_cli.inputs.media.image_files import ImageFile, read_image_file
+from omni_cli.inputs.media.scans import check_scans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +15,11 @@ if TYPE_CHECKING:
 
 MAX_IMAGE_PIXELS = 64 * 1024 * 1024
 
+# A subset of Pillow's plug-ins: some start other programs (EPS) or need a renderer.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _FORMATS_HINT = "PNG, JPEG, WebP, GIF, BMP and TIFF can be read"
+# Tags of TIFF and EXIF.
+_BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLE_FORMAT = 258, 262, 274, 339
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,35 @@ class DecodedImage:
 
     pixels: np.ndarray
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """An image as Pillow has decoded it. `orientation` is EXIF's number, where Pillow has not turned it itself."""
+
+    file: BinaryIO
+    image: Any
+    orientation: int
+
+    @property
+    def bits(self) -> int:
+        """Bits per sample in the file, which Pillow may have scaled to 8."""
+        if self.image.format == "PNG":
+            self.file.seek(24)
+            return self.file.read(1)[0]
+        return int(self._tag(_BITS, (8,))[0])
+
+    @property
+    def is_inverted(self) -> bool:
+        """True for a TIFF in which 0 is white and which Pillow leaves so: with 16 bits and more."""
+        return bool(self._tag(_PHOTOMETRIC) == 0 and self.image.mode[0] in "IF")
+
+    @property
+    def is_signed(self) -> bool:
+        return bool(self._tag(_SAMPLE_FORMAT, (1,))[0] == 2)
+
+    def _tag(self, tag: int, default: Any = None) -> Any:
+        return self.image.tag_v2.get(tag, default) if self.image.format == "TIFF" else default
 
 
 def decode_image(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> DecodedImage:
@@ -36,16 +68,15 @@ def decode_image(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PI
     import numpy as np
     from PIL import Image
 
-    file, image = _load(content, name, max_pixels)
-    notes = _notes(file, name)
-    image, alpha = _channels(file, image, name)
+    loaded, notes = _load(content, name, max_pixels)
+    image, alpha = _channels(loaded, name)
     image = _as(image, "RGB")
     if alpha is not None and alpha.getextrema() != (255, 255):
         notes.append(f"the transparency of the {name} was put on white")
         background = Image.new("RGB", image.size, "white")
         background.paste(image, mask=alpha)
         image = background
-    return DecodedImage(_turned(np.asarray(image), file.orientation), tuple(notes))
+    return DecodedImage(_turned(np.asarray(image), loaded.orientation), tuple(notes))
 
 
 def decode_alpha(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> DecodedImage:
@@ -55,38 +86,52 @@ def decode_alpha(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PI
     """
     import numpy as np
 
-    file, image = _load(content, name, max_pixels)
-    _, alpha = _channels(file, image, name)
+    loaded, notes = _load(content, name, max_pixels)
+    _, alpha = _channels(loaded, name)
     if alpha is None:
         raise InputError(f"the {name} has no transparency")
-    return DecodedImage(_turned(np.asarray(alpha), file.orientation), tuple(_notes(file, name)))
+    return DecodedImage(_turned(np.asarray(alpha), loaded.orientation), tuple(notes))
 
 
-def _load(content: BinaryIO, name: str, max_pixels: int) -> tuple[ImageFile, Image.Image]:
-    """Read the first image of a file, neither turned nor converted."""
-    from PIL import Image, UnidentifiedImageError
+def _load(content: BinaryIO, name: str, max_pixels: int) -> tuple[_Loaded, list[str]]:
+    """Decode the first image of a file, neither turned nor converted, and return notes on the others."""
+    from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
+    # Grey of 16 bits with white as zero, which Pillow knows in the other byte order.
+    TiffImagePlugin.OPEN_INFO.setdefault((b"MM", 0, (1,), 1, (16,), ()), ("I;16B", "I;16B"))
     content.seek(0)
-    file = read_image_file(content.read(), name)
-    if file is None:
-        raise InputError(f"cannot read the {name}: its format is not recognised", hint=_FORMATS_HINT)
+    if content.read(3) == b"\xff\xd8\xff":
+        content.seek(0)
+        check_scans(content.read(), name)
     try:
         # Pillow warns about large images and odd metadata; sizes are checked here, the rest is irrelevant.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = Image.open(io.BytesIO(file.content), formats=(file.format,))
+            image = Image.open(content, formats=_FORMATS)
             _check_size(image, name, max_pixels)
+            has_more = getattr(image, "is_animated", False)  # `n_frames` would walk through all pages
+            orientation = _orientation(image)
             image.load()
-            return file, image
     except (InputError, MemoryError):
         raise
     except UnidentifiedImageError as error:
-        raise InputError(f"cannot read the {name}: its header is damaged, or of a kind that is not read") from error
+        raise InputError(f"cannot read the {name}: its format is not recognised", hint=_FORMATS_HINT) from error
     except Image.DecompressionBombError as error:
         raise _too_large(name, "too many", max_pixels) from error
     except Exception as error:
         # Decoders of broken bytes raise many things: OSError, SyntaxError, struct.error.
         raise InputError(f"cannot read the {name}: {error}") from error
+    notes = [f"the {name} has more than one frame or page; only the first is used"] if has_more else []
+    return _Loaded(content, image, orientation), notes
+
+
+def _orientation(image: Image.Image) -> int:
+    if image.format == "TIFF":
+        return 1  # Pillow turns it itself
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # noqa: BLE001 - metadata that cannot be read turn nothing
+        return 1
 
 
 def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
@@ -104,23 +149,16 @@ def _too_large(name: str, size: str, max_pixels: int) -> InputError:
     )
 
 
-def _notes(file: ImageFile, name: str) -> list[str]:
-    return [f"the {name} has more than one frame or page; only the first is used"] if file.has_more else []
-
-
-def _channels(file: ImageFile, image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | None]:
+def _channels(loaded: _Loaded, name: str) -> tuple[Image.Image, Image.Image | None]:
     """Return an image as grey or RGB, and its alpha channel if it has one."""
-    from PIL import ImageChops
-
+    image = loaded.image
     key = image.info.get("transparency")
     if image.mode in ("I", "F"):
-        return _from_32_bits(file, image, name), None
+        return _from_32_bits(loaded, name), None
     if image.mode.startswith("I;16"):
-        return _from_16_bits(file, image, key)
-    if image.mode in ("1", "L", "RGB"):
-        alpha = None if key is None else _from_key(file, image, key)
-        image = _as(image, "L") if image.mode == "1" else image
-        return ImageChops.invert(image) if file.white_is_zero else image, alpha
+        return _from_16_bits(loaded, key)
+    if image.mode in ("1", "L", "RGB") and key is not None:
+        return image, _from_key(loaded, key)
     if image.mode == "La":
         image = image.convert("LA")
     if image.has_transparency_data:
@@ -128,7 +166,7 @@ def _channels(file: ImageFile, image: Image.Image, name: str) -> tuple[Image.Ima
         return image.convert("RGB"), image.getchannel("A")
     if image.mode == "LAB":
         return _from_lab(image), None
-    return image.convert("RGB"), None
+    return image, None
 
 
 def _as(image: Image.Image, mode: str) -> Image.Image:
@@ -136,24 +174,24 @@ def _as(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _from_16_bits(file: ImageFile, image: Image.Image, key: int | None) -> tuple[Image.Image, Image.Image | None]:
+def _from_16_bits(loaded: _Loaded, key: int | None) -> tuple[Image.Image, Image.Image | None]:
     # Pillow's own conversion clips 16-bit grey at 255 instead of scaling it.
     import numpy as np
     from PIL import Image
 
-    samples = np.asarray(image).astype(np.uint16)
+    samples = np.asarray(loaded.image).astype(np.uint16)
     alpha = None if key is None else Image.fromarray((samples != key).astype(np.uint8) * np.uint8(255))
-    grey = (samples >> (max(file.bits, 9) - 8)).astype(np.uint8)
-    return Image.fromarray(255 - grey if file.white_is_zero else grey), alpha
+    grey = (samples >> (max(loaded.bits, 9) - 8)).astype(np.uint8)
+    return Image.fromarray(255 - grey if loaded.is_inverted else grey), alpha
 
 
-def _from_32_bits(file: ImageFile, image: Image.Image, name: str) -> Image.Image:
+def _from_32_bits(loaded: _Loaded, name: str) -> Image.Image:
     """Scale whole numbers without a sign from their whole range, and floating-point ones from 0 to 1."""
     import numpy as np
     from PIL import Image
 
-    samples = np.asarray(image)
-    if samples.dtype == np.int32 and file.is_signed:
+    samples = np.asarray(loaded.image)
+    if samples.dtype == np.int32 and loaded.is_signed:
         raise InputError(f"the {name} has samples with a sign, for which no black and white is defined")
     if samples.dtype == np.int32:
         grey = (samples.view(np.uint32) >> 24).astype(np.uint8)
@@ -161,7 +199,7 @@ def _from_32_bits(file: ImageFile, image: Image.Image, name: str) -> Image.Image
         grey = np.round(samples * 255).astype(np.uint8)
     else:
         raise InputError(f"the {name} has floating-point samples beyond 0 (black) and 1 (white)")
-    return Image.fromarray(255 - grey if file.white_is_zero else grey)
+    return Image.fromarray(255 - grey if loaded.is_inverted else grey)
 
 
 def _from_lab(image: Image.Image) -> Image.Image:
@@ -173,29 +211,29 @@ def _from_lab(image: Image.Image) -> Image.Image:
     return converted
 
 
-def _from_key(file: ImageFile, image: Image.Image, key: int | tuple[int, int, int]) -> Image.Image:
+def _from_key(loaded: _Loaded, key: int | tuple[int, int, int]) -> Image.Image:
     """Return the alpha channel where one colour, in the file's own bits, is transparent."""
     import numpy as np
     from PIL import Image
 
+    image, bits = loaded.image, loaded.bits
     if isinstance(key, int):
         # Pillow scales fewer bits than 8 to the whole range of 8; the key only of 1 bit.
-        scaled = key if file.bits == 1 else key * (255 // (2**file.bits - 1))
-        is_key = np.asarray(image.convert("L")) == scaled
+        is_key = np.asarray(image.convert("L")) == (key if bits == 1 else key * (255 // (2**bits - 1)))
     else:
-        shift = 8 if file.bits == 16 else 0
+        shift = 8 if bits == 16 else 0
         is_key = (np.asarray(image) == [colour >> shift for colour in key]).all(axis=2)
         if shift:
-            is_key &= (_low_bytes(file) == [colour & 255 for colour in key]).all(axis=2)
+            is_key &= (_low_bytes(loaded.file) == [colour & 255 for colour in key]).all(axis=2)
     return Image.fromarray(np.where(is_key, np.uint8(0), np.uint8(255)))
 
 
-def _low_bytes(file: ImageFile) -> np.ndarray:
+def _low_bytes(file: BinaryIO) -> np.ndarray:
     """Return the lower bytes of a PNG's 16-bit colours, of which Pillow keeps the upper ones."""
     import numpy as np
     from PIL import Image
 
-    image = Image.open(io.BytesIO(file.content), formats=(file.format,))
+    image = Image.open(file, formats=("PNG",))
     image.tile = [tile._replace(args="RGB;16L") for tile in image.tile]
     return np.asarray(image)
 
@@ -204,7 +242,7 @@ def _turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
     """Turn and mirror pixels by EXIF's number, into memory of their own."""
     import numpy as np
 
-    if orientation >= 5:
+    if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
     rows = -1 if orientation in (3, 4, 7, 8) else 1
     columns = -1 if orientation in (2, 3, 6, 7) else 1
