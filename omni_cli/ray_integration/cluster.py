@@ -62,7 +62,7 @@ class RayCluster:
 
         self._has_begun = True
         self._quiet.silence_loggers()
-        settings: dict[str, object] = {"log_to_driver": False, "configure_logging": False}
+        settings: dict[str, object] = {"log_to_driver": False, "configure_logging": False, "job_config": _job()}
         try:
             if self._address:
                 _check_reachable(self._address)
@@ -97,6 +97,18 @@ class RayCluster:
             os.close(self._owner)
             self._owner = None
         self._quiet.end()
+
+
+def _job() -> object:
+    """Return the settings of a job whose workers do not import from this command's current folder."""
+    from ray.job_config import JobConfig
+
+    class Job(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            """Ray puts the driver's current folder first on the workers' module path, unless a job has a folder."""
+            return True
+
+    return Job()
 
 
 def make_owned(parent: str) -> tuple[str, int]:

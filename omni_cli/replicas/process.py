@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from omni_cli.child_python import leave_out_current_folder
 from omni_cli.config.schema import EngineConfig
 
 _THREADS = "OMP_NUM_THREADS"
@@ -32,6 +33,7 @@ def prepare_process(spec: ReplicaSpec) -> EngineConfig:
     Ray sets as many OpenMP threads as it reserves CPUs; a stage uses as many as without Ray. `devices` are indexes into
     the GPUs that Ray assigned: torch counts these by itself, while vLLM stages get the assigned ids.
     """
+    leave_out_current_folder()  # on somebody else's cluster
     if spec.threads is None:
         os.environ.pop(_THREADS, None)
     else:

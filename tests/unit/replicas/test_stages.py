@@ -33,6 +33,13 @@ def test_a_replica_that_was_replaced_is_forgotten() -> None:
     assert stages.merged[0].peak_memory_bytes["host"] == 50
 
 
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore afterwards what a replica's process changes for its children."""
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
 @pytest.mark.parametrize(
     ("visible", "devices", "expected"),
     [("3,5", "'0'", "3"), ("3,5", "'1'", "5"), ("3,5", "'0,1'", "3,5"), ("GPU-a", "'0'", "GPU-a"), ("", "'1'", "1")],
