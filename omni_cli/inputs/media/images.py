@@ -32,11 +32,10 @@ class DecodedImage:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """An image as Pillow has decoded it. `orientation` is EXIF's number, where Pillow has not turned it itself."""
+    """An image as Pillow has decoded it, and its file."""
 
     file: BinaryIO
     image: Any
-    orientation: int
 
     @property
     def bits(self) -> int:
@@ -65,18 +64,11 @@ def decode_image(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PI
     It is turned by its EXIF orientation, and put on white where it is transparent, as in vLLM. Of several frames or
     pages the first is used. Raises `InputError` for an unusable image.
     """
-    import numpy as np
-    from PIL import Image
-
-    loaded, notes = _load(content, name, max_pixels)
-    image, alpha = _channels(loaded, name)
-    image = _as(image, "RGB")
+    image, alpha, orientation, notes = _load(content, name, max_pixels)
     if alpha is not None and alpha.getextrema() != (255, 255):
         notes.append(f"the transparency of the {name} was put on white")
-        background = Image.new("RGB", image.size, "white")
-        background.paste(image, mask=alpha)
-        image = background
-    return DecodedImage(_turned(np.asarray(image), loaded.orientation), tuple(notes))
+        image = on_white(image, alpha)
+    return DecodedImage(_turned(image, orientation), tuple(notes))
 
 
 def decode_alpha(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> DecodedImage:
@@ -84,17 +76,23 @@ def decode_alpha(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PI
 
     Raises `InputError` for an image without any.
     """
-    import numpy as np
-
-    loaded, notes = _load(content, name, max_pixels)
-    _, alpha = _channels(loaded, name)
+    _, alpha, orientation, notes = _load(content, name, max_pixels)
     if alpha is None:
         raise InputError(f"the {name} has no transparency")
-    return DecodedImage(_turned(np.asarray(alpha), loaded.orientation), tuple(notes))
+    return DecodedImage(_turned(alpha, orientation), tuple(notes))
 
 
-def _load(content: BinaryIO, name: str, max_pixels: int) -> tuple[_Loaded, list[str]]:
-    """Decode the first image of a file, neither turned nor converted, and return notes on the others."""
+def on_white(image: Image.Image, alpha: Image.Image) -> Image.Image:
+    """Put an image on white where `alpha` is less than 255, as vLLM does."""
+    from PIL import Image
+
+    background = Image.new("RGB", image.size, "white")
+    background.paste(image, mask=alpha)
+    return background
+
+
+def _load(content: BinaryIO, name: str, max_pixels: int) -> tuple[Image.Image, Image.Image | None, int, list[str]]:
+    """Decode the first image of a file: RGB, its alpha channel, EXIF's number for how to turn both, and notes."""
     from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
     # Grey of 16 bits with white as zero, which Pillow knows in the other byte order.
@@ -112,6 +110,7 @@ def _load(content: BinaryIO, name: str, max_pixels: int) -> tuple[_Loaded, list[
             has_more = getattr(image, "is_animated", False)  # `n_frames` would walk through all pages
             orientation = _orientation(image)
             image.load()
+            colours, alpha = _channels(_Loaded(content, image), name)
     except (InputError, MemoryError):
         raise
     except UnidentifiedImageError as error:
@@ -122,7 +121,7 @@ def _load(content: BinaryIO, name: str, max_pixels: int) -> tuple[_Loaded, list[
         # Decoders of broken bytes raise many things: OSError, SyntaxError, struct.error.
         raise InputError(f"cannot read the {name}: {error}") from error
     notes = [f"the {name} has more than one frame or page; only the first is used"] if has_more else []
-    return _Loaded(content, image, orientation), notes
+    return _as(colours, "RGB"), alpha, orientation, notes
 
 
 def _orientation(image: Image.Image) -> int:
@@ -238,10 +237,11 @@ def _low_bytes(file: BinaryIO) -> np.ndarray:
     return np.asarray(image)
 
 
-def _turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
+def _turned(image: Image.Image, orientation: int) -> np.ndarray:
     """Turn and mirror pixels by EXIF's number, into memory of their own."""
     import numpy as np
 
+    pixels = np.asarray(image)
     if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
     rows = -1 if orientation in (3, 4, 7, 8) else 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from omni_cli.errors import InputError
 from omni_cli.inputs.media.audio import DecodedAudio, decode_stream
 from omni_cli.inputs.media.containers import MAX_FRAME_PIXELS, Track, open_container
+from omni_cli.inputs.media.images import on_white
 from omni_cli.outputs import Video
 from omni_cli.video_encoding import MAX_FPS
 
@@ -211,15 +212,16 @@ class _FrameConverter:
     def pixels(self, frame: av.VideoFrame) -> np.ndarray:
         """Return uint8 RGB (height, width, 3), turned and mirrored as the frame says, on white where transparent."""
         import numpy as np
+        from PIL import Image
 
         if not any(component.is_alpha for component in frame.format.components) and frame.format.name != "pal8":
             return self._turned(frame, self._converted(frame, "rgb24"))
         colours = self._converted(frame, "rgba")
-        alpha = colours[:, :, 3:].astype(np.uint16)
-        if (alpha < 255).any():
-            self._note(f"the transparency of the {self._name} was put on white")
-        mixed = (colours[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255
-        return self._turned(frame, mixed.astype(np.uint8))
+        if colours[:, :, 3].min() == 255:
+            return self._turned(frame, colours[:, :, :3])
+        self._note(f"the transparency of the {self._name} was put on white")
+        image = Image.fromarray(colours)
+        return self._turned(frame, np.asarray(on_white(image, image.getchannel("A"))))
 
     def _converted(self, frame: av.VideoFrame, pixel_format: str) -> np.ndarray:
         """Convert as ffmpeg does, with libavfilter: alone, libswscale places colours elsewhere in some formats."""
