@@ -16,8 +16,10 @@ UNREAD_TIMEOUT_MS = 30_000
 # After a stop signal: a connection that sends nothing in this time is closed.
 _STALLED_S = 1.5
 _MAX_IDLE = 4096
-# h11 needs 12 us for a chunk of one byte: read in larger pieces, it would hold the event loop for half a second.
+# Parsing may take 1 ms per KiB, for which it holds the event loop.
 _READ_BYTES = 16 * 1024
+_TINY_BYTES = 64
+_MAX_TINY_PIECES = 1000
 
 
 def max_connections(max_requests: int) -> int:
@@ -33,6 +35,24 @@ def max_connections(max_requests: int) -> int:
     return max(min(wanted, soft // 2), 1)
 
 
+class _Parser(h11.Connection):
+    """h11 needs 12 us per chunk of a body, however small: chunks of single bytes would hold up all other requests."""
+
+    _num_pieces = 0
+    _num_bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_pieces = self._num_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._num_pieces += 1
+            self._num_bytes += len(event.data)
+            if self._num_pieces > _MAX_TINY_PIECES + self._num_bytes // _TINY_BYTES:
+                raise h11.RemoteProtocolError("the chunks are too small")
+        return event
+
+
 class Connection(H11Protocol):
     """A connection of uvicorn's with a time limit for headers, one of at most `most` open ones.
 
@@ -43,6 +63,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *arguments: Any, most: int, waiting: dict[Connection, None], **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.conn = _Parser(h11.SERVER)
         self._most = most
         self._waiting = waiting
         self._headers_timer: Any = None
@@ -75,7 +96,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the shape of all errors."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            message = "the request is not valid HTTP, or its headers are too long"
+            message = "the request is not valid HTTP, or its headers are too long or its chunks too small"
             self._refuse(APIError(400, message, code="invalid_http"))
         else:
             self.transport.abort()

@@ -9,7 +9,7 @@ Responses = dict[int | str, dict[str, object]]
 _MEANINGS = {
     400: "The request is wrong; `param` names the field.",
     401: "No API key, or the wrong one.",
-    403: "The `Host` or `Origin` header names another machine.",
+    403: "A page of another site sent it, or `Host` is not a name of this server.",
     404: "No such model, or the profile has no stage for this endpoint.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -99,6 +100,26 @@ def test_a_stop_signal_does_not_wait_for_media_that_are_decoded(folder: Path) ->
     hanging.join()
     assert hanging.result.status == 503 and hanging.result.error["code"] == "shutting_down"
     assert (ended.code, ended.leftovers) == (0, ())
+
+
+def test_connections_without_a_request_do_not_delay_the_end(folder: Path) -> None:
+    """A request that never arrives, and answers that nobody reads, are not waited for until the drain timeout."""
+    server = OmniServer(folder, "--profile", "tiny-image")
+    post = f"POST {IMAGES} HTTP/1.1\r\nHost: localhost\r\n".encode()
+    get = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for content in (b"", post, post + b"Content-Length: 100\r\n\r\n{", get * 20):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            connection.connect((server.ready["host"], server.ready["port"]))
+            connection.sendall(content)
+        server.wait_until(lambda: len(server.log("request")) > 2)
+        time.sleep(0.5)
+        began = time.monotonic()
+        ended = server.stop()
+        assert time.monotonic() - began < 15
+    assert (ended.code, ended.leftovers) == (0, ())
+    assert [line["status"] for line in server.log("request") if line["path"] == IMAGES] == [503]
 
 
 @pytest.mark.nightly
