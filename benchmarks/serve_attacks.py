@@ -1,4 +1,4 @@
-"""What hostile clients cost the others: latency of ordinary requests during each attack, memory, log and stop time.
+"""The cost of hostile clients to the others: latency during each attack, memory, log and stop time.
 
 Each row has its own `omni serve --profile tiny-omni` on a loopback address, started with a limit of 1024 open files as
 most systems have. Ordinary requests are short texts and a small image, one after another. An attack lasts `--seconds`
