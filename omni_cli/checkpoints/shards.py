@@ -1,7 +1,9 @@
-"""Load one part of a checkpoint that holds several models."""
+"""Where vLLM looks for the weights of a checkpoint."""
 
 from __future__ import annotations
 
+import glob
+import tempfile
 from pathlib import Path
 
 from omni_cli.checkpoints.files import read_header, weight_files
@@ -14,4 +16,16 @@ def shards_with_prefix(model: str, prefix: str) -> list[str] | None:
     faster.
     """
     files = weight_files(Path(model))
-    return [file.name for file in files if any(name.startswith(prefix) for name in read_header(file))] or None
+    # vLLM takes them for patterns.
+    return [
+        glob.escape(file.name) for file in files if any(name.startswith(prefix) for name in read_header(file))
+    ] or None
+
+
+def folder_for_vllm(model: str) -> str:
+    """Return the checkpoint's path, or a link to it where vLLM would take the path for a pattern: `models [new]`."""
+    if not glob.has_magic(model):
+        return model
+    link = Path(tempfile.mkdtemp(prefix="model-"), "checkpoint")
+    link.symlink_to(Path(model).absolute())
+    return str(link)

@@ -20,6 +20,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_cli.checkpoints.files import describes_encoder
+from omni_cli.checkpoints.shards import folder_for_vllm
 from omni_cli.compat.separate_videos import accept_separate_videos
 from omni_cli.config.key_notes import has_effect
 from omni_cli.config.schema import ARStageConfig
@@ -114,7 +115,7 @@ class VllmStage:
         given = {name: getattr(stage, name) for name in sorted(names)}
         return {
             **{name: value for name, value in given.items() if value is not None},
-            "model": self.spec.model,
+            "model": folder_for_vllm(self.spec.model),
             "dtype": self.spec.dtype,
             "seed": self.spec.seed,
             "trust_remote_code": self.spec.trust_remote_code,
