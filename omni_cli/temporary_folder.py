@@ -1,23 +1,34 @@
-"""Choose a folder for temporary files whose name is short enough for sockets."""
+"""Folders for temporary files: with names short enough for sockets, and removed even if the command is killed."""
 
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
+import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from omni_cli.errors import OmniError
 
 # Linux's limit, in bytes.
 _LONGEST_SOCKET = 107
 _SHORT_FOLDER = "/tmp"
+# A shell that removes a folder once its stdin closes. Processes that end with the command may still write there.
+_REMOVER = 'read -r _; for _ in 1 2 3 4 5; do rm -rf -- "$0" && exit; sleep 1; done'
 
 
 def temporary_folder(room: int) -> str:
     """Return a folder with room for socket names of `room` bytes, the leading slash included.
 
-    Raises `OmniError` if the names of all writable folders are too long.
+    Raises `OmniError` if no folder can be written, or the names of all that can are too long.
     """
-    folder, longest = tempfile.gettempdir(), _LONGEST_SOCKET - room
+    try:
+        folder, longest = tempfile.gettempdir(), _LONGEST_SOCKET - room
+    except FileNotFoundError as error:
+        raise OmniError(f"cannot write temporary files: {error.strerror}", hint="set TMPDIR") from error
     if len(os.fsencode(folder)) <= longest:
         return folder
     if os.access(_SHORT_FOLDER, os.W_OK | os.X_OK):
@@ -26,3 +37,20 @@ def temporary_folder(room: int) -> str:
         f"the name of the temporary folder is too long for sockets: {folder}",
         hint=f"set TMPDIR to a folder with a name of at most {longest} bytes",
     )
+
+
+@contextmanager
+def scratch_folder(prefix: str, parent: str | Path | None = None, *, mode: int = 0o700) -> Iterator[Path]:
+    """Create a folder with a name of its own, and remove it at the end, even if this process is killed.
+
+    A folder that is renamed stays. Raises `OSError` if it cannot be created.
+    """
+    folder = Path(parent or temporary_folder(0)).absolute() / f"{prefix}{secrets.token_hex(4)}"
+    folder.mkdir(mode)
+    remover, null = ["sh", "-c", _REMOVER, str(folder)], subprocess.DEVNULL
+    try:
+        # In a session of its own, so that what ends the command and its group does not end it.
+        with subprocess.Popen(remover, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -96,8 +96,10 @@ def encode_video(
     pixel_format, crf = _quality_for(first, codec, fps)
     preview = _Preview(num_frames)
     # A file, because its index is moved to the front at the end, so that players can start before they have all of it.
-    with tempfile.NamedTemporaryFile(prefix="omni-", suffix=".mp4") as file:
-        with av.open(file.name, "w", format="mp4", options={"movflags": "+faststart"}) as container:
+    with tempfile.TemporaryFile() as file:
+        with av.open(
+            f"/proc/self/fd/{file.fileno()}", "w", format="mp4", options={"movflags": "+faststart"}
+        ) as container:
             stream = _video_stream(container, codec, fps, width, height, pixel_format, crf)
             audio = None if sound is None else _audio_stream(container, sound)
             # All of the sound first: the container holds it until the frames that it belongs to arrive.

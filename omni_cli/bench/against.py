@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 import omni_cli
 from omni_cli.bench.commits import last_line, resolve_commit, run_git
 from omni_cli.errors import OmniError, UsageError
+from omni_cli.temporary_folder import scratch_folder
 from omni_cli.text import visible
 
 _WORKER = "omni_cli/bench/variant_worker.py"
@@ -53,8 +52,7 @@ def checked_out(commit: Commit) -> Iterator[Path]:
 
     From an archive, because `git worktree` leaves an entry in the clone if the command is killed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="omni-against-"))
-    try:
+    with scratch_folder("omni-against-") as folder:
         archived = run_git(
             commit.repository, "archive", "--format=tar", f"--output={folder / 'code.tar'}", commit.commit
         )
@@ -63,5 +61,3 @@ def checked_out(commit: Commit) -> Iterator[Path]:
         with tarfile.open(folder / "code.tar") as archive:
             archive.extractall(folder / "code", filter="data")
         yield folder / "code"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from omni_cli.bench.workload import Workload
 from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import StageError
+from omni_cli.temporary_folder import scratch_folder
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def local_plan(
             commit = find_commit(against)
             first, second = _two_commits(commit.ref, commit.commit, environment["code"], treatments[0])
             treatments = (replace(first, code=stack.enter_context(checked_out(commit))), second)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omni-bench-")))
+        folder = stack.enter_context(scratch_folder("omni-bench-"))
         builder = RecordBuilder(
             treatments,
             command=command,

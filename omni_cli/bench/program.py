@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.errors import UsageError
 from omni_cli.record import workload_fingerprint
+from omni_cli.temporary_folder import scratch_folder
 from omni_cli.text import visible
 
 LAST_LINE, WALL_TIME, _JSON = "last-line", "wall-time", "json:"
@@ -74,14 +74,14 @@ def program_plan(program: Program, treatments: tuple[Treatment, ...], command: t
         assert treatment.code is not None  # the folder of a commit
         return ProgramVariant(treatment.name, program, treatment.code)
 
-    with tempfile.TemporaryDirectory(prefix="omni-bench-") as folder:
+    with scratch_folder("omni-bench-") as folder:
         yield Plan(
             RecordBuilder(
                 treatments,
                 command=command,
                 environment=read_environment(),
                 workload=program.describe(),
-                folder=Path(folder),
+                folder=folder,
             ),
             launch,
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import filecmp
 import os
 import re
-import secrets
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from omni_cli.errors import OmniError, OutputError
 from omni_cli.families import builtins, load
+from omni_cli.temporary_folder import scratch_folder
 
 _PARTIAL = ".partial-"
 # Every loader reads these first, so they are written last.
@@ -40,7 +40,12 @@ def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] =
     except OSError as error:
         raise _cannot_write(target, error) from error
     # Next to the target, to be renamed into place; inside an empty folder, whose parent may be read-only.
-    with _partial(place / _PARTIAL if empty else place.parent / f".{place.name}{_PARTIAL}", target) as partial:
+    prefix, parent = (_PARTIAL, place) if empty else (f".{place.name}{_PARTIAL}", place.parent)
+    with ExitStack() as stack:
+        try:
+            partial = stack.enter_context(scratch_folder(prefix, parent, mode=0o777))
+        except OSError as error:
+            raise _cannot_write(target, error) from error
         _build(name, partial, seed, target)
         go_on()
         if occupied:
@@ -64,21 +69,6 @@ def remove_partials(target: Path) -> None:
 
 
 _ELSEWHERE = "choose another folder with `--output-dir`"
-
-
-@contextmanager
-def _partial(stem: Path, target: Path) -> Iterator[Path]:
-    """Create a new folder `STEM<random>`, and remove it at the end unless it was renamed."""
-    folder = stem.with_name(f"{stem.name}{secrets.token_hex(8)}")
-    try:
-        # Inside `try`, because an interrupt may arrive just when the folder has been created.
-        try:
-            folder.mkdir()
-        except OSError as error:
-            raise _cannot_write(target, error) from error
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _build(name: str, folder: Path, seed: int, target: Path) -> None:

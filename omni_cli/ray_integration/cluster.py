@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
-import shutil
 import socket
-import tempfile
 import time
-from pathlib import Path
 
 import psutil
 
 from omni_cli.errors import OmniError
 from omni_cli.ray_integration.quiet import QuietRay
-from omni_cli.temporary_folder import temporary_folder
+from omni_cli.temporary_folder import scratch_folder, temporary_folder
 
 # Appended by Ray to its folder: `/session_2026-11-20_19-08-08_333811_14299/sockets/plasma_store` and an index.
 _SOCKET_ROOM = 80
 # A worker's child processes end by themselves after the worker, one of them after a cleanup.
 _SYSTEM_CONFIG = {"kill_child_processes_on_worker_exit": False, "process_group_cleanup_enabled": False}
 _TOKEN = "RAY_AUTH_TOKEN"
-_PREFIX = "omni-ray-"
-_OWNER = "owner"
 _CONNECT_S = 10.0
 _END_S = 10.0
 
@@ -34,7 +28,7 @@ class RayCluster:
 
     def __init__(self, *, verbose: bool) -> None:
         self._folder: str | None = None
-        self._owner: int | None = None
+        self._kept = contextlib.ExitStack()
         self._has_begun = False
         self._address = os.environ.get("RAY_ADDRESS")
         self._quiet = QuietRay(verbose=verbose)
@@ -69,8 +63,7 @@ class RayCluster:
                 ray.init(address=self._address, **settings)
             else:
                 parent = temporary_folder(_SOCKET_ROOM)
-                remove_abandoned(parent)
-                self._folder, self._owner = make_owned(parent)
+                self._folder = str(self._kept.enter_context(scratch_folder("omni-ray-", parent)))
                 settings |= {"_temp_dir": self._folder, "_system_config": _SYSTEM_CONFIG}
                 ray.init("local", num_cpus=os.cpu_count(), include_dashboard=False, **settings)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -91,11 +84,8 @@ class RayCluster:
             ray.shutdown()
         if self._folder is not None:
             _end_all(os.environ[_TOKEN])
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._kept.close()
             self._folder = None
-        if self._owner is not None:
-            os.close(self._owner)
-            self._owner = None
         self._quiet.end()
 
 
@@ -103,33 +93,12 @@ def _job() -> object:
     """Return the settings of a job whose workers do not import from this command's current folder."""
     from ray.job_config import JobConfig
 
-    class Job(JobConfig):
+    class RayJob(JobConfig):
         def _runtime_env_has_working_dir(self) -> bool:
             """Ray puts the driver's current folder first on the workers' module path, unless a job has a folder."""
             return True
 
-    return Job()
-
-
-def make_owned(parent: str) -> tuple[str, int]:
-    """Create a folder for Ray in `parent`; its owner is alive as long as the descriptor is open."""
-    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-    owner = os.open(Path(folder, _OWNER), os.O_CREAT | os.O_RDONLY, 0o600)
-    fcntl.flock(owner, fcntl.LOCK_EX)
-    return folder, owner
-
-
-def remove_abandoned(parent: str) -> None:
-    """Remove the folders in `parent` whose owners were killed."""
-    for folder in Path(parent).glob(f"{_PREFIX}*"):
-        # Not found: being created. Locked: its owner is alive. Not permitted: another user's.
-        with contextlib.suppress(OSError):
-            owner = os.open(folder / _OWNER, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(owner)
+    return RayJob()
 
 
 def _end_all(token: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from omni_cli.profiling.chrome_trace import merged_trace
 from omni_cli.profiling.session import ProfilingRun, RecordedSession
 from omni_cli.report.profile_text import profile_text, saved_text
 from omni_cli.report.units import seconds
+from omni_cli.temporary_folder import scratch_folder
 from omni_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -97,11 +97,8 @@ async def _record(run: ProfilingRun, timeout_s: float | None) -> RecordedSession
 def _working_folder(output_dir: Path) -> Iterator[Path]:
     """A temporary folder for the stages' files, on the disk of the results."""
     try:
-        with (
-            folder_if_used(output_dir),
-            tempfile.TemporaryDirectory(prefix=".omni-profile-", dir=output_dir, ignore_cleanup_errors=True) as folder,
-        ):
-            yield Path(folder).absolute()
+        with folder_if_used(output_dir), scratch_folder(".omni-profile-", output_dir) as folder:
+            yield folder
     except OSError as error:
         raise _output_error(output_dir, error) from error
 

@@ -6,13 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from omni_cli.cli.gate_options import check_weighted, need_numpy, read_fraction, read_quality
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.errors import ExitCode, UsageError
+from omni_cli.temporary_folder import scratch_folder
 
 
 def tune(options: TuneOptions) -> ExitCode:
@@ -70,7 +69,7 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     from omni_cli.cli.tune.run import local_search, search
 
     limits = TuneLimits(max_memory_bytes, quality, bool(workload.slo) and options.objective != "goodput")
-    with TemporaryDirectory(prefix="omni-tune-") as folder:
+    with scratch_folder("omni-tune-") as folder:
         wanted = local_search(
             source,
             workload,
@@ -78,7 +77,7 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
             OBJECTIVES[options.objective],
             margin,
             limits,
-            inputs=Path(folder),
+            inputs=folder,
             verbose=options.verbose,
         )
         return search(wanted, options, command)
