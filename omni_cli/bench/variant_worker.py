@@ -40,6 +40,7 @@ from omni_cli.bench.request_file import RequestFile
 from omni_cli.bench.workload import Workload
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import OmniError
+from omni_cli.machine_limits import known_failure
 from omni_cli.outputs import Event, StageInfo, StageLoading
 from omni_cli.stage.messages import Failure
 
@@ -69,12 +70,9 @@ class VariantWorker:
                         self._send(await self._load(request))
                     case Run() as request:
                         self._send(await self._run(request))
-        except OmniError as error:
-            details = getattr(error, "details", None) or traceback.format_exc()
-            self._send(Failed(Failure.of(error, details=details)))
         except Exception as error:  # noqa: BLE001 - the command reports every failure
-            message = f"{type(error).__name__}: {error}"
-            self._send(Failed(Failure("stage", message, details=traceback.format_exc())))
+            known = known_failure(error) or OmniError(f"{type(error).__name__}: {error}")
+            self._send(Failed(Failure.of(known, details=getattr(error, "details", None) or traceback.format_exc())))
 
     async def close(self) -> None:
         """End the stages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,26 @@ from omni_cli.errors import CheckpointError, OmniError
 
 # Files that identify a checkpoint: everything but weights.
 _SETTINGS = ("*.json",)
+
+
+def home_folder() -> Path:
+    """Return the user's home folder, where caches are by default. Raises `OmniError` for a user without one."""
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        hint = "name a folder for caches: `export XDG_CACHE_HOME=DIR`, or set HOME"
+        raise OmniError("this user has no home folder for the caches of models", hint=hint) from error
+
+
+def hub_cache_folder() -> Path:
+    """Return the download folder of Hugging Face's libraries, from their environment variables in their order.
+
+    Raises `OmniError` for a user without a home folder.
+    """
+    for name, below in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub"), ("XDG_CACHE_HOME", "huggingface/hub")):
+        if folder := os.environ.get(name):
+            return Path(folder, below).expanduser()
+    return home_folder() / ".cache/huggingface/hub"
 
 
 def download(repo_id: str) -> str:
@@ -39,6 +60,7 @@ def cached_settings(repo_id: str, file: str) -> Path | None:
 
 
 def _snapshot(repo_id: str, **options: Any) -> Path:
+    hub_cache_folder()  # without a home folder, it would be one with the name `~` in the current folder
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError

@@ -20,10 +20,11 @@ from pathlib import Path
 
 from omni_cli.checkpoints.build import build_folder, remove_partials
 from omni_cli.checkpoints.files import REPO_ID, check_checkpoint
+from omni_cli.checkpoints.hub import home_folder
 from omni_cli.errors import CheckpointError, OutputError
 from omni_cli.families import BUILTIN_PREFIX, builtins
 
-__all__ = ["builtin_name", "cache_folder", "is_built", "remove_unfinished", "resolve_model"]
+__all__ = ["builtin_name", "cache_folder", "is_built", "resolve_model"]
 
 # These packages, besides our own code, determine the bytes of a built folder.
 _PACKAGES = ("transformers", "diffusers", "tokenizers", "safetensors", "torch", "numpy")
@@ -58,22 +59,6 @@ def is_built(model: str) -> bool:
     return not model.startswith(BUILTIN_PREFIX) or _cache_path(builtin_name(model)).is_dir()
 
 
-def remove_unfinished(model: str) -> None:
-    """Remove the leftovers of a killed build of `builtin:NAME`, unless another process is building it.
-
-    Does nothing for a repo id: its download resumes.
-    """
-    if not model.startswith(BUILTIN_PREFIX):
-        return
-    target = _cache_path(builtin_name(model))
-    try:
-        with (target.parent / f".{target.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_partials(target)
-    except OSError:
-        return  # another build holds the lock and cleans up, or none had started
-
-
 def builtin_name(model: str) -> str:
     """Return NAME of `builtin:NAME`; `CheckpointError` if there is no such built-in model."""
     name = model.removeprefix(BUILTIN_PREFIX)
@@ -83,10 +68,13 @@ def builtin_name(model: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the cache of built-in models: `$XDG_CACHE_HOME/omni-cli/checkpoints`, by default below `~/.cache`."""
+    """Return the cache of built-in models: `$XDG_CACHE_HOME/omni-cli/checkpoints`, by default below `~/.cache`.
+
+    Raises `OmniError` for a user without a home folder.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification tells programs to ignore a relative path.
-    root = Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()
+    root = Path(base) if Path(base).is_absolute() else home_folder() / ".cache"
     return root / "omni-cli" / "checkpoints"
 
 

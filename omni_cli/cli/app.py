@@ -15,10 +15,13 @@ from omni_cli.cli.lazy import LazyCommand, LazyGroup
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.cli.usage import is_missing_command, usage_error
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
+from omni_cli.machine_limits import allow_open_files, known_failure
 
 # The shell's code for a program ended by SIGPIPE; 0 or 1 could be mistaken for a verdict.
 _MAX_WORDS = 10_000  # more would take seconds to parse
 _BROKEN_PIPE = 141
+# The usual limit, 1024, is less than a server with as many clients needs.
+_OPEN_FILES = 65536
 
 
 class _Commands(LazyGroup):
@@ -85,6 +88,7 @@ def omni(
 def main() -> NoReturn:
     """Run the process's command line and exit."""
     interrupts.install()
+    allow_open_files(_OPEN_FILES)
     try:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # again, while the first was being reported
@@ -140,7 +144,7 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
             return ExitCode.USAGE
         failure = UsageError("missing command") if is_missing_command(error) else usage_error(error)
     except Exception as error:  # noqa: BLE001 - the last resort: whatever is expected is an OmniError
-        failure = _lost_folder() or _internal_error(error)
+        failure = _lost_folder() or known_failure(error) or _internal_error(error)
     if interrupts.was_interrupted():
         raise KeyboardInterrupt from failure
     return console.report_failure(failure, as_json=as_json, verbose=verbose)

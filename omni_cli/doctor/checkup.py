@@ -12,6 +12,7 @@ from pathlib import Path
 
 from omni_cli import __version__
 from omni_cli.checkpoints.files import REPO_ID, check_checkpoint
+from omni_cli.checkpoints.hub import hub_cache_folder
 from omni_cli.checkpoints.stage_weights import Parts, stage_weights
 from omni_cli.config.schema import EngineConfig
 from omni_cli.doctor import machine
@@ -90,13 +91,6 @@ def inspect_machine(cache: Path) -> MachineFacts:
         cache=machine.read_folder(cache),
         hub_cache=machine.read_folder(hub_cache_folder()),
     )
-
-
-def hub_cache_folder() -> Path:
-    """Return the download folder of Hugging Face's libraries, from their environment variables in their order."""
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    home = Path(os.environ.get("HF_HOME") or cache_home / "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
 def find_problems(facts: MachineFacts) -> list[Problem]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
 
 from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.environment import read_environment
@@ -18,6 +15,8 @@ from omni_cli.loadtest.target import Target, find_targets
 from omni_cli.loadtest.traffic import ClosedLoop, Traffic
 from omni_cli.loadtest.variant import ServerVariant
 from omni_cli.loadtest.workload import ServerWorkload
+from omni_cli.machine_limits import allow_open_files
+from omni_cli.temporary_folder import scratch_folder
 
 _SPARE_FILES = 64
 
@@ -50,9 +49,9 @@ def server_plan(
             treatments[index].name, target, workload, traffic, api_key=api_key, request_timeout_s=request_timeout_s
         )
 
-    with tempfile.TemporaryDirectory(prefix="omni-bench-") as folder:
+    with scratch_folder("omni-bench-") as folder:
         builder = RecordBuilder(
-            treatments, command=command, environment=environment, workload=workload.describe(), folder=Path(folder)
+            treatments, command=command, environment=environment, workload=workload.describe(), folder=folder
         )
         yield Plan(builder, launch)
 
@@ -80,10 +79,7 @@ def _allow_open_files(traffics: Sequence[Traffic], num_requests: int | None) -> 
         sent = num_requests or traffic.default_requests
         open_at_once = max(open_at_once, min(traffic.concurrency, sent) if isinstance(traffic, ClosedLoop) else sent)
     needed = open_at_once + _SPARE_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        message = f"up to {open_at_once} requests at once need more open files than this system allows ({hard})"
+    allowed = allow_open_files(needed)
+    if allowed < needed:
+        message = f"up to {open_at_once} requests at once need more open files than this system allows ({allowed})"
         raise UsageError(message, hint="raise the limit with `ulimit -Hn`, or send fewer: `--num-requests`")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

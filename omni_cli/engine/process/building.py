@@ -11,17 +11,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from omni_cli.checkpoints.hub import download
-from omni_cli.checkpoints.resolve import remove_unfinished, resolve_model
+from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.errors import OmniError
+from omni_cli.machine_limits import known_failure
 from omni_cli.stage.messages import Failure
 
 
 async def provide_in_child(model: str, fork_server: ForkServer) -> str:
     """Return the folder of a `builtin:NAME` that has to be built, or of a repo id, from a child process.
 
-    Raises `OmniError`. When cancelled, it ends the process and removes what that has half built.
+    Raises `OmniError`. When cancelled, it ends the process.
     """
     context = fork_server.start()
     ours, theirs = context.Pipe()
@@ -41,7 +42,6 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> str:
         if starting.exception() is None:
             process.kill()
             await asyncio.to_thread(process.join)
-            remove_unfinished(model)
         raise
     finally:
         theirs.close()
@@ -75,10 +75,9 @@ def _provide(model: str, connection: Connection) -> None:
     try:
         folder = resolve_model(model)
         outcome: str | Failure = folder if Path(folder).is_dir() else download(folder)
-    except OmniError as error:
-        outcome = Failure.of(error)
     except Exception as error:  # noqa: BLE001 - whatever a library raises while building must reach the user
-        outcome = Failure("stage", f"{type(error).__name__}: {error}", details=traceback.format_exc())
+        known = known_failure(error) or OmniError(f"{type(error).__name__}: {error}")
+        outcome = Failure.of(known, details=traceback.format_exc())
     connection.send(outcome)
 
 

@@ -26,9 +26,10 @@ from omni_cli.engine.mps import PIPES, mps_effect
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.engine.recording.recorder import Recorder
-from omni_cli.errors import OmniError, OutputError, StageError
+from omni_cli.errors import OutputError, StageError
 from omni_cli.execution import ranges
 from omni_cli.execution.stacks import write_stacks_on_signal
+from omni_cli.machine_limits import known_failure
 from omni_cli.models.registry import load_stage
 from omni_cli.ray_integration.ranks import ray_for_ranks
 from omni_cli.stage.failures import request_failure, stage_failure, summary
@@ -76,13 +77,17 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     """
     become_group_leader()
     _redirect_output(log)
-    scratch.mkdir(mode=0o700)
+    emit = _Emitter(connection)
+    try:
+        scratch.mkdir(mode=0o700)
+        write_stacks_on_signal(str(stacks_in(scratch)))
+    except OSError as error:
+        emit(load_failure(error, spec))
+        return
     _set_environment(spec, scratch)
     tempfile.tempdir = str(scratch)
-    write_stacks_on_signal(str(stacks_in(scratch)))
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
     loaded: list[Stage] = []
-    emit = _Emitter(connection)
     threading.Thread(target=_read_commands, args=(connection, inbox, loaded, emit, scratch), daemon=True).start()
     with contextlib.ExitStack() as cluster:
         _run(spec, cluster, inbox, loaded, emit)
@@ -198,9 +203,10 @@ def _record(recorder: Recorder | None, command: RecordingCommand, emit: _Emitter
 
 def load_failure(error: Exception, spec: StageSpec) -> Failure:
     """Describe an exception raised while loading to the user."""
-    if isinstance(error, OmniError):
-        return Failure.of(error, details=traceback.format_exc())
-    missing = isinstance(error, (FileNotFoundError, OSError)) and not isinstance(error, MemoryError)
+    known = known_failure(error)
+    if known is not None:
+        return Failure.of(known, details=traceback.format_exc())
+    missing = isinstance(error, OSError) and not isinstance(error, PermissionError)
     hint = f"is {spec.model} a whole checkpoint? `-v` shows more" if missing else "`-v` shows the traceback"
     message, better = translate(summary(error), spec.stage)
     failure = StageError(f"could not load {spec.model}: {message}", stage=spec.stage.name, hint=better or hint)

