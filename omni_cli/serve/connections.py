@@ -10,7 +10,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from omni_cli.serve.errors import RETRY_AFTER_S, APIError
 
-HEADERS_TIMEOUT_S = 10.0
+_HEADERS_TIMEOUT_S = 10.0
 # The kernel ends a connection whose client reads nothing for this long, although there is something to read.
 UNREAD_TIMEOUT_MS = 30_000
 # After a stop signal: a connection that sends nothing in this time is closed.
@@ -120,7 +120,7 @@ class Connection(H11Protocol):
             self._waiting.setdefault(self)
 
     def _expect_headers(self) -> None:
-        self._headers_timer = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.close)
+        self._headers_timer = self.loop.call_later(_HEADERS_TIMEOUT_S, self.transport.close)
 
     def _make_room(self) -> bool:
         """Close the connection that has waited longest; return False if none waits."""
