@@ -107,3 +107,18 @@ def test_a_body_in_small_chunks(image_server: OmniServer) -> None:
     with connected(image_server) as connection:
         connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.nightly
+def test_an_answer_that_is_not_read_for_half_a_minute(image_server: OmniServer) -> None:
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect((image_server.ready["host"], image_server.ready["port"]))
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+        time.sleep(45)
+        connection.settimeout(10)
+        received = 0
+        with contextlib.suppress(ConnectionResetError):
+            while more := connection.recv(65536):
+                received += len(more)
+    assert received < 100_000
