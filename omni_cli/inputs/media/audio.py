@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -64,7 +63,7 @@ def decode_stream(
     length.check(stream.codec_context.sample_rate, stream.codec_context.channels, expected or 0)
     end_s = _end_s(container, stream)
     samples, num_samples, sample_rate, channels, part = bytearray(), 0, 0, 1, np.empty((0, 1), np.float32)
-    for rate, part in _parts(track, name):
+    for rate, part in _parts(track):
         if num_samples and (rate != sample_rate or (part.shape[1] != channels and not mono)):
             raise InputError(f"the sample rate or the number of channels of the {name} changes in the middle")
         sample_rate, channels = rate, part.shape[1]
@@ -86,12 +85,15 @@ def decode_stream(
     return DecodedAudio(array if mono or channels == 1 else array.reshape(-1, channels), sample_rate, tuple(notes))
 
 
-def _parts(track: Track, name: str) -> Iterator[tuple[int, np.ndarray]]:
+def _parts(track: Track) -> Iterator[tuple[int, np.ndarray]]:
     """Yield sample rates and float32 samples (num_samples, channels), scaled by powers of two only."""
     import av
 
-    packed = av.AudioResampler(format="flt")
-    for frame in itertools.chain(track.frames(), [None]):
+    kind: object = None
+    for frame in track.frames():
+        if kind != (kind := (frame.format.name, frame.layout.name, frame.sample_rate)):
+            # It changes no rate, so that it holds nothing back.
+            packed = av.AudioResampler(format="flt")
         for part in packed.resample(frame):
             yield part.sample_rate, part.to_ndarray().reshape(-1, part.layout.nb_channels)
 

@@ -110,6 +110,20 @@ def test_files_one_after_the_other_in_one(tmp_path: Path) -> None:
         assert len(samples) > 1.9 * len(decode(whole).samples)
 
 
+@pytest.mark.parametrize("name", ["no-xing.mp3", "flac.ogg", "aac.aac"])
+def test_parts_of_other_channels_or_rates(tmp_path: Path, name: str) -> None:
+    parts = {
+        key: write_sound(tmp_path / f"{key}-{name}", *CODECS[name], rate=key[0], channels=key[1])
+        for key in ((48_000, 2), (48_000, 1), (24_000, 2))
+    }
+    first = parts.pop((48_000, 2))
+    both = first.read_bytes() + parts[48_000, 1].read_bytes()
+    assert len(decode(both).samples) == pytest.approx(2 * len(decode(first).samples), abs=5000)
+    for content, mono in ((both, False), (first.read_bytes() + parts[24_000, 2].read_bytes(), True)):
+        with pytest.raises(InputError, match="the sample rate or the number of channels of the audio file changes"):
+            decode(content, mono=mono)
+
+
 def wav(samples: np.ndarray, riff: int, data: int, *, listed: bool = False) -> bytes:
     """With `listed`, with a LIST chunk before the data, as FFmpeg writes it into a pipe."""
     head = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16_000, 32_000, 2, 16)
