@@ -68,8 +68,8 @@ class OutputCopy(Protocol):
     mode: ClassVar[Mode]
     counters: CopyCounters
 
-    def start(self, tensor: torch.Tensor, *, reused: bool = False, is_made: bool = False) -> PendingCopy:
-        """Copy `tensor` once the work queued on the current stream is done, or at once if it `is_made` on the device.
+    def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
+        """Copy `tensor` once the work queued on the current stream is done.
 
         With `reused`, its memory will be overwritten without notice, as a CUDA graph does with its outputs. Nothing
         else may write to it before the copy is done.
@@ -98,8 +98,8 @@ class CopyBackend(Protocol):
 
     def is_pinned(self, tensor: torch.Tensor) -> bool: ...
 
-    def copy(self, source: torch.Tensor, destination: torch.Tensor, *, is_made: bool) -> Transfer:
-        """Queue the copy on a separate stream, after all work on the current one unless the source `is_made`."""
+    def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Transfer:
+        """Queue the copy on a separate stream, after all work on the current one."""
 
 
 def make_output_copy(mode: Mode, device: torch.device | str) -> OutputCopy:
@@ -124,7 +124,7 @@ class SyncCopy:
     def __init__(self) -> None:
         self.counters = CopyCounters()
 
-    def start(self, tensor: torch.Tensor, *, reused: bool = False, is_made: bool = False) -> PendingCopy:
+    def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
         """On the CPU, a tensor that is not `reused` is already in place and is neither copied nor counted."""
         tensor = tensor.detach()
         if tensor.device.type == "cpu" and not reused:
@@ -154,7 +154,7 @@ class AsyncCopy:
         self._under_way: deque[_Copying] = deque()
         self._lock = threading.Lock()
 
-    def start(self, tensor: torch.Tensor, *, reused: bool = False, is_made: bool = False) -> PendingCopy:
+    def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
         import torch
 
         began_s = time.perf_counter()
@@ -171,7 +171,7 @@ class AsyncCopy:
                 "the destination of an asynchronous copy is pageable memory, which would make the copy blocking",
                 hint="`--set STAGE.output_copy=sync` copies without page-locked memory",
             )
-        copying = _Copying(source, host, self._backend.copy(source, host, is_made=is_made), self._count)
+        copying = _Copying(source, host, self._backend.copy(source, host), self._count)
         self._under_way.append(copying)
         with self._lock:
             self.counters.copies += 1
@@ -249,12 +249,11 @@ class CudaBackend:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return bool(tensor.is_pinned())
 
-    def copy(self, source: torch.Tensor, destination: torch.Tensor, *, is_made: bool) -> Transfer:
+    def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Transfer:
         import torch
 
         makes_source = torch.cuda.current_stream(source.device)
-        if not is_made:
-            self._stream.wait_stream(makes_source)
+        self._stream.wait_stream(makes_source)
         with torch.cuda.stream(self._stream):
             began = _timing_event()
             destination.copy_(source, non_blocking=True)

@@ -17,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
-    from omni_cli.vllm_integration.row_ledger import ComputedSpan
+    from omni_cli.vllm_integration.hidden_states import ComputedSpan
 
 _FRAMES_PER_BLOCK = 64
 # As in vLLM's sampler.

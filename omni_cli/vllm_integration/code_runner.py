@@ -22,7 +22,7 @@ from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
-    from omni_cli.vllm_integration.row_ledger import ComputedSpan
+    from omni_cli.vllm_integration.hidden_states import ComputedSpan
 
 
 @dataclass(frozen=True)

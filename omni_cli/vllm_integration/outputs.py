@@ -10,16 +10,15 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
-from omni_cli.vllm_integration.row_staging import OwedRows
 
-Payload: TypeAlias = torch.Tensor | OwedRows | NoOutput
+Payload: TypeAlias = torch.Tensor | NoOutput
 
 
 @dataclass
 class OmniModelRunnerOutput(ModelRunnerOutput):
     """vLLM's output, whose `pooler_output` holds a payload or None per request, in the order of `req_ids`.
 
-    For AR runners these are hidden states or a host tensor of codes beside the sampled tokens; for diffusion runners,
+    For AR runners these are host tensors of hidden states or codes beside the sampled tokens; for diffusion runners,
     the finished tensor or a `NoOutput`.
     """
 

@@ -26,16 +26,15 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.sample.sampler import Sampler
 
-from omni_cli.execution.copies import make_output_copy
+from omni_cli.execution.copies import PendingCopy, make_output_copy
 from omni_cli.execution.ranges import mark
 from omni_cli.stage.payloads import DEFAULT_LIMITS
 from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
 from omni_cli.vllm_integration.arriving_conditions import Arrived, arrived_with
 from omni_cli.vllm_integration.graph_counters import GraphCounters
+from omni_cli.vllm_integration.hidden_states import ComputedSpan, HiddenStateTracker
 from omni_cli.vllm_integration.outputs import with_payloads
 from omni_cli.vllm_integration.repetition_penalties import RepetitionPenalties
-from omni_cli.vllm_integration.row_ledger import ComputedSpan, RequestRows, RowLedger
-from omni_cli.vllm_integration.row_staging import OwedRows, RowStaging, StepRows
 from omni_cli.vllm_integration.weights import WHOLE
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ class OmniRunnerMixin(VllmRunner):
         super().__init__(*args, **kwargs)
         self.request_payloads: dict[str, RequestPayload] = {}
         self.payload_limits = DEFAULT_LIMITS
-        self._row_owners: dict[str, RequestRows] = {}
         self._has_later_positions = False
         # vLLM's executor uses the outputs of one rank, so the others copy nothing. With an external launcher each
         # rank has its own executor.
@@ -168,14 +166,11 @@ class OmniRunnerMixin(VllmRunner):
         spans = []
         row = 0
         lengths, drafts = self._scheduled.num_scheduled_tokens, self._scheduled.scheduled_spec_decode_tokens
-        owners, requests = self._row_owners, self.requests
         request_ids = self.input_batch.req_ids
         starts = self.input_batch.num_computed_tokens_cpu[: len(request_ids)].tolist()
         for request_id, start in zip(request_ids, starts, strict=True):
-            length, num_drafts = lengths[request_id], len(drafts.get(request_id, ()))
-            owner = owners.get(request_id)
-            block_ids = () if owner is None else requests[request_id].block_ids[0]
-            spans.append(ComputedSpan(request_id, start, length, row, num_drafts, owner, block_ids))
+            length = lengths[request_id]
+            spans.append(ComputedSpan(request_id, start, length, row, len(drafts.get(request_id, ()))))
             row += length
         return spans
 
@@ -183,7 +178,7 @@ class OmniRunnerMixin(VllmRunner):
 class ARRunnerMixin(OmniRunnerMixin):
     """Hidden states per request through `pooler_output`; tokens, logprobs and everything else are vLLM's.
 
-    Hidden states are gathered, copied and kept only for requests that ask for them (`WANTS_HIDDEN_STATES`). A model
+    Hidden states are gathered and copied only for requests that ask for them (`WANTS_HIDDEN_STATES`). A model
     with `fill_conditions` receives the condition rows of each position before a forward pass, projected once by its
     `project_conditions`, if it has that method. A model with `handoff_rows` keeps the rows for the next stage there, in
     place of its last hidden states.
@@ -191,21 +186,16 @@ class ARRunnerMixin(OmniRunnerMixin):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self.row_ledger = RowLedger()
-        self._row_owners = self.row_ledger.owners
-        self._row_staging = RowStaging(self.row_ledger, lambda: self.output_copy)
+        self.hidden_states = HiddenStateTracker()
         self.graph_counters = GraphCounters()
         self.repetition_penalties = RepetitionPenalties(self.max_num_reqs, self.device)
         self.sampler.apply_penalties = self._apply_penalties
         self._num_preemptions = 0
-        # The requests of the last step if it had one position of each, and the sum of their next positions.
-        self._single_step: tuple[list[str], int] = ([], 0)
-        self._kept_rows: list[tuple[int, int]] = []
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
         if self.cache_config.enable_prefix_caching and self.returns_outputs:
-            self.row_ledger.keep_cached_rows(
+            self.hidden_states.keep_cached_rows(
                 kv_cache_config.num_blocks,
                 kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
                 self.model_config.get_hidden_size(),
@@ -235,13 +225,13 @@ class ARRunnerMixin(OmniRunnerMixin):
     def _begin_request(self, request: NewRequestData) -> None:
         super()._begin_request(request)
         if self.request_payloads[request.req_id].wants_hidden_states:
-            self.row_ledger.begin(request.req_id)
+            self.hidden_states.begin(request.req_id)
         if self.speculative_config is None:  # drafts are penalised elsewhere
             request.sampling_params = self.repetition_penalties.begin(request.req_id, request.sampling_params)
 
     def _forget_request(self, request_id: str) -> None:
         super()._forget_request(request_id)
-        self.row_ledger.forget(request_id)
+        self.hidden_states.forget(request_id)
         self.repetition_penalties.forget(request_id)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
@@ -251,18 +241,6 @@ class ARRunnerMixin(OmniRunnerMixin):
         self._fill_conditions = fill_conditions if get_pp_group().is_first_rank else None
         self._project_conditions = getattr(model, "project_conditions", None)
         self._handoff_rows: torch.Tensor | None = getattr(model, "handoff_rows", None)
-
-    def _is_next_step(self) -> bool:
-        """Tell whether this step and the one before have one position of each of the same requests."""
-        cached, request_ids = self._scheduled.scheduled_cached_reqs, self.input_batch.req_ids
-        if self._scheduled.total_num_scheduled_tokens != len(cached.req_ids):
-            self._single_step = [], 0
-            return False
-        num_computed: int = sum(cached.num_computed_tokens)
-        known, expected = self._single_step
-        is_next: bool = num_computed == expected and request_ids == known
-        self._single_step = known if is_next else list(request_ids), num_computed + len(request_ids)
-        return is_next
 
     def _fill_inputs(self) -> None:
         """Set the model's inputs for the next forward pass, except for token ids."""
@@ -283,14 +261,14 @@ class ARRunnerMixin(OmniRunnerMixin):
 
     def sample_tokens(self, grammar_output: object) -> object:
         state = self.execute_model_state
-        is_wanted = bool(self.row_ledger.owners) and state is not None and self.returns_outputs
+        spans = self._wanted_spans() if state is not None and self.returns_outputs else []
         # Before sampling: a drafter may overwrite the buffers.
-        kept = self._keep_rows(state.hidden_states) if is_wanted else None
+        pending = self._start_copy(state.hidden_states, spans) if spans else None
         with mark("sampling"):
             output = super().sample_tokens(grammar_output)
-        if kept is None:
+        if pending is None:
             return output
-        return with_payloads(output, lambda plain: self._returned(kept, plain))
+        return with_payloads(output, lambda plain: self._unsent_rows(spans, pending, plain))
 
     def _sample(self, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         request_ids = self.input_batch.req_ids
@@ -303,24 +281,36 @@ class ARRunnerMixin(OmniRunnerMixin):
         self.repetition_penalties.apply(logits)
         return Sampler.apply_penalties(logits, *args)
 
-    def _keep_rows(self, hidden_states: torch.Tensor) -> StepRows | None:
-        """Keep the rows (num_rows, hidden_size) of the requests that want them, before they are overwritten."""
-        spans = None
-        if not self._is_next_step():
-            spans = [span for span in self._spans() if span.owner is not None]
-            self._kept_rows = _joined(spans)
-        if not self._kept_rows:
-            return None
-        rows = hidden_states if self._handoff_rows is None else self._handoff_rows
-        return self._row_staging.keep(rows, self._kept_rows, spans)
+    def _wanted_spans(self) -> list[ComputedSpan]:
+        """Return the spans of the requests that want their hidden states."""
+        wanted = self.hidden_states.requests
+        if not wanted:
+            return []
+        return [
+            span._replace(sent=wanted[span.request_id], block_ids=self.requests[span.request_id].block_ids[0])
+            for span in self._spans()
+            if span.request_id in wanted
+        ]
 
-    def _returned(self, step: StepRows, output: ModelRunnerOutput) -> dict[str, OwedRows]:
-        """Note that a step has returned; return what its requests are owed by then."""
-        accepted = None
-        if self.speculative_config is not None and any(span.num_draft_tokens for span in step.spans):
+    def _start_copy(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> PendingCopy:
+        """Start the step's one copy, of the rows (num_rows, hidden_size) of `spans`, before they are overwritten."""
+        rows = hidden_states if self._handoff_rows is None else self._handoff_rows
+        parts = [rows[begin:end] for begin, end in _joined(spans)]
+        with mark("output copy"):
+            return self.output_copy.start(parts[0] if len(parts) == 1 else torch.cat(parts), reused=True)
+
+    def _unsent_rows(
+        self, spans: list[ComputedSpan], pending: PendingCopy, output: ModelRunnerOutput
+    ) -> dict[str, torch.Tensor]:
+        """Wait for the step's rows; return by request those that have not been sent."""
+        with mark("wait for output copy"):
+            rows = pending.get()
+        computed = list(zip(spans, rows.split([span.length for span in spans]), strict=True))
+        if any(span.num_draft_tokens for span in spans):
             sampled, index = output.sampled_token_ids, output.req_id_to_index
-            accepted = [span.accepted(len(sampled[index[span.request_id]])) for span in step.spans]
-        return self._row_staging.returned(step, accepted)
+            spans = [span.accepted(len(sampled[index[span.request_id]])) for span in spans]
+            computed = [(span, part[: span.length]) for span, (_, part) in zip(spans, computed, strict=True)]
+        return self.hidden_states.resolve(computed)
 
 
 def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:

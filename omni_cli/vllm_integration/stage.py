@@ -370,7 +370,7 @@ class TextStage(VllmStage):
         with mark("make handoff"):
             handoff = self.handoff(active, output) if wants_whole else None
         trace = {
-            # With the handoff, which waits for what steps have left to be done at the end.
+            # With the handoff.
             "latency_s": time.perf_counter() - active.added_s,
             "ttft_s": None if first_token_s is None else first_token_s - active.added_s,
             "num_input_tokens": len(output.prompt_token_ids),

@@ -44,11 +44,10 @@ class LateDevice:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return self._buffer_of(tensor) is not None
 
-    def copy(self, source: torch.Tensor, destination: torch.Tensor, *, is_made: bool = False) -> LateTransfer:
+    def copy(self, source: torch.Tensor, destination: torch.Tensor) -> LateTransfer:
         buffer = self._buffer_of(destination)
         assert buffer is not None
-        complete = self.now if is_made else self._busy_until
-        begins = max(self.now, complete, self._queued[-1].ends if self._queued else 0.0)
+        begins = max(self.now, self._busy_until, self._queued[-1].ends if self._queued else 0.0)
         target = buffer[: destination.nbytes]
         target.fill_(GARBAGE)
         self._queued.append(LateTransfer(self, source, target, begins, destination.nbytes / self._bytes_per_s))

@@ -84,10 +84,7 @@ def main() -> None:
     if ranks == 1 and not task["stock"]:
         # One more step tells the runner which requests have ended.
         engine.engine_core.engine_core.step()
-        answer["left"] = _left(_runner(engine)) + sum(
-            len(kept)
-            for kept in (processor.hidden_rows, processor.owed_rows, processor._num_taken, processor._num_rows)
-        )
+        answer["left"] = _left(_runner(engine)) + len(processor.hidden_rows)
     answer["triton_cache"] = _triton_cache(engine, task.get("compile_cache"))
     if not task["stock"]:
         (answer["engagement"],) = filter(None, engine.collective_rpc("engagement"))
@@ -114,7 +111,7 @@ def _runner(engine: Any) -> Any:
 
 def _left(runner: Any) -> int:
     """Number of requests of which the runner still holds something."""
-    return len(runner.request_payloads) + len(runner.row_ledger.owners)
+    return len(runner.request_payloads) + len(runner.hidden_states.requests)
 
 
 def _compare_positions(engine: Any) -> list[bool]:

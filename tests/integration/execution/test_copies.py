@@ -223,23 +223,13 @@ def test_waiting_while_the_device_works_exposes_nothing(device):
     assert counted(copy) == (100, 0, 100, 100)
 
 
-def test_a_source_that_is_made_does_not_wait_for_later_work(device):
-    copy = AsyncCopy(device)
-    device.compute(600)
-    device.pass_time(100)
-    copy.start(torch.zeros(100, dtype=torch.uint8), is_made=True).get()
-    assert device.now == 200
-    copy.start(torch.zeros(100, dtype=torch.uint8)).get()
-    assert device.now == 700, "otherwise it waits for everything"
-
-
 def test_a_start_that_blocks_is_noticed(device):
     """Like a copy to pageable memory, or one that waits for the device."""
     queue = device.copy
 
-    def blocks(source, destination, **keys):
+    def blocks(source, destination):
         device.pass_time(240)
-        return queue(source, destination, **keys)
+        return queue(source, destination)
 
     device.copy = blocks
     copy = AsyncCopy(device)

@@ -93,6 +93,11 @@ CALLABLES = [
         ["engine_core_outputs"],
         "is overridden to take hidden states off",
     ),
+    (
+        "vllm.v1.engine.detokenizer:IncrementalDetokenizer.num_output_tokens",
+        [],
+        "is called",
+    ),
     ("vllm.v1.engine.llm_engine:LLMEngine.add_request", ["request_id", "prompt", "params"], "is called"),
     ("vllm.v1.engine.llm_engine:LLMEngine.abort_request", ["request_ids"], "is called"),
     ("vllm.v1.engine.llm_engine:LLMEngine.from_engine_args", ["engine_args"], "is called"),
@@ -313,12 +318,6 @@ FIELDS = [
         "are read",
     ),
     ("vllm.v1.core.sched.output:SchedulerOutput", ["preempted_req_ids"], "are counted"),
-    ("vllm.v1.core.sched.output:SchedulerOutput", ["scheduled_cached_reqs"], "are read"),
-    (
-        "vllm.v1.core.sched.output:CachedRequestData",
-        ["req_ids", "num_computed_tokens"],
-        "tell whether a step has the next position of each request",
-    ),
     (
         "vllm.forward_context:ForwardContext",
         ["cudagraph_runtime_mode", "batch_descriptor"],
@@ -352,6 +351,8 @@ FIELDS = [
     ),
     ("vllm.v1.request:Request", ["num_tokens_with_spec"], "is read"),
     ("vllm.v1.engine:EngineCoreOutput", ["request_id", "pooling_output"], "are read and written"),
+    ("vllm.v1.engine:EngineCoreOutput", ["new_token_ids", "finished", "num_nans_in_logits"], "are read"),
+    ("vllm.v1.worker.gpu_input_batch:CachedRequestState", ["block_ids"], "are where a request's rows are kept"),
     ("vllm.sampling_params:SamplingParams", ["extra_args", "skip_clone"], "carries our payloads, which are not copied"),
     ("vllm.pooling_params:PoolingParams", ["extra_kwargs"], "carries our payloads"),
     ("vllm.v1.core.kv_cache_manager:KVCacheManager", ["usage"], "is read for a profile"),
@@ -432,6 +433,7 @@ ATTRIBUTES = [
         ["self.renderer", "self.output_processor = OutputProcessor(", "self.engine_core"],
     ),
     ("vllm.v1.engine.output_processor:OutputProcessor.__init__", ["self.request_states"]),
+    ("vllm.v1.engine.output_processor:RequestState.__init__", ["self.external_req_id", "self.detokenizer"]),
     ("vllm.v1.engine.core_client:InprocClient.__init__", ["self.engine_core"]),
     ("vllm.v1.engine.core:EngineCore.__init__", ["self.scheduler", "scheduler_config.get_scheduler_cls()"]),
     (
