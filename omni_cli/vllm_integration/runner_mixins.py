@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from vllm.config.load import LoadConfig
 from vllm.distributed import get_pp_group, get_tp_group
@@ -142,16 +141,7 @@ class OmniRunnerMixin(VllmRunner):
         self._has_later_positions |= given.shape[1] > req_state.num_prompt_tokens
 
     def _calc_mrope_positions(self, scheduler_output: SchedulerOutput) -> None:
-        batch = self.input_batch
-        num_requests = len(batch.req_ids)
-        starts = batch.num_computed_tokens_cpu[:num_requests]
-        is_decoding = scheduler_output.total_num_scheduled_tokens == num_requests
-        if is_decoding and (starts >= batch.num_prompt_tokens[:num_requests]).all():
-            # One generated token each: all at once, since vLLM's way takes time for each request.
-            deltas = [self.requests[request_id].mrope_position_delta for request_id in batch.req_ids]
-            self.mrope_positions.np[:, :num_requests] = starts + np.array(deltas)
-        else:
-            super()._calc_mrope_positions(scheduler_output)
+        super()._calc_mrope_positions(scheduler_output)
         if not self._has_later_positions:
             return
         for span in self._spans():

@@ -6,12 +6,11 @@ worker), `late` (outputs travel through an asynchronous copy on a device that is
 overwritten at once), `compile_cache` (the answer has where Triton's kernels go once vLLM has used that folder to
 compile).
 With a `speculative_config` the answer has how many draft tokens were scheduled and how many of them accepted. Writes
-JSON to the path in argv. `positions` tells of each step whether M-RoPE positions are those that vLLM's runner sets.
+JSON to the path in argv.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import multiprocessing
@@ -51,7 +50,6 @@ def main() -> None:
     processor = engine.output_processor
     if task["late"]:
         _be_late(_runner(engine))
-    positions = _compare_positions(engine) if ranks == 1 and not task["stock"] else []
     preemptions = _count_preemptions(engine)
     results: dict[str, Any] = {}
     for requests in task["rounds"]:
@@ -80,7 +78,7 @@ def main() -> None:
                 processor.forget(name)
             if not engine.has_unfinished_requests():
                 break
-    answer = {"results": results, "preemptions": preemptions[0], "drafts": drafts, "positions": positions}
+    answer = {"results": results, "preemptions": preemptions[0], "drafts": drafts}
     if ranks == 1 and not task["stock"]:
         # One more step tells the runner which requests have ended.
         engine.engine_core.engine_core.step()
@@ -112,32 +110,6 @@ def _runner(engine: Any) -> Any:
 def _left(runner: Any) -> int:
     """Number of requests of which the runner still holds something."""
     return len(runner.request_payloads) + len(runner.hidden_states.requests)
-
-
-def _compare_positions(engine: Any) -> list[bool]:
-    import numpy as np
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    runner, equal = _runner(engine), []
-    ours = runner._calc_mrope_positions
-
-    def both(plan: Any) -> None:
-        requests = [runner.requests[request_id] for request_id in runner.input_batch.req_ids]
-        deltas = [request.mrope_position_delta for request in requests]
-        for index, request in enumerate(requests):  # text alone has none
-            request.mrope_position_delta = 7 * index
-        made = []
-        for calculate in (functools.partial(GPUModelRunner._calc_mrope_positions, runner), ours):
-            runner.mrope_positions.np.fill(-1)
-            calculate(plan)
-            made.append(runner.mrope_positions.np.copy())
-        equal.append(bool(np.array_equal(*made)))
-        for delta, request in zip(deltas, requests, strict=True):
-            request.mrope_position_delta = delta
-        ours(plan)
-
-    runner._calc_mrope_positions = both
-    return equal
 
 
 def _triton_cache(engine: Any, compile_cache: str | None) -> list[str | None]:

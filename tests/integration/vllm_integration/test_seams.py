@@ -476,9 +476,8 @@ ATTRIBUTES = [
     ("vllm.v1.core.sched.scheduler:Scheduler", ["preempted_req_ids=self.reset_preempted_req_ids"]),
     (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_mrope_positions",
-        ["self.mrope_positions.cpu", "req.mrope_positions[", "out=self.mrope_positions.np,"],
+        ["self.mrope_positions.cpu", "req.mrope_positions["],
     ),
-    ("vllm.v1.worker.gpu_input_batch:InputBatch.__init__", ["self.num_prompt_tokens ="]),
     (
         "vllm.model_executor.models.qwen3_moe:Qwen3MoeModel",
         ["self.embed_tokens", "self.make_empty_intermediate_tensors", "hf_to_vllm_mapper"],
