@@ -23,7 +23,6 @@ from vllm.config.load import LoadConfig
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.sample.sampler import Sampler
 
 from omni_cli.execution.copies import PendingCopy, make_output_copy
 from omni_cli.execution.ranges import mark
@@ -33,7 +32,6 @@ from omni_cli.vllm_integration.arriving_conditions import Arrived, arrived_with
 from omni_cli.vllm_integration.graph_counters import GraphCounters
 from omni_cli.vllm_integration.hidden_states import ComputedSpan, HiddenStateTracker
 from omni_cli.vllm_integration.outputs import with_payloads
-from omni_cli.vllm_integration.repetition_penalties import RepetitionPenalties
 from omni_cli.vllm_integration.weights import WHOLE
 
 if TYPE_CHECKING:
@@ -178,8 +176,6 @@ class ARRunnerMixin(OmniRunnerMixin):
         super().__init__(*args, **kwargs)
         self.hidden_states = HiddenStateTracker()
         self.graph_counters = GraphCounters()
-        self.repetition_penalties = RepetitionPenalties(self.max_num_reqs, self.device)
-        self.sampler.apply_penalties = self._apply_penalties
         self._num_preemptions = 0
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -216,13 +212,10 @@ class ARRunnerMixin(OmniRunnerMixin):
         super()._begin_request(request)
         if self.request_payloads[request.req_id].wants_hidden_states:
             self.hidden_states.begin(request.req_id)
-        if self.speculative_config is None:  # drafts are penalised elsewhere
-            request.sampling_params = self.repetition_penalties.begin(request.req_id, request.sampling_params)
 
     def _forget_request(self, request_id: str) -> None:
         super()._forget_request(request_id)
         self.hidden_states.forget(request_id)
-        self.repetition_penalties.forget(request_id)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
@@ -259,17 +252,6 @@ class ARRunnerMixin(OmniRunnerMixin):
         if pending is None:
             return output
         return with_payloads(output, lambda plain: self._unsent_rows(spans, pending, plain))
-
-    def _sample(self, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        request_ids = self.input_batch.req_ids
-        self.repetition_penalties.use(request_ids, self.requests, logits.shape[-1])
-        output = super()._sample(logits, *args, **kwargs)
-        self.repetition_penalties.note(output.sampled_token_ids, self.discard_request_mask.np)
-        return output
-
-    def _apply_penalties(self, logits: torch.Tensor, *args: Any) -> torch.Tensor:
-        self.repetition_penalties.apply(logits)
-        return Sampler.apply_penalties(logits, *args)
 
     def _wanted_spans(self) -> list[ComputedSpan]:
         """Return the spans of the requests that want their hidden states."""

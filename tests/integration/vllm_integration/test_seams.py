@@ -49,17 +49,7 @@ CALLABLES = [
         "is called with a diffusion's tensors",
     ),
     (f"{RUNNER}.sample_tokens", ["grammar_output"], "is overridden to attach hidden states"),
-    (f"{RUNNER}._sample", ["logits"], "is overridden for penalties and to predict the other codes of a frame"),
-    (
-        "vllm.v1.sample.sampler:Sampler.apply_penalties",
-        ["logits", "sampling_metadata", "output_token_ids"],
-        "is replaced on a runner's sampler, and called",
-    ),
-    (
-        "vllm._custom_ops:apply_repetition_penalties",
-        ["logits", "prompt_mask", "output_mask", "repetition_penalties"],
-        "is called",
-    ),
+    (f"{RUNNER}._sample", ["logits"], "is overridden to predict the other codes of a frame"),
     (f"{RUNNER}.initialize_kv_cache", ["kv_cache_config"], "is overridden to keep rows of cached blocks"),
     (f"{RUNNER}._dummy_run", [], "is overridden to take Triton's cache back from a run that compiles"),
     (f"{RUNNER}._dummy_sampler_run", ["hidden_states"], "is overridden where nothing is measured"),
@@ -333,16 +323,7 @@ FIELDS = [
         ["mrope_positions", "mrope_position_delta"],
         "are positions that came with a request",
     ),
-    (
-        "vllm.v1.core.sched.output:NewRequestData",
-        ["req_id", "sampling_params", "pooling_params"],
-        "are read, and the parameters replaced by those without the penalty that we apply",
-    ),
-    (
-        "vllm.sampling_params:SamplingParams",
-        ["repetition_penalty", "frequency_penalty", "presence_penalty"],
-        "tell whether we apply the penalty",
-    ),
+    ("vllm.v1.core.sched.output:NewRequestData", ["req_id", "sampling_params", "pooling_params"], "are read"),
     ("vllm.v1.core.sched.output:NewRequestData", ["prompt_token_ids"], "is counted"),
     (
         "vllm.v1.core.sched.output:SchedulerOutput",
@@ -380,8 +361,6 @@ ATTRIBUTES = [
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
         ["self.broadcast_pp_output", "self.discard_request_mask"],
     ),
-    ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__", ["self.max_num_reqs =", "self.sampler = Sampler("]),
-    ("vllm.v1.sample.sampler:Sampler.apply_logits_processors", ["logits = self.apply_penalties("]),
     (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
         ["model_loader = get_model_loader(self.load_config)"],

@@ -30,10 +30,7 @@ MOVES = {
     "_calc_mrope_positions": (f"{STATE}.prepare_inputs", "such positions of tokens after the prompt"),
     "_model_forward": (f"{STATE}.prepare_inputs", "conditions, as inputs of the model; no graph replays a hook"),
     "sample_tokens": (f"{RUNNER}.sample_tokens", "hidden states beside the tokens"),
-    "_sample": (
-        f"{RUNNER}.sample",
-        "the code predictor, after the token; penalties are on the device there",
-    ),
+    "_sample": (f"{RUNNER}.sample", "the code predictor, after the token"),
     "_pool": (f"{RUNNER}.pool", "one tensor per request of a diffusion"),
     "execute_model": (f"{RUNNER}.execute_model", "outputs of the last pipeline rank"),
     "_dummy_run": (f"{RUNNER}._dummy_run", "taking Triton's cache back"),
