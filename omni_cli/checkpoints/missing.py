@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_cli.checkpoints.files import read_object, weight_shapes
+from omni_cli.checkpoints.files import read_model_kind, read_object, weight_shapes
 from omni_cli.errors import CheckpointError
 
 _NUM_NAMED = 3
+# The number of a layer in a weight's name, and not that of a module in a sequence.
+_LAYER = re.compile(r"\d+(?=\.[^.]+\.)")
 
 
-def lacking(folder: str | Path, names: Collection[str], *, what: str = "weights") -> CheckpointError:
-    """Return the error of a checkpoint without these weights."""
-    first = ", ".join([*names][:_NUM_NAMED]) + (", ..." if len(names) > _NUM_NAMED else "")
+def lacking(folder: str | Path, names: Sequence[str], *, finder: str | None = None) -> CheckpointError:
+    """Return the error of a checkpoint without these weights, or of a `finder` that has these names for them."""
+    first = ", ".join(names[:_NUM_NAMED]) + (", ..." if len(names) > _NUM_NAMED else "")
+    found = f"`{folder}` lacks {len(names)} of its weights"
+    if finder is not None:
+        found = f"{finder} finds no weights in `{folder}` for {len(names)} of its parameters"
     return CheckpointError(
-        f"`{folder}` lacks {len(names)} of its {what}: {first}",
-        hint="get the checkpoint again, or save it again with `save_pretrained`",
+        f"{found}: {first}", hint="get the checkpoint again, or save it again with `save_pretrained`"
     )
 
 
-def find_fault(folder: Path, architectures: Iterable[str], prefix: str) -> CheckpointError | None:
+def find_fault(folder: Path, aliases: Iterable[str], prefix: str, *, is_loaded: bool) -> CheckpointError | None:
     """Compare the weights in `folder` whose names begin with `prefix` with those that transformers would save.
 
-    `architectures` are names of the checkpoint's class. Returns None if nothing is missing and no shape differs, and for
-    checkpoints that transformers would save in another way: of classes that it lacks, quantized, or of an older version.
+    `aliases` are other names of the checkpoint's class. Where a model `is_loaded`, it has all that it needs, and only
+    shapes are compared, if those of the layers differ: vLLM takes the first rows of a matrix that has too many. Returns
+    None if there is no fault, and for checkpoints that transformers would save in another way: of classes that it
+    lacks, quantized, or of an older version.
     """
     saved = {name: shape for name, shape in weight_shapes(folder).items() if name.startswith(prefix)}
-    expected = _expected_shapes(folder, architectures)
-    expected = {name: shape for name, shape in expected.items() if name.startswith(prefix)}
-    missing = [name for name in expected if name not in saved]
-    if len(missing) > len(saved.keys() - expected.keys()):  # else they may be there under other names
-        return lacking(folder, missing) if saved else None
-    for name, shape in expected.items():
-        if saved.get(name, shape) != shape:
+    kinds = {(_LAYER.sub("N", name), shape) for name, shape in saved.items()}
+    if is_loaded and len(kinds) == len(dict(kinds)):
+        return None
+    expected = _expected_shapes(folder, (read_model_kind(folder), *aliases))
+    missing = [name for name in expected if name.startswith(prefix) and name not in saved]
+    if saved and not is_loaded and len(missing) > len(saved.keys() - expected.keys()):
+        return lacking(folder, missing)  # they are not there under other names
+    for name, shape in saved.items():
+        if expected.get(name, shape) != shape:
             return CheckpointError(
-                f"`{folder}` has weights of another model: {name} has the shape {_text(saved[name])} instead of "
-                f"{_text(shape)}",
+                f"`{folder}` has weights of another model: {name} has the shape {_text(shape)} instead of "
+                f"{_text(expected[name])}",
                 hint="config.json and weights must be of the same checkpoint: get it again",
             )
     return None

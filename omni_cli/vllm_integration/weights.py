@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os.path
 from collections import deque
@@ -68,12 +69,14 @@ class WholeLoader(DefaultModelLoader):
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         self._num_bytes = sum(parameter.nbytes for parameter in model.parameters())
         super().load_weights(model, model_config)
-        unwritten = {name for name, weight in model.named_parameters() if _is_unwritten(weight)} - self._missing
+        # A quantized checkpoint may have no scales of inputs.
+        required = {name: weight for name, weight in model.named_parameters() if "input" not in name.rpartition(".")[2]}
+        unwritten = {name for name, weight in required.items() if _is_unwritten(weight)} - self._missing
         if unwritten and self._has_nan(model, model_config):
             logger.warning("%s has NaN weights, perhaps %s", model_config.model, ", ".join(sorted(unwritten)))
             unwritten = set()
         if self._missing | unwritten:
-            raise lacking(model_config.model, sorted(self._missing | unwritten), what="weights, by vLLM's names")
+            raise lacking(model_config.model, sorted(self._missing | unwritten), finder="vLLM")
 
     def track_weights_loading(self, model: nn.Module, loaded_weights: set[str] | None) -> None:
         with contextlib.suppress(ValueError):
@@ -103,12 +106,12 @@ class WholeLoader(DefaultModelLoader):
         if others and allow_patterns_overrides is None:
             logger.warning("ignored in %s, because the model is in other files: %s", folder, ", ".join(others))
         stored = sum(file.stat().st_size for file in files)
-        self._reads_ahead = not current_platform.is_cpu() and self._num_bytes > _LEAST_SHARE * stored
+        self._reads_ahead = self._num_bytes > _LEAST_SHARE * stored
         return folder, list(map(str, files)), are_safetensors
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Iterator[tuple[str, torch.Tensor]]:
         weights = super()._get_weights_iterator(source)
-        return read_ahead(weights) if self._reads_ahead else weights
+        return read_ahead(weights) if self._reads_ahead and not current_platform.is_cpu() else weights
 
 
 def _is_unwritten(weight: torch.Tensor) -> bool:
@@ -134,20 +137,21 @@ def naming_missing_weights(spec: StageSpec) -> Iterator[None]:
 
     Other failures of what runs inside stay as they are. Those of ranks in other processes do not name their cause.
     """
+    role = spec.family.role(spec.stage.name)
+    needed = () if role is None else role.needed_weights
+    prefix = os.path.commonprefix(needed).rpartition("/")[2]  # noqa: RUF071 - of names, by characters
+    find = functools.partial(find_fault, Path(spec.model), spec.family.architectures, prefix)
     try:
         yield
     except Exception as error:
-        if isinstance(error, (OmniError, MemoryError, torch.OutOfMemoryError)) and not isinstance(
-            error, CheckpointError
-        ):
+        is_other = isinstance(error, (OmniError, MemoryError, torch.OutOfMemoryError))
+        if is_other and not isinstance(error, CheckpointError):
             raise
-        role = spec.family.role(spec.stage.name)
-        needed = () if role is None else role.needed_weights
-        prefix = os.path.commonprefix(needed).rpartition("/")[2]
-        fault = find_fault(Path(spec.model), (spec.architecture, *spec.family.architectures), prefix)
-        if fault is None:
-            raise
-        raise fault from error
+        if fault := find(is_loaded=False):
+            raise fault from error
+        raise
+    if fault := find(is_loaded=True):
+        raise fault
 
 
 def read_ahead(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:

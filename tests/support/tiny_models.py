@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from omni_cli.checkpoints.corpus import training_text
@@ -106,6 +108,32 @@ def llama(folder: Path) -> Path:
     tokenizer = _tokenizer(bos=True)
     config = transformers.LlamaConfig(**_DECODER, **_ids(tokenizer))
     return _save(folder, transformers.LlamaForCausalLM(config), tokenizer)
+
+
+def llama_int8(folder: Path) -> Path:
+    """Linear layers of 8 bits, as compressed-tensors saves them."""
+    llama(folder)
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        scale = weights[name].abs().amax(dim=1, keepdim=True) / 127
+        weights[name] = (weights[name] / scale).round().to(torch.int8)
+        weights[f"{name}_scale"] = scale
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    values = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**values, "strategy": "channel", "dynamic": False},
+        "input_activations": {**values, "strategy": "token", "dynamic": True},
+    }
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    return folder
 
 
 def gemma3(folder: Path) -> Path:

@@ -516,8 +516,8 @@ def break_checkpoint(folder: Path, how: str) -> None:
         ("no part", "not complete: no folder `vae`"),
         ("cut weights", "cannot load a pipeline from"),
         ("no weights", "cannot load a pipeline from"),
-        ("a weight less", "transformer lacks 1 of its weights, the first is transformer_blocks.0"),
-        ("a weight less in the text encoder", "text_encoder lacks 1 of its weights, the first is model."),
+        ("a weight less", "transformer` lacks 1 of its weights: transformer_blocks.0"),
+        ("a weight less in the text encoder", "text_encoder` lacks 1 of its weights: model."),
     ],
 )
 def test_a_broken_checkpoint_is_one_clear_error(folders, tmp_path, how, message):

@@ -1,14 +1,21 @@
-"""A checkpoint that lacks a part is one error that names the part and the stage, for every family of ours."""
+"""A checkpoint that lacks weights is one error that names them, for every family of ours and vLLM's own models.
+
+A whole part is missed before a process starts, single weights by the loader.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from support.answers import answer_of
 from support.in_process import run_here
+from support.omni_process import run_omni
+from support.samples import sample
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
@@ -23,6 +30,10 @@ PROFILES = {
     "glm_image": "tiny-glm-image",
     "csm": "tiny-csm",
 }
+# Of vLLM's own classes: tied embeddings, experts, images, sound.
+MODELS = ("llama", "gemma3", "qwen3_moe", "idefics3", "qwen2_audio")
+# The codec only decodes, and another part reads the table of text embeddings.
+UNUSED = ("codec_model.encoder", "codec_model.downsample.", "embed_text_tokens.")
 
 
 def without(folder: Path, part: str, broken: Path) -> Path:
@@ -66,3 +77,51 @@ def test_it_is_an_error_of_the_command(tmp_path: Path) -> None:
     assert ended.code == 2, ended.err
     assert "has no weights called `code2wav.*`, which stage `code2wav` needs" in " ".join(ended.err.split())
     assert not ended.leftovers and not ended.started_others
+
+
+# How many of the kinds of weights are tried: nightly all of them, otherwise one of so many.
+@pytest.mark.parametrize("every", sample([13, 1], [13]))
+def test_each_weight_is_named(every: int, tmp_path: Path) -> None:
+    task = {"profiles": list(PROFILES.values()), "models": MODELS, "every": every}
+    answers = answer_of("missing_weights", task, tmp_path, timeout_s=3600 / every)
+    assert sum(len(stages) for stages in answers.values()) == 9 + len(MODELS)
+    for name, stages in answers.items():
+        for weight, (missing, larger, *nan) in itertools.chain.from_iterable(map(dict.items, stages.values())):
+            assert nan in ([], [None]), "what a checkpoint has is not missing"
+            if weight.startswith(UNUSED):
+                assert missing is None, weight
+                continue
+            assert missing is not None, weight
+            assert missing.endswith(f" lacks 1 of its weights: {weight}")
+            if name not in MODELS:
+                assert larger is not None, weight
+                assert f" has weights of another model: {weight} has the shape (" in larger
+
+
+def test_weights_of_quantized_models_have_vllms_names(tmp_path: Path) -> None:
+    answers = answer_of("missing_weights", {"profiles": [], "models": ["llama_int8"], "every": 1}, tmp_path)
+    errors = {weight: missing for weight, (missing, *_) in answers["llama_int8"]["model"].items()}
+    # vLLM does not report missing norms of quantized models.
+    assert {weight for weight, error in errors.items() if error is None} == {
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        "model.norm.weight",
+    }
+    for weight in ("weight", "weight_scale"):
+        error = errors[f"model.layers.1.mlp.up_proj.{weight}"] or ""
+        assert error.startswith("vLLM finds no weights in `")
+        assert error.endswith(f"` for 1 of its parameters: model.layers.1.mlp.gate_up_proj.{weight}")
+
+
+# Ranks in other processes do not pass their exceptions on.
+RANKS = ("--set", "thinker.tensor_parallel_size=2", "--set", "thinker.distributed_executor_backend=mp")
+
+
+@pytest.mark.parametrize("ranks", [(), pytest.param(RANKS, marks=pytest.mark.nightly)])
+def test_a_missing_weight_is_an_error_of_the_command(ranks: tuple[str, ...], tmp_path: Path) -> None:
+    name = "thinker.model.layers.1.mlp.up_proj.weight"
+    broken = without(Path(resolve_model("builtin:tiny-omni")), name, tmp_path / "broken")
+    given = ("--profile", "tiny-omni", "--model", str(broken), "--modalities", "text", *ranks)
+    ended = run_omni(tmp_path, "generate", *given, "hello")
+    ended.check_error(2, f"`{broken}` lacks 1 of its weights: {name}")
+    assert not ended.output_files

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from omni_cli.checkpoints.build import build_folder
-from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind
+from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind, weight_files
 from omni_cli.checkpoints.resolve import cache_folder, is_built, resolve_model
+from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.errors import CheckpointError, OutputError, UsageError
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
 
 
-def write_safetensors(path: Path, *, cut: int = 0, shape: tuple[int, ...] = (2, 3)) -> None:
+def write_safetensors(path: Path, *, cut: int = 0, shape: tuple[int, ...] = (2, 3), name: str = "w") -> None:
     num_bytes = 4 * shape[0] * shape[1]
-    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, num_bytes]}}).encode()
+    header = json.dumps({name: {"dtype": "F32", "shape": shape, "data_offsets": [0, num_bytes]}}).encode()
     content = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
     path.write_bytes(content[: len(content) - cut])
 
@@ -131,6 +132,45 @@ def test_a_broken_folder_is_an_error_that_names_the_fault(folder: Path, message:
     with pytest.raises(CheckpointError, match=message) as caught:
         check_checkpoint(folder)
     assert caught.value.hint
+
+
+def _index(folder: Path, *shards: str, kind: str = "model.safetensors") -> None:
+    index = {"weight_map": {str(number): shard for number, shard in enumerate(shards)}}
+    (folder / f"{kind}.index.json").write_text(json.dumps(index))
+
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("index", [None, "pytorch_model.bin", "model.safetensors"])
+def test_what_is_beside_the_weights_is_neither_used_nor_checked(folder: Path, index: str | None) -> None:
+    """A LoRA adapter, shards of an earlier save, and the index of a format that was not downloaded."""
+    for stale in ("adapter_model.safetensors", *SHARDS):
+        (folder / stale).write_bytes(b"cut")
+    if index is not None:
+        _index(folder, "model.safetensors" if index == "model.safetensors" else "pytorch_model-1.bin", kind=index)
+    check_checkpoint(folder)
+    assert [file.name for file in weight_files(folder)] == ["model.safetensors"]
+
+
+def test_shards_without_an_index_and_those_that_it_names(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    for name, shard in zip(("thinker.a", "talker.b"), SHARDS, strict=True):
+        write_safetensors(folder / shard, name=name)
+    assert [file.name for file in weight_files(folder)] == [*SHARDS]
+    (folder / "model-00003-of-00003.safetensors").write_bytes(b"of an earlier save")
+    _index(folder, *SHARDS)
+    assert [file.name for file in weight_files(folder)] == [*SHARDS]
+    check_checkpoint(folder)
+    # What a shard holds decides, and not what the index says of it.
+    assert shards_with_prefix(str(folder), "talker.") == [SHARDS[1]]
+    assert shards_with_prefix(str(folder), "token2wav.") is None
+
+
+def test_an_adapter_alone_is_no_model(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="has no weights"):
+        check_checkpoint(folder)
 
 
 @pytest.mark.parametrize("length", range(0, 72, 7))

@@ -1,0 +1,125 @@
+"""Loads the models of vLLM's stages without one of their weights, in this process; a script: vLLM binds its process.
+
+Reads a JSON task from stdin: `profiles`, names of `models` in `tiny_models`, and `every`, to try only each such weight
+of those whose names differ in more than numbers. Writes JSON to the path in argv: by profile or model, stage and weight
+the errors without the weight, with twice its rows, and for the first weight with a NaN, null where there is none. A
+stage is loaded as a whole once, and then only its model.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    task = json.loads(sys.stdin.read())
+    from omni_cli.compat.libraries import prepare_libraries
+
+    prepare_libraries()
+    with tempfile.TemporaryDirectory() as work:
+        answer = {
+            name: {stage.name: errors_of(stage, folder, task["every"]) for stage in stages}
+            for name, folder, stages in chains(Path(work), **task)
+        }
+    Path(sys.argv[1]).write_text(json.dumps(answer))
+
+
+def chains(work: Path, profiles: list[str], models: list[str], **_: object) -> Iterator[tuple[str, str, list[Any]]]:
+    """The folder and the stages on vLLM of each profile and model."""
+    import tiny_models
+
+    from omni_cli.checkpoints.derive import derive_profile
+    from omni_cli.checkpoints.resolve import resolve_model
+    from omni_cli.config.loader import load_profile
+    from omni_cli.config.schema import EngineConfig
+    from omni_cli.families import Machine
+
+    for name in profiles:
+        config = load_profile(name)
+        yield name, resolve_model(config.model), [stage for stage in config.stages if stage.backend == "vllm"]
+    for name in models:
+        folder = str(getattr(tiny_models, name)(work / name))
+        derived = derive_profile(Path(folder), Machine("cpu", 1 << 30), folder)
+        yield name, folder, list(EngineConfig.model_validate(derived).stages)
+
+
+def errors_of(config: Any, folder: str, every: int) -> dict[str, list[str | None]]:
+    from stage_specs import spec_of
+
+    from omni_cli.models.registry import load_stage
+
+    stage: Any = load_stage(spec_of(config, folder), lambda report: None)
+    role = stage.spec.family.role(config.name)
+    prefixes = tuple(part.rpartition("/")[2] for part in role.needed_weights) or ("",)
+    model = Path(stage.spec.model)
+    names = kinds(model, prefixes)[::every]
+    found: dict[str, list[str | None]] = {}
+    for name in names:
+        ways = ("missing", "larger") if found else ("missing", "larger", "nan")
+        found[name] = [error_of(stage, changed) for changed in changes(model, name, ways)]
+    stage.close()
+    return found
+
+
+def kinds(folder: Path, prefixes: tuple[str, ...]) -> list[str]:
+    """The last of the weights whose names differ in numbers only."""
+    from omni_cli.checkpoints.files import weight_shapes
+
+    names = sorted(name for name in weight_shapes(folder) if name.startswith(prefixes))
+    return [*{re.sub(r"\d+", "N", name): name for name in names}.values()]
+
+
+def changes(folder: Path, name: str, ways: tuple[str, ...]) -> Iterator[str]:
+    """Copies of a checkpoint with a change of one weight."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    for way in ways:
+        with tempfile.TemporaryDirectory() as work:
+            broken = Path(work, "broken")
+            shutil.copytree(folder, broken, copy_function=os.link)
+            (file,) = broken.glob("*.safetensors")
+            weights = load_file(file)
+            weight = weights.pop(name)
+            if way == "larger":
+                weights[name] = torch.cat([weight.reshape(-1, *weight.shape[1:])] * 2)
+            elif way == "nan":
+                weights[name] = weight.index_fill(0, torch.tensor(0), torch.nan)
+            file.unlink()
+            save_file(weights, file, metadata={"format": "pt"})
+            yield str(broken)
+
+
+def error_of(stage: Any, model: str) -> str | None:
+    """The error of loading a stage's model from another checkpoint."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader import get_model
+
+    from omni_cli.errors import CheckpointError
+    from omni_cli.vllm_integration.weights import naming_missing_weights
+
+    config = copy.deepcopy(stage.engine.vllm_config)
+    config.model_config.model = model
+    config.compilation_config.static_forward_context.clear()
+    try:
+        with naming_missing_weights(replace(stage.spec, model=model)), set_current_vllm_config(config):
+            get_model(vllm_config=config)
+    except CheckpointError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001 - the test judges it
+        return repr(error)
+    return None
+
+
+if __name__ == "__main__":
+    main()
