@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 from omni_cli.errors import OmniError
 
@@ -42,66 +42,16 @@ class StageShape(Protocol):
 
 
 @dataclass(frozen=True)
-class CallArgument:
-    """One argument of a pipeline's call, for its user.
-
-    `field` of a request sets it, "arg" any argument without a field of its own. `type` and `default` are source text;
-    `file_kind` is what a file of its values holds, None for plain values.
-    """
-
-    name: str
-    field: str
-    type: str
-    default: str | None
-    is_needed: bool
-    file_kind: Literal["image", "tensor", "media"] | None = None
-
-
-class CallInputs(Protocol):
-    """The inputs of the call of a checkpoint's pipeline, known before anything is loaded."""
-
-    @property
-    def pipeline(self) -> str | None:
-        """The pipeline's class; None where only a download tells it, and everything is checked after loading."""
-
-    @property
-    def fields(self) -> frozenset[str]:
-        """The request fields that it takes."""
-
-    @property
-    def arguments(self) -> tuple[CallArgument, ...]: ...
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The fields of what it returns."""
-
-    def missing(self, fields: Collection[str], arguments: Collection[str]) -> tuple[CallArgument, ...]:
-        """The arguments of which it needs one and has none; () if it has all."""
-
-    def check(self, fields: Mapping[str, object]) -> None:
-        """Raise `InputError` for a field with a value that it does not take."""
-
-    def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
-        """The values of `--arg` by their types, files as paths; raises `InputError`."""
-
-    def check_request(self, request: Any, stage: Any) -> str | None:
-        """Raise `InputError` for a `GenerateRequest` that the pipeline would reject, as far as its files tell.
-
-        Returns a warning for the user if there is one.
-        """
-
-
-@dataclass(frozen=True)
 class StageRole:
     """One stage of a family's chain.
 
     `stage` is the class that runs it: called with a `StageSpec` and `emit`, it returns a loaded `Stage`. `input` names
-    the role whose output it takes, None for the first. `makes` is its output for the user, or a function that returns
-    it for the names of a checkpoint and a stage; None if only the next stage gets one. `takes` names request fields
-    that affect it, beside those that follow from `makes`; for a pipeline whose call decides, it is a function that
-    returns the `CallInputs` of a checkpoint's name. `settings` declares the stage's own profile keys: a class derived
-    from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no others. A checkpoint must have at
-    least one file of each group in `needed_files`, weights whose names begin with each of `needed_weights`
+    the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
+    gets one. `takes` names request fields that affect it, beside those that follow from `makes`. Where the call of a
+    pipeline decides both, `takes` is instead a function that returns the `PipelineCall` for a checkpoint's name; it is
+    called in a process that has the libraries of the stage imported. `settings` declares the stage's own profile keys:
+    a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no others. A checkpoint
+    must have at least one file of each group in `needed_files`, weights whose names begin with each of `needed_weights`
     (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its configuration describes a vision or
     audio encoder. A checkpoint whose config.json has `switch` false lacks the stage.
     """
@@ -111,19 +61,13 @@ class StageRole:
     backend: Literal["vllm", "diffusers"]
     stage: Reference
     input: str | None = None
-    makes: Made | Reference | None = None
+    makes: Made | None = None
     takes: tuple[str, ...] | Reference = ()
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
     processor_files: tuple[str, ...] = ()
     needed_weights: tuple[str, ...] = ()
     switch: str | None = None
-
-    def made_by(self, model: str, stage: str) -> Made | None:
-        """The output for the user of this role's stage in a profile of `model`."""
-        if self.makes is None or ":" not in self.makes:
-            return cast(Made | None, self.makes)
-        return cast(Made, load(self.makes)(model, stage))
 
     def fits(self, stage: StageShape) -> bool:
         """True if a profile's stage can have this role, under any name."""

@@ -65,23 +65,27 @@ class CallFile:
 
 
 T = TypeVar("T")
-Nested: TypeAlias = "T | tuple[Nested[T], ...] | None"
-"""One item, a list of items, or a list of such lists, which may have gaps."""
+Nested: TypeAlias = "T | list[Nested[T]] | tuple[Nested[T], ...] | dict[Any, Nested[T]] | str | float | None"
+"""A value of JSON with files at any depth."""
 
 
 def items_of(nested: object) -> Iterator[Any]:
-    """Yield the items of a `Nested` in order."""
-    if isinstance(nested, tuple):
+    """Yield the files of a `Nested` in order."""
+    if isinstance(nested, list | tuple):
         yield from (item for each in nested for item in items_of(each))
-    elif nested is not None:
+    elif isinstance(nested, Mapping):
+        yield from (item for each in nested.values() for item in items_of(each))
+    elif nested is not None and not isinstance(nested, str | bool | int | float):
         yield nested
 
 
 def changed_items(nested: object, change: Callable[[Any], object]) -> Any:
-    """Return the same lists of a `Nested` with other items."""
-    if isinstance(nested, tuple):
-        return tuple(changed_items(each, change) for each in nested)
-    return None if nested is None else change(nested)
+    """Return the same value of a `Nested` with other files."""
+    if isinstance(nested, list | tuple):
+        return type(nested)(changed_items(each, change) for each in nested)
+    if isinstance(nested, Mapping):
+        return {key: changed_items(each, change) for key, each in nested.items()}
+    return nested if nested is None or isinstance(nested, str | bool | int | float) else change(nested)
 
 
 def holds_files(value: object) -> bool:
@@ -101,7 +105,7 @@ class GenerateRequest:
     `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
     `cache_salt` separates prefix caches and cached encoder outputs: entries with another salt, or none, are not used.
     With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s while it
-    is generated; None leaves the choice to the profile.
+    is generated; None leaves the choice to the profile. `notes` are sentences on what reading its files changed.
 
     For measuring single stages: `handoff` is the output of the stage before the first one, instead of a prompt;
     `wants_handoff` asks the last stage for its output to the next. With `wants_frames`, a video arrives with its frames
@@ -129,6 +133,7 @@ class GenerateRequest:
     wants_handoff: bool = False
     wants_frames: bool = False
     stream_audio: bool | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -319,6 +324,7 @@ class RequestResult:
 
     `handoff` is the last stage's output for the next, if requested. For a request that makes audio, `ttfp_s` is the
     time from its arrival to the first audio in seconds, and `rtf` the total time in seconds per second of audio.
+    `notes` are sentences on what was changed about the request, first those that it came with.
     """
 
     request_id: str
@@ -328,6 +334,7 @@ class RequestResult:
     handoff: bytes | None = None
     ttfp_s: float | None = None
     rtf: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 Event = StageLoading | StageFailed | StageProgress | TextDelta | AudioChunk | OutputReady | RequestResult

@@ -20,9 +20,8 @@ from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
 from omni_cli.families import family_of_stages
+from omni_cli.inputs.fields import MAX_SEED
 from omni_cli.outputs import Event, GenerateRequest, RequestResult
-
-_MAX_SEED = 2**32
 
 
 class LoadedWorkload:
@@ -111,7 +110,7 @@ class LoadedWorkload:
             seed = self.config.seed + number * self._workload.batch_size + index
             requests.append(
                 dataclasses.replace(
-                    self._request(number, index, seed % _MAX_SEED),
+                    self._request(number, index, seed if seed <= MAX_SEED else seed - 2**64),
                     request_id=f"{number}-{index}",
                     handoff=self._handoffs[index] if self._handoffs else None,
                     wants_handoff=wants_handoff,

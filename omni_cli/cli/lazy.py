@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
@@ -104,4 +106,23 @@ def _load(name: str, command: LazyCommand) -> Any:
         single.command(name, cls=_Command)(_with_single_parameters(target))
         parser = get_command(single)
     parser.name = name
+    for each in getattr(parser, "commands", {name: parser}).values():
+        each.make_parser = functools.partial(_parser_of_single_options, each.make_parser)
+    return parser
+
+
+def _parser_of_single_options(make_parser: Callable[[Any], Any], context: Any) -> Any:
+    """Return a command's parser, which refuses a second value of an option that keeps one: Typer drops the first."""
+    parser = make_parser(context)
+    parse = parser.parse_args
+
+    def parse_args(args: list[str]) -> Any:
+        found = parse(args=args)
+        for option, count in Counter(found[2]).items():
+            repeats = option.param_type_name != "option" or option.multiple
+            if count > 1 and not repeats and (option.secondary_opts or not option.is_flag):
+                raise UsageError(f"`{max(option.opts, key=len)}` is given twice", hint="remove one of them")
+        return found
+
+    parser.parse_args = parse_args
     return parser

@@ -55,7 +55,7 @@ SetOption = Annotated[
     list[str] | None,
     option("--set", "[STAGE.]KEY=VALUE", "Set a key of the profile; `null` removes the key. Repeatable."),
 ]
-SeedOption = Annotated[int | None, option("--seed", "N", "Seed. Default: the profile's, else 0.", min=0, max=MAX_SEED)]
+SeedOption = Annotated[int | None, option("--seed", "N", "Seed. Default: the profile's, else 0.")]
 JsonOption = Annotated[bool, option("--json", None, "Print exactly one JSON document on stdout, and nothing else.")]
 OutputDirOption = Annotated[Path, option("--output-dir", "DIR", "Folder for output files.")]
 TimeoutOption = Annotated[

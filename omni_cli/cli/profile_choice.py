@@ -56,10 +56,19 @@ def derive(model: str) -> dict[str, Any]:
     from omni_cli.checkpoints.derive import derive_profile
     from omni_cli.checkpoints.hub import download_settings
     from omni_cli.checkpoints.resolve import resolve_model
+    from omni_cli.config.loader import load_profile
+    from omni_cli.config.yaml_writer import to_yaml
+    from omni_cli.engine.describing import capabilities_of
 
     found = resolve_model(model)
     folder = Path(found) if Path(found).is_dir() else download_settings(found)
-    return derive_profile(folder, this_machine(), model)
+    data = derive_profile(folder, this_machine(), model)
+    capabilities = capabilities_of(load_profile(_in_memory(to_yaml(data))))
+    if capabilities.call is not None:
+        # The stage of a pipeline is named after what that makes.
+        (made,), (stage,) = capabilities.modalities, data["stages"].values()
+        data["stages"] = {made: stage}
+    return data
 
 
 def _in_memory(text: str) -> str:

@@ -42,7 +42,7 @@ Scalar = bool | int | float | Text
 # Recursive types would need `$defs` in the JSON Schema; arguments of pipelines have lists of lists at most.
 _CallItem = Scalar | None
 _CallList = list[_CallItem | list[_CallItem]]
-CallValue = _CallItem | _CallList | dict[str, _CallItem | _CallList]
+CallValue = _CallItem | _CallList | dict[str | int, _CallItem | _CallList]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 PayloadBytes = Annotated[int, Field(ge=1, le=_MAX_BYTES)]
 Pixels = Annotated[int, Field(ge=1, le=16_384)]
@@ -306,7 +306,7 @@ class EngineConfig(StrictKeys):
     dtype: Annotated[Dtype, KeyNotes(missing="add `dtype: bfloat16`, `float16` or `float32`")] = Field(
         description="Type of weights and activations."
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of requests without their own.")
+    seed: int = Field(0, ge=-(2**63), lt=2**64, description="Seed of requests without their own.")
     mps: Literal["auto", True, False] = Field(
         False,
         description="Run a server of NVIDIA's Multi-Process Service with the engine, so that stages that share a GPU "

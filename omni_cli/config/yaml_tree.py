@@ -195,8 +195,8 @@ class _TreeReader:
         self.loader.get_event()
         return items
 
-    def _mapping(self, path: Path | None, depth: int) -> dict[str, Any]:
-        mapping: dict[str, Any] = {}
+    def _mapping(self, path: Path | None, depth: int) -> dict[str | int, Any]:
+        mapping: dict[str | int, Any] = {}
         while not self.loader.check_event(MappingEndEvent):
             key = self._key(path, mapping, depth)
             value = self._node(None if path is None or key is None else (*path, key), depth + 1)
@@ -205,8 +205,8 @@ class _TreeReader:
         self.loader.get_event()
         return mapping
 
-    def _key(self, path: Path | None, mapping: dict[str, Any], depth: int) -> str | None:
-        """Read the next key; None if its value is dropped."""
+    def _key(self, path: Path | None, mapping: dict[str | int, Any], depth: int) -> str | int | None:
+        """Read the next key, which may be a number; None if its value is dropped."""
         event = self.loader.peek_event()
         if not isinstance(event, ScalarEvent):
             self.refuse(self._span(event), "a key must be a word, not an alias, a list or a mapping")
@@ -214,18 +214,21 @@ class _TreeReader:
             return None
         place = self._span(event)
         self._node(None, depth)
-        key = event.value
-        if not has_characters_only(key):
+        key: str | int = event.value
+        if not has_characters_only(event.value):
             return None
         if key == "<<" and event.style is None:
             self.refuse(place, "a merge key (`<<`) is not allowed in a profile", "write the keys out")
             return None
+        number = parse_scalar(event.value) if event.style is None else None
+        if isinstance(number, int) and not isinstance(number, bool):
+            key = number
         if key in mapping:
             first = self.tree.keys.get((*(path or ()), key), place)
             is_stage = path == ("stages",)
             self.refuse(
                 place,
-                f"duplicate {'stage' if is_stage else 'key'} `{visible(key)}`",
+                f"duplicate {'stage' if is_stage else 'key'} `{visible(str(key))}`",
                 f"the first one is on line {first.line + 1}",
             )
             return None

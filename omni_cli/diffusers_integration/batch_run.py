@@ -94,7 +94,7 @@ class BatchRun:
     def _error(self, raised: Exception, group: Group) -> OmniError:
         if isinstance(raised, OmniError):
             return raised
-        error = describe_failure(raised, self._config, group)
+        error = describe_failure(raised, self._config, group, has_denoised=self._runner.has_denoised)
         self._on_failure()
         return error
 
@@ -108,6 +108,7 @@ class BatchRun:
         if called is None:
             return
         error, made, times = called.error, None, None
+        notes = () if called.outputs is None else called.outputs.notes
         if called.outputs is not None:
             try:
                 made, times = called.outputs.get()
@@ -122,4 +123,4 @@ class BatchRun:
                 assert made is not None
                 own = made.of(index, len(called.group))
                 parts = (own.images, own.sounds, own.videos, own.tensors)
-                self._finish(DiffusionOutput(request.request_id, "stop", *parts, times=times))
+                self._finish(DiffusionOutput(request.request_id, "stop", *parts, times=times, notes=notes))

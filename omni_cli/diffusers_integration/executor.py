@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.arguments import (
-    MAX_PIXELS,
-    PipelineCall,
-    check_stage,
     foreign_arguments,
+    grey_media,
     resolve_request,
-    without_arguments,
+    stage_for,
 )
 from omni_cli.diffusers_integration.batch_run import BatchRun, OnOutput, OnStep
 from omni_cli.diffusers_integration.execution import (
@@ -37,12 +35,12 @@ from omni_cli.diffusers_integration.requests import (
     DiffusionSchedulerOutput,
 )
 from omni_cli.diffusers_integration.samples import makes_sound, sample_rate_of
-from omni_cli.diffusers_integration.signature import Kind
 from omni_cli.diffusers_integration.step_cache import StepCaches
-from omni_cli.errors import CheckpointError, OmniError, StageError, UsageError
+from omni_cli.errors import CheckpointError, InputError, OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import clock_for
+from omni_cli.inputs.pipeline_call import Kind
 
 if TYPE_CHECKING:
     from omni_cli.execution.denoiser import Denoiser
@@ -78,7 +76,6 @@ class DiffusersPipelineExecutor:
         *,
         unused_parts: Sequence[str] = (),
         prompt_cache_entries: int = 64,
-        max_pixels: int = MAX_PIXELS,
         make_pipeline: Callable[[], Any] | None = None,
         rank: Rank | None = None,
     ) -> None:
@@ -97,7 +94,6 @@ class DiffusersPipelineExecutor:
         self.model = model
         # TF32 multiplies float32 weights.
         self.dtype = dtype if config.precision is None else config.precision.replace("tf32", "float32")
-        self.max_pixels = max_pixels
         self.trust_remote_code = trust_remote_code
         self.unused_parts = unused_parts
         self.prompt_cache_entries = prompt_cache_entries
@@ -134,11 +130,12 @@ class DiffusersPipelineExecutor:
         self.load_s = time.perf_counter() - start
 
     def _load_parts(self) -> None:
+        from omni_cli.diffusers_integration.description import described_pipeline
+
         pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
-        self.call = PipelineCall.inspect(pipeline)
+        self.call = described_pipeline(pipeline)
         self.dropped_arguments += foreign_arguments(self.config, self.call)
-        self.config = without_arguments(self.config, self.dropped_arguments)
-        check_stage(self.config, self.call)
+        self.config = stage_for(self.call, self.config)
         self._precision = precision_in(pipeline)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
         # After compilation: they decide between compiled blocks.
@@ -147,7 +144,7 @@ class DiffusersPipelineExecutor:
             pipeline, self.call, clock_for(self.device), self._output_copy, self.prompt_cache_entries, caches
         )
         self.sample_rate = sample_rate_of(pipeline)
-        if self.sample_rate is None and makes_sound(pipeline, self.call.signature):
+        if self.sample_rate is None and makes_sound(pipeline, self.call):
             raise CheckpointError(f"{self.model} does not say the sample rate of its audio")
         # Last: hooks that offload weights wrap what runs.
         self._memory = PipelineMemory(pipeline, self.config, self.device)
@@ -183,7 +180,7 @@ class DiffusersPipelineExecutor:
     @property
     def makes(self) -> Kind:
         """The kind of the pipeline's output."""
-        return self.call.signature.makes or "image"
+        return self.call.makes or "image"
 
     @property
     def pipeline(self) -> Any:
@@ -206,7 +203,7 @@ class DiffusersPipelineExecutor:
     def resolve(self, request: DiffusionRequest) -> DiffusionRequest:
         """Fill in the stage's and the pipeline's values and check the request; raises `InputError`."""
         self._check_ready()
-        return resolve_request(request, self.config, self._pipeline, self.call, self.max_pixels)
+        return resolve_request(request, self.config, self._pipeline, self.call)
 
     def compile_or_warm_up_model(self) -> None:
         """Compile or capture in advance, for the stage's own size and guidance; does nothing in eager execution.
@@ -215,12 +212,14 @@ class DiffusersPipelineExecutor:
         """
         if self.config.execution == "eager":
             return
-        # Two steps: some schedules divide by zero with one.
-        media = self.call.grey_media(self.config.width, self.config.height)
-        prompt = "warm-up" if "prompt" in self.call.defaults else None
-        request = self.resolve(DiffusionRequest("warm-up", prompt, num_inference_steps=2, conditions=media))
-        with mark("warm-up"):
-            (output,) = self.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        prompt = "warm-up" if "prompt" in self.call.arguments else None
+        for media in grey_media(self.call, self.config):
+            # Two steps: some schedules divide by zero with one.
+            request = self.resolve(DiffusionRequest("warm-up", prompt, num_inference_steps=2, conditions=media))
+            with mark("warm-up"):
+                (output,) = self.execute_model(DiffusionSchedulerOutput((request,))).outputs
+            if not isinstance(output.error, InputError):
+                break
         if output.error is not None:
             raise output.error
 

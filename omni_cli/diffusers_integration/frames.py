@@ -30,6 +30,16 @@ class Frames:
     def __len__(self) -> int:
         return len(self._made)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        frame: Any = self._made[0]
+        if hasattr(frame, "size") and isinstance(frame.size, tuple):
+            width, height = frame.size
+        else:
+            height, width = frame.shape[:2] if isinstance(frame, np.ndarray) else frame.shape[1:]
+        return int(width), int(height)
+
     def pieces(self) -> Iterator[Sequence[np.ndarray]]:
         """Yield some frames at a time, uint8 RGB (height, width, 3) each, the next ones being copied meanwhile.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,18 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from omni_cli.checkpoints.files import MODULAR_INDEX, Component, components_of, index_file, read_object
 from omni_cli.checkpoints.missing import lacking
-from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
-from omni_cli.diffusers_integration.call_checks import settable
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.arguments import stage_for
 from omni_cli.diffusers_integration.memory import check_parts
-from omni_cli.diffusers_integration.modular_signature import brings_blocks, checkpoint_signature
-from omni_cli.diffusers_integration.packages import check_packages
 from omni_cli.diffusers_integration.parallel import check_denoiser, denoiser_classes
-from omni_cli.diffusers_integration.signature import (
-    MEDIA_ARGUMENTS,
-    PipelineSignature,
-    signature_of,
-    signature_of_pipeline,
-)
 from omni_cli.diffusers_integration.step_cache import check_cache
 from omni_cli.diffusers_integration.weights import check_gguf, load_gguf, reads_gguf
 from omni_cli.errors import CheckpointError, OmniError
@@ -47,14 +38,16 @@ def load_pipeline(
     import torch
     from diffusers import DiffusionPipeline
 
+    from omni_cli.diffusers_integration.description import described_pipeline
+
     parts: Mapping[str, Component] = {}
     folder = Path(model)
-    if folder.is_dir():
-        parts = _check_folder(folder, trust_remote_code)
-    elif model.count("/") != 1 or model.startswith((".", "/", "~")):
+    if not folder.is_dir() and (model.count("/") != 1 or model.startswith((".", "/", "~"))):
         raise CheckpointError(f"no such folder: {model}", hint="name a diffusers folder or a Hugging Face repo id")
     try:
         with _quiet_loading():
+            if folder.is_dir():
+                parts = _check_folder(folder, config, trust_remote_code)
             used = {name: part for name, part in parts.items() if name not in unused_parts}
             classes = _model_classes(used)
             if parts:
@@ -74,7 +67,7 @@ def load_pipeline(
                     **models,
                     **dict.fromkeys(unused_parts),
                 )
-            check_runnable(signature_of_pipeline(pipeline))
+            described_pipeline(pipeline).check_runnable()
     except (OmniError, MemoryError):
         raise
     except Exception as error:
@@ -148,48 +141,30 @@ def _load_models(
     return models
 
 
-def check_runnable(signature: PipelineSignature) -> None:
-    """Raise `CheckpointError` unless files and settings can hold what the pipeline takes and makes."""
-    why = None
-    if signature.output_fields and signature.makes is None:
-        why = "it makes text; only images, audio, videos and tensors can be written"
-    else:
-        held = {"prompt", *PIPELINE_ARGUMENTS, *settable(signature), *map(signature.argument_for, MEDIA_ARGUMENTS)}
-        needed = next((group[0] for group in signature.needed if not held & set(group)), None)
-        if needed is not None:
-            why = f"it needs `{needed}`, {signature.arguments[needed].type}, which no file and no setting can hold"
-    if why is not None:
-        raise CheckpointError(f"{signature.name} cannot run: {why}", hint="use a checkpoint of another pipeline")
-
-
-def _check_folder(folder: Path, trust_remote_code: bool) -> Mapping[str, Component]:
-    """Check a folder before any weights are read; returns its parts."""
+def _check_folder(folder: Path, config: DiffusionStageConfig, trust_remote_code: bool) -> Mapping[str, Component]:
+    """Check a folder, and the stage's arguments for its pipeline, before any weights are read; returns its parts."""
     import diffusers
+
+    from omni_cli.diffusers_integration.description import brings_code, class_named, described_checkpoint
 
     index = index_file(folder)
     if index is None:
         raise CheckpointError(
             f"{folder} has no model_index.json", hint="name the folder that `pipeline.save_pretrained` wrote"
         )
-    content = read_object(index)
-    name = content.get("_class_name")
-    brings_code = isinstance(name, list) or brings_blocks(folder)
-    if brings_code and not trust_remote_code:
+    if brings_code(folder) and not trust_remote_code:
         raise CheckpointError(
             f"{folder} brings its own pipeline code", hint="if you trust it, add `--trust-remote-code`"
         )
-    if isinstance(name, str) and not brings_code:
-        signature = signature_of(name) if index.name != MODULAR_INDEX else checkpoint_signature(folder)
-        if signature is None:
-            near = difflib.get_close_matches(name, [n for n in dir(diffusers) if n.endswith("Pipeline")], n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"this is diffusers {diffusers.__version__}"
-            raise CheckpointError(f"{index}: diffusers has no pipeline class `{name}`", hint=hint)
-        check_runnable(signature)
-    elif not brings_code:
-        raise CheckpointError(f"{index} names no pipeline class (`_class_name`)")
+    call = described_checkpoint(folder)
+    if call.pipeline is not None:
+        call.check_runnable()
+        stage_for(call, config)
     parts = components_of(folder)
-    diffusers_classes = [each.class_name for each in parts.values() if each.library == "diffusers" and each.class_name]
-    check_packages([name, *diffusers_classes] if isinstance(name, str) else diffusers_classes)
+    for part in parts.values():
+        if part.library == "diffusers" and part.class_name:
+            class_named(part.class_name)
+    name = read_object(index).get("_class_name")
     missing = {part for part, each in parts.items() if each.folder is not None and not each.folder.is_dir()}
     if missing and isinstance(name, str) and index.name != MODULAR_INDEX:
         # A pipeline makes parts itself whose argument has a default, and diffusers saves none of those.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -14,12 +14,14 @@ from diffusers import DiffusionPipeline
 from diffusers.modular_pipelines import ModularPipeline
 from PIL import Image
 
-from omni_cli.diffusers_integration.modular_signature import modular_signature, parsed
+from omni_cli.diffusers_integration.description import described_modular
 from omni_cli.diffusers_integration.steps import scheduler_steps
-from omni_cli.errors import InputError
+from omni_cli.inputs.pipeline_call import Argument
+from omni_cli.inputs.value_types import ValueType
 from omni_cli.stage.messages import CallFileInput
 
 OnStepEnd = Callable[[object, int, object, dict[str, object]], object]
+_CALLBACK = (ValueType("Callable"),)
 
 
 class ModularAdapter(DiffusionPipeline):
@@ -36,19 +38,13 @@ class ModularAdapter(DiffusionPipeline):
         self._on_step: OnStepEnd | None = None
         # Pipelines of one class share some of their blocks.
         blocks = modular._blocks = modular.blocks
-        is_known = not type(blocks).__module__.startswith("diffusers_modules")
-        found = modular_signature(type(modular).__name__, type(blocks).__name__) if is_known else None
-        self.signature = found or parsed(type(modular).__name__, modular.doc)
         self._defaults = {name: value for name, value in modular.default_call_parameters.items() if name is not None}
         self._guiders = [] if "guidance_scale" in self._defaults else _guiders(modular)
         if self._guiders:
             self._defaults["guidance_scale"] = self._guiders[0].guidance_scale
-        self.__signature__ = inspect.Signature(
-            [
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-                for name, default in {**self._defaults, "callback_on_step_end": None}.items()
-            ]
-        )
+        call = described_modular(modular)
+        taken = {name: each for name, each in call.arguments.items() if name in self._defaults}
+        self.described_call = replace(call, arguments={**taken, "callback_on_step_end": Argument(_CALLBACK)})
         for block in _blocks(blocks):
             if hasattr(block, "progress_bar"):
                 # No bound method: a copy of the blocks would copy it with the weights.
@@ -80,12 +76,7 @@ class ModularAdapter(DiffusionPipeline):
             self._guide([inputs.pop("guidance_scale", None)] * len(own))
         try:
             with scheduler_steps(self.modular, self._note_scheduler):
-                made = self.modular(**inputs, output=list(self.signature.output_fields))
-        except ValueError as error:
-            if self.num_timesteps is not None:
-                raise
-            # Blocks check their inputs where they use them, before the first step.
-            raise InputError(f"{self.signature.name} rejects the request: {error}") from error
+                made = self.modular(**inputs, output=list(self.described_call.outputs))
         finally:
             self.num_timesteps = self._on_step = None
             self._guide(own)
@@ -98,23 +89,16 @@ class ModularAdapter(DiffusionPipeline):
             if scale is not None:
                 guider.guidance_scale = scale
 
-    def check_given(self, given: Mapping[str, object]) -> None:
-        """Raise `InputError` for inputs that the blocks which these inputs select lack, or would ignore."""
+    def notes_on(self, given: Mapping[str, object]) -> list[str]:
+        """Return a sentence for each input that the blocks which these inputs select ignore."""
         plain = (bool, int, float, str, list, tuple)
         is_default = {
             name: isinstance(value, plain) and value == self._defaults.get(name) for name, value in given.items()
         }
         chosen = {name: value for name, value in given.items() if value is not None and not is_default[name]}
-        selected = {each.name: each for each in self.modular._blocks.get_execution_blocks(**chosen).inputs}
-        for name, parameter in selected.items():
-            if name is not None and parameter.required and parameter.default is None and chosen.get(name) is None:
-                raise InputError(f"{self.signature.name} needs `{name}` beside {_listed(chosen)}")
-        known = {*selected, "guidance_scale"} if self._guiders else set(selected)
-        for name in sorted(chosen.keys() - known):
-            raise InputError(
-                f"{self.signature.name} would ignore `{name}`: it has no effect beside {_listed(chosen, name)}",
-                hint=f"remove `{name}`",
-            )
+        known = {each.name for each in self.modular._blocks.get_execution_blocks(**chosen).inputs}
+        ignored = sorted(chosen.keys() - known - ({"guidance_scale"} if self._guiders else set()))
+        return [f"`{name}` has no effect beside {_listed(chosen, name)}" for name in ignored]
 
     def reference(self, name: str, file: CallFileInput) -> object:
         """A file as the class that its kind has among the values of an input."""

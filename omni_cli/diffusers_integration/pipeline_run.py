@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from omni_cli.diffusers_integration.arguments import PipelineCall
+from omni_cli.diffusers_integration.arguments import call_arguments
 from omni_cli.diffusers_integration.frames import Frames
+from omni_cli.diffusers_integration.notes import heard_messages, notes_of_call
 from omni_cli.diffusers_integration.pixels import (
     BadOutputError,
     OutputType,
     PendingPixels,
     Pixels,
     PixelsHere,
-    WrongSizeError,
     output_type_for,
     pil_to_uint8,
     to_bytes,
@@ -28,7 +28,6 @@ from omni_cli.diffusers_integration.pixels import (
 from omni_cli.diffusers_integration.prompt_cache import PromptCache
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionTimes
 from omni_cli.diffusers_integration.samples import PendingSamples
-from omni_cli.diffusers_integration.signature import AUDIO_FIELDS, IMAGE_FIELDS, SOUND_FIELDS, VIDEO_FIELDS
 from omni_cli.diffusers_integration.step_cache import StepCaches
 from omni_cli.diffusers_integration.steps import (
     callback_arguments,
@@ -38,6 +37,7 @@ from omni_cli.diffusers_integration.steps import (
 )
 from omni_cli.execution.ranges import Consecutive, mark
 from omni_cli.execution.timeline import Clock
+from omni_cli.inputs.pipeline_call import AUDIO_FIELDS, IMAGE_FIELDS, SOUND_FIELDS, VIDEO_FIELDS, PipelineCall
 
 if TYPE_CHECKING:
     from omni_cli.execution.copies import OutputCopy
@@ -86,7 +86,8 @@ class Made:
 class PendingOutputs:
     """The result of one pipeline call, which the device may not have finished yet.
 
-    There are `pixels`, `samples`, `videos` or `tensors`; of videos with sound both of the middle two.
+    There are `pixels`, `samples`, `videos` or `tensors`; of videos with sound both of the middle two. `notes` are those
+    of the call.
     """
 
     requests: Sequence[DiffusionRequest]
@@ -95,6 +96,7 @@ class PendingOutputs:
     samples: PendingSamples | None = None
     videos: tuple[Frames, ...] = ()
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def ready(self) -> bool:
         """True if `get` would return immediately, and for videos.
@@ -106,7 +108,7 @@ class PendingOutputs:
     def get(self) -> tuple[Made, DiffusionTimes]:
         """Return all outputs, and the call's times.
 
-        Waits for both. Raises `BadOutputError` for values that are not numbers or an image of another size.
+        Waits for both. Raises `BadOutputError` for values that are not numbers.
         """
         with mark("wait for output copy"):
             images = () if self.pixels is None else tuple(self.pixels.get())
@@ -114,8 +116,6 @@ class PendingOutputs:
         count = min(map(len, self.tensors.values()), default=len(self.videos or sounds or images))
         if not count or count % len(self.requests) or (self.videos and sounds and len(sounds) != count):
             raise BadOutputError(f"the pipeline made {count} outputs for {len(self.requests)} requests")
-        if images:
-            _check_shapes(images, self.requests[0])
         return Made(images, sounds, self.videos, self.tensors), self.times()
 
 
@@ -141,13 +141,14 @@ class PipelineRunner:
         self._clock = clock
         self._output_copy = output_copy
         self._marks: _Marks | None = None
-        self.makes = call.signature.makes or "image"
-        self.predicts = "prediction" in call.signature.output_fields
+        # Of the last call: until it has made a step, its inputs are to blame for an error.
+        self.has_denoised = False
+        self.makes = call.makes or "image"
+        self.predicts = "prediction" in call.outputs
         self.output_type: OutputType = "pt"
         if (self.makes == "image" or self.makes == "video") and not self.predicts:
-            is_raw = call.signature.tensors_are_latents
-            self.output_type = "pil" if is_raw else output_type_for(pipeline, self.makes)
-        self.step_callback = step_callback_of(call.defaults, pipeline)
+            self.output_type = "pil" if call.tensors_are_latents else output_type_for(pipeline, self.makes)
+        self.step_callback = step_callback_of(call.arguments, pipeline)
         self.prompt_cache: PromptCache | None = None
         if hasattr(pipeline, "encode_prompt"):
             self.prompt_cache = PromptCache(pipeline.encode_prompt, max_entries=prompt_cache_entries)
@@ -178,21 +179,23 @@ class PipelineRunner:
 
         Exceptions of `on_step` and of the pipeline propagate, with the pipeline ready for its next call.
         """
+        self.has_denoised = False
         arguments = self._arguments(requests)
         self.step_caches.start(requests[0].num_inference_steps)
         self._marks = marks = _Marks(self._clock.mark())
         note_step = self._step_noting(marks, requests[0], arguments, on_step)
-        arguments |= callback_arguments(self.step_callback, self._call.defaults, note_step)
+        arguments |= callback_arguments(self.step_callback, self._call.arguments, note_step)
         noted = scheduler_steps(self._pipeline, note_step) if self.step_callback == "scheduler" else nullcontext()
         try:
-            with noted:
+            with noted, heard_messages() as messages:
                 made = self._pipeline(**arguments)
         finally:
             self._marks = None
             marks.ranges.close()
             if hasattr(self._pipeline, "_current_timestep"):
                 self._pipeline._current_timestep = None
-        pending = functools.partial(PendingOutputs, requests, functools.partial(self._times, marks))
+        notes = notes_of_call(self._pipeline, requests[0], messages, self._call)
+        pending = functools.partial(PendingOutputs, requests, functools.partial(self._times, marks), notes=notes)
         if self.makes == "image":
             return pending(pixels=self._pixels(_first_of(made, IMAGE_FIELDS), marks))
         if self.makes == "audio":
@@ -246,7 +249,7 @@ class PipelineRunner:
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(requests[0].seed)
         generators = [torch.Generator("cpu").manual_seed(request.seed) for request in requests]
-        arguments = self._call.arguments(requests[0])
+        arguments = call_arguments(requests[0], self._call)
         if len(requests) == 1:
             arguments["generator"] = generators[0]
         else:
@@ -260,16 +263,18 @@ class PipelineRunner:
         arguments |= {
             name: torch.tensor(value, device=self._pipeline.device)
             for name, value in requests[0].call.items()
-            if self._call.takes_tensor(name) and isinstance(value, int | float | list | tuple)
+            if self._call.check_name(name).needs_tensor and isinstance(value, int | float | list | tuple)
         }
-        return {name: value for name, value in arguments.items() if name in self._call.defaults}
+        return {name: value for name, value in arguments.items() if name in self._call.arguments}
 
     def _step_noting(
         self, marks: _Marks, request: DiffusionRequest, arguments: Mapping[str, object], on_step: OnStep
     ) -> Callable[[], None]:
-        windowed = windowed_steps(self._pipeline, {**self._call.defaults, **arguments})
+        defaults = {name: argument.default for name, argument in self._call.arguments.items()}
+        windowed = windowed_steps(self._pipeline, {**defaults, **arguments})
 
         def note_step() -> None:
+            self.has_denoised = True
             marks.steps.append(self._clock.mark())
             done = len(marks.steps)
             # Second-order schedulers call the denoiser more often than `num_inference_steps`.
@@ -358,11 +363,3 @@ def _batched(videos: Any, sound: Any) -> tuple[Any, Any]:
     if videos[0].ndim == 4 if hasattr(videos[0], "ndim") else isinstance(videos[0], list | tuple):
         return videos, sound
     return [videos], None if sound is None else sound[None]
-
-
-def _check_shapes(images: Sequence[np.ndarray], request: DiffusionRequest) -> None:
-    for pixels in images:
-        height, width, _ = pixels.shape
-        if (height, width) != (request.height or height, request.width or width):
-            asked = f"{request.width or width}x{request.height or height}"
-            raise WrongSizeError(f"the pipeline made an image of {width}x{height} instead of {asked}")

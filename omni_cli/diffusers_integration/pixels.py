@@ -17,11 +17,7 @@ OutputType = Literal["pt", "pil"]
 
 
 class BadOutputError(ValueError):
-    """Invalid images or audio: values that are not numbers, or a wrong size."""
-
-
-class WrongSizeError(BadOutputError):
-    """An image of another size than the request's."""
+    """Invalid images or audio: values that are not numbers, or none."""
 
 
 def output_type_for(pipeline: object, makes: Literal["image", "video"]) -> OutputType:

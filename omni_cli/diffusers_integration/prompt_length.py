@@ -1,46 +1,36 @@
-"""Check a prompt's length against the text encoders' limits, beyond which diffusers would cut it silently."""
+"""Count a prompt's tokens, and say which of them the text encoders do not read."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from omni_cli.diffusers_integration.requests import DiffusionRequest
-from omni_cli.errors import InputError
+from omni_cli.inputs.pipeline_call import PipelineCall
 
 # Returned by tokenizers whose files set no limit (transformers' VERY_LARGE_INTEGER is 1e30).
 _NO_LIMIT = 10**9
 
 
-def check_prompt_lengths(pipeline: Any, call_defaults: Mapping[str, Any], request: DiffusionRequest) -> tuple[int, ...]:
-    """Return token counts of prompt and negative prompt, per tokenizer; raises `InputError` if one is too long.
-
-    In pipelines with several text encoders a prompt may exceed some of their limits, as it often does for the CLIP half
-    of a CLIP and T5 pair; it is rejected if every one of them would cut it.
-    """
+def count_prompts(pipeline: Any, call: PipelineCall, request: DiffusionRequest) -> tuple[tuple[int, ...], list[str]]:
+    """Return the token counts of prompt and negative prompt per tokenizer, and a sentence for each that is cut."""
     tokenizers = _tokenizers(pipeline)
-    limits = [_limit(pipeline, tokenizer, call_defaults, request) for tokenizer in tokenizers]
     counts: list[int] = []
+    notes: list[str] = []
     for name, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
-        if text is None:
-            continue
-        lengths = [_count(pipeline, tokenizer, text) for tokenizer in tokenizers]
-        counts += lengths
-        if lengths and all(length > limit for length, limit in zip(lengths, limits, strict=True)):
-            length, limit = max(zip(lengths, limits, strict=True), key=lambda pair: pair[1])
-            longer = " or raise `max_sequence_length`" if "max_sequence_length" in call_defaults else ""
-            raise InputError(
-                f"`{name}` has {length} tokens; the maximum of the pipeline's text encoder is {limit}",
-                hint=f"shorten it by {length - limit} tokens{longer}",
-            )
-    return tuple(counts)
+        for part, tokenizer in tokenizers.items() if text is not None else ():
+            count, limit = _count(pipeline, tokenizer, text or ""), _limit(pipeline, tokenizer, call, request)
+            counts.append(count)
+            if count > limit:
+                of_which = "the text encoder reads" if len(tokenizers) == 1 else f"that of `{part}` reads"
+                notes.append(f"`{name}` is truncated: it has {count} tokens, of which {of_which} {limit}")
+    return tuple(counts), notes
 
 
-def _tokenizers(pipeline: Any) -> list[Any]:
+def _tokenizers(pipeline: Any) -> dict[str, Any]:
     """The pipeline's tokenizers in name order, without processors, which have no length limit of their own."""
     found = {name: part for name, part in pipeline.components.items() if name.startswith("tokenizer")}
-    return [found[name] for name in sorted(found) if hasattr(found[name], "model_max_length")]
+    return {name: found[name] for name in sorted(found) if hasattr(found[name], "model_max_length")}
 
 
 def _is_clip(tokenizer: object) -> bool:
@@ -62,13 +52,15 @@ def _count(pipeline: Any, tokenizer: Any, text: str) -> int:
     return len(tokenizer(template.format(text), verbose=False).input_ids) - dropped
 
 
-def _limit(pipeline: Any, tokenizer: Any, call_defaults: Mapping[str, Any], request: DiffusionRequest) -> int:
+def _limit(pipeline: Any, tokenizer: Any, call: PipelineCall, request: DiffusionRequest) -> int:
     """CLIP's positions are fixed; the others follow `max_sequence_length` if the pipeline has it."""
     own = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
     if _is_clip(tokenizer):
         return own or _NO_LIMIT
-    length = request.call.get("max_sequence_length") or call_defaults.get("max_sequence_length")
+    default = call.arguments.get("max_sequence_length")
+    length: Any = request.call.get("max_sequence_length") or (None if default is None else default.default)
     if length is None and hasattr(pipeline, "encode_prompt"):
         parameter = inspect.signature(pipeline.encode_prompt).parameters.get("max_sequence_length")
         length = parameter.default if parameter is not None and isinstance(parameter.default, int) else None
-    return length or getattr(pipeline, "tokenizer_max_length", None) or own or _NO_LIMIT
+    limit: int = length or getattr(pipeline, "tokenizer_max_length", None) or own or _NO_LIMIT
+    return limit

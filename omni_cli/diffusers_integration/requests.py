@@ -27,7 +27,7 @@ class DiffusionRequest:
     negative prompt for each of the pipeline's tokenizers, set by `DiffusersPipelineExecutor.resolve`; None means "not
     checked yet". `conditions` are arguments of the call from the previous stage, such as tensors; only requests without
     them can be stacked. `fps` is the rate of the video's file, and of calls that take it; a Fraction once it is
-    resolved.
+    resolved. `notes` are sentences on what is changed about it.
     """
 
     request_id: str
@@ -42,6 +42,7 @@ class DiffusionRequest:
     num_prompt_tokens: tuple[int, ...] | None = None
     conditions: Mapping[str, object] = field(default_factory=dict)
     fps: Fraction | float | str | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_arguments(
@@ -81,7 +82,7 @@ def freeze(value: object) -> Hashable:
     Raises `TypeError` for other values, such as tensors.
     """
     if isinstance(value, Mapping):
-        return ("mapping", tuple(sorted((str(key), freeze(item)) for key, item in value.items())))
+        return ("mapping", frozenset((freeze(key), freeze(item)) for key, item in value.items()))
     if isinstance(value, list | tuple):
         return ("sequence", tuple(freeze(item) for item in value))
     if value is None or isinstance(value, str | int | float | bool):
@@ -116,7 +117,7 @@ class DiffusionOutput:
     (num_samples, channels), `videos` frames, with the sound of each in `sounds` if there is one, and `tensors` the
     fields of another output by name; one of them has entries exactly when it stopped normally.
 
-    `error` is set exactly when `finish_reason` is "error".
+    `error` is set exactly when `finish_reason` is "error". `notes` are sentences on what the pipeline changed.
     """
 
     request_id: str
@@ -127,6 +128,7 @@ class DiffusionOutput:
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
     times: DiffusionTimes | None = None
     error: OmniError | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def pixels(self) -> np.ndarray | None:

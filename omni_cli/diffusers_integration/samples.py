@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omni_cli.diffusers_integration.pixels import BadOutputError
-from omni_cli.diffusers_integration.signature import SOUND_FIELDS, PipelineSignature
 from omni_cli.errors import InputError
+from omni_cli.inputs.pipeline_call import SOUND_FIELDS, PipelineCall
 
 if TYPE_CHECKING:
     import torch
@@ -41,11 +41,11 @@ def sample_rate_of(pipeline: object) -> int | None:
     return None
 
 
-def makes_sound(pipeline: object, signature: PipelineSignature) -> bool:
+def makes_sound(pipeline: object, call: PipelineCall) -> bool:
     """Tell whether the pipeline can make sound; one for videos may have been published without the part for it."""
     parts = {place.partition(".")[0] for place in _PLACES if "." in place}
     lacks_part = any(getattr(pipeline, name, pipeline) is None for name in parts)
-    return signature.makes == "audio" or (not lacks_part and bool({*SOUND_FIELDS} & {*signature.output_fields}))
+    return call.makes == "audio" or (not lacks_part and bool({*SOUND_FIELDS} & {*call.outputs}))
 
 
 def waveform_for(pipeline: Any, samples: np.ndarray, sample_rate: int, device: str) -> torch.Tensor:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.call_checks import check_name
+from omni_cli.diffusers_integration.arguments import named, with_instances
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.failures import describe_failure
 from omni_cli.diffusers_integration.frame_rates import with_num_frames
 from omni_cli.diffusers_integration.frames import Frames
+from omni_cli.diffusers_integration.notes import differences
 from omni_cli.diffusers_integration.parallel import Rank
 from omni_cli.diffusers_integration.ranks import Ranks
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.samples import waveform_for
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
-from omni_cli.diffusers_integration.signature import Medium
 from omni_cli.errors import OmniError
-from omni_cli.outputs import Nested, items_of
+from omni_cli.inputs.pipeline_call import Medium
+from omni_cli.outputs import changed_items, items_of
 from omni_cli.stage.messages import (
     AbortRequest,
     Alive,
@@ -49,10 +51,14 @@ DEFAULT_MAX_NUM_SEQS = 4
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A request without output yet: its arrival in seconds, the resolved request, and the content of its reports."""
+    """A request without output yet: its arrival in seconds, the resolved request, and the content of its reports.
+
+    `asked` are the arguments that it arrived with.
+    """
 
     added_s: float
     request: DiffusionRequest
+    asked: Mapping[str, Any]
     streams: bool
     wants_frames: bool
 
@@ -109,7 +115,7 @@ class DiffusersStage:
     def add(self, request: StageRequest) -> None:
         resolved = self.executor.resolve(self.diffusion_request(request))
         self.waiting[request.request_id] = _Waiting(
-            time.perf_counter(), resolved, request.streams, request.wants_frames
+            time.perf_counter(), resolved, request.diffusion, request.streams, request.wants_frames
         )
         self.scheduler.add_request(resolved)
         if self.ranks is not None:
@@ -118,15 +124,10 @@ class DiffusersStage:
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
         """The arguments of the pipeline's call."""
         executor, call = self.executor, self.executor.call
-        arguments = with_num_frames(
-            request.diffusion, executor.pipeline, call.signature, call.defaults, executor.config
-        )
+        arguments = with_num_frames(request.diffusion, executor.pipeline, call, executor.config)
+        conditions = {**self._media_arguments(request), **self._call_files(request)}
         return DiffusionRequest.from_arguments(
-            request.request_id,
-            request.prompt,
-            request.seed,
-            call.named(arguments),
-            {**self._media_arguments(request), **self._call_files(request)},
+            request.request_id, request.prompt, request.seed, named(arguments, call), with_instances(conditions, call)
         )
 
     def _media_arguments(self, request: StageRequest) -> dict[str, object]:
@@ -139,18 +140,18 @@ class DiffusersStage:
             waveform_for(pipeline, audio.samples.numpy(), audio.sample_rate, device) for audio in request.audio
         ]
         rate = {"initial_audio_sampling_rate": self.executor.sample_rate}
-        return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.defaults}}
+        return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.arguments}}
 
     def _call_files(self, request: StageRequest) -> dict[str, object]:
-        """Further images and frames as Pillow images, tensors on the stage's device, and references."""
+        """Values with files: images and frames as Pillow images, tensors on the stage's device, and references."""
         found: dict[str, object] = {}
-        for name, files in request.call_files.items():
-            argument = check_name(name, self.executor.call.signature)
+        for name, value in request.call_files.items():
+            argument = self.executor.call.check_name(name)
             if argument.file_kind == "media":
-                found[name] = [self.executor.pipeline.reference(name, file) for file in items_of(files)]
+                found[name] = [self.executor.pipeline.reference(name, file) for file in items_of(value)]
                 continue
-            value = _file_value(files, self.executor.device)
-            found[name] = value if isinstance(value, list) else self.executor.call.file_value(name, [value])
+            read = changed_items(value, functools.partial(_file_value, self.executor.device))
+            found[name] = self.executor.call.checked(name, read)
         return found
 
     def warm_up(self) -> None:
@@ -214,6 +215,9 @@ class DiffusersStage:
                 raised = describe_failure(raised, self.executor.config, [waiting.request])
             return [Failure.of(raised, request_id=output.request_id)]
         ended_s = time.perf_counter()
+        call, rate = self.executor.call, self.executor.sample_rate
+        changes = differences(waiting.request, waiting.asked, output, call, rate)
+        notes = tuple(dict.fromkeys((*waiting.request.notes, *output.notes, *changes)))
         trace = {
             "latency_s": ended_s - waiting.added_s,
             "num_inference_steps": waiting.request.num_inference_steps,
@@ -224,15 +228,16 @@ class DiffusersStage:
             "encode_s": ended_s - began_s if videos else None,
         }
         if videos:
-            return [RequestDone(output.request_id, trace, videos=videos)]
+            return [RequestDone(output.request_id, trace, videos=videos, notes=notes)]
         if output.sounds:
             assert self.executor.sample_rate is not None
             sounds = tuple(Audio(Array.of(samples), self.executor.sample_rate) for samples in output.sounds)
             if waiting.streams and len(sounds) == 1:
-                return [WaveformChunk(output.request_id, sounds[0]), RequestDone(output.request_id, trace)]
-            return [RequestDone(output.request_id, trace, audio=sounds[0], more_audio=sounds[1:])]
+                return [WaveformChunk(output.request_id, sounds[0]), RequestDone(output.request_id, trace, notes=notes)]
+            return [RequestDone(output.request_id, trace, audio=sounds[0], more_audio=sounds[1:], notes=notes)]
         tensors = {name: Array.of(array) for name, array in output.tensors.items()}
-        return [RequestDone(output.request_id, trace, images=tuple(map(Array.of, output.images)), tensors=tensors)]
+        images = tuple(map(Array.of, output.images))
+        return [RequestDone(output.request_id, trace, images=images, tensors=tensors, notes=notes)]
 
     def _encoded(self, output: DiffusionOutput, waiting: _Waiting) -> tuple[VideoFile, ...]:
         """The videos of a request as files."""
@@ -289,9 +294,7 @@ def media_of(request: StageRequest) -> dict[Medium, list[object]]:
     return media
 
 
-def _file_value(file: Nested[CallFileInput], device: str) -> object:
-    if file is None or isinstance(file, tuple):
-        return file and [_file_value(each, device) for each in file]
+def _file_value(device: str, file: CallFileInput) -> object:
     if file.kind in ("image", "video"):
         from PIL import Image
 

@@ -48,6 +48,7 @@ from omni_cli.stage.messages import (
     VideoFile,
     VideoInput,
     WaveformChunk,
+    file_extension,
 )
 
 
@@ -71,6 +72,7 @@ class RequestRun:
         self.queue: asyncio.Queue[tuple[str, Report]] = asyncio.Queue()
         self.handoff: bytes | None = None
         self.ttfp_s: float | None = None
+        self.notes: tuple[str, ...] = request.notes
         self._request = request
         self._chain = list(chain)
         self._enter = enter
@@ -139,6 +141,7 @@ class RequestRun:
         client = self._inside.pop(name)
         self._traces[name] = dataclasses.replace(self._trace(client, report), began_s=self._entered_s[name])
         self._outputs[name] = self._made(report, self._chunks.pop(name, []))
+        self.notes += report.notes
         for output in self._outputs[name]:
             if isinstance(output, AudioOutput):
                 self._note_audio()
@@ -189,7 +192,7 @@ class RequestRun:
             ),
             raw=request.raw,
             sampling=dict(request.sampling),
-            call_files={name: changed_items(files, _encoded) for name, files in request.call_files.items()},
+            call_files={name: changed_items(files, _sent) for name, files in request.call_files.items()},
             cache_salt=request.cache_salt,
         )
 
@@ -222,6 +225,10 @@ class RequestRun:
 
     def _elapsed_s(self) -> float:
         return asyncio.get_running_loop().time() - self._began_s
+
+
+def _sent(file: CallFile) -> object:
+    return file_extension(_encoded(file))
 
 
 def _encoded(file: CallFile) -> CallFileInput:

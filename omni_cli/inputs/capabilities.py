@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import UsageError
-from omni_cli.families import CallInputs, family_of_stages, load
+from omni_cli.families import family_of_stages, load
 from omni_cli.inputs.fields import CHECKERS
+from omni_cli.inputs.pipeline_call import MEDIA_ARGUMENTS, Kind, PipelineCall
+from omni_cli.inputs.value_types import described
 from omni_cli.outputs import GenerateRequest, Modality
 
 _ALWAYS = frozenset({"request_id", "seed", "modalities"})
@@ -27,20 +29,23 @@ _FIELDS: Mapping[Modality, frozenset[str]] = {
 class Capabilities:
     """`modalities` are the profile's outputs in stage order; `fields` the request fields that affect it.
 
-    `call` is what the call of a pipeline takes, if the first stage is one, and `preset` the arguments that the profile
-    gives it; `check` is the family's own check of a request.
+    `call` is that of a pipeline, if the first stage is one, and `preset` the arguments that the profile gives it;
+    `check` is the family's own check of a request.
     """
 
     profile: str
     modalities: tuple[Modality, ...]
     fields: frozenset[str]
-    call: CallInputs | None = None
+    call: PipelineCall | None = None
     preset: frozenset[str] = frozenset()
     check: Callable[[GenerateRequest, EngineConfig], None] | None = None
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Capabilities:
-        """Derive them from the roles of its stages; raises `UsageError` if no model family has such stages."""
+    def of(cls, config: EngineConfig, call: PipelineCall | None = None) -> Capabilities:
+        """Derive them from the roles of its stages; raises `UsageError` if no model family has such stages.
+
+        `call` is that of the first stage's pipeline. Without it, a pipeline makes what its stage is named after.
+        """
         family = family_of_stages(config.model, config.stages)
         if family is None:
             names = ", ".join(f"`{stage.name}`" for stage in config.stages)
@@ -49,22 +54,21 @@ class Capabilities:
                 hint="`omni profiles list` shows profiles; docs/adding-a-model.md adds a family",
             )
         roles = [family.role(stage.name) for stage in config.stages]
-        kinds = [
-            None if role is None else role.made_by(config.model, stage.name)
-            for stage, role in zip(config.stages, roles, strict=True)
-        ]
-        made = tuple(kind for kind in kinds if kind is not None)
         first, role = config.stages[0], roles[0]
         if role is not None and isinstance(role.takes, str) and isinstance(first, DiffusionStageConfig):
-            call: CallInputs = load(role.takes)(config.model)
+            call = call or PipelineCall(None)
+            named: Kind = next((kind for kind in get_args(Kind) if kind == first.name), "image")
             given = [name for name in PIPELINE_ARGUMENTS if getattr(first, name) is not None]
-            return cls(config.name, made, _ALWAYS | call.fields, call, frozenset({*given, *first.call}))
+            preset = frozenset({*given, *first.call})
+            return cls(config.name, (call.makes or named,), _ALWAYS | call.fields, call, preset)
+        made: list[Modality] = []
         fields = _ALWAYS | _OF_CHAINS
-        for stage, role, kind in zip(config.stages, roles, kinds, strict=True):
+        for stage, role in zip(config.stages, roles, strict=True):
             assert role is not None  # or the family would not fit
+            made += [] if role.makes is None else [role.makes]
             fields |= _OF_DIFFUSION if stage.kind == "diffusion" else frozenset()
-            fields |= set(role.takes) | (_FIELDS[kind] if kind is not None else frozenset())
-        return cls(config.name, made, fields, check=None if family.check is None else load(family.check))
+            fields |= set(role.takes) | (_FIELDS[role.makes] if role.makes is not None else frozenset())
+        return cls(config.name, tuple(made), fields, check=None if family.check is None else load(family.check))
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
         """Tell whether a request for these modalities (None: all) writes to the output folder."""
@@ -83,36 +87,45 @@ class Capabilities:
 
     @property
     def needs_prompt(self) -> bool:
-        """Tell whether a request must have a prompt."""
-        return self.call is None or "prompt" in (argument.name for argument in self.call.missing((), self.preset))
+        """Tell whether a request must have a prompt, whatever else it has."""
+        return self.call is None or "prompt" in self._missing({})
+
+    def takes_prompt(self, given: Mapping[str, Any]) -> bool:
+        """Tell whether a prompt would be part of a request with these fields, whose `arg` may have one in tensors."""
+        arguments = given.get("arg", ())
+        return "prompt" in self.fields and not any("prompt_embeds" in str(each) for each in arguments)
 
     @property
     def needed_files(self) -> tuple[str, ...]:
-        """Fields for the files without which the pipeline cannot run."""
-        arguments = () if self.call is None else self.call.arguments
-        fields = (each.field for each in arguments if each.is_needed and each.file_kind is not None)
-        return tuple(field for field in fields if field != "arg")
+        """Fields for the files without which the pipeline cannot be called."""
+        call = self.call
+        fields = () if call is None else (call.field_of(name) for name in self._missing({}))
+        return tuple(field for field in fields if field in MEDIA_ARGUMENTS)
 
-    def check_needed(self, given: Mapping[str, Any], label: Callable[[str], str]) -> None:
-        """Raise `UsageError` if a request lacks something; `label` maps a field to the user's name for it."""
+    def check_together(self, given: Mapping[str, Any], label: Callable[[str], str]) -> None:
+        """Raise an error if fields of a request set an argument twice, or lack one that the pipeline's call requires.
+
+        `label` maps a field to the user's name for it.
+        """
         if self.call is None:
             return
-        missing = self.call.missing(given, {*self.preset, *given.get("arg", ())})
-        if missing:
-            (field, name), others = (missing[0].field, missing[0].name), missing[1:]
+        self.call.check_given_once(given)
+        for name in self._missing(given):
+            field = self.call.field_of(name)
             what = f"the argument `{name}`" if field == "arg" else label(field)
-            instead = "".join(f" or `{argument.name}`" for argument in others)
             setting = f"{label('arg').strip('`')} {name}=VALUE"
             raise UsageError(
-                f"{what}{instead} is missing, which profile `{self.profile}` needs",
-                hint=f"it takes {missing[0].type}: `{setting}`" if field == "arg" else None,
+                f"{what} is missing, which profile `{self.profile}` needs",
+                hint=f"it takes {described(self.call.arguments[name].types)}: `{setting}`" if field == "arg" else None,
             )
 
-    def check_request(self, request: GenerateRequest, config: EngineConfig) -> str | None:
-        """Raise `InputError` for a request whose values or files the pipeline would reject; returns a warning."""
+    def _missing(self, given: Mapping[str, Any]) -> list[str]:
+        return [] if self.call is None else [name for name in self.call.missing(given) if name not in self.preset]
+
+    def check_request(self, request: GenerateRequest, config: EngineConfig) -> None:
+        """Raise `InputError` for a request whose values or files the model family rejects."""
         if self.check is not None:
             self.check(request, config)
-        return None if self.call is None else self.call.check_request(request, config.stages[0])
 
     def check_modalities(self, modalities: frozenset[str], label: str) -> None:
         """Raise `UsageError` for a modality that no stage of the profile makes."""

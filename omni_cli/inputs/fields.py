@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -11,12 +12,9 @@ from omni_cli.outputs import ArgumentText
 from omni_cli.text import suggest
 from omni_cli.video_encoding import MAX_FPS
 
-MAX_SEED = 2**32 - 1  # the maximum of NumPy's generator, which vLLM seeds too
-MAX_NUM_INFERENCE_STEPS = 1000
-MAX_IMAGE_SIDE = 16_384
+# Of torch's generators.
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_TEMPERATURE = 100.0
-MAX_GUIDANCE_SCALE = 1000.0
-MAX_DURATION_S = 24 * 60 * 60
 MAX_FRAMES_MADE = 100_000
 MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
 MAX_REQUEST_ID_LENGTH = 200
@@ -62,22 +60,23 @@ def _whole_number(low: int, high: int) -> Callable[[object], int]:
     return check
 
 
-def _number(high: float) -> Callable[[object], float]:
-    def check(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"must be a number, not {_kind(value)}")
-        if not 0 <= value <= high:  # false for NaN, too
-            raise ValueError(f"must be from 0 to {high:g}, not {'that large' if abs(value) >= 1e20 else value}")
-        return float(value)
-
-    return check
+# The whole numbers that can be sent to a stage.
+_any_whole_number = _whole_number(-(2**63), 2**63 - 1)
 
 
-def _duration(value: object) -> float:
-    seconds = _number(MAX_DURATION_S)(value)
-    if not seconds:
-        raise ValueError("must be above 0")
-    return seconds
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"must be a number, not {_kind(value)}")
+    if not abs(value) <= sys.float_info.max:  # false for NaN, too
+        raise ValueError("must be a finite number")
+    return float(value)
+
+
+def _temperature(value: object) -> float:
+    temperature = _number(value)
+    if not 0 <= temperature <= MAX_TEMPERATURE:
+        raise ValueError(f"must be from 0 to {MAX_TEMPERATURE:g}, not {temperature:g}")
+    return temperature
 
 
 def _frame_rate(value: object) -> str:
@@ -165,23 +164,24 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "mask": _path,
     "control_image": _paths,
     "video": _paths,
-    "seed": _whole_number(0, MAX_SEED),
+    "seed": _whole_number(MIN_SEED, MAX_SEED),
     "sampling": _sampling,
     "max_tokens": _whole_number(1, MAX_TOKENS),
-    "temperature": _number(MAX_TEMPERATURE),
+    "temperature": _temperature,
     "modalities": _modalities,
     "raw": _flag,
     "speaker": _name,
     "negative_prompt": _text,
-    "num_inference_steps": _whole_number(1, MAX_NUM_INFERENCE_STEPS),
-    "guidance_scale": _number(MAX_GUIDANCE_SCALE),
-    "strength": _number(1),
-    "duration": _duration,
-    "num_frames": _whole_number(1, MAX_FRAMES_MADE),
+    # What these mean, a pipeline decides.
+    "num_inference_steps": _any_whole_number,
+    "guidance_scale": _number,
+    "strength": _number,
+    "duration": _number,
+    "num_frames": _any_whole_number,
     "fps": _frame_rate,
     "arg": _call_arguments,
-    "height": _whole_number(1, MAX_IMAGE_SIDE),
-    "width": _whole_number(1, MAX_IMAGE_SIDE),
+    "height": _any_whole_number,
+    "width": _any_whole_number,
 }
 
 

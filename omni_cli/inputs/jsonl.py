@@ -46,7 +46,7 @@ def read_requests(
             merged = {name: value for name, value in merged.items() if name in KEYS}
             if "prompt" not in merged and capabilities.needs_prompt:
                 raise InputError("the key `prompt` is missing")
-            capabilities.check_needed(merged, _label)
+            capabilities.check_together(merged, _label)
             requests.append(spec_of(merged, request_id=request_id, folder=path.parent, place=place))
         except UsageError as error:
             requests.append(BadRequest(request_id, error, place))

@@ -18,8 +18,6 @@ from omni_cli.inputs.media.video import MAX_NUM_FRAMES
 from omni_cli.inputs.tensors import load_tensor
 from omni_cli.outputs import CallFile, GenerateRequest, Modality, Nested, changed_items, holds_files, items_of
 
-MAX_IMAGE_PIXELS = 4096 * 4096
-
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")
 _CALL_FIELDS = ("strength", "duration", "num_frames", "fps")
@@ -74,17 +72,17 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
             checked[name] = CHECKERS[name](value)
         except ValueError as error:
             raise InputError(f"{label(name)} {error}") from error
-    pixels = checked.get("height", 1) * checked.get("width", 1)
-    if pixels > MAX_IMAGE_PIXELS:
-        raise InputError(
-            f"{label('height')} times {label('width')} is {pixels} pixels; the maximum is {MAX_IMAGE_PIXELS}"
-        )
     if "modalities" in checked:
         capabilities.check_modalities(checked["modalities"], label("modalities"))
-    if capabilities.call is not None:
-        capabilities.call.check(checked)
-        if "arg" in checked:
-            checked["arg"] = capabilities.call.checked(checked["arg"])
+    call = capabilities.call
+    if call is not None:
+        arguments = {name: call.checked(name, value) for name, value in checked.get("arg", {}).items()}
+        for path in checked.get("mask", ()):
+            argument = call.argument_for("mask")
+            if file_kind(path) == "video" and argument is not None:
+                del checked["mask"]  # a mask for each frame
+                arguments[argument] = path
+        checked["arg"] = arguments
     elif not checked.get("prompt", "any").strip():
         raise InputError(f"{label('prompt')} is empty")
     return checked
@@ -141,18 +139,7 @@ def build_request(spec: RequestSpec, config: EngineConfig, warn: Warn) -> Genera
             for name, files in spec.call_files.items()
         },
     )
-    _check_mask(request)
     return request
-
-
-def _check_mask(request: GenerateRequest) -> None:
-    if request.mask is None or not request.images or request.mask.shape == request.images[0].shape:
-        return
-    (height, width, _), (image_height, image_width, _) = request.mask.shape, request.images[0].shape
-    raise InputError(
-        f"the mask has {width}x{height} pixels and the image {image_width}x{image_height}; they must be equal",
-        hint="scale the mask to the size of the image",
-    )
 
 
 def _call_file(warn: Warn, is_alone: bool, path: Path) -> CallFile:

@@ -6,7 +6,7 @@ import asyncio
 import pickle
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_cli.engine.omni_llm import OmniLLM
@@ -31,7 +31,6 @@ class BatchAnswer:
     total_s: float
     replica: str
     stages: tuple[StageInfo, ...] = ()
-    warnings: tuple[str, ...] = ()
     load_error: OmniError | None = None
 
 
@@ -60,10 +59,11 @@ class BatchReplica:
             asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(_CLOSE_S)
 
     async def _answer(self, spec: RequestSpec) -> BatchAnswer:
-        warnings: list[str] = []
+        notes: list[str] = []
         began_s = time.monotonic()
         try:
-            request = await asyncio.to_thread(build_request, spec, self._config, warnings.append)
+            request = await asyncio.to_thread(build_request, spec, self._config, notes.append)
+            request = replace(request, notes=tuple(notes))
             await self._load()
             result = await self._run(request)
             if is_stages_fault(result):
@@ -72,7 +72,7 @@ class BatchReplica:
         except OmniError as error:
             result = RequestResult(spec.request_id, (), (), error)
         total_s = time.monotonic() - began_s
-        return BatchAnswer(result, total_s, self._name, self._engine.stages, tuple(warnings), self._load_error)
+        return BatchAnswer(result, total_s, self._name, self._engine.stages, self._load_error)
 
     async def _load(self) -> None:
         async with self._turn:

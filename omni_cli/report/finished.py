@@ -104,4 +104,11 @@ def _state(path: Path) -> list[object]:
 
 
 def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_without_keys(value), default=str).encode()).hexdigest()
+
+
+def _without_keys(value: object) -> object:
+    """Return objects as sorted pairs: a key that is a number is not the same as its text."""
+    if isinstance(value, Mapping):
+        return sorted(([repr(key), _without_keys(each)] for key, each in value.items()), key=lambda pair: str(pair[0]))
+    return [_without_keys(each) for each in value] if isinstance(value, list | tuple) else value

@@ -53,6 +53,8 @@ def result_document(record: RequestRecord) -> dict[str, object]:
         result["place"] = record.place
     if record.error is not None:
         result.update(_error(record.error))
+    if record.notes:
+        result["notes"] = list(record.notes)
     result["outputs"] = [_output(output) for output in record.outputs]
     result["stages"] = [_trace(trace) for trace in record.stages]
     return result

@@ -28,7 +28,8 @@ class RequestRecord:
     """`error` is None for a finished request; a failed one keeps the outputs that were complete.
 
     `place` is FILE:LINE of a JSONL line; `total_s` is from submission to the end, as the user experiences it.
-    `earlier` is the entry of `results` that an earlier run wrote for a request that need not run again.
+    `earlier` is the entry of `results` that an earlier run wrote for a request that need not run again. `notes` are
+    sentences on what was changed about the request.
     """
 
     request_id: str
@@ -38,3 +39,4 @@ class RequestRecord:
     place: str | None = None
     total_s: float | None = None
     earlier: Mapping[str, object] | None = None
+    notes: tuple[str, ...] = ()

@@ -66,6 +66,7 @@ class CallFileInput(msgspec.Struct, frozen=True):
 class StageRequest(msgspec.Struct, frozen=True, tag=True):
     """One request for one stage: a prompt for the first stage of a chain, the previous stage's handoff for others.
 
+    `call_files` are arguments of a pipeline's call as JSON would have them, with each file as a `CallFileInput`.
     `handoff` is an encoded `AdditionalInformationPayload`; with `more_follows` it is only the beginning, continued by
     `AppendInput`. `wants_handoff` requests one in return. With `streams`, the stage sends its handoff as `HandoffChunk`
     and its audio as `WaveformChunk` while it produces them.
@@ -85,7 +86,7 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
     speaker: str | None = None
     sampling: dict[str, Any] = {}
     diffusion: dict[str, Any] = {}
-    call_files: dict[str, CallFileInput | tuple[CallFileInput | tuple[CallFileInput | None, ...] | None, ...]] = {}
+    call_files: dict[str, Any] = {}
     cache_salt: str | None = None
     handoff: bytes | None = None
     more_follows: bool = False
@@ -238,7 +239,10 @@ class WaveformChunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag=True):
-    """A request that a stage has finished: measurements, output, and the next stage's input."""
+    """A request that a stage has finished: measurements, output, and the next stage's input.
+
+    `notes` are sentences for the user on what the stage changed about it.
+    """
 
     request_id: str
     trace: dict[str, Any]
@@ -249,6 +253,7 @@ class RequestDone(msgspec.Struct, frozen=True, tag=True):
     videos: tuple[VideoFile, ...] = ()
     tensors: dict[str, Array] = {}
     handoff: bytes | None = None
+    notes: tuple[str, ...] = ()
 
 
 Report = (
@@ -268,6 +273,22 @@ Report = (
 # Raised when bytes are not a valid message.
 DecodeError = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+# The code of msgpack's extension types for a file at any depth of `StageRequest.call_files`.
+_FILE = 1
+_decode_file = msgspec.msgpack.Decoder(CallFileInput).decode
+
+
+def _read_extension(code: int, data: memoryview) -> CallFileInput:
+    if code != _FILE:
+        raise ValueError(f"there is no extension {code}")
+    return _decode_file(data)
+
+
+def file_extension(file: CallFileInput) -> msgspec.msgpack.Ext:
+    """Return a file in the form that it has within `StageRequest.call_files`."""
+    return msgspec.msgpack.Ext(_FILE, encode(file))
+
+
 encode = msgspec.msgpack.Encoder().encode
-decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_command = msgspec.msgpack.Decoder(Command, ext_hook=_read_extension).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -117,7 +117,7 @@ class VllmStage:
             **{name: value for name, value in given.items() if value is not None},
             "model": folder_for_vllm(self.spec.model),
             "dtype": self.spec.dtype,
-            "seed": self.spec.seed,
+            "seed": self.spec.seed % 2**32,  # it seeds NumPy's generator too
             "trust_remote_code": self.spec.trust_remote_code,
             "disable_log_stats": True,
             "worker_cls": self.worker_cls(stage.kind),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from omni_cli.cli.generate.run import GenerateEngine, PendingRequest
     from omni_cli.cli.terminal.progress import ProgressDisplay
     from omni_cli.config.schema import EngineConfig
+    from omni_cli.inputs.capabilities import Capabilities
     from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 
 
@@ -29,20 +30,22 @@ def generate(options: GenerateOptions) -> int:
     Text is streamed to stdout; audio and images are written to files in the output folder, whose paths follow.
     """
     from omni_cli.cli.generate.inputs import decode_specs, read_specs
+    from omni_cli.engine.describing import capabilities_of
 
     replicas, requests = options.replicas, options.requests
     if replicas is not None and requests is None:
         raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
     config = profile_source(options).load()
+    capabilities = capabilities_of(config, verbose=options.verbose)
     if options.help_inputs:
         from omni_cli.cli.generate.help_inputs import show_inputs
 
-        show_inputs(config, as_json=options.as_json)
+        show_inputs(config, capabilities, as_json=options.as_json)
         return ExitCode.OK
-    specs = read_specs(options.given(), requests, config)
+    specs = read_specs(options.given(), requests, capabilities)
     if replicas is not None:
-        return run_on_replicas(specs, config, replicas, options)
-    return run(decode_specs(specs, config), config, options)
+        return run_on_replicas(specs, config, capabilities, replicas, options)
+    return run(decode_specs(specs, config, capabilities), config, options)
 
 
 def make_engine(config: EngineConfig, *, verbose: bool, max_concurrency: int) -> GenerateEngine:
@@ -77,19 +80,23 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
 
 
 def run_on_replicas(
-    specs: Sequence[RequestSpec | BadRequest], config: EngineConfig, replicas: int, options: GenerateOptions
+    specs: Sequence[RequestSpec | BadRequest],
+    config: EngineConfig,
+    capabilities: Capabilities,
+    replicas: int,
+    options: GenerateOptions,
 ) -> ExitCode:
     """Run requests on several engines and show their outputs. Raises `OmniError` if none could run."""
     from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate.replicated_run import ReplicatedRun
-    from omni_cli.inputs.capabilities import Capabilities
+    from omni_cli.engine.process.fork_server import ForkServer
     from omni_cli.inputs.request_spec import RequestSpec
     from omni_cli.replicas.batch_job import BatchJob
     from omni_cli.report.finished import FinishedRequests
 
+    ForkServer.end_spare()  # the engines are not this process's
     finished = FinishedRequests(options.output_dir, config)
     good = [spec for spec in specs if isinstance(spec, RequestSpec)]
-    capabilities = Capabilities.of(config)
     if not any(capabilities.makes_files(spec.modalities) for spec in good):
         config = _text_only(config)
     job = BatchJob(config, replicas, verbose=options.verbose)
@@ -124,11 +131,12 @@ def _choose_printer(
 ) -> Printer:
     from omni_cli.cli.generate.printers import BlockPrinter, DocumentPrinter, StreamPrinter
 
+    noted = [note for request in requests for note in getattr(request, "notes", ())]
     if options.as_json:
-        return DocumentPrinter(progress, verbose=options.verbose)
+        return DocumentPrinter(progress, verbose=options.verbose, noted=noted)
     from_command_line = len(requests) == 1 and requests[0].place is None
     printer = StreamPrinter if from_command_line else BlockPrinter
-    return printer(progress, verbose=options.verbose, quiet=options.quiet)
+    return printer(progress, verbose=options.verbose, quiet=options.quiet, noted=noted)
 
 
 def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOptions) -> None:

@@ -9,9 +9,9 @@ from typing import get_type_hints
 from omni_cli.cli.generate.options import RequestOptions
 from omni_cli.cli.terminal import console
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
-from omni_cli.diffusers_integration.signature import SOUND_FIELDS
-from omni_cli.families import CallArgument
 from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.pipeline_call import SOUND_FIELDS
+from omni_cli.inputs.value_types import FileKind, described
 from omni_cli.report.tables import aligned
 
 SCHEMA = "omni.inputs/1"
@@ -31,9 +31,8 @@ class InputRow:
     required: bool
 
 
-def show_inputs(config: EngineConfig, *, as_json: bool) -> None:
+def show_inputs(config: EngineConfig, capabilities: Capabilities, *, as_json: bool) -> None:
     """Print the inputs and outputs of a profile, as a table or as one JSON document."""
-    capabilities = Capabilities.of(config)
     call = capabilities.call
     known = call is not None and call.pipeline is not None
     rows = _call_rows(config, capabilities) if known else _field_rows(capabilities)
@@ -53,17 +52,26 @@ def show_inputs(config: EngineConfig, *, as_json: bool) -> None:
 
 def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRow]:
     """Return the arguments of a pipeline's call, those with a separate option first."""
-    assert capabilities.call is not None
+    call = capabilities.call
+    assert call is not None
     stage = config.stages[0]
     assert isinstance(stage, DiffusionStageConfig)
     preset = {**stage.call, **{name: getattr(stage, name) for name in PIPELINE_ARGUMENTS}}
     options = _options()
     rows = []
-    for argument in sorted(capabilities.call.arguments, key=lambda argument: argument.field == "arg"):
-        own = preset.get(argument.name)
-        default = argument.default if own is None else json.dumps(own)
-        option = _arg_option(argument) if argument.field == "arg" else options[argument.field][0]
-        rows.append(InputRow(option, argument.name, argument.type, default, argument.is_needed and own is None))
+    for name in sorted(filter(call.is_listed, call.arguments), key=lambda name: call.field_of(name) == "arg"):
+        argument, field, own = call.arguments[name], call.field_of(name), preset.get(name)
+        default = None if argument.is_required else repr(argument.default)
+        option = _arg_option(name, argument.file_kind) if field == "arg" else options[field][0]
+        rows.append(
+            InputRow(
+                option,
+                name,
+                described(argument.types),
+                default if own is None else json.dumps(own),
+                argument.is_required and own is None,
+            )
+        )
     shown = {row.option for row in rows}
     # A video has a rate and a length, whatever its call takes.
     for field in ("duration", "fps"):
@@ -74,9 +82,9 @@ def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRo
     return [*rows, seed]
 
 
-def _arg_option(argument: CallArgument) -> str:
-    value = {"image": "@FILE", "media": "@FILE", "tensor": "@FILE.npy"}.get(argument.file_kind or "", "VALUE")
-    return f"--arg {argument.name}={value}"
+def _arg_option(name: str, kind: FileKind | None) -> str:
+    value = {"image": "@FILE", "media": "@FILE", "tensor": "@FILE.npy"}.get(kind or "", "VALUE")
+    return f"--arg {name}={value}"
 
 
 def _field_rows(capabilities: Capabilities) -> list[InputRow]:

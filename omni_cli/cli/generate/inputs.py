@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,17 @@ MAX_HELD_BYTES = 512 * 1024 * 1024
 
 
 def read_specs(
-    given: Mapping[str, Any], requests: Path | None, config: EngineConfig
+    given: Mapping[str, Any], requests: Path | None, capabilities: Capabilities
 ) -> Sequence[RequestSpec | BadRequest]:
     """Build the requests of a command line, with all checks that need none of their files.
 
     `given` are the request options that were given, by field name.
     Raises `UsageError` for a wrong option or file; a wrong line of `requests` becomes a `BadRequest`.
     """
-    capabilities = Capabilities.of(config)
     if requests is None:
-        if capabilities.needs_prompt or given.get("prompt") == "-":
-            given = {**given, "prompt": _read_prompt(given.get("prompt"), capabilities)}
-        checked = check_fields(given, capabilities, _label)
-        capabilities.check_needed(checked, _label)
+        prompt = _read_prompt(given, capabilities)
+        checked = check_fields(given if prompt is None else {**given, "prompt": prompt}, capabilities, _label)
+        capabilities.check_together(checked, _label)
         return [spec_of(checked, request_id="0", folder=Path())]
     for name in ("prompt", *FILE_FIELDS):
         if name in given:
@@ -46,23 +45,26 @@ def read_specs(
     return read_requests(requests, capabilities, check_fields(given, capabilities, _label))
 
 
-def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig) -> list[PendingRequest | BadRequest]:
+def decode_specs(
+    specs: Sequence[RequestSpec | BadRequest], config: EngineConfig, capabilities: Capabilities
+) -> list[PendingRequest | BadRequest]:
     """Read and decode the files of all requests, so that invalid ones are reported before any load.
 
     A JSONL line with a file that cannot be used becomes a `BadRequest`; for the request of the command line
     itself `InputError` is raised.
     """
-    capabilities = Capabilities.of(config)
     held_bytes = 0
-    warned: dict[str | None, None] = {}
     pending: list[PendingRequest | BadRequest] = []
     for spec in specs:
         if isinstance(spec, BadRequest):
             pending.append(spec)
             continue
         try:
-            request = build_request(spec, config, partial(_warn, spec.place))
-            warned.setdefault(capabilities.check_request(request, config))
+            notes: list[str] = []
+            request = replace(build_request(spec, config, notes.append), notes=tuple(notes))
+            capabilities.check_request(request, config)
+            for note in notes:
+                console.print_warning(note if spec.place is None else f"{spec.place}: {note}")
         except InputError as error:
             if spec.place is None:
                 raise
@@ -73,22 +75,25 @@ def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig
             held_bytes += size
             build = partial(_held, request)
         else:
-            build = partial(build_request, spec, config, _no_second_warning)
+            build = partial(_again, spec, config, request.notes)
         writes_files = capabilities.makes_files(spec.modalities)
-        pending.append(PendingRequest(spec.request_id, build, writes_files, spec.place))
-    for message in filter(None, warned):
-        console.print_warning(message)
+        pending.append(PendingRequest(spec.request_id, build, writes_files, spec.place, request.notes))
     return pending
 
 
-def _read_prompt(prompt: str | None, capabilities: Capabilities) -> str:
-    """Read the prompt from the command line, or from stdin if it is `-` or piped."""
+def _read_prompt(given: Mapping[str, Any], capabilities: Capabilities) -> str | None:
+    """Read the prompt from the command line, or from stdin if it is `-` or piped; None for a request without one."""
+    prompt = given.get("prompt")
     if prompt is not None and prompt != "-":
-        return prompt
+        return str(prompt)
+    if prompt is None and not capabilities.takes_prompt(given):
+        return None
     is_missing = sys.stdin is None or (prompt is None and sys.stdin.isatty())
     content = b"" if is_missing else sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     # An empty prompt, which some pipelines allow, has to be meant.
     if is_missing or (prompt is None and not content):
+        if not capabilities.needs_prompt:
+            return None
         example = "a red cube" if "image" in capabilities.modalities else "hello"
         raise UsageError(
             "there is no prompt",
@@ -118,9 +123,5 @@ def _held(request: GenerateRequest) -> GenerateRequest:
     return request
 
 
-def _warn(place: str | None, message: str) -> None:
-    console.print_warning(message if place is None else f"{place}: {message}")
-
-
-def _no_second_warning(_message: str) -> None:
-    """Suppress warnings: the first reading of the same file has already warned."""
+def _again(spec: RequestSpec, config: EngineConfig, notes: tuple[str, ...]) -> GenerateRequest:
+    return replace(build_request(spec, config, lambda _: None), notes=notes)

@@ -51,7 +51,7 @@ class RequestOptions:
     guidance_scale: Annotated[
         float | None, option("--guidance-scale", "G", "Guidance scale of the diffusion stage.")
     ] = None
-    strength: Annotated[float | None, option("--strength", "S", "How far the input image is changed, 0 to 1.")] = None
+    strength: Annotated[float | None, option("--strength", "S", "How far the input image is changed.")] = None
     duration: Annotated[
         float | None, option("--duration", "SECONDS", "Length of the audio or video that a diffusers pipeline makes.")
     ] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 from unicodedata import category
 
@@ -26,19 +26,20 @@ class Printer(Protocol):
 
     def ended(self, record: RequestRecord) -> None: ...
 
-    def warn(self, message: str) -> None: ...
-
     def close(self) -> None:
         """Restore the terminal at the end of the run."""
         ...
 
 
 class DocumentPrinter:
-    """For `--json`: only the document on stdout; warnings and failures go to stderr immediately."""
+    """For `--json`: only the document on stdout; notes and failures go to stderr immediately."""
 
-    def __init__(self, progress: ProgressDisplay, *, verbose: bool) -> None:
+    def __init__(self, progress: ProgressDisplay, *, verbose: bool, noted: Collection[str] = ()) -> None:
+        """`noted` are notes that need no more be shown."""
         self._progress = progress
         self._verbose = verbose
+        # What is noted on one request is not repeated for others.
+        self._noted = set(noted)
 
     def loaded(self, stages: Sequence[StageInfo]) -> None:
         pass
@@ -50,14 +51,15 @@ class DocumentPrinter:
         pass
 
     def ended(self, record: RequestRecord) -> None:
-        if record.error is not None:
-            self._progress.hide()
-            console.print_error(placed(record), verbose=self._verbose)
-            self._progress.show()
-
-    def warn(self, message: str) -> None:
+        new_notes = [note for note in record.notes if note not in self._noted]
+        self._noted.update(new_notes)
+        if not new_notes and record.error is None:
+            return
         self._progress.hide()
-        console.print_warning(message)
+        for note in new_notes:
+            console.print_warning(note if record.place is None else f"{record.place}: {note}")
+        if record.error is not None:
+            console.print_error(placed(record), verbose=self._verbose)
         self._progress.show()
 
     def close(self) -> None:
@@ -67,8 +69,8 @@ class DocumentPrinter:
 class BlockPrinter(DocumentPrinter):
     """For several requests: each under its name, when it ends."""
 
-    def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool) -> None:
-        super().__init__(progress, verbose=verbose)
+    def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool, noted: Collection[str] = ()) -> None:
+        super().__init__(progress, verbose=verbose, noted=noted)
         self._quiet = quiet
         self._blocks = 0
 
@@ -92,8 +94,8 @@ class BlockPrinter(DocumentPrinter):
 class StreamPrinter(BlockPrinter):
     """For a single request: its text while it is generated, then each file once it is written."""
 
-    def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool) -> None:
-        super().__init__(progress, verbose=verbose, quiet=quiet)
+    def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool, noted: Collection[str] = ()) -> None:
+        super().__init__(progress, verbose=verbose, quiet=quiet, noted=noted)
         self._streamed = ""
         self._line_open = False
 

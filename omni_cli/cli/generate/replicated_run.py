@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.base_run import BaseRun
@@ -69,16 +70,12 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
             for stage in answer.stages:
                 self._progress.handle(StageLoading(stage.name, stage.kind, stage))
             self._started = True
-        for warning in answer.warnings:
-            self._printer.warn(warning if spec.place is None else f"{spec.place}: {warning}")
         for output in answer.result.outputs:
             self._show(index, spec.request_id, output, spec.modalities)
         self._progress.handle(answer.result)
-        error, outputs = answer.result.error, tuple(self._written[index])
-        self._end(
-            index,
-            RequestRecord(spec.request_id, outputs, answer.result.stages, error, spec.place, total_s=answer.total_s),
-        )
+        result, outputs = answer.result, tuple(self._written[index])
+        record = RequestRecord(spec.request_id, outputs, result.stages, result.error, spec.place, answer.total_s)
+        self._end(index, replace(record, notes=result.notes))
 
     def _tell(self, message: str) -> None:
         self._progress.hide()

@@ -42,12 +42,16 @@ class GenerateEngine(Protocol):
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """A usable request; `build` gives it with its files decoded, or raises `InputError`."""
+    """A usable request; `build` gives it with its files decoded, or raises `InputError`.
+
+    `notes` are sentences on what decoding changed, which the user has read.
+    """
 
     request_id: str
     build: Callable[[], GenerateRequest]
     writes_files: bool
     place: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class GenerateRun(BaseRun[GenerateEngine, PendingRequest | BadRequest]):
@@ -74,11 +78,12 @@ class GenerateRun(BaseRun[GenerateEngine, PendingRequest | BadRequest]):
         async with in_flight:
             began = time.monotonic()
             traces: tuple[StageTrace, ...] = ()
+            notes: tuple[str, ...] = ()
             error: OmniError | None = None
             try:
                 request = await asyncio.to_thread(pending.build)
                 result = await self._follow(index, request)
-                traces, error = result.stages, result.error
+                traces, notes, error = result.stages, result.notes, result.error
             except OutputError:
                 raise  # the folder is at fault, not the request: nothing that follows could be kept
             except OmniError as failure:
@@ -92,6 +97,7 @@ class GenerateRun(BaseRun[GenerateEngine, PendingRequest | BadRequest]):
                     error=error,
                     place=pending.place,
                     total_s=time.monotonic() - began,
+                    notes=notes,
                 ),
             )
 

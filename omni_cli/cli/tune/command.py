@@ -43,7 +43,8 @@ def tune(options: TuneOptions) -> ExitCode:
 def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...]) -> ExitCode:
     from omni_cli.bench.search import plan_space
     from omni_cli.bench.workload import lengths_given_by
-    from omni_cli.inputs.capabilities import Capabilities
+    from omni_cli.engine.describing import capabilities_of
+    from omni_cli.engine.process.fork_server import ForkServer
 
     source = profile_source(options)
     config = source.load()
@@ -52,7 +53,8 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     max_memory_bytes = options.max_memory_bytes()
     workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
     kinds = [stage.kind for stage in workload.measured(config)]
-    made = Capabilities.of(config).modalities if "diffusion" in kinds else ()
+    made = capabilities_of(config).modalities if "diffusion" in kinds else ()
+    ForkServer.end_spare()  # measured engines run in processes of their own
     workload = replace(workload, slo=_read_slo(options, kinds, made))
     if options.objective == "tokens_per_second" and kinds != ["ar"]:
         raise UsageError(

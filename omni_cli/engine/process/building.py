@@ -71,7 +71,7 @@ def _provide(model: str, connection: Connection) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    threading.Thread(target=_end_with_the_command, args=(connection,), daemon=True).start()
+    threading.Thread(target=end_with_the_command, args=(connection,), daemon=True).start()
     try:
         folder = resolve_model(model)
         outcome: str | Failure = folder if Path(folder).is_dir() else download(folder)
@@ -81,7 +81,7 @@ def _provide(model: str, connection: Connection) -> None:
     connection.send(outcome)
 
 
-def _end_with_the_command(connection: Connection) -> None:
+def end_with_the_command(connection: Connection) -> None:
     """End this process when the command ends, even if it is killed: its pipe, which carries no data, is then closed."""
     try:
         connection.recv()

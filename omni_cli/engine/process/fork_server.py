@@ -29,6 +29,7 @@ class ForkServer:
     """A handle of the interpreter's one fork server, which ends with its last handle."""
 
     _users: ClassVar[set[int]] = set()
+    _spare: ClassVar[ForkServer | None] = None
 
     def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
         """Choose the imports that the stages of `config` need; `verbose` forwards their output to stderr."""
@@ -37,6 +38,9 @@ class ForkServer:
 
     def start(self) -> ForkServerContext:
         """Start the imports, unless they have started, and return the context to start processes with."""
+        spare = ForkServer._spare
+        if spare is not None and spare._preload != self._preload:
+            ForkServer.end_spare()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(self._preload)
         if _TRACKER_FILTER not in sys.warnoptions:
@@ -55,6 +59,22 @@ class ForkServer:
             _ensure_running()
         self._users.add(id(self))
         return context
+
+    def start_spare(self) -> ForkServerContext:
+        """Start as `start` does, and keep the server until `end_spare` or the start of one with other imports."""
+        context = self.start()
+        if ForkServer._spare is None:
+            ForkServer._spare = self
+        else:
+            self.stop()
+        return context
+
+    @classmethod
+    def end_spare(cls) -> None:
+        """Release the handle that `start_spare` keeps, if there is one."""
+        spare, cls._spare = cls._spare, None
+        if spare is not None:
+            spare.stop()
 
     def stop(self) -> None:
         """Release the handle; forked processes continue. Idempotent."""

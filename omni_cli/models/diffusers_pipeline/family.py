@@ -23,8 +23,7 @@ FAMILY = Family(
             kind="diffusion",
             backend="diffusers",
             stage="omni_cli.diffusers_integration.stage:DiffusersStage",
-            makes=f"{_HERE}.inputs:made_by",
-            takes=f"{_HERE}.inputs:inputs_of",
+            takes=f"{_HERE}.inputs:call_of",
         ),
     ),
     builtins={

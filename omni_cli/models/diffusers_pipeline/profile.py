@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from omni_cli.families import Machine
-from omni_cli.models.diffusers_pipeline.inputs import made_by
 
 
 def stages(folder: Path, machine: Machine) -> dict[str, object]:
     """One stage, named after what it makes; steps, sizes, length and guidance are the pipeline's own defaults."""
     return {
-        made_by(str(folder)): {
+        "image": {
             "kind": "diffusion",
             "backend": "diffusers",
             "max_num_seqs": 1 if machine.device == "cpu" else 4,

@@ -14,13 +14,13 @@ import soxr
 import torch
 from diffusers import DiffusionPipeline
 from support.stage_specs import spec_of
+from support.tiny_pipelines.check import call_named
 
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.call_checks import check_media
+from omni_cli.diffusers_integration.arguments import named
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.samples import makes_sound, sample_rate_of, waveform_for
-from omni_cli.diffusers_integration.signature import signature_of
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import CheckpointError, InputError
@@ -103,20 +103,14 @@ def test_given_audio_is_what_a_plain_call_gets(folder, tmp_path):
     stage.close()
 
 
-def test_audio_is_taken_where_a_pipeline_takes_it_and_refused_elsewhere():
-    names = {"StableAudio3AudioToAudioPipeline": "audio", "AceStepPipeline": "src_audio", "WanPipeline": None}
-    assert {name: signature_of(name).argument_for("audio") for name in names} == names
-    assert ("audio",) in signature_of("StableAudio3AudioToAudioPipeline").needed
-    two = {"audio": ("a.wav", "b.wav")}
-    with pytest.raises(InputError, match="takes one audio file, not 2"):
-        check_media(two, signature_of("AceStepPipeline"))
+def test_audio_needs_the_rate_of_the_pipeline():
     pipeline = SimpleNamespace(vae=SimpleNamespace(config=SimpleNamespace()))
     with pytest.raises(InputError, match="does not say the sample rate"):
         waveform_for(pipeline, np.zeros(8, np.float32), 44100, "cpu")
 
 
 def test_a_duration_has_the_pipeline_s_own_name_and_its_limit(executor):
-    assert executor.call.named({"duration": 0.5}) == {"audio_end_in_s": 0.5}
+    assert named({"duration": 0.5}, executor.call) == {"audio_end_in_s": 0.5}
     (output,) = executor.execute_model(
         DiffusionSchedulerOutput((request("0", "rain", 0, audio_end_in_s=99.0),))
     ).outputs
@@ -134,7 +128,7 @@ def test_the_rate_is_read_where_a_pipeline_keeps_it_and_never_guessed(folder, tm
         DiffusersPipelineExecutor(STAGE, str(folder), "float32", "cpu", make_pipeline=lambda: plain)
     silent, sounding = SimpleNamespace(sound_tokenizer=None), SimpleNamespace(sound_tokenizer=SimpleNamespace())
     for pipeline, expected in ((silent, False), (sounding, True)):
-        assert makes_sound(pipeline, signature_of("Cosmos3OmniPipeline")) is expected
+        assert makes_sound(pipeline, call_named("Cosmos3OmniPipeline")) is expected
 
 
 def test_a_stereo_wav_has_both_channels():

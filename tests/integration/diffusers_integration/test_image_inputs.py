@@ -15,11 +15,9 @@ from support.stable_diffusion import build_stable_diffusion
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.loading import check_runnable
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.signature import signature_of
 from omni_cli.diffusers_integration.stage import media_of
-from omni_cli.errors import CheckpointError, InputError
+from omni_cli.errors import InputError
 from omni_cli.models.diffusers_pipeline.builder import tiny_image
 from omni_cli.stage.messages import Array, StageRequest
 
@@ -114,13 +112,9 @@ def test_an_image_is_the_plain_call_s_bit_for_bit(folders, name, media, argument
     expected = plain(prompt="a red cat", num_inference_steps=4, generator=generator, **given, **arguments).images[0]
     np.testing.assert_array_equal(made, np.asarray(expected))
     assert made.std() > 5, "a flat image would equal anything"
-    without = [medium for medium in executor.call.signature.needed_media if medium in media]
-    for medium in without:
-        option = f"--{medium.replace('_', '-')} FILE"
-        rest = tuple(other for other in media if other != medium)
-        with pytest.raises(InputError, match=f"{name} needs an? ") as caught:
-            make(executor, rest, arguments)
-        assert option in caught.value.hint
+    for medium in media:
+        with pytest.raises(InputError, match="its pipeline rejects the request: "):
+            make(executor, tuple(other for other in media if other != medium), arguments)
     executor.shutdown()
 
 
@@ -131,16 +125,3 @@ def test_media_that_a_pipeline_lacks_are_refused(folders):
     with pytest.raises(InputError, match="StableDiffusionImg2ImgPipeline takes no control image"):
         make(executor, ("image", "control_image"), {})
     executor.shutdown()
-
-
-def test_a_pipeline_that_cannot_run_is_refused_with_the_reason():
-    with pytest.raises(CheckpointError, match="LLaDA2Pipeline cannot run: it makes text"):
-        check_runnable(signature_of("LLaDA2Pipeline"))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["DDPMPipeline", "MarigoldDepthPipeline", "PaintByExamplePipeline", "KandinskyPipeline", "KandinskyPriorPipeline"],
-)
-def test_pipelines_without_a_prompt_and_those_that_need_tensors_are_not_refused(name):
-    check_runnable(signature_of(name))

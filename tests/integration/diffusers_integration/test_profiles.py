@@ -13,6 +13,7 @@ from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
 
 from omni_cli.config.loader import load_profile
+from omni_cli.diffusers_integration.arguments import call_arguments
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 
@@ -58,7 +59,7 @@ def test_the_settings_of_a_model_card_are_those_of_the_call(name: str, tmp_path:
     plain = {"prompt": "a red cat", **layers}
     given = DiffusionRequest.from_arguments("0", "a red cat", 3, layers, image)
     if stage.name != "audio":  # the tiny model makes no ten seconds
-        assert executor.call.arguments(executor.resolve(given)) == {**plain, **settings, **image}
+        assert call_arguments(executor.resolve(given), executor.call) == {**plain, **settings, **image}
     size = {"audio_end_in_s": 0.25} if stage.name == "audio" else {"height": 64, "width": 64}
     small = {"num_inference_steps": 2, **size}
     request = DiffusionRequest.from_arguments("0", "a red cat", 3, {**layers, **small}, image)

@@ -14,20 +14,34 @@ import transformers
 from PIL import Image
 
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.modular_signature import modular_signature
+from omni_cli.diffusers_integration.description import class_named, described_class, described_modular
 from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.signature import PipelineSignature, signature_of
 from omni_cli.diffusers_integration.stage import DiffusersStage
-from omni_cli.diffusers_integration.stand_in import check_request, stand_in
 from omni_cli.errors import OmniError
-from omni_cli.outputs import GenerateRequest, Nested, Video
-from omni_cli.stage.messages import Array, CallFileInput, StageRequest, VideoInput, decode_command, encode
+from omni_cli.inputs.pipeline_call import PipelineCall
+from omni_cli.outputs import Nested
+from omni_cli.stage.messages import (
+    Array,
+    CallFileInput,
+    StageRequest,
+    VideoInput,
+    decode_command,
+    encode,
+    file_extension,
+)
 from support.stage_specs import spec_of
 from support.tiny_pipelines.build import TinyPipeline, build
 from support.tiny_pipelines.media import is_medium
-from support.tiny_pipelines.page import Checked, is_modular, kind_of
+from support.tiny_pipelines.page import Checked, is_modular
 
 SEED = 3
+# What a pipeline starts from, by arguments of its call.
+_SOURCES = {
+    "video": {"video"},
+    "audio": {"audio"},
+    "image": {"image", "images", "input_images", "cond_image", "original_image", "editing_prompt"},
+    "text": {"prompt", "task_prompt", "prompt_segments"},
+}
 
 
 def check(declared: TinyPipeline, folder: Path) -> Checked:
@@ -35,7 +49,7 @@ def check(declared: TinyPipeline, folder: Path) -> Checked:
     for library in (diffusers.utils.logging, transformers.utils.logging):
         library.disable_progress_bar()
         library.set_verbosity_error()
-    kind = kind_of(declared.name)
+    kind = kind_of(declared)
     try:
         build(declared, folder)
         plain = plain_output(declared, folder)
@@ -50,6 +64,39 @@ def check(declared: TinyPipeline, folder: Path) -> Checked:
         return Checked(declared.name, kind, "refused", f"internal error: {_line(error)}")
     difference = _difference(plain, made)
     return Checked(declared.name, kind, "runs" if difference else "identical", difference)
+
+
+def call_named(name: str) -> PipelineCall:
+    """The call of one of diffusers' classes, of a modular one with its own blocks."""
+    return described_modular(class_named(name)()) if is_modular(name) else described_class(class_named(name))
+
+
+def kind_of(declared: TinyPipeline) -> str:
+    """The kind of output and of input: of all that a class takes, or of what a modular one is given here."""
+    call = call_named(declared.name)
+    given = declared.call.keys() if is_modular(declared.name) else call.arguments.keys()
+    needed = {each for each, argument in call.arguments.items() if argument.is_required}
+    makes = set(call.outputs)
+    made = "image"
+    if makes & {"frames", "video", "videos"}:
+        made = "video with sound" if makes & {"audio", "audios", "sound"} else "video"
+    elif makes & {"audios"}:
+        made = "audio"
+    elif makes & {"prediction"}:
+        return "image to depth, normals or intrinsics"
+    elif makes & {"texts", "sequences"}:
+        return "text"
+    elif makes and not makes & {"images", "image"}:
+        return "embeddings" if any("embed" in name for name in makes) else "other"
+    if given & {"mask_image", "mask", "mask_video", "control_mask"} and "mode" not in given:
+        return f"{made} inpainting"
+    controls = {"hint", "conditioning_frames", "adapter_conditioning_scale"}
+    if given & controls or any("control" in name for name in given):
+        return f"{made} from a control"
+    source = next((source for source, names in _SOURCES.items() if given & names), None)
+    if source is None and ("latents" in needed or any("embed" in name for name in needed)):
+        source = "embeddings or latents"
+    return f"unconditional {made}" if source is None else f"{source} to {made}"
 
 
 def _line(error: Exception) -> str:
@@ -74,10 +121,8 @@ def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     torch.manual_seed(SEED)
     if "generator" in inspect.signature(pipeline.__call__).parameters:
         arguments["generator"] = torch.Generator("cpu").manual_seed(SEED)
-    signature = signature_of(declared.name)
-    assert signature is not None
-    output_type = signature.arguments.get("output_type")
-    if output_type is not None and output_type.default == "'latent'":
+    output_type = call_named(declared.name).arguments.get("output_type")
+    if output_type is not None and output_type.default == "latent":
         arguments["output_type"] = "pil"
     made = pipeline(**arguments)
     return arrays_of({"images": _shown(pipeline, made.prediction)} if "prediction" in made else made)
@@ -106,16 +151,11 @@ def _shown(pipeline: Any, prediction: np.ndarray) -> list[Image.Image]:
 
 def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     """The output of a stage over the same checkpoint, as `arrays_of`; the frames of a video are not encoded yet."""
-    signature = signature_of(declared.name) or modular_signature(declared.name)
-    assert signature is not None
     config = DiffusionStageConfig.named("image", enable_vae_tiling=declared.is_tiled or None)
     spec = replace(spec_of(config, str(folder)), dtype=declared.dtype)
-    request = decode_command(encode(_request(declared.call, signature)))
-    check_request(declared.name, folder, config, _before_loading(request))
+    request = decode_command(encode(stage_request(declared.call, call_named(declared.name))))
     stage = DiffusersStage(spec, lambda report: None)
     try:
-        if not is_modular(declared.name):
-            _check_stand_in(declared.name, folder, stage.executor.pipeline)
         request = stage.executor.resolve(stage.diffusion_request(request))
         (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:
@@ -126,11 +166,11 @@ def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
         stage.close()
 
 
-def _request(call: Mapping[str, object], signature: PipelineSignature) -> StageRequest:
+def stage_request(call: Mapping[str, object], pipeline_call: PipelineCall) -> StageRequest:
     """The stage's request for the arguments of a call: options for those that have one, else `--arg`."""
     fields: dict[str, Any] = {"diffusion": {}, "call_files": {}, "seed": SEED}
     for name, value in call.items():
-        medium = signature.medium_of(name) if is_medium(value) else None
+        medium = pipeline_call.field_of(name) if is_medium(value) else None
         if name == "prompt":
             fields["prompt"] = value
         elif medium == "mask" and isinstance(value, Image.Image):
@@ -147,28 +187,6 @@ def _request(call: Mapping[str, object], signature: PipelineSignature) -> StageR
     return StageRequest("0", **fields)
 
 
-def _before_loading(request: StageRequest) -> GenerateRequest:
-    """The same request as the command has it, without the content of further files."""
-    return GenerateRequest(
-        request.request_id,
-        request.prompt,
-        images=tuple(image.numpy() for image in request.images),
-        mask=None if request.mask is None else request.mask.numpy(),
-        control_images=tuple(image.numpy() for image in request.control_images),
-        videos=tuple(Video(video.frames.numpy(), video.fps, 0, ()) for video in request.videos),
-        seed=request.seed,
-        diffusion=request.diffusion,
-        call_files=dict.fromkeys(request.call_files),
-    )
-
-
-def _check_stand_in(name: str, folder: Path, pipeline: Any) -> None:
-    """Compare the attributes that the stand-in takes from the configuration files with those of the pipeline."""
-    known = {key: value for key, value in vars(stand_in(name, folder)).items() if isinstance(value, int | float | str)}
-    loaded = {key: getattr(pipeline, key, None) for key in known if key not in pipeline.config}
-    assert loaded == {key: known[key] for key in loaded}, f"the stand-in has {known}, the pipeline {loaded}"
-
-
 def _arrays(value: Any) -> tuple[Array, ...]:
     images = value if isinstance(value, list) else [value]
     return tuple(Array.of(np.asarray(image.convert("RGB"))) for image in images)
@@ -178,12 +196,12 @@ def _has_rows(value: Any) -> bool:
     return isinstance(value, list) and isinstance(value[0], list)
 
 
-def _files(value: Any) -> Nested[CallFileInput]:
+def _files(value: Any) -> Nested[object]:
     if value is None or isinstance(value, list):
-        return value and tuple(_files(each) for each in value)
+        return value and [_files(each) for each in value]
     if isinstance(value, Image.Image):
-        return CallFileInput("image", _arrays(value)[0])
-    return CallFileInput("tensor", Array.of(np.asarray(value)))
+        return file_extension(CallFileInput("image", _arrays(value)[0]))
+    return file_extension(CallFileInput("tensor", Array.of(np.asarray(value))))
 
 
 def arrays_of(output: Any) -> list[np.ndarray]:

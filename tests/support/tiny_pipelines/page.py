@@ -12,9 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from omni_cli.diffusers_integration.modular_signature import modular_signature
-from omni_cli.diffusers_integration.signature import signature_of
-
 _LEGEND = """\
 # Pipeline classes
 
@@ -30,25 +27,25 @@ seed.
 - *not run by diffusers*: the plain call of this checkpoint fails, as given.
 - *no tiny model*: there is none, for the reason that is given.
 
+A request that the pipeline itself accepts is accepted. Before weights are loaded, `omni` checks names, types and files
+against the signature of the call, and types only as far as annotations can be trusted: null, several files instead of
+one, or 1.5 for a whole number pass. What values mean, the pipeline decides: if it rejects a request, before its first
+step or by an exception of its own, its words are the error, with exit code 2. What it does with a request is said, in a
+warning on stderr, in `notes` of the JSON and in the log of `omni serve`: what diffusers logs about the arguments that
+are set, such as a size that it rounds; a prompt of which the text encoder reads a part; images, videos and sounds whose
+size, number of frames or length is not the requested one.
+
 `python scripts/pipeline_table.py --write` makes this page; a nightly test compares it. Made with diffusers {diffusers},
 transformers {transformers} and torch {torch}.
 """
 _RUN = ("identical", "runs")
-# What a pipeline starts from, by arguments of its call.
-_SOURCES = {
-    "video": {"video"},
-    "audio": {"audio"},
-    "image": {"image", "images", "input_images", "cond_image", "original_image", "editing_prompt"},
-    "text": {"prompt", "task_prompt", "prompt_segments"},
-}
-
 
 _MODULAR = """\
 ## Modular pipelines
 
 Compared in the same way, each with inputs of one of its workflows: `ModularPipeline.from_pretrained`, `load_components`
 and a call, beside the stage of `omni` over the same folder with a `modular_model_index.json`. The kind is that of
-the inputs that a call needs; most take further ones, which `omni generate --model DIR --help-inputs` lists.
+these inputs; most take further ones, which `omni generate --model DIR --help-inputs` lists.
 """
 
 
@@ -129,32 +126,3 @@ def rows_of(text: str) -> dict[str, Checked]:
     cells = ([cell.strip() for cell in row] for row in rows)
     found = [Checked(name.strip("`"), *row) for name, *row in cells]  # type: ignore[arg-type]
     return {row.name: row for row in found}
-
-
-def kind_of(name: str) -> str:
-    """The kind of output and of input, by the pipeline's call."""
-    signature = signature_of(name) or modular_signature(name)
-    assert signature is not None
-    needed = {each for group in signature.needed for each in group}
-    takes = needed if is_modular(name) else signature.arguments.keys()
-    makes = set(signature.output_fields)
-    made = "image"
-    if makes & {"frames", "video", "videos"}:
-        made = "video with sound" if makes & {"audio", "audios", "sound"} else "video"
-    elif makes & {"audios"}:
-        made = "audio"
-    elif makes & {"prediction"}:
-        return "image to depth, normals or intrinsics"
-    elif makes & {"texts", "sequences"}:
-        return "text"
-    elif makes and not makes & {"images", "image"}:
-        return "embeddings" if any("embed" in name for name in makes) else "other"
-    if takes & {"mask_image", "mask", "mask_video", "control_mask"} and "mode" not in takes:
-        return f"{made} inpainting"
-    controls = {"hint", "conditioning_frames", "adapter_conditioning_scale"}
-    if takes & controls or any("control" in name for name in takes):
-        return f"{made} from a control"
-    source = next((source for source, names in _SOURCES.items() if takes & names), None)
-    if source is None and ("latents" in needed or any("embed" in name for name in needed)):
-        source = "embeddings or latents"
-    return f"unconditional {made}" if source is None else f"{source} to {made}"

@@ -14,23 +14,29 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 from support.tiny_pipelines import declarations
-from support.tiny_pipelines.check import check
-from support.tiny_pipelines.page import Checked, kind_of
+from support.tiny_pipelines.check import check, kind_of
+from support.tiny_pipelines.page import Checked
 
 # A class takes 1 to 10 s; this is for one that hangs, beside any other load.
 TIMEOUT_S = 600
 MAX_BYTES = 8 * 2**30
-# Why classes have no tiny checkpoint, or what is behind the error of the plain call.
+# The kinds of classes without a tiny checkpoint, and why they have none.
+_ON_ONNX = "it runs on ONNX Runtime, not on torch"
+_UNCHECKED = {
+    "BlipDiffusionControlNetPipeline": (
+        "text to image", "`from_pretrained` cannot find its parts, which diffusers has deprecated",
+    ),
+    "RFD4ProteinaPipeline": ("other", "it makes molecules, from features that another package prepares"),
+    "OnnxStableDiffusionPipeline": ("text to image", _ON_ONNX),
+    "OnnxStableDiffusionImg2ImgPipeline": ("image to image", _ON_ONNX),
+    "OnnxStableDiffusionInpaintPipeline": ("image inpainting", _ON_ONNX),
+    "OnnxStableDiffusionUpscalePipeline": ("image to image", _ON_ONNX),
+    "SanaWMLTX2Refiner": ("text to image", "a part of `SanaWMPipeline`, which diffusers does not export"),
+}  # fmt: skip
+# What is behind the error of a plain call.
 _REASONS = {
-    "BlipDiffusionControlNetPipeline": "`from_pretrained` cannot find its parts, which diffusers has deprecated",
     "DiffusionGemmaPipeline": "`from_pretrained` looks for a model of transformers in diffusers",
     "LLaDA2Pipeline": "`from_pretrained` cannot load the tokenizer that `save_pretrained` wrote",
-    "RFD4ProteinaPipeline": "it makes molecules, from features that another package prepares",
-    **dict.fromkeys(
-        (f"OnnxStableDiffusion{kind}Pipeline" for kind in ("", "Img2Img", "Inpaint", "Upscale")),
-        "it runs on ONNX Runtime, not on torch",
-    ),
-    "SanaWMLTX2Refiner": "a part of `SanaWMPipeline`, which diffusers does not export",
 }
 
 
@@ -48,11 +54,10 @@ def check_all(names: Sequence[str], jobs: int = 2) -> Iterator[Checked]:
 
     assert diffusers.AutoPipelineForText2Image  # imported before the processes are forked, with most of diffusers
     waiting = [name for name in names if name in declarations()]
-    yield from (
-        Checked(name, kind_of(name), "no tiny model", _REASONS.get(name, ""))
-        for name in names
-        if name not in declarations()
-    )
+    for name in names:
+        if name not in declarations():
+            kind, reason = _UNCHECKED[name]
+            yield Checked(name, kind, "no tiny model", reason)
     running: list[_Running] = []
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -95,4 +100,4 @@ def _result(child: _Running, late: bool) -> Checked:
         if answer.exists():
             return Checked(**json.loads(answer.read_text()))
     why = f"it takes more than {TIMEOUT_S} s" if late else f"its process ended with {child.process.exitcode}"
-    return Checked(child.name, kind_of(child.name), "not run by diffusers", why)
+    return Checked(child.name, kind_of(declarations()[child.name]), "not run by diffusers", why)

@@ -101,7 +101,7 @@ def test_no_command_shows_the_help_as_a_usage_error(run: Run) -> None:
         (["fail", "a", "b"], "got unexpected extra argument(s) (b)", "see `omni fail --help`"),
         (["fail", "ok", "--seed"], "option `--seed` requires an argument", None),
         (["fail", "ok", "--seed", "x"], "invalid value for `--seed`: ", None),
-        (["fail", "ok", "--seed", "-1"], "invalid value for `--seed`: ", None),
+        (["fail", "ok", "--seed", "1", "--seed", "1"], "`--seed` is given twice", "remove one of them"),
         (["fail", "ok", "--number", "0"], "invalid value for `--number`: ", None),
         (
             ["fail", "ok", "--timeout", "nan"],

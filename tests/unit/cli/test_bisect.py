@@ -150,7 +150,7 @@ def test_wall_time(repository: Path, capsys: pytest.CaptureFixture[str], tmp_pat
         (["c0", "c4", *PROGRAM, "--metric", "ttft_s"], 2, "`--metric` has no effect with `--command`"),
         (["c0", "c4", "--build", "make"], 2, "`--build` has no effect without `--command`"),
         (["c0", "c4", *PROGRAM, "--max-regression", "0"], 2, "a slowdown of 0 cannot be measured"),
-        (["c0", "c4", *PROGRAM, "--time-budget", "0"], 2, "invalid value for `--time-budget`"),
+        (["c0", "c4", "--command", "true", "--time-budget", "0"], 2, "invalid value for `--time-budget`"),
         (["c0", "c4", "--metric", "e2e_s", "--require-identical-outputs"], 2, "choose one of them"),
         (["c0", "c4", *PROGRAM, "--cache-dir", "number"], 2, "cannot write"),
         (["c0", *PROGRAM], 2, "missing argument `BAD`"),

@@ -17,8 +17,8 @@ from support.profile_text import make_config
 from omni_cli.cli.generate.inputs import read_specs
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.engine.describing import capabilities_of
 from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.media.reading import load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.media.video import decode_video
@@ -271,8 +271,8 @@ def test_every_truncation_of_an_image_is_an_input_error(tmp_path: Path) -> None:
 
 
 def test_modalities_of_profiles() -> None:
-    assert Capabilities.of(OMNI).modalities == ("text", "audio")
-    assert Capabilities.of(IMAGE).modalities == ("image",)
+    assert capabilities_of(OMNI).modalities == ("text", "audio")
+    assert capabilities_of(IMAGE).modalities == ("image",)
 
 
 @pytest.mark.parametrize(
@@ -291,11 +291,11 @@ def test_modalities_of_profiles() -> None:
 )
 def test_option_without_effect(config: EngineConfig, field: str) -> None:
     with pytest.raises(UsageError, match=f"`{field}` has no effect with profile `{config.name}`"):
-        Capabilities.of(config).check_field(field, f"`{field}`")
+        capabilities_of(config).check_field(field, f"`{field}`")
 
 
 def test_options_that_a_stage_takes_besides_those_of_its_output() -> None:
-    capabilities = Capabilities.of(load_profile("tiny-glm-image"))
+    capabilities = capabilities_of(load_profile("tiny-glm-image"))
     assert capabilities.modalities == ("image",)
     for field in ("image", "temperature", "height", "num_inference_steps"):
         capabilities.check_field(field, field)
@@ -304,21 +304,20 @@ def test_options_that_a_stage_takes_besides_those_of_its_output() -> None:
 
 
 def test_files_are_written_unless_only_text_is_requested() -> None:
-    assert Capabilities.of(OMNI).makes_files(None)
-    assert not Capabilities.of(OMNI).makes_files(frozenset({"text"}))
+    assert capabilities_of(OMNI).makes_files(None)
+    assert not capabilities_of(OMNI).makes_files(frozenset({"text"}))
 
 
 def test_a_checkpoint_s_pipeline_decides_what_a_request_may_and_must_have(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text('{"_class_name": "QwenImageInpaintPipeline"}')
-    config = make_config("inpaint", str(tmp_path), DiffusionStageConfig.named("image"))
-    capabilities = Capabilities.of(config)
-    assert {"image", "mask", "strength", "arg"} <= capabilities.fields
-    assert not {"control_image", "duration"} & capabilities.fields
-    lines = ['{"prompt": "a", "image": "i.png"}', '{"prompt": "a", "image": "i.png", "mask": "m.png"}']
-    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    (tmp_path / "model_index.json").write_text('{"_class_name": "MarigoldDepthPipeline"}')
+    config = make_config("depth", str(tmp_path), DiffusionStageConfig.named("image"))
+    capabilities = capabilities_of(config)
+    assert {"image", "num_inference_steps", "arg"} <= capabilities.fields
+    assert not {"prompt", "mask", "control_image", "duration"} & capabilities.fields
+    (tmp_path / "lines.jsonl").write_text('{"seed": 1}\n{"image": "i.png"}')
     missing, whole = read_requests(tmp_path / "lines.jsonl", capabilities, {})
     assert isinstance(missing, BadRequest)
-    assert missing.error.message == "`mask` is missing, which profile `inpaint` needs"
-    assert isinstance(whole, RequestSpec) and whole.mask == (tmp_path / "m.png",)
-    with pytest.raises(UsageError, match="`--image` is missing, which profile `inpaint` needs"):
-        read_specs({"prompt": "a", "mask": "m.png"}, None, config)
+    assert missing.error.message == "`image` is missing, which profile `depth` needs"
+    assert isinstance(whole, RequestSpec) and whole.image == (tmp_path / "i.png",)
+    with pytest.raises(UsageError, match="`--image` is missing, which profile `depth` needs"):
+        read_specs({}, None, capabilities)

@@ -12,8 +12,8 @@ from PIL import Image
 from support.profile_text import make_config
 
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.engine.describing import capabilities_of
 from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
 
@@ -30,7 +30,7 @@ IMAGE = make_config("tiny-image", "builtin:tiny-image", DiffusionStageConfig.nam
 def read(path: Path, *lines: object, config: EngineConfig = OMNI, **defaults: object) -> list:
     text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     path.write_text(text + "\n")
-    return read_requests(path, Capabilities.of(config), defaults)
+    return read_requests(path, capabilities_of(config), defaults)
 
 
 def test_lines_become_requests(tmp_path: Path) -> None:
@@ -94,7 +94,6 @@ BAD_LINES = {
     '{"prompt": "\\ud800"}': "`prompt` must be valid Unicode",
     '{"promt": "a"}': "unknown key `promt`",
     '{"prompt": "a", "max_tokens": 3}': "unknown key `max_tokens`",
-    '{"prompt": "a", "seed": -1}': "`seed` must be from 0",
     '{"prompt": "a", "seed": true}': "`seed` must be a whole number",
     '{"prompt": "a", "seed": 1.5}': "`seed` must be a whole number",
     '{"prompt": "a", "seed": 123456789012345678901234567890}': "not that large",
@@ -108,8 +107,8 @@ BAD_LINES = {
     '{"prompt": "a", "modalities": []}': "the list is empty",
     '{"prompt": "a", "modalities": ["image"]}': "makes text and audio, not `image`",
     '{"prompt": "a", "height": 64}': "`height` has no effect",
-    '{"prompt": "a", "guidance_scale": 1e999}': "`guidance_scale` must be from 0 to 1000",
-    '{"prompt": "a", "num_inference_steps": 0}': "`num_inference_steps` must be from 1",
+    '{"prompt": "a", "guidance_scale": 1e999}': "`guidance_scale` must be a finite number",
+    '{"prompt": "a", "num_inference_steps": 1.5}': "`num_inference_steps` must be a whole number",
     '{"prompt": "a", "request_id": 5}': "`request_id` must be text",
     '{"prompt": "a", "request_id": "a\\nb"}': "control characters",
     '{"prompt": "a", "request_id": "good"}': "`good` is already used at ",
@@ -127,21 +126,10 @@ def test_a_bad_line_fails_alone(tmp_path: Path, line: str) -> None:
         raise bad.error
 
 
-@pytest.mark.parametrize(("field", "value"), [("height", 0), ("width", 100_000), ("height", -64)])
-def test_impossible_image_sides(tmp_path: Path, field: str, value: int) -> None:
-    (bad,) = read(tmp_path / "r.jsonl", {"prompt": "a", field: value}, config=IMAGE)
-    assert f"`{field}` must be from 1 to 16384, not {value}" in bad.error.message
-
-
-def test_gigantic_image(tmp_path: Path) -> None:
-    most, bad = read(
-        tmp_path / "r.jsonl",
-        {"prompt": "a", "height": 4096, "width": 4096},
-        {"prompt": "a", "height": 4097, "width": 4096},
-        config=IMAGE,
-    )
-    assert dict(most.diffusion) == {"height": 4096, "width": 4096}
-    assert "`height` times `width` is 16781312 pixels" in bad.error.message
+def test_what_the_values_of_a_pipeline_mean_is_left_to_it(tmp_path: Path) -> None:
+    values = {"height": 0, "width": 100_000, "guidance_scale": -2.0, "num_inference_steps": 0, "negative_prompt": ""}
+    (spec,) = read(tmp_path / "r.jsonl", {"prompt": "a", "seed": -1, **values}, config=IMAGE)
+    assert (dict(spec.diffusion), spec.seed) == (values, -1)
 
 
 def test_hints_of_unknown_keys(tmp_path: Path) -> None:
@@ -154,7 +142,7 @@ def test_hints_of_unknown_keys(tmp_path: Path) -> None:
 def test_bytes_that_are_not_utf8_fail_alone(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "\xff"}\r\n\n{"prompt": "c"}')
-    first, second, third = read_requests(path, Capabilities.of(OMNI), {})
+    first, second, third = read_requests(path, capabilities_of(OMNI), {})
     assert (first.prompt, third.prompt, third.place) == ("a", "c", f"{path}:4")
     assert "not UTF-8" in second.error.message
 
@@ -170,7 +158,7 @@ def test_an_overlong_line_fails_alone(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_file_without_requests(tmp_path: Path, content: str) -> None:
     (tmp_path / "r.jsonl").write_text(content)
     with pytest.raises(InputError, match=r"is empty|has no requests"):
-        read_requests(tmp_path / "r.jsonl", Capabilities.of(OMNI), {})
+        read_requests(tmp_path / "r.jsonl", capabilities_of(OMNI), {})
 
 
 def test_a_request_with_its_files_decoded(tmp_path: Path) -> None:

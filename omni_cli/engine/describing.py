@@ -1,0 +1,75 @@
+"""Capabilities of a profile, with the call of its pipeline read in a process that may import diffusers.
+
+That process is forked from the fork server, whose imports the stages of the same command then do not repeat.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from multiprocessing.connection import Connection
+
+from omni_cli.config.schema import EngineConfig
+from omni_cli.engine.process.building import end_with_the_command
+from omni_cli.engine.process.fork_server import ForkServer
+from omni_cli.engine.process.process_group import become_group_leader
+from omni_cli.errors import OmniError
+from omni_cli.families import Reference, family_of_stages, load
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.pipeline_call import PipelineCall
+from omni_cli.stage.messages import Failure
+
+_calls: dict[tuple[Reference, str], PipelineCall] = {}
+
+
+def capabilities_of(config: EngineConfig, *, verbose: bool = False) -> Capabilities:
+    """Return the capabilities of a profile. For a pipeline's, a process imports diffusers, which takes seconds.
+
+    The fork server stays for an engine of the same profile; `ForkServer.end_spare` ends it. `verbose` is as of
+    `ForkServer`. Raises `OmniError`.
+    """
+    family = family_of_stages(config.model, config.stages)
+    role = None if family is None else family.role(config.stages[0].name)
+    if role is None or not isinstance(role.takes, str):
+        return Capabilities.of(config)
+    key = (role.takes, config.model)
+    if key not in _calls:
+        _calls[key] = _ask(*key, ForkServer(config, verbose=verbose))
+    return Capabilities.of(config, _calls[key])
+
+
+def _ask(reference: Reference, model: str, fork_server: ForkServer) -> PipelineCall:
+    context = fork_server.start_spare()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_answer, args=(reference, model, theirs), name="omni-description")
+    process.start()
+    theirs.close()
+    with ours:
+        try:
+            answer: PipelineCall | Failure = ours.recv()
+        except EOFError:
+            raise OmniError(
+                "the process that reads the signature of the pipeline ended unexpectedly", hint="run `omni doctor`"
+            ) from None
+    process.join()
+    if isinstance(answer, Failure):
+        raise answer.error(model)
+    return answer
+
+
+def _answer(reference: Reference, model: str, connection: Connection) -> None:
+    """Entry point of the process."""
+    become_group_leader()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    threading.Thread(target=end_with_the_command, args=(connection,), daemon=True).start()
+    answer: PipelineCall | Failure
+    try:
+        answer = load(reference)(model)
+    except OmniError as error:
+        answer = Failure.of(error)
+    except Exception as error:  # noqa: BLE001 - whatever a library raises for the checkpoint must reach the user
+        what = f"cannot read the signature of the pipeline in `{model}`: {type(error).__name__}: {error}"
+        answer = Failure("checkpoint", what)
+    connection.send(answer)

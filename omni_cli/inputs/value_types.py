@@ -1,0 +1,243 @@
+"""Types of a pipeline's arguments, and the values of a request that fit them. Imports none of the types' libraries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeGuard
+
+FileKind = Literal["image", "tensor", "media"]
+
+_FILE_KINDS: tuple[FileKind, ...] = ("media", "image", "tensor")
+_PLAIN = ("None", "bool", "int", "float", "str", "Literal", "dict", "Any")
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """One of the types that a value may have.
+
+    `name` is "None", "bool", "int", "float", "str", "Any", "Literal" (of `choices`), "list" (of `items`), "tuple" (of
+    `items`, if `is_fixed` one after another), "dict" (of `keys` and `items`), a kind of file, or a class: one that is
+    made of `fields`, found at `location` (`module:name`), or without `fields` one that no request can hold.
+    """
+
+    name: str
+    items: tuple[Types, ...] = ()
+    keys: Types = ()
+    choices: tuple[object, ...] = ()
+    is_fixed: bool = False
+    fields: Mapping[str, Types] = field(default_factory=dict, hash=False)
+    location: str = ""
+
+
+Types = tuple[ValueType, ...]
+"""The types of which a value must have one; () allows any."""
+
+ANY: Types = (ValueType("Any"),)
+
+
+def file_kind(types: Types) -> FileKind | None:
+    """Return the kind of file for a value: images if images are accepted, else tensors; None for plain values."""
+    names = {each.name for each in _with_items(types)}
+    kind = next((kind for kind in _FILE_KINDS if kind in names), None)
+    return None if kind == "tensor" and "str" in names else kind
+
+
+def takes_list(types: Types) -> bool:
+    """Tell whether a value may be a list."""
+    return any(each.name in ("list", "tuple") for each in types)
+
+
+def takes_only_lists(types: Types) -> bool:
+    """Tell whether a value other than null must be a list."""
+    names = {each.name for each in types} - {"None"}
+    return bool(names) and names <= {"list", "tuple"}
+
+
+def class_of_fields(types: Types) -> ValueType | None:
+    """Return the class among these types, or among those of list items, that is made of fields; None without one."""
+    return next((each for each in _with_items(types) if each.fields), None)
+
+
+def is_possible(types: Types) -> bool:
+    """Tell whether a request can hold some value other than null."""
+    return not types or any(
+        each.name in (*_PLAIN[1:], *_FILE_KINDS)
+        or each.fields
+        or (each.name in ("list", "tuple") and all(map(is_possible, each.items)))
+        for each in types
+    )
+
+
+def is_plain(types: Types) -> bool:
+    """Tell whether a value other than null need not be a file or a tensor."""
+    return any(
+        all(map(is_plain, each.items)) if each.name in ("list", "tuple") else each.name in _PLAIN[1:] for each in types
+    )
+
+
+def is_finite_number(value: object) -> TypeGuard[int | float]:
+    """Tell whether it is a number that a stage can be sent: JSON has whole ones of any length."""
+    if isinstance(value, float):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**64
+
+
+def described(types: Types) -> str:
+    """Return the types as text, as an annotation has them."""
+    return " | ".join(dict.fromkeys(map(_described, types))) or "Any"
+
+
+def converted(types: Types, value: object, *, is_strict: bool = True) -> object:
+    """Return a value of JSON for a pipeline's call: `@FILE` as a path, lists as tuples and whole numbers as floats.
+
+    Values that are no JSON are taken to be files that have been read. Without `is_strict`, also those that pipelines
+    accept although their annotations do not say so: null, a number of the other kind, several files for one, tuples of
+    another length, and objects and lists instead of a text. Raises `ValueError` for a value that does not fit.
+    """
+    # A whole number stays one where the call takes both.
+    for each in sorted(types or ANY, key=lambda each: each.name == "float"):
+        try:
+            return _converted(each, value, is_strict)
+        except ValueError:
+            continue
+    if value is None and not is_strict:
+        return value
+    raise ValueError
+
+
+def _converted(one: ValueType, value: object, is_strict: bool) -> object:
+    if one.fields and isinstance(value, Mapping):
+        return _of_fields(one, value, is_strict)
+    convert = _CONVERT.get(one.name)
+    if convert is None:
+        raise ValueError
+    return convert(one, value, is_strict)
+
+
+def _of_fields(one: ValueType, value: Mapping[str, object], is_strict: bool) -> object:
+    if not value.keys() <= one.fields.keys():
+        raise ValueError
+    return {name: converted(one.fields[name], each, is_strict=is_strict) for name, each in value.items()}
+
+
+def _file(one: ValueType, value: object, is_strict: bool) -> object:
+    if isinstance(value, str) and len(value) > 1 and value[0] == "@":
+        return Path(value[1:])
+    if one.name == "tensor" and _is_numeric(value):
+        return value
+    if isinstance(value, list | tuple) and not is_strict and any(each is not None for each in value):
+        return [None if each is None else _file(one, each, is_strict) for each in value]
+    if value is None or isinstance(value, str | bool | int | float | list | tuple | Mapping):
+        raise ValueError
+    return value
+
+
+def _anything(one: ValueType, value: object, is_strict: bool) -> object:
+    if isinstance(value, Mapping):
+        return {key: _anything(one, each, is_strict) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_anything(one, each, is_strict) for each in value]
+    if isinstance(value, int) and not isinstance(value, bool) and not is_finite_number(value):
+        raise ValueError
+    return Path(value[1:]) if isinstance(value, str) and len(value) > 1 and value[0] == "@" else value
+
+
+def _list(one: ValueType, value: object, is_strict: bool) -> object:
+    if not isinstance(value, list | tuple):
+        # One file, which the caller puts into a list unless it is a whole video.
+        if is_strict or file_kind((one,)) is None:
+            raise ValueError
+        return converted(_items(one), value, is_strict=is_strict)
+    if one.is_fixed and len(one.items) == len(value):
+        found = [converted(types, each, is_strict=is_strict) for types, each in zip(one.items, value, strict=True)]
+    elif one.is_fixed and is_strict:
+        raise ValueError
+    else:
+        found = [converted(_items(one), each, is_strict=is_strict) for each in value]
+    return tuple(found) if one.name == "tuple" else found
+
+
+def _items(one: ValueType) -> Types:
+    """Return the types of any item."""
+    return tuple(each for types in one.items for each in types) or ANY
+
+
+def _dict(one: ValueType, value: object, is_strict: bool) -> object:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    (items,) = one.items or (ANY,)
+    return {_key(one.keys, key): converted(items, each, is_strict=is_strict) for key, each in value.items()}
+
+
+def _key(types: Types, key: object) -> object:
+    """Return a key of an object, whose numbers are text in JSON."""
+    names = {each.name for each in types}
+    if isinstance(key, str) and names & {"int", "float"} and "str" not in names:
+        return int(key) if "int" in names else float(key)
+    return key
+
+
+def _float(one: ValueType, value: object, is_strict: bool) -> object:
+    if not is_finite_number(value):
+        raise ValueError
+    return float(value)
+
+
+def _fitting(fits: Callable[[ValueType, object, bool], bool]) -> Callable[[ValueType, object, bool], object]:
+    def convert(one: ValueType, value: object, is_strict: bool) -> object:
+        if not fits(one, value, is_strict):
+            raise ValueError
+        return value
+
+    return convert
+
+
+def _is_text(one: ValueType, value: object, is_strict: bool) -> bool:
+    return isinstance(value, str) or (isinstance(value, list | Mapping) and not is_strict)
+
+
+def _is_whole(one: ValueType, value: object, is_strict: bool) -> bool:
+    return is_finite_number(value) and (isinstance(value, int) or not is_strict)
+
+
+_CONVERT: Mapping[str, Callable[[ValueType, object, bool], object]] = {
+    "None": _fitting(lambda one, value, is_strict: value is None),
+    "bool": _fitting(lambda one, value, is_strict: isinstance(value, bool)),
+    "int": _fitting(_is_whole),
+    "float": _float,
+    "str": _fitting(_is_text),
+    "Literal": _fitting(lambda one, value, is_strict: value in one.choices),
+    "Any": _anything,
+    "list": _list,
+    "tuple": _list,
+    "dict": _dict,
+    **dict.fromkeys(_FILE_KINDS, _file),
+}
+
+
+def _is_numeric(value: object) -> bool:
+    """Tell whether a tensor can be made of it: a number, or nested lists of them with at least one."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_is_numeric, value))
+    return isinstance(value, bool) or is_finite_number(value)
+
+
+def _with_items(types: Types) -> Iterator[ValueType]:
+    for each in types:
+        yield each
+        for items in each.items:
+            yield from _with_items(items)
+
+
+def _described(one: ValueType) -> str:
+    if one.choices:
+        return f"Literal[{', '.join(map(repr, one.choices))}]"
+    if one.fields:
+        return f"{{{', '.join(one.fields)}}}"
+    inner = [described(types) for types in ((one.keys, *one.items) if one.keys else one.items)]
+    if one.name == "tuple" and not one.is_fixed and inner:
+        inner.append("...")
+    return f"{one.name}[{', '.join(inner)}]" if inner else one.name
