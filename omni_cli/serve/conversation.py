@@ -23,12 +23,13 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 
 @dataclass
 class Conversation:
-    """`messages`, `audio`, `images` and `videos` as in `GenerateRequest`."""
+    """`messages`, `audio`, `images`, `videos` and `notes` as in `GenerateRequest`."""
 
     messages: list[Message] = field(default_factory=list)
     audio: list[tuple[np.ndarray, int]] = field(default_factory=list)
     images: list[np.ndarray] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
     @property
     def num_chars(self) -> int:
@@ -41,6 +42,7 @@ def read_conversation(messages: list[chat.Message], decoder: MediaDecoder) -> Co
     for number, message in enumerate(messages):
         parts = tuple(_parts(message, f"messages[{number}].content", decoder, conversation))
         conversation.messages.append(Message(_ROLES[message.role], parts))
+    conversation.notes = tuple(decoder.notes)
     return conversation
 
 

@@ -23,6 +23,7 @@ _SCOPE_KEY = "omni.exchange"
 class Exchange:
     """`began_s` and `deadline_s` are on the event loop's clock; `notes` are further fields of its log line.
 
+    `changes` has a sentence as a key for each thing that was changed about its requests.
     `error` is the kind of failure, `status` the one sent (None: none was).
     """
 
@@ -36,6 +37,7 @@ class Exchange:
     sent_bytes: int = 0
     error: str | None = None
     notes: dict[str, object] = field(default_factory=dict)
+    changes: dict[str, None] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, scope: Scope, timeout_s: float) -> Exchange:

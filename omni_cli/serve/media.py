@@ -36,10 +36,14 @@ async def decode_media(decode: Callable[[MediaDecoder], T], limits: Limits, thre
 
 
 class MediaDecoder:
-    """Decodes the media of one request and limits their total. For use in a thread."""
+    """Decodes the media of one request and limits their total. For use in a thread.
+
+    `notes` are sentences on what decoding changed.
+    """
 
     def __init__(self, limits: Limits, requester: Requester) -> None:
-        self._reader = MediaReader(_no_warning, requester)
+        self.notes: list[str] = []
+        self._reader = MediaReader(self.notes.append, requester)
         self._max_cpu_s = limits.max_decode_s
         self._pixels_left = limits.max_image_pixels
         self._video_pixels_left = limits.max_video_pixels
@@ -126,7 +130,3 @@ def _from_base64(text: str, param: str) -> bytes:
     if not content:
         raise APIError(400, f"`{param}` is empty", code="invalid_base64", param=param)
     return content
-
-
-def _no_warning(_message: str) -> None:
-    """Ignore the warning: the first frame of an animation is its image, and of a video only the frames are used."""

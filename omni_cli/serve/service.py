@@ -13,6 +13,7 @@ from typing import TypeVar
 from omni_cli.config.bundled import bundled_profiles
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
+from omni_cli.engine.describing import capabilities_of
 from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.media.pool import media_pool
@@ -50,7 +51,7 @@ class Service:
 
     @functools.cached_property
     def capabilities(self) -> Capabilities:
-        return Capabilities.of(self.config)
+        return capabilities_of(self.config)
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -80,7 +81,7 @@ class Service:
         if edits and "image" not in self.capabilities.fields:
             message = f"{name} makes images from a prompt alone: use /v1/images/generations"
             raise APIError(404, message, code="unsupported_endpoint")
-        if not edits and self.capabilities.needed_files:
+        if not edits and {*self.capabilities.needed_files} - {"control_image"}:
             message = f"{name} makes images from images: use /v1/images/edits"
             raise APIError(404, message, code="unsupported_endpoint")
 
@@ -182,6 +183,10 @@ class Service:
         tokens = sum(trace.num_output_tokens or 0 for trace in result.stages)
         if tokens:
             exchange.notes["output_tokens"] = tokens
+        if result.notes:
+            # An exchange may have several requests.
+            exchange.changes |= dict.fromkeys(result.notes)
+            exchange.notes["notes"] = list(exchange.changes)
         error = result.error
         if isinstance(error, StageError) and error.request_id is not None:
             self.log.failure(exchange, error, error.details)

@@ -96,6 +96,7 @@ def _generate_request(
         sampling=body.sampling(),
         cache_salt=body.cache_salt,
         stream_audio=body.stream,
+        notes=conversation.notes,
     )
 
 

@@ -18,7 +18,7 @@ from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, errors
-from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
+from omni_cli.serve.schemas.images import ImageEditRequest, ImageFields, ImageRequest
 from omni_cli.serve.schemas.replies import ImageItem, ImagesReply
 from omni_cli.serve.service import Service
 
@@ -31,7 +31,8 @@ def image_routes(service: Service) -> APIRouter:
         """Make images; of several, the first has the request's seed, each following one the next seed."""
         _check(service, body)
         service.check_edits(edits=False)
-        return await _reply(service, body, request)
+        service.check_given({"control_image"} if body.control_image else set())
+        return await _reply(service, body, request, **await service.decode(partial(_controls, body)))
 
     @router.post("/v1/images/edits", response_model=ImagesReply, responses=errors(*RUNNING))
     async def images_edits(body: Annotated[ImageEditRequest, MULTIPART], request: Request) -> Response:
@@ -40,13 +41,14 @@ def image_routes(service: Service) -> APIRouter:
         service.check_edits(edits=True)
         if not body.images:
             raise APIError(400, "field `image` is missing", code="missing_required_parameter", param="image")
-        service.check_given({"image", "mask"} if body.mask is not None else {"image"})
+        given = {"mask": body.mask is not None, "control_image": bool(body.control_image)}
+        service.check_given({"image", *(name for name, is_given in given.items() if is_given)})
         return await _reply(service, body, request, **await service.decode(partial(_media, body)))
 
     return router
 
 
-async def _reply(service: Service, body: ImageRequest, request: Request, **media: Any) -> Response:
+async def _reply(service: Service, body: ImageFields, request: Request, **media: Any) -> Response:
     requests = _generate_requests(service, body, **media)
     results = await _run_all(service, requests, Exchange.of(request.scope))
     data = await asyncio.to_thread(lambda: [item for result in results for item in _items(result)])
@@ -54,14 +56,17 @@ async def _reply(service: Service, body: ImageRequest, request: Request, **media
     return JSONResponse(reply)
 
 
+def _controls(body: ImageRequest, decoder: MediaDecoder) -> dict[str, Any]:
+    urls = body.control_image or []
+    images = tuple(decoder.image(url, "control_image") for url in ([urls] if isinstance(urls, str) else urls))
+    return {"control_images": images, "notes": tuple(decoder.notes)}
+
+
 def _media(body: ImageEditRequest, decoder: MediaDecoder) -> dict[str, Any]:
     images = tuple(decoder.image_file(upload.file, param) for param, upload in body.images)
     mask = None if body.mask is None else decoder.mask_file(body.mask.file, "mask")
-    if mask is not None and mask.shape != images[0].shape:
-        sizes = [f"{pixels.shape[1]}x{pixels.shape[0]}" for pixels in (mask, images[0])]
-        message = f"the mask has {sizes[0]} pixels and the first image {sizes[1]}; they must be equal"
-        raise APIError(400, message, code="invalid_mask", param="mask")
-    return {"images": images, "mask": mask}
+    controls = tuple(decoder.image_file(upload.file, "control_image") for upload in body.control_image)
+    return {"images": images, "mask": mask, "control_images": controls, "notes": tuple(decoder.notes)}
 
 
 async def _run_all(service: Service, requests: list[GenerateRequest], exchange: Exchange) -> list[RequestResult]:
@@ -74,7 +79,7 @@ async def _run_all(service: Service, requests: list[GenerateRequest], exchange: 
     return [task.result() for task in tasks]
 
 
-def _check(service: Service, body: ImageRequest) -> None:
+def _check(service: Service, body: ImageFields) -> None:
     service.check_model(body.model)
     service.check_makes("image")
     service.check_prompt_length(len(body.prompt) + len(body.negative_prompt or ""))
@@ -82,14 +87,14 @@ def _check(service: Service, body: ImageRequest) -> None:
         raise APIError(400, f"`n` may be at most {service.limits.max_n}", code="invalid_value", param="n")
 
 
-def _generate_requests(service: Service, body: ImageRequest, **media: Any) -> list[GenerateRequest]:
+def _generate_requests(service: Service, body: ImageFields, **media: Any) -> list[GenerateRequest]:
     seed = service.config.seed if body.seed is None else body.seed
     name = new_id("image")
     return [
         GenerateRequest(
             request_id=f"{name}-{number}",
             prompt=body.prompt,
-            seed=(seed + number) % (MAX_SEED + 1),
+            seed=seed + number - (MAX_SEED + 1 if seed + number > MAX_SEED else 0),
             modalities=frozenset({"image"}),
             diffusion=body.diffusion(),
             **media,

@@ -149,8 +149,8 @@ def _media(body: VideoRequest, medium: str, decoder: MediaDecoder) -> dict[str, 
         return {}
     file = body.input_reference.file
     if medium == "video":
-        return {"videos": (decoder.video_file(file, "input_reference"),)}
-    return {"images": (decoder.image_file(file, "input_reference"),)}
+        return {"videos": (decoder.video_file(file, "input_reference"),), "notes": tuple(decoder.notes)}
+    return {"images": (decoder.image_file(file, "input_reference"),), "notes": tuple(decoder.notes)}
 
 
 def _jobs(service: Service, jobs: VideoJobs | None) -> VideoJobs:

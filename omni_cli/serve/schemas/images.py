@@ -8,8 +8,17 @@ from typing import Annotated, Literal
 from fastapi import UploadFile
 from pydantic import AfterValidator, ConfigDict, Field
 
-from omni_cli.inputs.fields import MAX_GUIDANCE_SCALE, MAX_IMAGE_SIDE, MAX_NUM_INFERENCE_STEPS
-from omni_cli.serve.schemas.fields import Form, Ignored, Only, Seed, Strict, Upload
+from omni_cli.serve.schemas.fields import (
+    MAX_IMAGE_SIDE,
+    MAX_NUM_INFERENCE_STEPS,
+    MAX_PIXELS_MADE,
+    Form,
+    Ignored,
+    Only,
+    Seed,
+    Strict,
+    Upload,
+)
 
 _MAX_FILES = 16
 _DIFFUSION = ("negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale", "strength")
@@ -32,13 +41,17 @@ def parse_size(value: str) -> tuple[int, int]:
     width, height = int(found[1]), int(found[2])
     if max(width, height) > MAX_IMAGE_SIDE:
         raise ValueError(f"a side may have at most {MAX_IMAGE_SIDE} pixels")
+    if width * height > MAX_PIXELS_MADE:
+        raise ValueError(f"an image may have at most {MAX_PIXELS_MADE} pixels")
     return width, height
 
 
 Size = Annotated[str, AfterValidator(_check_size), Field(json_schema_extra={"pattern": _SIZE_OR_AUTO})]
 
 
-class ImageRequest(Strict):
+class ImageFields(Strict):
+    """The fields of generations and edits."""
+
     model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     prompt: str = Field(min_length=1)
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of images; each has the next seed.")
@@ -50,8 +63,8 @@ class ImageRequest(Strict):
     seed: Seed | None = None
     negative_prompt: str | None = None
     num_inference_steps: Annotated[int, Field(ge=1, le=MAX_NUM_INFERENCE_STEPS)] | None = None
-    guidance_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE_SCALE)] | None = None
-    true_cfg_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE_SCALE)] | None = None
+    guidance_scale: float | None = None
+    true_cfg_scale: float | None = None
 
     background: Annotated[object, Only("auto", "opaque")] = None
     moderation: Annotated[object, Only("auto")] = None
@@ -73,11 +86,20 @@ class ImageRequest(Strict):
         return arguments
 
 
+_Url = Annotated[str, Field(min_length=1)]
+
+
+class ImageRequest(ImageFields):
+    control_image: _Url | Annotated[list[_Url], Field(min_length=1, max_length=_MAX_FILES)] | None = Field(
+        None, description="What controls the layout: an image as a base64 data URL, or several."
+    )
+
+
 # FastAPI validates the default too, so the empty list is refused by the document alone.
 _Images = Annotated[list[Upload], Field(max_length=_MAX_FILES, json_schema_extra={"minItems": 1})]
 
 
-class ImageEditRequest(ImageRequest, Form):
+class ImageEditRequest(ImageFields, Form):
     """The official client sends one image as `image`, several as `image[]`."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["image"]}, {"required": ["image[]"]}]})
@@ -85,9 +107,12 @@ class ImageEditRequest(ImageRequest, Form):
     image: _Images = Field(default=[], description="The images to edit, in files.")
     more_images: _Images = Field(default=[], alias="image[]")
     mask: Upload | None = Field(
-        None, description="As large as the first image; where it is fully transparent, the model paints."
+        None, description="Where it is fully transparent, the model paints; of the size of the first image for most."
     )
-    strength: Annotated[float, Field(ge=0, le=1)] | None = None
+    control_image: Annotated[list[Upload], Field(max_length=_MAX_FILES)] = Field(
+        default=[], description="What controls the layout: an image, or several."
+    )
+    strength: float | None = None
 
     input_fidelity: Annotated[object, Only()] = None
     markup: Annotated[object, Only()] = None

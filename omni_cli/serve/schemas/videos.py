@@ -6,14 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from omni_cli.inputs.fields import (
-    CHECKERS,
-    MAX_DURATION_S,
-    MAX_FRAMES_MADE,
-    MAX_GUIDANCE_SCALE,
-    MAX_NUM_INFERENCE_STEPS,
-)
-from omni_cli.serve.schemas.fields import Form, Ignored, Seed, Upload
+from omni_cli.inputs.fields import CHECKERS, MAX_FRAMES_MADE
+from omni_cli.serve.schemas.fields import MAX_DURATION_S, MAX_NUM_INFERENCE_STEPS, Form, Ignored, Seed, Upload
 from omni_cli.serve.schemas.images import Size, parse_size
 
 _CALL = ("negative_prompt", "num_inference_steps", "guidance_scale", "num_frames", "fps", "strength")
@@ -38,10 +32,10 @@ class VideoRequest(Form):
     seed: Seed | None = None
     negative_prompt: str | None = None
     num_inference_steps: Annotated[int, Field(ge=1, le=MAX_NUM_INFERENCE_STEPS)] | None = None
-    guidance_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE_SCALE)] | None = None
+    guidance_scale: float | None = None
     num_frames: Annotated[int, Field(ge=1, le=MAX_FRAMES_MADE)] | None = None
     fps: Fps | None = Field(None, description="Frames per second, a number or a ratio such as 24000/1001.")
-    strength: Annotated[float, Field(ge=0, le=1)] | None = None
+    strength: float | None = None
 
     user: Ignored
     safety_identifier: Ignored

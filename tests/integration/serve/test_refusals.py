@@ -87,12 +87,12 @@ PICTURE_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x", "n": 0}, "greater than or equal to 1"),
     ({"prompt": "x", "n": 11}, "`n` may be at most 10"),
     ({"prompt": "x", "size": "big"}, "WIDTHxHEIGHT"),
-    ({"prompt": "x", "size": "63x64"}, "multiple of 16"),
+    ({"prompt": "x", "num_inference_steps": 1}, "needs more than one step"),
     ({"prompt": "x", "size": "16384x16384"}, "pixels"),
     ({"prompt": "x", "response_format": "url"}, "'b64_json'"),
     ({"prompt": "x", "quality": "hd"}, "`quality` is not supported"),
-    ({"prompt": "x", "seed": -1}, "greater than or equal to 0"),
-    ({"prompt": "x", "guidance_scale": 3.5}, "no effect on this model"),
+    ({"prompt": "x", "seed": 2**64}, "less than or equal to"),
+    ({"prompt": "x", "control_image": "data:image/png;base64,AAAA"}, "takes no `control_image`"),
 ]
 
 
