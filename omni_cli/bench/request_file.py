@@ -9,7 +9,6 @@ from pathlib import Path
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.describing import capabilities_of
-from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
@@ -39,7 +38,6 @@ class MeasuredRequest:
 def describe_requests(path: Path, config: EngineConfig, warn: Callable[[str], None]) -> RequestFile:
     """Check a file before anything is loaded. Raises `UsageError` or `InputError` for the first invalid line."""
     specs = _read_specs(path, config)
-    ForkServer.end_spare()  # measured engines run in processes of their own
     digest = hashlib.sha256(path.read_bytes())
     for spec in specs:
         _build(spec, config, warn)

@@ -30,6 +30,7 @@ from omni_cli.bench.protocol import (
     encode,
 )
 from omni_cli.child_python import python_command
+from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.errors import ExitCode, OmniError
 
@@ -94,6 +95,7 @@ class VariantProcess:
 
     async def start(self) -> None:
         """Start Python with the variant's environment. Raises `VariantError`."""
+        ForkServer.end_spare()  # of this process, whose stages are the variant's
         self._started = await asyncio.create_subprocess_exec(
             *python_command("-m", _MODULE),
             stdin=asyncio.subprocess.PIPE,

@@ -13,8 +13,8 @@ FileContent = Literal["image", "tensor", "audio", "video"]
 # By name, because what Python's `mimetypes` knows depends on the machine.
 _KINDS: dict[str, FileContent] = {
     ".npy": "tensor",
-    **dict.fromkeys((".wav", ".flac", ".ogg", ".mp3"), "audio"),
-    **dict.fromkeys((".mp4", ".mov", ".webm", ".mkv", ".avi"), "video"),
+    **dict.fromkeys((".wav", ".flac", ".mp3", ".m4a", ".aac", ".ogg", ".oga", ".opus", ".aiff", ".caf"), "audio"),
+    **dict.fromkeys((".mp4", ".m4v", ".mov", ".3gp", ".webm", ".mkv", ".avi", ".ts", ".mpg", ".mpeg"), "video"),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeGuard
@@ -43,11 +43,6 @@ def file_kind(types: Types) -> FileKind | None:
     names = {each.name for each in _with_items(types)}
     kind = next((kind for kind in _FILE_KINDS if kind in names), None)
     return None if kind == "tensor" and "str" in names else kind
-
-
-def takes_list(types: Types) -> bool:
-    """Tell whether a value may be a list."""
-    return any(each.name in ("list", "tuple") for each in types)
 
 
 def takes_only_lists(types: Types) -> bool:
@@ -109,22 +104,40 @@ def converted(types: Types, value: object, *, is_strict: bool = True) -> object:
 
 
 def _converted(one: ValueType, value: object, is_strict: bool) -> object:
-    if one.fields and isinstance(value, Mapping):
-        return _of_fields(one, value, is_strict)
-    convert = _CONVERT.get(one.name)
-    if convert is None:
+    match one.name:
+        case "float" if is_finite_number(value):
+            return float(value)
+        case "Any":
+            return _anything(value)
+        case "list" | "tuple":
+            return _list(one, value, is_strict)
+        case "dict" if isinstance(value, Mapping):
+            (items,) = one.items
+            return {_key(one.keys, key): converted(items, each, is_strict=is_strict) for key, each in value.items()}
+        case "image" | "tensor" | "media":
+            return _file(one, value, is_strict)
+        case _ if isinstance(value, Mapping) and one.fields and value.keys() <= one.fields.keys():
+            return {name: converted(one.fields[name], each, is_strict=is_strict) for name, each in value.items()}
+    if not _is_plain_value(one, value, is_strict):
         raise ValueError
-    return convert(one, value, is_strict)
+    return value
 
 
-def _of_fields(one: ValueType, value: Mapping[str, object], is_strict: bool) -> object:
-    if not value.keys() <= one.fields.keys():
-        raise ValueError
-    return {name: converted(one.fields[name], each, is_strict=is_strict) for name, each in value.items()}
+def _is_plain_value(one: ValueType, value: object, is_strict: bool) -> bool:
+    match one.name:
+        case "None":
+            return value is None
+        case "bool":
+            return isinstance(value, bool)
+        case "int":
+            return is_finite_number(value) and (isinstance(value, int) or not is_strict)
+        case "str":
+            return isinstance(value, str) or (isinstance(value, list | Mapping) and not is_strict)
+    return value in one.choices
 
 
 def _file(one: ValueType, value: object, is_strict: bool) -> object:
-    if isinstance(value, str) and len(value) > 1 and value[0] == "@":
+    if _names_file(value):
         return Path(value[1:])
     if one.name == "tensor" and _is_numeric(value):
         return value
@@ -135,87 +148,38 @@ def _file(one: ValueType, value: object, is_strict: bool) -> object:
     return value
 
 
-def _anything(one: ValueType, value: object, is_strict: bool) -> object:
+def _anything(value: object) -> object:
     if isinstance(value, Mapping):
-        return {key: _anything(one, each, is_strict) for key, each in value.items()}
+        return {key: _anything(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_anything(one, each, is_strict) for each in value]
+        return [_anything(each) for each in value]
     if isinstance(value, int) and not isinstance(value, bool) and not is_finite_number(value):
         raise ValueError
-    return Path(value[1:]) if isinstance(value, str) and len(value) > 1 and value[0] == "@" else value
+    return Path(value[1:]) if _names_file(value) else value
+
+
+def _names_file(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) > 1 and value[0] == "@"
 
 
 def _list(one: ValueType, value: object, is_strict: bool) -> object:
+    any_item = tuple(each for types in one.items for each in types)
     if not isinstance(value, list | tuple):
         # One file, which the caller puts into a list unless it is a whole video.
-        if is_strict or file_kind((one,)) is None:
+        if is_strict or file_kind(any_item) is None:
             raise ValueError
-        return converted(_items(one), value, is_strict=is_strict)
-    if one.is_fixed and len(one.items) == len(value):
-        found = [converted(types, each, is_strict=is_strict) for types, each in zip(one.items, value, strict=True)]
-    elif one.is_fixed and is_strict:
+        return converted(any_item, value, is_strict=is_strict)
+    if one.is_fixed and is_strict and len(one.items) != len(value):
         raise ValueError
-    else:
-        found = [converted(_items(one), each, is_strict=is_strict) for each in value]
+    of_each = one.items if one.is_fixed and len(one.items) == len(value) else [any_item] * len(value)
+    found = [converted(types, each, is_strict=is_strict) for types, each in zip(of_each, value, strict=True)]
     return tuple(found) if one.name == "tuple" else found
-
-
-def _items(one: ValueType) -> Types:
-    """Return the types of any item."""
-    return tuple(each for types in one.items for each in types) or ANY
-
-
-def _dict(one: ValueType, value: object, is_strict: bool) -> object:
-    if not isinstance(value, Mapping):
-        raise ValueError
-    (items,) = one.items or (ANY,)
-    return {_key(one.keys, key): converted(items, each, is_strict=is_strict) for key, each in value.items()}
 
 
 def _key(types: Types, key: object) -> object:
     """Return a key of an object, whose numbers are text in JSON."""
-    names = {each.name for each in types}
-    if isinstance(key, str) and names & {"int", "float"} and "str" not in names:
-        return int(key) if "int" in names else float(key)
-    return key
-
-
-def _float(one: ValueType, value: object, is_strict: bool) -> object:
-    if not is_finite_number(value):
-        raise ValueError
-    return float(value)
-
-
-def _fitting(fits: Callable[[ValueType, object, bool], bool]) -> Callable[[ValueType, object, bool], object]:
-    def convert(one: ValueType, value: object, is_strict: bool) -> object:
-        if not fits(one, value, is_strict):
-            raise ValueError
-        return value
-
-    return convert
-
-
-def _is_text(one: ValueType, value: object, is_strict: bool) -> bool:
-    return isinstance(value, str) or (isinstance(value, list | Mapping) and not is_strict)
-
-
-def _is_whole(one: ValueType, value: object, is_strict: bool) -> bool:
-    return is_finite_number(value) and (isinstance(value, int) or not is_strict)
-
-
-_CONVERT: Mapping[str, Callable[[ValueType, object, bool], object]] = {
-    "None": _fitting(lambda one, value, is_strict: value is None),
-    "bool": _fitting(lambda one, value, is_strict: isinstance(value, bool)),
-    "int": _fitting(_is_whole),
-    "float": _float,
-    "str": _fitting(_is_text),
-    "Literal": _fitting(lambda one, value, is_strict: value in one.choices),
-    "Any": _anything,
-    "list": _list,
-    "tuple": _list,
-    "dict": _dict,
-    **dict.fromkeys(_FILE_KINDS, _file),
-}
+    is_number = any(each.name == "int" for each in types) and not any(each.name == "str" for each in types)
+    return int(key) if is_number and isinstance(key, str) else key
 
 
 def _is_numeric(value: object) -> bool:

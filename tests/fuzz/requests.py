@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from fuzz.documents import bombs, damage, json_text, mutate
 from fuzz.profiles import scratch
 from omni_cli.config.loader import load_profile
+from omni_cli.engine.describing import capabilities_of
 from omni_cli.errors import OmniError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
@@ -24,7 +26,6 @@ REQUESTS = [
     {"prompt": "snow", "image": "a.png", "mask": "m.png", "strength": 0.5, "arg": {"sigmas": [1.0, 0.5]}},
 ]  # fmt: skip
 PROFILES = ("tiny-omni", "tiny-image", "tiny-video", "tiny-audio", "tiny-edit")
-CAPABILITIES = [Capabilities.of(load_profile(name)) for name in PROFILES]
 DEFAULTS = {"seed": 3, "sampling": {"temperature": 0.2}}
 GOOD = b'{"prompt": "good"}\n'
 BOMBS = bombs()
@@ -48,7 +49,7 @@ def check(case: bytes) -> str:
     path = scratch()
     path.write_bytes(GOOD + case + b"\n" + GOOD)
     clean = True
-    for capabilities in CAPABILITIES:
+    for capabilities in _capabilities():
         try:
             found = read_requests(path, capabilities, DEFAULTS)
         except OmniError as error:
@@ -59,3 +60,8 @@ def check(case: bytes) -> str:
                 clean = False
                 assert request.error.message and len(request.error.message) < 20_000
     return "accepted" if clean else "rejected"
+
+
+@functools.cache
+def _capabilities() -> tuple[Capabilities, ...]:
+    return tuple(capabilities_of(load_profile(name)) for name in PROFILES)

@@ -14,9 +14,9 @@ class RequestOptions:
     """One request, by the names of its fields in a JSONL file."""
 
     prompt: Annotated[str | None, argument("[PROMPT]", "The prompt; `-` reads it from stdin.")] = None
-    audio: Annotated[list[str] | None, option("--audio", "FILE", "Audio input (WAV, FLAC, OGG, MP3). Repeatable.")] = (
-        None
-    )
+    audio: Annotated[
+        list[str] | None, option("--audio", "FILE", "Audio input (WAV, FLAC, MP3, M4A, Ogg, ...). Repeatable.")
+    ] = None
     image: Annotated[list[str] | None, option("--image", "FILE", "Image input (PNG, JPEG, WebP, ...). Repeatable.")] = (
         None
     )

@@ -44,7 +44,6 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     from omni_cli.bench.search import plan_space
     from omni_cli.bench.workload import lengths_given_by
     from omni_cli.engine.describing import capabilities_of
-    from omni_cli.engine.process.fork_server import ForkServer
 
     source = profile_source(options)
     config = source.load()
@@ -54,7 +53,6 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
     kinds = [stage.kind for stage in workload.measured(config)]
     made = capabilities_of(config).modalities if "diffusion" in kinds else ()
-    ForkServer.end_spare()  # measured engines run in processes of their own
     workload = replace(workload, slo=_read_slo(options, kinds, made))
     if options.objective == "tokens_per_second" and kinds != ["ar"]:
         raise UsageError(

@@ -38,8 +38,7 @@ class ForkServer:
 
     def start(self) -> ForkServerContext:
         """Start the imports, unless they have started, and return the context to start processes with."""
-        spare = ForkServer._spare
-        if spare is not None and spare._preload != self._preload:
+        if ForkServer._spare is not None and ForkServer._spare._preload != self._preload:
             ForkServer.end_spare()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(self._preload)

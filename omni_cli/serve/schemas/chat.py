@@ -46,7 +46,7 @@ class ImagePart(Strict):
 
 class InputAudio(Strict):
     data: str = Field(description="The file, in base64.")
-    format: str = Field(description="`wav`, `flac`, `mp3` or `ogg`; the file's actual format decides.")
+    format: str = Field(description="Such as `wav`, `mp3` or `m4a`; the file's actual format decides.")
 
 
 class AudioPart(Strict):

@@ -228,7 +228,7 @@ def test_cmyk(tmp_path: Path) -> None:
         (tmp_path / "a.jpg").write_bytes(content)
         theirs = np.frombuffer(ffmpeg("-i", tmp_path / "a.jpg", "-f", "rawvideo", "-pix_fmt", "rgb24", "-"), np.uint8)
         np.testing.assert_allclose(decode(content).pixels, theirs.reshape(64, 64, 3), atol=6)
-    # YCCK, as Photoshop writes it: Adobe's marker says so, and the fourth is inverted.
+    # YCCK, as Photoshop writes it: with Adobe's marker, and the fourth inverted.
     ycck = np.dstack([np.asarray(Image.fromarray(inks[:, :, :3]).convert("YCbCr")), 255 - inks[:, :, 3]])
     content = saved(Image.fromarray(255 - ycck, "CMYK"), "JPEG", quality=100, subsampling=0)
     start = content.index(b"Adobe")

@@ -14,7 +14,6 @@ from omni_cli.inputs.value_types import (
     file_kind,
     is_plain,
     is_possible,
-    takes_list,
     takes_only_lists,
 )
 
@@ -114,7 +113,6 @@ def test_files_hold_images_or_tensors_as_the_types_say() -> None:
     )
     assert file_kind(types("tensor", list_of("tensor"))) == "tensor"
     assert file_kind(types("str", list_of("str"))) is file_kind(types("Callable")) is None
-    assert takes_list(types("image", list_of("image"))) and not takes_list(types("image"))
     assert takes_only_lists(types(list_of("image"), "None")) and not takes_only_lists(types("image", list_of("image")))
     assert is_plain(types("float", "tensor")) and not is_plain(types("tensor"))
     assert is_possible(types(list_of(CONDITION))) and not is_possible(types("Generator", list_of("Generator"), "None"))
