@@ -15,7 +15,7 @@ class RequestOptions:
 
     prompt: Annotated[str | None, argument("[PROMPT]", "The prompt; `-` reads it from stdin.")] = None
     audio: Annotated[
-        list[str] | None, option("--audio", "FILE", "Audio input (WAV, FLAC, MP3, M4A, Ogg, ...). Repeatable.")
+        list[str] | None, option("--audio", "FILE", "Audio input (WAV, MP3, M4A, Ogg, ...). Repeatable.")
     ] = None
     image: Annotated[list[str] | None, option("--image", "FILE", "Image input (PNG, JPEG, WebP, ...). Repeatable.")] = (
         None
