@@ -45,13 +45,11 @@ def known_failure(error: BaseException) -> OmniError | None:
             return OmniError("too many processes or threads for a limit of this machine", hint=hint)
         if code in _NOT_WRITABLE or any(os.strerror(number) in text for number in _NOT_WRITABLE):
             found = _folder_of(each) or _not_writable()
-            if found is not None:
-                return not_writable(*found)
+            return _folder_error(*found) if found else _unknown_folder(text)
     return None
 
 
-def not_writable(folder: str, reason: str) -> OmniError:
-    """Return the error for a folder that cannot be written."""
+def _folder_error(folder: str, reason: str) -> OmniError:
     if folder.startswith(_SHARED_MEMORY):
         hint = "mount it so that it can be written, in a container with more space: `--shm-size 1g`"
     elif Path(folder).is_relative_to(tempfile.gettempdir()):
@@ -59,6 +57,12 @@ def not_writable(folder: str, reason: str) -> OmniError:
     else:
         hint = f"free space there, or make it writable: `df -h {shlex.quote(folder)}` shows its file system"
     return OmniError(f"cannot write to {folder}: {reason}", hint=hint)
+
+
+def _unknown_folder(reason: str) -> OmniError:
+    """Return the error if the file is not named, and its folder can be written again."""
+    hint = f"free space in {tempfile.gettempdir()}, or choose another folder for temporary files: `export TMPDIR=DIR`"
+    return OmniError(f"cannot write a file: {reason}", hint=hint)
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
@@ -72,7 +76,8 @@ def _folder_of(error: BaseException) -> tuple[str, str] | None:
     """Return the folder of the file that the exception names, and why it cannot be written."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str) or not Path(error.filename).is_absolute():
         return None
-    return str(Path(error.filename).parent), str(error.strerror)
+    path = Path(error.filename)
+    return str(path if path.is_dir() else path.parent), str(error.strerror)
 
 
 def _not_writable() -> tuple[str, str] | None:

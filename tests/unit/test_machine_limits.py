@@ -62,6 +62,11 @@ def test_a_folder_that_the_error_does_not_name_is_found(monkeypatch: pytest.Monk
     failure = known_failure(RuntimeError("write failed: No space left on device"))
     assert failure is not None and failure.message.startswith("cannot write to /proc/self: ")
     assert failure.hint == "choose another folder for temporary files: `export TMPDIR=DIR`"
+    monkeypatch.setattr(machine_limits, "_SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    failure = known_failure(OSError(errno.ENOSPC, "No space left on device"))
+    assert failure is not None and failure.message == "cannot write a file: [Errno 28] No space left on device"
+    assert failure.hint is not None and f"free space in {tmp_path}, " in failure.hint
 
 
 def test_other_errors_are_not_about_the_machine() -> None:

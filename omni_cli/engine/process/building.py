@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omni_cli.checkpoints.hub import download
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.engine.process.fork_server import ForkServer
+from omni_cli.engine.process.fork_server import ForkServer, start_process
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.errors import OmniError
 from omni_cli.machine_limits import known_failure
@@ -28,7 +28,7 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> str:
     ours, theirs = context.Pipe()
     process = context.Process(target=_provide, args=(model, theirs), name="omni-checkpoint")
     # Shielded, because a thread cannot be cancelled.
-    starting = asyncio.ensure_future(asyncio.to_thread(process.start))
+    starting = asyncio.ensure_future(asyncio.to_thread(start_process, process))
     receiving: asyncio.Future[str | Failure | None] | None = None
     try:
         await asyncio.shield(starting)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 from omni_cli.config.schema import EngineConfig
@@ -92,10 +93,21 @@ class ForkServer:
             server._stop()
 
 
+def start_process(process: BaseProcess) -> None:
+    """Start a process in the fork server, once its imports are done. Raises `OmniError` if it has ended."""
+    try:
+        process.start()
+    except (EOFError, ConnectionError) as error:
+        raise OmniError(
+            "the process that does the imports for all stages ended unexpectedly",
+            hint="check that enough memory is free; `-v` shows its output",
+        ) from error
+
+
 def _ensure_running() -> None:
     """Start multiprocessing's fork server, unless it runs, so that no file of its socket outlives a killed command.
 
-    The socket is connected to by a descriptor of it, and its folder removed. Raises `OmniError` if there can be none.
+    The socket is connected to by a descriptor of it, and its folder removed.
     """
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
@@ -104,16 +116,12 @@ def _ensure_running() -> None:
             return
         _forget_socket(server)
     own = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    parent = temporary_folder(len(_SOCKET))
-    try:
-        with tempfile.TemporaryDirectory(prefix="omni-", dir=parent) as own["tempdir"]:
+    with tempfile.TemporaryDirectory(prefix="omni-", dir=temporary_folder(len(_SOCKET))) as own["tempdir"]:
+        try:
             server.ensure_running()
             descriptor = os.open(server._forkserver_address, os.O_PATH)
-    except OSError as error:
-        reason = f"cannot create a socket in the temporary folder {parent}: {error.strerror or error}"
-        raise OmniError(reason, hint="set TMPDIR to a folder that can be written") from error
-    finally:
-        del own["tempdir"]
+        finally:
+            del own["tempdir"]
     server._forkserver_address = f"{_DESCRIPTORS}/{descriptor}"
 
 

@@ -17,6 +17,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from omni_cli.engine.process.fork_server import start_process
 from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.engine.process.stage_process import run_stage, stacks_in
 from omni_cli.errors import StageError
@@ -106,7 +107,7 @@ class StageClient:
             target=run_stage, args=(theirs, self.spec, self._log, self._scratch), name=f"omni-{self.name}"
         )
         # In a thread, because this waits for the fork server's imports; shielded, because a thread cannot be cancelled.
-        self._starting = asyncio.ensure_future(asyncio.to_thread(self._process.start))
+        self._starting = asyncio.ensure_future(asyncio.to_thread(start_process, self._process))
         try:
             await asyncio.shield(self._starting)
         finally:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from omni_cli.config.loader import load_profile
-from omni_cli.engine.process.fork_server import ForkServer
+from omni_cli.engine.process.fork_server import ForkServer, start_process
 from omni_cli.engine.process.preload import preloading
+from omni_cli.errors import OmniError
 
 PRELOADED = ("omni_cli.diffusers_integration.stage", "omni_cli.vllm_integration.stage")
 
@@ -87,6 +89,19 @@ def test_a_server_that_was_killed_is_replaced(tmp_path: Path, monkeypatch: pytes
     server.stop()
     server.stop()
     assert not is_running(third)
+
+
+def test_a_server_that_is_killed_during_its_imports_is_an_error() -> None:
+    if ForkServer._users:
+        pytest.skip("other tests use the server")
+    server = ForkServer(SimpleNamespace(backends=("diffusers",)))
+    context = server.start()
+    killer = threading.Timer(0.5, os.kill, (forkserver._forkserver._forkserver_pid, signal.SIGKILL))
+    killer.start()
+    with pytest.raises(OmniError, match="the imports for all stages ended unexpectedly"):
+        start_process(context.Process(target=os.getpid))
+    killer.join()
+    server.stop()
 
 
 def test_a_package_that_does_not_load_is_left_to_the_stage(capsys: pytest.CaptureFixture[str]):

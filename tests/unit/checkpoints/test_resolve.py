@@ -10,10 +10,11 @@ import pytest
 
 from omni_cli.checkpoints.build import build_folder
 from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind, weight_files
+from omni_cli.checkpoints.hub import download, hub_cache_folder
 from omni_cli.checkpoints.resolve import cache_folder, is_built, resolve_model
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.checkpoints.sizes import DecoderSizes
-from omni_cli.errors import CheckpointError, OutputError, UsageError
+from omni_cli.errors import CheckpointError, OmniError, OutputError, UsageError
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
 
 
@@ -209,6 +210,25 @@ def test_the_cache_follows_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert cache_folder() == Path("/home/somebody/.cache/omni-cli/checkpoints")
+
+
+def test_a_user_without_a_home_folder_is_asked_for_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a number for a user."""
+
+    def unknown(_uid: int) -> None:
+        raise KeyError("no entry")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for asks in (cache_folder, hub_cache_folder, lambda: download("a/b")):
+        with pytest.raises(OmniError, match="no home folder") as raised:
+            asks()
+        assert "XDG_CACHE_HOME" in raised.value.hint and "HOME" in raised.value.hint
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert hub_cache_folder() == tmp_path / "hub"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder().is_relative_to(tmp_path)
 
 
 def test_an_unknown_name_is_unknown_before_anything_is_built() -> None:
