@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_cli.checkpoints.files import read_model_kind, read_object, weight_shapes
+from omni_cli.checkpoints.files import read_model_kind, read_object, used_files, weight_shapes
 from omni_cli.errors import CheckpointError
 
 _NUM_NAMED = 3
@@ -34,7 +34,8 @@ def find_fault(folder: Path, aliases: Iterable[str], prefix: str, *, is_loaded: 
     None if there is no fault, and for checkpoints that transformers would save in another way: of classes that it
     lacks, quantized, or of an older version.
     """
-    saved = {name: shape for name, shape in weight_shapes(folder).items() if name.startswith(prefix)}
+    shapes = weight_shapes(folder) or ({} if is_loaded else _pickled_shapes(folder))
+    saved = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
     kinds = {(_LAYER.sub("N", name), shape) for name, shape in saved.items()}
     if is_loaded and len(kinds) == len(dict(kinds)):
         return None
@@ -50,6 +51,14 @@ def find_fault(folder: Path, aliases: Iterable[str], prefix: str, *, is_loaded: 
                 hint="config.json and weights must be of the same checkpoint: get it again",
             )
     return None
+
+
+def _pickled_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    import torch
+
+    files = used_files(folder.glob("pytorch_model*.bin"))
+    states = [torch.load(file, map_location="meta", weights_only=True) for file in files]
+    return {name: tuple(tensor.shape) for state in states for name, tensor in state.items()}
 
 
 def _expected_shapes(folder: Path, architectures: Iterable[str]) -> dict[str, tuple[int, ...]]:

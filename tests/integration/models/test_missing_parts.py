@@ -11,12 +11,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from support.answers import answer_of
 from support.in_process import run_here
 from support.omni_process import run_omni
 from support.samples import sample
+from support.tiny_models import llama
 
+from omni_cli.checkpoints.missing import find_fault
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.checkpoint_fit import check_fit
@@ -96,6 +99,19 @@ def test_each_weight_is_named(every: int, tmp_path: Path) -> None:
             if name not in MODELS:
                 assert larger is not None, weight
                 assert f" has weights of another model: {weight} has the shape (" in larger
+
+
+def test_pickled_weights_have_their_names_as_well(tmp_path: Path) -> None:
+    folder = llama(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert find_fault(folder, (), "", is_loaded=False) is None
+    name = "model.layers.1.mlp.up_proj.weight"
+    torch.save({other: weight for other, weight in weights.items() if other != name}, folder / "pytorch_model.bin")
+    fault = find_fault(folder, (), "", is_loaded=False)
+    assert fault is not None
+    assert fault.message.endswith(f"lacks 1 of its weights: {name}")
 
 
 def test_weights_of_quantized_models_have_vllms_names(tmp_path: Path) -> None:
