@@ -42,18 +42,22 @@ def _ask(reference: Reference, model: str, fork_server: ForkServer) -> PipelineC
     context = fork_server.start_spare()
     ours, theirs = context.Pipe()
     process = context.Process(target=_answer, args=(reference, model, theirs), name="omni-description")
-    process.start()
-    theirs.close()
-    with ours:
-        try:
-            answer: PipelineCall | Failure = ours.recv()
-        except EOFError:
-            raise OmniError(
-                "the process that reads the signature of the pipeline ended unexpectedly", hint="run `omni doctor`"
-            ) from None
-    process.join()
+    try:
+        process.start()
+        theirs.close()
+        answer: PipelineCall | Failure = ours.recv()
+        process.join()
+    except EOFError:
+        raise OmniError(
+            "the process that reads the signature of the pipeline ended unexpectedly", hint="run `omni doctor`"
+        ) from None
+    except KeyboardInterrupt:
+        ForkServer.end_spare()  # its imports are no longer needed
+        raise
+    finally:
+        ours.close()
     if isinstance(answer, Failure):
-        raise answer.error(model)
+        raise OmniError(answer.message, hint=answer.hint) if answer.kind == "stage" else answer.error(model)
     return answer
 
 

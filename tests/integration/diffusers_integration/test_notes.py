@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DDIMInverseScheduler, DiffusionPipeline, StableDiffusionDiffEditPipeline
 from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
+from support.stable_diffusion import build_stable_diffusion
 from support.stage_specs import spec_of
 from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
@@ -115,6 +116,24 @@ def test_a_mask_for_each_frame(run: Run) -> None:
 def test_several_tensors_where_the_annotation_has_one(run: Run) -> None:
     layers = [file("tensor", Array.of(np.zeros((1, 4, 8), np.float32))) for _ in range(2)]
     assert run("ConsisIDPipeline", {"num_frames": 8}, call_files={"id_vit_hidden": layers}).notes == ()
+
+
+def test_the_strength_of_diffedit_is_that_of_its_inpainting(tmp_path: Path) -> None:
+    build_stable_diffusion(tmp_path / "parts")
+    parts = DiffusionPipeline.from_pretrained(tmp_path / "parts").components
+    inverse = DDIMInverseScheduler.from_config(parts["scheduler"].config)
+    parts = {name: part for name, part in parts.items() if name != "image_encoder"}
+    edit = StableDiffusionDiffEditPipeline(**parts, inverse_scheduler=inverse, requires_safety_checker=False)
+    edit.save_pretrained(tmp_path / "edit")
+    config = DiffusionStageConfig.named("image", num_inference_steps=4)
+    stage = DiffusersStage(spec_of(config, str(tmp_path / "edit")), lambda report: None)
+    # The latents of two steps: half of four.
+    latents = np.random.default_rng(0).standard_normal((1, 2, 4, 32, 32), np.float32)
+    files = {"image_latents": CallFileInput("tensor", Array.of(latents))}
+    stage.add(StageRequest("0", "a cat", mask=noise(32, 32, 3), diffusion={"strength": 0.5}, call_files=files))
+    (done,) = stage.step()
+    stage.close()
+    assert isinstance(done, RequestDone) and done.notes == () and len(done.trace["denoise_step_s"]) == 2
 
 
 @pytest.mark.parametrize("name", ["LTX2InContextPipeline", "LTX2HDRPipeline"])

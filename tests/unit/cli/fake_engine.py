@@ -34,8 +34,8 @@ class FakeEngine:
     """Answers the words of the prompt in capitals, one delta a word.
 
     Words with a meaning: `late` finishes after the others, `stall` stops after its text, `input-error` and
-    `stage-error` fail, `crash` raises what no engine should. The models `fail_start`, `stall_start` and
-    `stall_close` do so while loading and closing.
+    `stage-error` fail, `noted` is a request that is changed, `crash` raises what no engine should. The models
+    `fail_start`, `stall_start` and `stall_close` do so while loading and closing.
     """
 
     instances: list[FakeEngine] = []  # noqa: RUF012 - what a test looks at afterwards
@@ -91,7 +91,8 @@ class FakeEngine:
         elif media := self._media(request):
             outputs.append(media)
             yield OutputReady(request.request_id, media)
-        yield RequestResult(request.request_id, tuple(outputs), self._traces(words), error)
+        notes = (*request.notes, *(["the image is larger"] if "noted" in words else []))
+        yield RequestResult(request.request_id, tuple(outputs), self._traces(words), error, notes=notes)
 
     def _media(self, request: GenerateRequest) -> Output | None:
         wanted = request.modalities or {"audio", "image"}

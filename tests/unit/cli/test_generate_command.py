@@ -214,6 +214,21 @@ def test_a_fault_of_the_engine_is_no_traceback(omni: Omni) -> None:
     assert "error: internal error: RuntimeError: boom" in result.err
 
 
+def test_what_is_changed_about_requests_is_said_once_and_is_in_the_document(omni: Omni) -> None:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "green")]
+    frames[0].save("moving.gif", save_all=True, append_images=frames[1:])
+    decoded = "the image file `moving.gif` has 2 frames; only the first is used"
+    lines = ({"prompt": "noted", "image": "moving.gif"}, {"prompt": "noted too"}, {"prompt": "not"})
+    for options in ((), ("--json",)):
+        result = omni("--profile", "tiny-omni", "--requests", requests_file(*lines), *options)
+        warnings = [line for line in result.err.splitlines() if line.startswith("warning:")]
+        assert warnings == [
+            f"warning: requests.jsonl:1: {decoded}", "warning: requests.jsonl:1: the image is larger"
+        ]  # fmt: skip
+    found = [entry.get("notes") for entry in json.loads(result.out)["results"]]
+    assert found == [[decoded, "the image is larger"], ["the image is larger"], None]
+
+
 # Mistakes that need no engine
 
 

@@ -120,7 +120,8 @@ def test_any_value_survives_showing(
     data = profile_data(load_profile("qwen-image"))
     data["description"] = text
     data["stages"]["image"]["negative_prompt"] = text
-    call = {"a": text, "b": number, "c": whole, "d": True, "e": [whole, [text, None]], "f": None, "g": {"h": [number]}}
+    call = {"a": text, "b": number, "c": whole, "d": True, "e": [whole, [text, None]], "f": None}
+    call["g"] = {"h": [number], whole: 1, str(whole): 2}
     data["stages"]["image"]["call"] = call
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text(to_yaml(data), encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from omni_cli.config.diagnostics import InvalidProfileError
@@ -138,3 +140,12 @@ def test_only_arguments_that_the_profile_has_for_its_own_checkpoint_may_be_dropp
     assert droppable("model=dir", model=None) == {"true_cfg_scale", *keys}
     assert droppable(model=None) == set()
     assert droppable(model="builtin:tiny-image") == set()
+
+
+def test_a_key_that_is_a_number_is_not_its_text(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    text = "version: 1\nname: own\nmodel: builtin:tiny-image\ndtype: float32\nstages:\n"
+    path.write_text(text + "  image: {kind: diffusion, call: {attention_kwargs: {1: 0.5, '2': 1, a: 3}}}\n")
+    own = {1: 0.5, "2": 1, "a": 3}
+    for overrides, expected in (((), own), (("image.call.attention_kwargs={7: 1}",), {7: 1})):
+        assert load_profile(str(path), overrides).stage("image").call == {"attention_kwargs": expected}

@@ -56,7 +56,7 @@ def test_order_of_call_arguments_and_prompts_do_not_split_a_batch():
     assert batch_key(first) == batch_key(second)
 
 
-@pytest.mark.parametrize(("a", "b"), [(1, True), ("1", 1), ([1], 1), (None, 0)])
+@pytest.mark.parametrize(("a", "b"), [(1, True), ("1", 1), ([1], 1), (None, 0), ({1: 2}, {"1": 2})])
 def test_call_values_of_unlike_types_do_not_share_a_batch(a, b):
     assert batch_key(request("0", call={"x": a})) != batch_key(request("1", call={"x": b}))
 

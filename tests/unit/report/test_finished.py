@@ -42,6 +42,8 @@ def test_a_key_is_of_the_request_and_the_profile_and_not_of_its_line(
         RequestSpec("a", "hello", seed=1),
         RequestSpec("a", "hello", modalities=frozenset({"text"})),
         RequestSpec("a", "hello", sampling={"max_tokens": 3}),
+        RequestSpec("a", "hello", diffusion={"attention_kwargs": {1: 2, "a": 3}}),
+        RequestSpec("a", "hello", diffusion={"attention_kwargs": {"1": 2, "a": 3}}),
     ]
     keys = {finished.key(other) for other in others}
     changed = load_profile("tiny-omni", overrides=["thinker.sampling.max_tokens=3"])
