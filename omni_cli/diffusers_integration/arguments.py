@@ -122,6 +122,8 @@ def _instances(types: Types, value: object) -> object:
 
 def _check_names(request: DiffusionRequest, call: PipelineCall) -> None:
     for name in request.call:
+        if name in PIPELINE_ARGUMENTS:  # of a stage, which has a key for it
+            raise InputError(f"`{name}` is set twice", hint=f"set `{name}` next to `call`, not in it")
         call.check_name(name)
     for name in ("prompt", *PIPELINE_ARGUMENTS):
         if getattr(request, name) is not None and name not in call.arguments:

@@ -8,14 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.memory import advised
+from omni_cli.diffusers_integration.notes import PIPELINE_MODULES
 from omni_cli.diffusers_integration.pixels import BadOutputError
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.errors import InputError, OmniError, StageError
 from omni_cli.stage.library_messages import translate
 
-_CHECKING_MODULES = (
-    "diffusers.pipelines.", "diffusers.modular_pipelines.", "diffusers.image_processor", "diffusers.video_processor",
-)  # fmt: skip
 # Raised by whatever uses wrong values first; subclasses of RuntimeError are a device's and a compiler's.
 _OF_WRONG_VALUES = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
 # Names under which a package is installed, where they differ from that of its module.
@@ -75,7 +73,7 @@ def describe_failure(
 def _is_of_pipeline(raised: Exception) -> bool:
     """Tell whether a pipeline of diffusers raised it itself: some check their inputs only where they use them."""
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(raised.__traceback__)]
-    return isinstance(raised, ValueError | TypeError) and bool(modules) and modules[-1].startswith(_CHECKING_MODULES)
+    return isinstance(raised, ValueError | TypeError) and bool(modules) and modules[-1].startswith(PIPELINE_MODULES)
 
 
 def _memory_keys(raised: Exception, config: DiffusionStageConfig) -> Iterator[str]:

@@ -12,29 +12,35 @@ from omni_cli.diffusers_integration.arguments import call_arguments
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.inputs.pipeline_call import PipelineCall
 
+# Where pipelines check and change their inputs. Other modules log about models and weights.
+PIPELINE_MODULES = (
+    "diffusers.pipelines.", "diffusers.modular_pipelines.", "diffusers.image_processor", "diffusers.video_processor",
+)  # fmt: skip
+
 
 class _Messages(logging.Handler):
-    """Keeps each message once."""
+    """Keeps each message of a pipeline once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.found: dict[str, None] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.found.setdefault(" ".join(record.getMessage().split()))
+        if record.name.startswith(PIPELINE_MODULES):
+            self.found.setdefault(" ".join(record.getMessage().split()))
 
 
 @contextmanager
 def heard_messages() -> Iterator[_Messages]:
-    """Collect what diffusers logs as a warning, such as a size that it rounds, instead of printing it."""
+    """Collect what pipelines log as a warning, such as a size that they round, whatever diffusers' verbosity."""
     messages, logger = _Messages(), logging.getLogger("diffusers")
-    handlers, level, propagates = logger.handlers, logger.level, logger.propagate
-    logger.handlers, logger.propagate = [messages], False
-    logger.setLevel(logging.WARNING)
+    level = logger.level
+    logger.addHandler(messages)
+    logger.setLevel(min(level, logging.WARNING))
     try:
         yield messages
     finally:
-        logger.handlers, logger.propagate = handlers, propagates
+        logger.removeHandler(messages)
         logger.setLevel(level)
 
 

@@ -15,7 +15,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from omni_cli.config.schema import PIPELINE_ARGUMENTS
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.files import file_kind as kind_of_file
 from omni_cli.inputs.value_types import (
@@ -184,8 +183,6 @@ class PipelineCall:
         """Return the argument of that name; raises `InputError` for one that the call lacks or nobody may set."""
         if name in OWNED_ARGUMENTS and (name in self.arguments or self.pipeline is None):
             raise InputError(f"`{name}` cannot be set", hint=OWNED_ARGUMENTS[name])
-        if name in PIPELINE_ARGUMENTS:
-            raise InputError(f"`{name}` is set twice", hint=f"set `{name}` next to `call`, not in it")
         if self.pipeline is None:
             return Argument(ANY)
         if name not in self.arguments:
@@ -216,11 +213,6 @@ class PipelineCall:
         shown = _cut(value if isinstance(value, ArgumentText) else json.dumps(candidates[0], default=str))
         raise InputError(f"`{name}` must be {_expected(argument)}, not {shown}", hint=self._file_hint(name, argument))
 
-    def file_value(self, name: str, files: Sequence[object]) -> object:
-        """Return one file, or a list if there are several or the call takes lists only."""
-        is_list = len(files) > 1 or takes_only_lists(self.arguments[name].types)
-        return list(files) if is_list else files[0]
-
     def media_arguments(self, media: Mapping[Medium, Sequence[Any]]) -> dict[str, object]:
         """Return the arguments for media; raises `InputError` for what the pipeline lacks, and for two media of one.
 
@@ -236,13 +228,13 @@ class PipelineCall:
                     f"{self.pipeline} takes no {medium.replace('_', ' ')}",
                     hint=f"remove {_option(medium)}, or use a checkpoint of another pipeline",
                 )
+            types = self.arguments[name].types
             if self._collects(name):
-                key = _field_for(medium, self.arguments[name].types)
+                key = _field_for(medium, types)
                 found.setdefault(name, []).extend({key: each} for each in files)
-            elif medium == "video":
-                found[name] = files[0] if len(files) == 1 else list(files)
             else:
-                found[name] = self.file_value(name, files)
+                is_alone = len(files) == 1 and (medium == "video" or not takes_only_lists(types))
+                found[name] = files[0] if is_alone else list(files)
         return found
 
     def check_runnable(self) -> None:

@@ -22,7 +22,11 @@ class RequestOptions:
     )
     mask: Annotated[
         str | None,
-        option("--mask", "FILE", "Mask of the image: white where the model paints, black where the image stays."),
+        option(
+            "--mask",
+            "FILE",
+            "Mask of the image: white where the model paints, black where the image stays. Of a video, one per frame.",
+        ),
     ] = None
     control_image: Annotated[
         list[str] | None, option("--control-image", "FILE", "Image that controls the layout. Repeatable.")

@@ -113,7 +113,7 @@ def test_words_of_the_command_line_have_the_argument_s_type(
         ("num_images_per_prompt", "true", "`num_images_per_prompt` must be a whole number"),
         ("prompt_embeds", "x", "`prompt_embeds` must be a tensor: numbers, or a file"),
         ("prompt_embeds", "@a.wav", "`prompt_embeds` must be a tensor: numbers, or a file, not `a.wav`"),
-        ("guidance_scale", "3", "`guidance_scale` is set twice"),
+        ("guidance_scale", "high", "`guidance_scale` must be a finite number, not high"),
         ("generator", "3", "`generator` cannot be set"),
         ("x" * 100_000, "3", "the pipeline's call has no argument `xxx"),
     ],
@@ -163,6 +163,7 @@ def test_an_argument_that_is_set_in_two_ways_is_an_error() -> None:
         ("StableDiffusionControlNetPipeline", {"image": A, "control_image": A}, "both set the argument `image`"),
         ("QwenImageInpaintPipeline", {"image": A, "arg": {"image": B}}, "`image` and `arg` both set the argument"),
         ("WanPipeline", {"num_frames": 5, "arg": {"num_frames": 9}}, "`num_frames` and `arg` both set"),
+        ("WanPipeline", {"height": 64, "arg": {"height": 32}}, "`height` and `arg` both set"),
         ("QwenImagePipeline", {"prompt": "a", "arg": {"prompt": ["b"]}}, "`prompt` and `arg` both set"),
     ):
         with pytest.raises(InputError, match=message):
