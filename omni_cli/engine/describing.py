@@ -13,7 +13,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.process.building import end_with_the_command
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.process_group import become_group_leader
-from omni_cli.errors import OmniError
+from omni_cli.errors import DeadlineError, OmniError
 from omni_cli.families import Reference, family_of_stages, load
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.pipeline_call import PipelineCall
@@ -22,11 +22,11 @@ from omni_cli.stage.messages import Failure
 _calls: dict[tuple[Reference, str], PipelineCall] = {}
 
 
-def capabilities_of(config: EngineConfig, *, verbose: bool = False) -> Capabilities:
+def capabilities_of(config: EngineConfig, *, verbose: bool = False, timeout_s: float | None = None) -> Capabilities:
     """Return the capabilities of a profile. For a pipeline's, a process imports diffusers, which takes seconds.
 
     The fork server stays for an engine of the same profile; `ForkServer.end_spare` ends it. `verbose` is as of
-    `ForkServer`. Raises `OmniError`.
+    `ForkServer`. Raises `OmniError`, after `timeout_s` `DeadlineError`.
     """
     family = family_of_stages(config.model, config.stages)
     role = None if family is None else family.role(config.stages[0].name)
@@ -34,12 +34,21 @@ def capabilities_of(config: EngineConfig, *, verbose: bool = False) -> Capabilit
         return Capabilities.of(config)
     key = (role.takes, config.model)
     if key not in _calls:
-        _calls[key] = _ask(*key, ForkServer(config, verbose=verbose))
+        _calls[key] = _ask(*key, ForkServer(config, verbose=verbose), timeout_s)
     return Capabilities.of(config, _calls[key])
 
 
-def _ask(reference: Reference, model: str, fork_server: ForkServer) -> PipelineCall:
+def _ask(reference: Reference, model: str, fork_server: ForkServer, timeout_s: float | None) -> PipelineCall:
+    is_late = threading.Event()
+
+    def give_up() -> None:
+        is_late.set()
+        ForkServer.end_spare()  # whose imports the start below waits for
+
     context = fork_server.start_spare()
+    timer = threading.Timer(threading.TIMEOUT_MAX if timeout_s is None else timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
     ours, theirs = context.Pipe()
     process = context.Process(target=_answer, args=(reference, model, theirs), name="omni-description")
     try:
@@ -47,7 +56,10 @@ def _ask(reference: Reference, model: str, fork_server: ForkServer) -> PipelineC
         theirs.close()
         answer: PipelineCall | Failure = ours.recv()
         process.join()
-    except EOFError:
+    except (EOFError, OSError):
+        if is_late.is_set():
+            message = f"the run did not finish within {timeout_s:g} s"
+            raise DeadlineError(message, hint="raise `--timeout`") from None
         raise OmniError(
             "the process that reads the signature of the pipeline ended unexpectedly", hint="run `omni doctor`"
         ) from None
@@ -55,6 +67,7 @@ def _ask(reference: Reference, model: str, fork_server: ForkServer) -> PipelineC
         ForkServer.end_spare()  # its imports are no longer needed
         raise
     finally:
+        timer.cancel()
         ours.close()
     if isinstance(answer, Failure):
         raise OmniError(answer.message, hint=answer.hint) if answer.kind == "stage" else answer.error(model)

@@ -84,13 +84,15 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
         self._started = False
         self._stages: tuple[StageInfo, ...] = ()
 
-    async def run(self, *, timeout_s: float | None) -> RunOutcome:
+    async def run(self, *, timeout_s: float | None, waited_s: float = 0.0) -> RunOutcome:
         """Run everything; finished results are kept if a signal, the deadline or a full disk ends it early.
+
+        `waited_s` of the time limit are over already.
 
         Raises `OmniError` only if the engine could not be started, because there is nothing to keep then.
         """
         began = time.monotonic()
-        work, stopped = await run_until_stopped(self._work_and_close(), timeout_s)
+        work, stopped = await run_until_stopped(self._work_and_close(), timeout_s, waited_s)
         failure = None if work.cancelled() else work.exception()
         if isinstance(failure, OutputError) and self._started:
             stopped = failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.generate.options import GenerateOptions
@@ -36,7 +37,8 @@ def generate(options: GenerateOptions) -> int:
     if replicas is not None and requests is None:
         raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
     config = profile_source(options).load()
-    capabilities = capabilities_of(config, verbose=options.verbose)
+    began_s = time.monotonic()
+    capabilities = capabilities_of(config, verbose=options.verbose, timeout_s=options.timeout)
     if options.help_inputs:
         from omni_cli.cli.generate.help_inputs import show_inputs
 
@@ -45,7 +47,7 @@ def generate(options: GenerateOptions) -> int:
     specs = read_specs(options.given(), requests, capabilities)
     if replicas is not None:
         return run_on_replicas(specs, config, capabilities, replicas, options)
-    return run(decode_specs(specs, config, capabilities), config, options)
+    return run(decode_specs(specs, config, capabilities), config, options, began_s)
 
 
 def make_engine(config: EngineConfig, *, verbose: bool, max_concurrency: int) -> GenerateEngine:
@@ -55,7 +57,9 @@ def make_engine(config: EngineConfig, *, verbose: bool, max_concurrency: int) ->
     return OmniLLM(config, verbose=verbose, max_concurrency=max_concurrency)
 
 
-def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, options: GenerateOptions) -> ExitCode:
+def run(
+    requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, options: GenerateOptions, began_s: float
+) -> ExitCode:
     """Run requests on their own engine and show their outputs. Raises `OmniError` if none could run."""
     from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate.run import GenerateRun, PendingRequest
@@ -72,7 +76,7 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
 
     async def run_on_engine() -> RunOutcome:
         session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
-        return await session.run(timeout_s=options.timeout)
+        return await session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s)
 
     outcome = asyncio.run(run_on_engine())
     _show_end(outcome, config, options)

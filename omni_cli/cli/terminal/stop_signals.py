@@ -31,16 +31,17 @@ class Interrupted(OmniError):
 
 
 async def run_until_stopped(
-    work: Coroutine[Any, Any, T], timeout_s: float | None
+    work: Coroutine[Any, Any, T], timeout_s: float | None, waited_s: float = 0.0
 ) -> tuple[asyncio.Task[T], OmniError | None]:
     """Run `work`, or cancel it at the first signal or after `timeout_s`; the second value is the reason.
 
-    The task is done in any case, including its clean-up, which a second signal may kill.
+    `waited_s` of the time limit are over already. The task is done in any case, including its clean-up, which a second signal may kill.
     """
     with stop_signals() as requested:
         task = asyncio.ensure_future(work)
         either: set[asyncio.Future[Any]] = {task, requested}
-        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        left_s = None if timeout_s is None else max(timeout_s - waited_s, 0.0)
+        await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task, None
         stopped: OmniError = (
