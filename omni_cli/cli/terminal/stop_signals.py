@@ -35,7 +35,8 @@ async def run_until_stopped(
 ) -> tuple[asyncio.Task[T], OmniError | None]:
     """Run `work`, or cancel it at the first signal or after `timeout_s`; the second value is the reason.
 
-    `waited_s` of the time limit are over already. The task is done in any case, including its clean-up, which a second signal may kill.
+    `waited_s` of the time limit are over already. The task is done in any case, including its clean-up, which a second
+    signal may kill.
     """
     with stop_signals() as requested:
         task = asyncio.ensure_future(work)

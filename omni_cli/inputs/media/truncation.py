@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
@@ -50,7 +51,7 @@ def _boxes(content: BinaryIO) -> Iterator[tuple[int, int]]:
             return
         if kind in (b"moov", b"mdat", b"moof"):
             yield position, num_bytes
-        position += num_bytes
+        position = min(position + num_bytes, sys.maxsize)
 
 
 def _matroska_segment(content: BinaryIO) -> Iterator[tuple[int, int]]:
@@ -93,7 +94,7 @@ class _Layout:
             position += head_bytes
             if head.startswith(self.wanted) and num_bytes < _UNKNOWN_BYTES:
                 yield position, num_bytes
-            position += -(-num_bytes // self.alignment) * self.alignment
+            position = min(position + -(-num_bytes // self.alignment) * self.alignment, sys.maxsize)
 
 
 # By the bytes at the start and those at 8.

@@ -57,9 +57,10 @@ def _decode(job: Job, descriptor: int) -> tuple[Decoded | Nothing | Refused, np.
     except InputError as error:
         return Refused(error.message, error.hint), None
     except MemoryError:
-        return Refused(
-            f"the {job.name} needs more memory than the {job.max_bytes // wire.MIB} MiB for decoding it"
-        ), None
+        return Refused(f"decoding the {job.name} needs more than {job.max_bytes // wire.MIB} MiB of memory"), None
+    except Exception as error:  # noqa: BLE001 - whatever a library raises for such bytes is the medium's fault
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return Refused(f"cannot read the {job.name}: {reason[:200]}", "is the file damaged?"), None
 
 
 def _import_decoder(job: Job) -> None:

@@ -217,7 +217,7 @@ def test_a_fault_of_the_engine_is_no_traceback(omni: Omni) -> None:
 def test_what_is_changed_about_requests_is_said_once_and_is_in_the_document(omni: Omni) -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "green")]
     frames[0].save("moving.gif", save_all=True, append_images=frames[1:])
-    decoded = "the image file `moving.gif` has 2 frames; only the first is used"
+    decoded = "the image file `moving.gif` has more than one frame or page; only the first is used"
     lines = ({"prompt": "noted", "image": "moving.gif"}, {"prompt": "noted too"}, {"prompt": "not"})
     for options in ((), ("--json",)):
         result = omni("--profile", "tiny-omni", "--requests", requests_file(*lines), *options)

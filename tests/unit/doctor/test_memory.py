@@ -201,6 +201,7 @@ def test_a_local_checkpoint_is_measured_by_its_files(tmp_path: Path) -> None:
     assert needed(judge(config, machine())) == {None: 19.6}
     assert judge(config, machine(host=host(16))).missing == ("at least 19.6 GiB of memory (this machine has 16.0 GiB)",)
     assert needed(judge(text_config(folder, "float32", kv_cache_memory_bytes=GIB), machine())) == {None: 35.6}
+    (folder / "model.safetensors").unlink()
     write_weights(folder, {"w": ("BF16", 3 * GIB)}, "model-00001-of-00001.safetensors")
     index = {"weight_map": {"w": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
