@@ -1,4 +1,4 @@
-"""A request to a server, and its outcome. `benchmarks/README.md` has the cost of the client itself (aiohttp)."""
+"""A request to a server, and its outcome. `benchmarks/results` has the cost of the client itself (aiohttp)."""
 
 from __future__ import annotations
 
