@@ -39,9 +39,33 @@ def test_the_path_of_a_stranger_is_complete() -> None:
     assert not defines(ROOT / "omni_cli/families.py", "Family.missing")
 
 
-def test_every_folder_is_in_the_table() -> None:
-    packages = {f"omni_cli/{path.parent.name}" for path in (ROOT / "omni_cli").glob("*/__init__.py")}
-    assert packages <= {path for path, _ in named(PAGES[0])}
+def test_the_diagram_of_the_rooms_is_the_checked_contract() -> None:
+    (diagram,) = re.findall(r"```text\n(cli .*?)```", TEXT, flags=re.DOTALL)
+    (contract,) = re.findall(r"\nlayers = \[(.*?)\n\]", (ROOT / "pyproject.toml").read_text(), flags=re.DOTALL)
+    shown = [re.split(r" {3,}", line.strip(" │├└"))[0] for line in diagram.splitlines()]
+    assert re.findall(r"\w+", " ".join(shown)) == [name for name in re.findall(r"\w+", contract) if name != "__main__"]
+    # One bar between rooms that import nothing of each other, as in the contract.
+    assert sum(line.count("|") for line in shown) == contract.count("|")
+
+
+def test_the_stars_are_at_the_rooms_that_import_torch() -> None:
+    (diagram,) = re.findall(r"```text\n(cli .*?)```", TEXT, flags=re.DOTALL)
+    heavy = re.compile(r"^\s*(?:import|from) (?:torch|vllm|diffusers|transformers)\b", flags=re.MULTILINE)
+    found = {
+        path.relative_to(ROOT / "omni_cli").parts[0].removesuffix(".py")
+        for path in (ROOT / "omni_cli").rglob("*.py")
+        if heavy.search(path.read_text())
+    }
+    assert set(re.findall(r"(\w+)\*", diagram)) == found
+
+
+def test_the_diagrams_name_classes_that_exist() -> None:
+    (diagram,) = re.findall(r"```mermaid\n(.*?)```", TEXT, flags=re.DOTALL)
+    named = {*re.findall(r"\b(?:[A-Z][a-z]+){2,}\b|OmniLLM", diagram)}
+    source = "\n".join(path.read_text() for path in (ROOT / "omni_cli").rglob("*.py"))
+    assert [name for name in sorted(named) if f"class {name}" not in source] == []
+    # Small enough to be read at a glance.
+    assert max(len(block.splitlines()) for block in re.findall(r"```(?:mermaid|text)\n(.*?)```", TEXT, re.DOTALL)) <= 40
 
 
 def test_the_entry_point_group_is_the_one_in_use() -> None:

@@ -31,14 +31,6 @@ def test_every_make_target_exists() -> None:
     assert {"dev", "test-fast", "lint"} <= named <= targets
 
 
-def test_the_layers_are_those_that_are_checked() -> None:
-    (shown,) = re.findall(r"```\n(cli > .*?)```", TEXT, flags=re.DOTALL)
-    (checked,) = re.findall(r"\nlayers = \[(.*?)\n\]", (ROOT / "pyproject.toml").read_text(), flags=re.DOTALL)
-    unnamed = ("__main__", "profile_record", "tune_record", "record_file")
-    names = [name for name in re.findall(r"\w+", checked) if name not in unnamed]
-    assert re.findall(r"\w+", shown) == names
-
-
 @pytest.fixture
 def where_hints_are_tested() -> ModuleType:
     spec = importlib.util.spec_from_file_location("profile_tests", ROOT / "tests/unit/profiling/test_record.py")
