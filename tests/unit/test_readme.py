@@ -6,7 +6,8 @@ from pathlib import Path
 from omni_cli.cli.app import run
 from omni_cli.config.loader import load_profile
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_profile_is_valid(tmp_path: Path) -> None:
@@ -21,3 +22,9 @@ def test_every_command_of_the_table_exists_and_none_is_missing(capsys) -> None:
     assert run(["--help"]) == 0
     commands = capsys.readouterr().out.partition("Commands:")[2]
     assert named == set(re.findall(r"^  (\w+)  ", commands, flags=re.MULTILINE))
+
+
+def test_every_environment_variable_of_ours_is_listed() -> None:
+    sources = [ROOT / "Makefile", *(path for name in ("omni_cli", "scripts") for path in (ROOT / name).rglob("*.py"))]
+    names = {name for path in sources for name in re.findall(r"\bOMNI_[A-Z_]+\b", path.read_text())}
+    assert names == set(re.findall(r"^\| `(OMNI_[A-Z_]+)` \| ours", README, flags=re.MULTILINE))
