@@ -46,9 +46,10 @@ def scratch_folder(prefix: str, parent: str | Path | None = None, *, mode: int =
     A folder that is renamed stays. Raises `OSError` if it cannot be created.
     """
     folder = Path(parent or temporary_folder(0)).absolute() / f"{prefix}{secrets.token_hex(4)}"
-    folder.mkdir(mode)
     remover, null = ["sh", "-c", _REMOVER, str(folder)], subprocess.DEVNULL
     try:
+        # Inside `try`, because an interrupt may arrive just when the folder has been created.
+        folder.mkdir(mode)
         # In a session of its own, so that what ends the command and its group does not end it.
         with subprocess.Popen(remover, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True):
             yield folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -39,7 +40,7 @@ _KNOWN_FIELDS = {
 
 
 class _API(FastAPI):
-    """FastAPI without the status code 422 in its OpenAPI document: invalid fields get 400, as from OpenAI."""
+    """FastAPI with exact bounds and without the code 422 in its OpenAPI document: invalid fields get 400, as from OpenAI."""
 
     def openapi(self) -> dict[str, object]:
         if self.openapi_schema is None:
@@ -48,7 +49,14 @@ class _API(FastAPI):
                 operation["responses"].pop("422", None)
             for unused in ("HTTPValidationError", "ValidationError"):
                 document["components"]["schemas"].pop(unused, None)
+            # FastAPI has bounds as floats, and the seed's would be read as another number.
+            self.openapi_schema = json.loads(json.dumps(document), parse_float=_exact)
         return super().openapi()
+
+
+def _exact(number: str) -> float:
+    value = float(number)
+    return int(value) if value.is_integer() else value
 
 
 def create_app(

@@ -53,7 +53,8 @@ class OmniServer:
         self._log = folder / "stderr"
         options.setdefault("warm", may_be_warm(options))
         with self._log.open("w") as log:
-            self.process = OmniProcess(folder, "serve", "--port", "0", "--json", *arguments, stderr=log, **options)
+            port = () if "--port" in arguments else ("--port", "0")
+            self.process = OmniProcess(folder, "serve", *port, "--json", *arguments, stderr=log, **options)
         self.ready: dict[str, Any] = self._ready_line() if wait else {}
 
     def _ready_line(self) -> dict[str, Any]:

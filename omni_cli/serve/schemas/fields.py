@@ -132,7 +132,7 @@ class Only:
 # No influence on a reply: the requester, and what OpenAI should store.
 Ignored = Annotated[object, Field(default=None, description="Accepted and ignored.")]
 
-Seed = Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED, description="Seed. Default: the profile's.")]
+Seed = Annotated[int, Field(ge=MIN_SEED, lt=MAX_SEED + 1, description="Seed. Default: the profile's.")]
 Voice = Annotated[str, Field(min_length=1, max_length=200)]
 
 

@@ -24,7 +24,8 @@ def bench(tmp_path: Path) -> Any:
         folder.mkdir()
         ended = run_omni(folder, "loadtest", "--output-json", str(tmp_path / "r.json"), *arguments)
         ended.check_clean()
-        assert not ended.started_others, "the command measures by itself"
+        if "images" not in arguments:  # a worker decodes each image that a server returns
+            assert not ended.started_others, "the command measures by itself"
         return ended
 
     return call
@@ -39,7 +40,8 @@ def samples_of(tmp_path: Path) -> tuple[Sample, ...]:
     return variant.samples
 
 
-FEW = ("--num-iters", "2", "--num-iters-warmup", "1", "--num-requests", "4")
+ITERATIONS = ("--num-iters", "2", "--num-iters-warmup", "1")
+FEW = (*ITERATIONS, "--num-requests", "4")
 
 
 def test_chats_in_a_closed_loop(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_an_impossible_limit_is_never_met(omni: OmniServer, bench: Any, tmp_path
 
 
 def test_chats_in_an_open_loop(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
-    ended = bench(omni.url, "--request-rate", "8", "--output-len", "4", *FEW, "--num-requests", "8")
+    ended = bench(omni.url, "--request-rate", "8", "--output-len", "4", *ITERATIONS, "--num-requests", "8")
     assert ended.code == 0, ended.err
     for sample in samples_of(tmp_path):
         starts = sample.requests["start_s"]
@@ -143,7 +145,7 @@ def test_more_clients_wait_longer(omni: OmniServer, bench: Any, tmp_path: Path) 
 
 
 def test_overload_is_counted_and_no_success(limited: OmniServer, bench: Any, tmp_path: Path) -> None:
-    words = (limited.url, "--api-key", KEY, "--endpoint", "images", *FEW)
+    words = (limited.url, "--api-key", KEY, "--endpoint", "images", *ITERATIONS)
     ended = bench(*words, "--request-rate", "inf", "--num-requests", "12")
     assert ended.code == 6
     assert "x HTTP 429 queue_full" in ended.err and "hint: send fewer requests at once" in ended.err

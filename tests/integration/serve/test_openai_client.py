@@ -175,8 +175,9 @@ def test_image_and_audio_go_in(
     answer = omni.client().chat.completions.create(
         model=MODEL, messages=user(parts), extra_body={"return_token_ids": True}
     )
-    samples = decode_audio(io.BytesIO(sound), "sound").samples
-    expected = run(omni_engine, "what is it?", "text", audio=(samples,), images=(image,))
+    audio = decode_audio(io.BytesIO(sound), "sound")
+    heard = (audio.samples, audio.sample_rate)
+    expected = run(omni_engine, "what is it?", "text", audio=(heard,), images=(image,))
     assert answer.choices[0].token_ids == list(text_of(expected).token_ids)
     assert answer.usage.prompt_tokens == expected.stages[0].num_input_tokens
     without = run(omni_engine, "what is it?", "text")

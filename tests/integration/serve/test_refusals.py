@@ -91,7 +91,7 @@ PICTURE_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x", "size": "16384x16384"}, "pixels"),
     ({"prompt": "x", "response_format": "url"}, "'b64_json'"),
     ({"prompt": "x", "quality": "hd"}, "`quality` is not supported"),
-    ({"prompt": "x", "seed": 2**64}, "less than or equal to"),
+    ({"prompt": "x", "seed": 2**64}, "less than 18446744073709551616"),
     ({"prompt": "x", "control_image": "data:image/png;base64,AAAA"}, "takes no `control_image`"),
 ]
 
@@ -203,4 +203,4 @@ def test_long_audio_is_refused_by_its_header(omni: OmniServer) -> None:
     sound = encode_wav(np.zeros(301 * 1000, np.float32), 1000)
     answer = omni.request("POST", CHAT, content(audio_part(sound)))
     assert answer.status == 400
-    assert "301 s long; the maximum is 300 s" in answer.error["message"]
+    assert "is longer than 300 s, the maximum" in answer.error["message"]
