@@ -40,7 +40,7 @@ _KNOWN_FIELDS = {
 
 
 class _API(FastAPI):
-    """FastAPI with exact bounds and without the code 422 in its OpenAPI document: invalid fields get 400, as from OpenAI."""
+    """FastAPI with exact bounds and no code 422 in its OpenAPI document: invalid fields get 400, as from OpenAI."""
 
     def openapi(self) -> dict[str, object]:
         if self.openapi_schema is None:

@@ -20,7 +20,7 @@ from PIL import Image
 from support.media_samples import clip, write_lossless
 
 from omni_cli.errors import InputError, OmniError
-from omni_cli.inputs.media.pool import MediaPool, Requester, in_memory
+from omni_cli.inputs.media.pool import MediaPool, Requester, in_memory, media_pool
 from omni_cli.inputs.media.wire import ImageJob, VideoJob
 
 WAIT_S = 60.0
@@ -28,6 +28,7 @@ WAIT_S = 60.0
 
 @pytest.fixture
 def pool() -> Iterator[MediaPool]:
+    media_pool().end_all()  # whose workers earlier tests of this process left
     pool = MediaPool()
     yield pool
     pool.end_all()
