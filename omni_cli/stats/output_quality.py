@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 import wave
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET
 
+from omni_cli.errors import InputError
 from omni_cli.record import PROMPT, RATE, SHEET_COLUMNS, KeptOutput
 from omni_cli.results import MeasureMean, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS, centre_of
@@ -107,21 +109,44 @@ def kept_distance(a: Sequence[KeptOutput], b: Sequence[KeptOutput]) -> Outputs:
 
 
 def kept_arrays(outputs: Iterable[KeptOutput]) -> dict[str, np.ndarray]:
-    """Decode the outputs that a record keeps, by name: pixels uint8, samples float32 in steps of 16 bits."""
-    from PIL import Image
+    """Decode the outputs that a record keeps, by name: pixels uint8, samples float32 in steps of 16 bits.
 
+    Raises `InputError` for an output that cannot be decoded.
+    """
     arrays: dict[str, np.ndarray] = {}
     for output in outputs:
-        if output.kind == "audio":
-            with wave.open(io.BytesIO(output.data)) as file:
-                samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32767
-                channels, rate = file.getnchannels(), file.getframerate()
-            arrays[output.name] = samples if channels == 1 else samples.reshape(-1, channels)
-            arrays[output.name + RATE] = np.array(rate)
-        else:
-            pixels = np.asarray(Image.open(io.BytesIO(output.data)))
-            arrays[output.name] = pixels if output.frames is None else _from_sheet(pixels, output.frames)
+        try:
+            if output.kind == "audio":
+                arrays[output.name], rate = _samples(output.data)
+                arrays[output.name + RATE] = np.array(rate)
+            else:
+                pixels = _pixels(output.data)
+                arrays[output.name] = pixels if output.frames is None else _from_sheet(pixels, output.frames)
+        except (OSError, EOFError, ValueError, IndexError, SyntaxError, ArithmeticError, wave.Error) as error:
+            raise InputError(
+                f"the output `{output.name}` of a record cannot be decoded: {error}",
+                hint="measure again with `--output-json`",
+            ) from error
     return arrays
+
+
+def _samples(data: bytes) -> tuple[np.ndarray, int]:
+    with wave.open(io.BytesIO(data)) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32767
+        channels, rate = file.getnchannels(), file.getframerate()
+    return samples if channels == 1 else samples.reshape(-1, channels), rate
+
+
+def _pixels(data: bytes) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+                return np.asarray(image)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError("it has more pixels than any record keeps") from error
 
 
 def _from_sheet(pixels: np.ndarray, num_frames: int) -> np.ndarray:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from support.bench_records import ABBA, ENVIRONMENT, pair, record, variant
 from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.bench.outputs import hash_arrays
 from omni_cli.cli import app
-from omni_cli.record import Memory, Record, save_record
+from omni_cli.encoding import encode_png
+from omni_cli.record import KeptOutput, Memory, Record, save_record
 
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., tuple[int, str, str]]
@@ -304,6 +307,9 @@ def test_three_variants(run: Run) -> None:
     assert err.count("error:") == 1
 
 
+PIXEL = np.full((1, 1, 3), 100, np.uint8)
+
+
 def keeping(pixels: np.ndarray, name: str, **fields: Any) -> str:
     kept = kept_outputs({"0.image.0": pixels}, None)
     return save(name, single(outputs=kept, output_sha256=hash_arrays({"0.image.0": pixels}), **fields))
@@ -323,6 +329,23 @@ def test_outputs_that_two_records_keep_are_compared_and_gated(run: Run, tmp_path
     assert run(a, b, "--gate", "gate.yaml")[0] == 5
     assert run(a, b, "--gate", "gate.yaml", "--quality", "psnr_db>=20")[0] == 0, "an option overrides the file"
     assert run(a, a, "--gate", "gate.yaml")[0] == 0, "equal outputs have no distance"
+
+
+def _bomb() -> bytes:
+    """A PNG of 30,000 x 30,000 pixels, as far as its header says."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"), [("image", b"no image"), ("image", _bomb()), ("audio", b"RIFF"), ("video", encode_png(PIXEL))]
+)
+def test_a_damaged_output_of_a_record_is_one_error(run: Run, kind: str, data: bytes) -> None:
+    kept = (KeptOutput(name="0.image.0", kind=kind, data=data, frames=0 if kind == "video" else None),)
+    whole = keeping(PIXEL, "a.json")
+    damaged = save("b.json", single(outputs=kept, output_sha256="0" * 64, seed=1))
+    code, out, err = run(whole, damaged)
+    assert (code, out) == (2, "") and err.startswith("error: the output `0.image.0` of a record cannot be decoded: ")
 
 
 def test_smaller_copies_of_outputs_pass_no_gate(run: Run) -> None:
