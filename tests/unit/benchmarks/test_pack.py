@@ -6,6 +6,7 @@ import importlib.util
 import io
 import tarfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,11 @@ def test_large_files_are_pieces_and_kernels_for_nobody_stay_behind(pack, tmp_pat
         for name, content in files.items():
             archive.writestr(name, content)
     pieces = list(pack.pieces_of([wheel]))
+    ours = f"omni_cli-{metadata.version('omni-cli')}.dist-info"
     assert [[name for name, _ in piece] for piece in pieces] == [
         ["vllm/_C_stable_libtorch.abi3.so"],
         [
-            "omni_cli-0.1.0.dist-info/METADATA", "omni_cli-0.1.0.dist-info/entry_points.txt",
+            f"{ours}/METADATA", f"{ours}/entry_points.txt",
             "vllm/__init__.py", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
         ],
     ]  # fmt: skip
