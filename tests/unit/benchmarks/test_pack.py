@@ -49,7 +49,7 @@ def test_large_files_are_pieces_and_kernels_for_nobody_stay_behind(pack, tmp_pat
             "vllm/__init__.py", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
         ],
     ]  # fmt: skip
-    entry_points = dict(pieces[1])["omni_cli-0.1.0.dist-info/entry_points.txt"]
+    entry_points = dict(pieces[1])[f"{ours}/entry_points.txt"]
     assert b"omni_cli.models" in entry_points, "no model family would be found"
     with tarfile.open(fileobj=io.BytesIO(pack.compressed(pieces[1])), mode="r:xz") as archive:
         assert archive.extractfile("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so").read() == b"kernels"
