@@ -71,14 +71,14 @@ def report(results):
             for r in results:
                 if r["turn"] >= 0 and r["clients"] == clients:
                     by[r["side"]][r["turn"]] = r["e2e_s"] if metric == "e2e_s" else r["metrics"][metric]
-            turns = sorted(set.intersection(*(set(v) for v in by.values())))
-            if not turns:
+            rounds_run = sorted(set.intersection(*(set(v) for v in by.values())))
+            if not rounds_run:
                 continue
-            line = f"{clients} in flight, {metric}, {len(turns)} rounds:"
+            line = f"{clients} in flight, {metric}, {len(rounds_run)} rounds:"
             for before, side in zip([None, "main", "staging", "mrope"], SIDES, strict=True):
-                line += f"   {side} {statistics.median(by[side][t] for t in turns):.4g} s"
+                line += f"   {side} {statistics.median(by[side][t] for t in rounds_run):.4g} s"
                 for other in dict.fromkeys(filter(None, ("main", before))):
-                    line += f", {interval([by[side][t] for t in turns], [by[other][t] for t in turns])} of {other}"
+                    line += f", {interval([by[side][t] for t in rounds_run], [by[other][t] for t in rounds_run])} of {other}"
             print(line)
         mains = {r["turn"]: r["tokens"] for r in results if r["clients"] == clients and r["side"] == "main"}
         for side in list(SIDES)[1:]:
