@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from omni_cli.execution.graph_inputs import map_tensors
+
 
 class CudaGraph:
     def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device, released: Callable[[], None]) -> None:
@@ -26,12 +28,20 @@ class CudaGraph:
         self._released()
 
 
+def _without_owning(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the same memory that does not keep it from graphs that are captured later."""
+    owned = tensor.untyped_storage()
+    storage = torch._C._construct_storage_from_data_pointer(owned.data_ptr(), tensor.device, owned.nbytes())
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
 class CudaGraphBackend:
     """Captures on a separate stream, into one memory pool.
 
-    Graphs may share a pool because each overwrites the others' intermediate results but never their outputs, and
-    because they run one after another. A pool is as large as its largest graph requires, and is freed with the last of
-    them. After a failed capture, the next ones use another pool.
+    Graphs may share a pool, outputs included, because they run one after another and because outputs are read before
+    another one runs. A pool is as large as its largest graph requires, and is freed with the last of them. After a
+    failed capture, the next ones use another pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -74,7 +84,7 @@ class CudaGraphBackend:
                 raise
         torch.cuda.synchronize(self._device)
         self._graphs_in[pool] += 1
-        return CudaGraph(graph, self._device, lambda: self._forget(pool)), outputs
+        return CudaGraph(graph, self._device, lambda: self._forget(pool)), map_tensors(_without_owning, outputs)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
         """End a failed capture, restoring the stream, the allocator and random number generators."""

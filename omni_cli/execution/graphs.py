@@ -56,7 +56,7 @@ class GraphBackend(Protocol):
         """Call `run` where captures happen, and wait for it."""
 
     def capture(self, run: Callable[[], object]) -> tuple[Graph, object]:
-        """Record `run` into the shared pool; return its result, tensors that each replay overwrites.
+        """Record `run` into the shared pool; return its result, tensors that each replay of any graph overwrites.
 
         Exceptions of `run` or of the recording propagate, and the device remains usable.
         """
@@ -86,12 +86,12 @@ class GraphManager:
     """Replaces `forward`: each call replays the graph for its key, which is captured on first use.
 
     A key is the `graph_key` of all arguments: shapes, strides, dtypes and devices of the tensors, the values of
-    everything else. Tensors are copied into the graph's own, from the host as well. At most `max_graphs` graphs are
-    kept; the least recently used one is dropped first, and its memory is reused.
+    everything else. Tensors are copied, from the host as well, into memory that all graphs share. At most `max_graphs`
+    graphs are kept; the least recently used one is dropped first, and its memory is reused.
 
-    A graph's outputs are tensors that its next replay overwrites, and schedulers keep what they receive, so a caller
+    A graph's outputs are tensors that the next call overwrites, and schedulers keep what they receive, so a caller
     gets copies, which costs one write and one read of the outputs per call on the device. Without `clone_outputs` it
-    gets the graph's own tensors.
+    gets the graph's own tensors, and reads them before the next call.
 
     Raises `StageError`, and never falls back to eager, if a forward cannot be captured, naming the operation; and if
     `max_graphs` graphs in a row were captured and none replayed, naming the arguments that keep changing.
@@ -123,6 +123,8 @@ class GraphManager:
         self._clone_outputs = clone_outputs
         self._execution = execution
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
+        # The memory of each input, by position, as large as the largest yet.
+        self._inputs: dict[int, torch.UntypedStorage] = {}
         self._captures_in_a_row = 0
         self._last_captured: dict[str, str] = {}
 
@@ -152,6 +154,7 @@ class GraphManager:
         """Drop all graphs and free their memory; weights may move after this. The next call captures again."""
         while self._graphs:
             self._release_oldest()
+        self._inputs.clear()
         self._captures_in_a_row = 0
         self._backend.trim()
         self._counters.graph_pool_bytes = 0
@@ -188,9 +191,9 @@ class GraphManager:
         captured = _Captured(graph, inputs, outputs, list(watch.external.values()))
         self._graphs[key] = captured
         self._counters.graphs_captured += 1
-        self._counters.graph_pool_bytes = self._backend.pool_bytes() + sum(
-            tensor.nbytes for other in self._graphs.values() for tensor in other.inputs
-        )
+        inputs_of_all = (tensor.untyped_storage() for other in self._graphs.values() for tensor in other.inputs)
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in inputs_of_all}
+        self._counters.graph_pool_bytes = self._backend.pool_bytes() + sum(sizes.values())
         self._counters.capture_s += time.perf_counter() - start
         return captured
 
@@ -201,9 +204,17 @@ class GraphManager:
     def _static_inputs(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         # Tensors created in inference mode could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            inputs = [torch.empty_like(tensor, device=self._device, requires_grad=False) for tensor in given]
+            inputs = [self._static_input(position, tensor) for position, tensor in enumerate(given)]
         self._backend.load(inputs, given)
         return inputs
+
+    def _static_input(self, position: int, given: torch.Tensor) -> torch.Tensor:
+        like = torch.empty_like(given, device="meta", requires_grad=False)
+        num_bytes = like.untyped_storage().nbytes()
+        storage = self._inputs.get(position)
+        if storage is None or storage.nbytes() < num_bytes:
+            storage = self._inputs[position] = torch.UntypedStorage(num_bytes, device=self._device)
+        return torch.empty(0, dtype=given.dtype, device=self._device).set_(storage, 0, like.size(), like.stride())
 
     def _rehearse(
         self, run: Callable[[], object], watch: OperationWatch, inputs: list[torch.Tensor], args: object, kwargs: object

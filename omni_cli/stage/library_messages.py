@@ -44,6 +44,12 @@ def _smaller_share(values: Values) -> Settings:
     yield "gpu_memory_utilization", max(0.01, math.floor(_SPARE * free / total * 100) / 100)
 
 
+def _larger_share(values: Values) -> Settings:
+    share = float(values["allowed"]) / float(values["total"])
+    yield "gpu_memory_utilization", min(0.95, math.ceil(150 * share) / 100)
+    yield "max_num_seqs", 1
+
+
 def _cache_or_smaller_share(values: Values) -> Settings:
     yield "kv_cache_memory_bytes", _cache_bytes(min(2.0, float(values["free"]) / 2))
     yield from _smaller_share(values)
@@ -91,6 +97,14 @@ def _table() -> Iterable[Translation]:
         re.compile(r"No available memory for the cache blocks"),
         "no memory is left for the KV cache",
         lambda values: [("kv_cache_memory_bytes", _GIB), ("gpu_memory_utilization", 0.95)],
+    )
+    yield Translation(
+        re.compile(
+            r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+).* total capacity of (?P<total>[\d.]+) GiB"
+            r".* (?P<allowed>[\d.]+) GiB allowed"
+        ),
+        "out of memory in the stage's share of the device, {allowed} GiB: {size} more could not be allocated",
+        _larger_share,
     )
     yield Translation(
         re.compile(r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)"),

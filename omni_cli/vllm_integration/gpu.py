@@ -1,11 +1,13 @@
 """Runners and workers on CUDA; vLLM uses a worker that its `worker_cls` names."""
 
+import torch
 from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
+from omni_cli.vllm_integration.device_settings import SMALLEST_SHARE
 from omni_cli.vllm_integration.diffusion_runner import DiffusionRunnerMixin
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, OmniRunnerMixin
 from omni_cli.vllm_integration.workers import OmniWorkerMixin
@@ -46,4 +48,12 @@ class GPUCodeWorker(OmniGPUWorker):
 
 
 class GPUDiffusionWorker(OmniGPUWorker):
+    """Keeps to the stage's share of the device, graphs and buffers included: vLLM only checks that it is free."""
+
     runner_cls = GPUDiffusionModelRunner
+
+    def init_device(self, *args: object, **kwargs: object) -> None:
+        super().init_device(*args, **kwargs)
+        share = self.cache_config.gpu_memory_utilization
+        if share > SMALLEST_SHARE:
+            torch.cuda.set_per_process_memory_fraction(share, self.device)

@@ -102,6 +102,16 @@ def test_calls_that_differ_in_more_than_contents_have_graphs_of_their_own(first,
     assert (counters.graphs_captured, counters.graph_replays) == (2, 4)
 
 
+def test_graphs_share_the_memory_of_their_inputs():
+    graphs, counters = manager()
+    large, small = torch.arange(6.0).view(2, 3).t(), torch.arange(4.0)
+    for _ in range(2):
+        assert graphs(large)[0].tolist() == (large + 1).tolist()
+        assert graphs(small)[0].tolist() == (small + 1).tolist()
+    outputs = large.nbytes + small.nbytes
+    assert counters.graphs_captured == 2 and counters.graph_pool_bytes == large.nbytes + outputs
+
+
 def test_tensors_inside_containers_are_contents():
     graphs, counters = manager()
     for value in (1.0, 2.0):
@@ -119,7 +129,7 @@ def test_the_least_recently_used_graph_is_freed_first():
     assert counters.graph_pool_bytes == 2 * (a.nbytes + b.nbytes)
     graphs(c)  # in the place of b
     assert (len(graphs), len(backend.graphs), counters.graphs_evicted) == (2, 2, 1)
-    assert counters.graph_pool_bytes == 2 * (a.nbytes + c.nbytes)
+    assert counters.graph_pool_bytes == (a.nbytes + b.nbytes) + (a.nbytes + c.nbytes), "c is in b's memory"
     graphs(a)
     assert counters.graphs_captured == 3, "a was used after b and is still there"
     graphs(b)

@@ -179,6 +179,11 @@ def test_messages_that_need_a_device() -> None:
     message, hint = translate(torch, DiffusionStageConfig.named("image"))
     assert message == "out of memory on the device: 2.00 GiB more could not be allocated"
     assert hint == "`--set image.devices='1'` or `--set image.max_num_seqs=1` or `--set dtype=bfloat16`"
+    # In a process with a share of the device.
+    torch += " of which 30.72 GiB is free. 8.39 GiB allowed; Of the allocated memory 6.84 GiB is allocated by PyTorch"
+    message, hint = translate(torch, STAGE)
+    assert message == "out of memory in the stage's share of the device, 8.39 GiB: 2.00 GiB more could not be allocated"
+    assert hint == "`--set model.gpu_memory_utilization=0.16` or `--set model.max_num_seqs=1`"
 
 
 def test_an_option_in_any_other_message_is_ours() -> None:
