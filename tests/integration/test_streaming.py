@@ -147,7 +147,7 @@ def test_a_slow_stage_changes_nothing(request, name):
 
 
 def test_audio_begins_before_the_text_has_ended(tiny_omni):
-    (events,) = tiny_omni.events([spoken("early", max_tokens=300, stream_audio=True)])
+    (events,) = tiny_omni.events([spoken("early", max_tokens=900, stream_audio=True)])
     kinds = [type(event) for event in events]
     last_text = max(place for place, kind in enumerate(kinds) if kind is TextDelta)
     assert kinds.index(AudioChunk) < last_text
