@@ -238,7 +238,7 @@ class StageInfo:
 
     `peak_memory_bytes` has the keys `device` and `host` and counts from the start of its process;
     `load_memory_bytes` (until ready) and `run_memory_bytes` (since then) also have `reserved`. `settings` are
-    configuration keys as the engine resolved them; `engagement` counts what happened since loading began (graph
+    configuration keys as the engine resolved them; `execution_counters` counts what happened since loading began (graph
     replays, bytes copied, ...).
     """
 
@@ -250,7 +250,7 @@ class StageInfo:
     load_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     run_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    engagement: Mapping[str, float] = field(default_factory=dict)
+    execution_counters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def warnings(self) -> tuple[str, ...]:

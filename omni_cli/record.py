@@ -20,6 +20,8 @@ from omni_cli.results import Comparison, GateResult, Summary
 from omni_cli.text import visible
 
 SCHEMA: Final = "omni.bench/1"
+COUNTERS_KEY: Final = "engagement"
+"""The name of the execution counters in JSON, which stays as long as the schema's number does."""
 E2E = "e2e_s"
 
 # Limits that no measurement exceeds and arithmetic can handle: a century in picoseconds, an exabyte in bytes.
@@ -39,13 +41,13 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
     first: str
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class Sample(msgspec.Struct, frozen=True, kw_only=True, rename={"execution_counters": COUNTERS_KEY}):
     """One iteration of the workload.
 
     `position` counts the iterations of all variants within the block, in the order in which they ran: two interleaved
     variants never share one. `work` is the amount of work (tokens, steps, pixels, seconds of audio). `number` is the
-    iteration's; equal numbers mean equal prompts and seeds. `engagement` counts by stage: graphs replayed, calls made
-    eagerly, bytes copied, seconds hidden.
+    iteration's; equal numbers mean equal prompts and seeds. `execution_counters` are by stage: graphs replayed, calls
+    made eagerly, bytes copied, seconds hidden.
 
     For a window of requests to a server, `e2e_s` and the times among the metrics are medians over the answered
     requests. `requests` has all of them, one column per value (`start_s`, `e2e_s`, `ttft_s`, ...), null if a request
@@ -58,7 +60,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float
     metrics: dict[str, float] = {}
     work: dict[str, float] = {}
-    engagement: dict[str, dict[str, float]] = {}
+    execution_counters: dict[str, dict[str, float]] = {}
     requests: dict[str, tuple[float | None, ...]] = {}
     failures: dict[str, Failures] = {}
 
@@ -217,10 +219,10 @@ def request_values(variant: Variant, metric: str) -> list[float]:
 
 def counters_of(variant: Variant) -> Mapping[str, Mapping[str, float]]:
     """Return by stage the counts from the start of loading to the end of the variant's last run."""
-    engagement = variant.effective.get("engagement")
-    if not isinstance(engagement, Mapping):
+    by_stage = variant.effective.get(COUNTERS_KEY)
+    if not isinstance(by_stage, Mapping):
         return {}
-    return {stage: counters for stage, counters in engagement.items() if isinstance(counters, Mapping)}
+    return {stage: counters for stage, counters in by_stage.items() if isinstance(counters, Mapping)}
 
 
 def num_requests(variant: Variant) -> int:
@@ -260,17 +262,12 @@ def failure_sentence(failures: Mapping[str, Failures], total: int, what: str) ->
     return f"{failed} of {total} {what} failed: {describe_failures(failures)}" if failed else None
 
 
-def to_document(record: Record) -> dict[str, object]:
-    """Return the record as plain JSON types, with the digest of everything else in it."""
-    return with_digest(record)
-
-
 def save_record(record: Record, path: Path) -> None:
     """Write the record whole or not at all. Raises `OutputError`.
 
     Called after every block, so that a later failure loses no measurement.
     """
-    write_document(to_document(record), path)
+    write_document(with_digest(record), path)
 
 
 def load_record(path: Path) -> Record:

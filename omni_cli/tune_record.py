@@ -99,12 +99,7 @@ _KIND = Kind("tune record", SCHEMA, "omni tune", "search again with `omni tune`;
 
 def save_tune_record(record: TuneRecord, path: Path) -> None:
     """Write the record whole or not at all. Raises `OutputError`."""
-    write_document(tune_document(record), path)
-
-
-def tune_document(record: TuneRecord) -> dict[str, object]:
-    """Return the record as plain JSON types, with the digest of everything else in it."""
-    return with_digest(record)
+    write_document(with_digest(record), path)
 
 
 def load_tune_record(path: Path) -> TuneRecord:

@@ -13,8 +13,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Literal, Protocol
 
-from omni_cli.bench.checks import treatment_failure
-from omni_cli.bench.engagement import unengaged
+from omni_cli.bench.checks import mode_not_used, treatment_failure
 from omni_cli.bench.memory import Free, lacking, private_bytes, read_free
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.record_builder import RecordBuilder
@@ -304,13 +303,13 @@ class Harness:
                 f"variant `{name}` does not take effect: {reason}", hint="this machine or build does not support it"
             )
 
-    def _check_engagement(self, variant: int, sample: Sample) -> None:
+    def _check_mode_used(self, variant: int, sample: Sample) -> None:
         measured = self._builder.measured[variant]
         for stage in measured.stages:
-            reason = unengaged(
+            reason = mode_not_used(
                 stage,
-                sample.engagement.get(stage.name, {}),
-                measured.engagement.get(stage.name, {}),
+                sample.execution_counters.get(stage.name, {}),
+                measured.execution_counters.get(stage.name, {}),
                 measured.treatment.varied_keys(stage.name),
             )
             if reason is not None:
@@ -338,7 +337,7 @@ class Harness:
         self._next_number[variant] = number + 1
         self._longest_s = max(self._longest_s, _seconds(ran))
         sample = self._builder.sampled(variant, number, ran, block=block, position=position)
-        self._check_engagement(variant, sample)
+        self._check_mode_used(variant, sample)
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:
         outputs = self._builder.output_file(variant, number)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.bench.checks import ineffective, unaccounted
-from omni_cli.bench.engagement import since
 from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.bench.memory import memory_of
 from omni_cli.bench.outputs import load_arrays
 from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.quality_weights import measure_pairs
 from omni_cli.bench.treatments import Treatment
-from omni_cli.record import E2E, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
+from omni_cli.execution.counters import since
+from omni_cli.record import COUNTERS_KEY, E2E, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
 from omni_cli.results import Comparison, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.output_quality import max_abs_difference, outputs_quality, request_qualities
@@ -37,19 +37,19 @@ class Measured:
     hashes: dict[int, str] = field(default_factory=dict)
     accounted: dict[str, list[float]] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
-    engagement: dict[str, dict[str, float]] = field(default_factory=dict)
+    execution_counters: dict[str, dict[str, float]] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
     def loaded(self, stages: tuple[LoadedStage, ...]) -> None:
         """Note the loaded stages; a variant may be loaded more than once."""
         self.stages = stages
-        self.engagement = {stage.name: stage.engagement for stage in stages}
+        self.execution_counters = {stage.name: stage.execution_counters for stage in stages}
 
     def ran(self, ran: Ran) -> dict[str, dict[str, float]]:
         """Return the counts of each stage in the iteration that has just ended."""
-        before, self.engagement = self.engagement, ran.engagement
-        return {name: since(before.get(name, {}), counters) for name, counters in ran.engagement.items()}
+        before, self.execution_counters = self.execution_counters, ran.execution_counters
+        return {name: since(before.get(name, {}), counters) for name, counters in ran.execution_counters.items()}
 
     def effective(self) -> dict[str, Any]:
         """Return the engines' settings where they differ from those requested, the share of the times that their parts
@@ -64,7 +64,7 @@ class Measured:
             "stages": {stage.name: {**stage.settings, **stage.effective} for stage in self.stages},
             "load_s": {stage.name: stage.load_s for stage in self.stages},
             "not_as_requested": differing,
-            "engagement": self.engagement,
+            COUNTERS_KEY: self.execution_counters,
             "accounted": {kind: statistics.median(shares) for kind, shares in self.accounted.items()},
         }
 
@@ -118,7 +118,7 @@ class RecordBuilder:
         measured = self.measured[variant]
         sample = Sample(
             block=block, position=position, number=number, e2e_s=ran.e2e_s, metrics=ran.metrics, work=ran.work,
-            engagement=measured.ran(ran), requests=ran.requests, failures=ran.failures,
+            execution_counters=measured.ran(ran), requests=ran.requests, failures=ran.failures,
         )  # fmt: skip
         measured.samples.append(sample)
         for kind, share in ran.accounted.items():

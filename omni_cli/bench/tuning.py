@@ -208,7 +208,7 @@ class Tuning:
             msgspec.structs.replace(
                 sample,
                 metrics={name: sample.metrics[name] for name in kept if name in sample.metrics},
-                engagement={},
+                execution_counters={},
                 requests={},
                 failures={},
             )

@@ -100,7 +100,7 @@ def _stage_profile(
         unprofiled_latency_s=latency.unprofiled_s,
         activity=activity,
         launch_gaps=None if description.ranks_elsewhere else launch_gaps(traced, description),
-        copies=copies_of(traced, [one.engagement[name] for one in session.profiled]),
+        copies=copies_of(traced, [one.execution_counters[name] for one in session.profiled]),
         ranges=range_times(recordings),
         steps=step_times(recordings, [added_by_step(operators, description.device) for operators in traced]),
         operators=operator_times(traced),

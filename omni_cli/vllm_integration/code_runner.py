@@ -74,9 +74,12 @@ class CodeRunnerMixin(ARRunnerMixin):
             model.capture_predictor(CudaGraphBackend(self.device), compiles=compiles)
         return num_bytes + int(model.predictor_counters.graph_pool_bytes)
 
-    def engagement(self) -> dict[str, float]:
+    def execution_counters(self) -> dict[str, float]:
         counters = self.get_model().predictor_counters
-        return {**super().engagement(), **{f"predictor_{name}": getattr(counters, name) for name in PREDICTOR_COUNTERS}}
+        return {
+            **super().execution_counters(),
+            **{f"predictor_{name}": getattr(counters, name) for name in PREDICTOR_COUNTERS},
+        }
 
     def _begin_request(self, request: NewRequestData) -> None:
         super()._begin_request(request)

@@ -153,9 +153,9 @@ class VllmStage:
         }
 
     @property
-    def engagement(self) -> dict[str, float]:
+    def execution_counters(self) -> dict[str, float]:
         counters: dict[str, float]
-        (counters,) = filter(None, self.engine.collective_rpc("engagement"))
+        (counters,) = filter(None, self.engine.collective_rpc("execution_counters"))
         return counters
 
     def add(self, request: StageRequest) -> None:
@@ -269,7 +269,7 @@ class TextStage(VllmStage):
             accept_separate_videos()
         super().__init__(spec, emit)
         *_, self._cudagraph_mode = self.engine.collective_rpc("cudagraph_mode")
-        check_settled(spec.stage, self._cudagraph_mode, self.engagement)
+        check_settled(spec.stage, self._cudagraph_mode, self.execution_counters)
         self.processor = self.engine.output_processor
         self.prompts = PromptMaker(self.engine, spec.stage)
 

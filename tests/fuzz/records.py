@@ -25,8 +25,8 @@ from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
 from omni_cli.profile_record import load_profile_record, profile_document
-from omni_cli.record import Failures, Record, load_record, to_document
-from omni_cli.record_file import digest_of
+from omni_cli.record import Failures, Record, load_record
+from omni_cli.record_file import digest_of, with_digest
 from omni_cli.results import RecordOrigin
 from omni_cli.stats.findings import compare_document, compare_within
 from omni_cli.stats.verdicts import Question
@@ -52,9 +52,9 @@ def originals() -> dict[str, str]:
     findings = compare_within(record(*pair(blocks=4)), limits=limits)
     source = RecordOrigin("a.json", "2026-11-20T10:00:00Z")
     documents = {
-        "bench": to_document(answered),
-        "server": to_document(_of_server(record(*pair(blocks=2)))),
-        "single": to_document(alone),
+        "bench": with_digest(answered),
+        "server": with_digest(_of_server(record(*pair(blocks=2)))),
+        "single": with_digest(alone),
         "profile": profile_document(small_profile()),
         "compare": msgspec.to_builtins(compare_document(findings, source, source)),
     }

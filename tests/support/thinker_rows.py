@@ -85,7 +85,7 @@ def main() -> None:
         answer["left"] = _left(_runner(engine)) + len(processor.hidden_rows)
     answer["triton_cache"] = _triton_cache(engine, task.get("compile_cache"))
     if not task["stock"]:
-        (answer["engagement"],) = filter(None, engine.collective_rpc("engagement"))
+        (answer["execution_counters"],) = filter(None, engine.collective_rpc("execution_counters"))
     Path(sys.argv[1]).write_text(json.dumps(answer))
     engine.engine_core.shutdown()
 

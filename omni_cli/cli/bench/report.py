@@ -7,7 +7,8 @@ from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, OmniError
 from omni_cli.loadtest.failures import hint_on
-from omni_cli.record import failures_of, to_document
+from omni_cli.record import failures_of
+from omni_cli.record_file import with_digest
 from omni_cli.report.bench_junit import findings_junit
 from omni_cli.report.bench_markdown import findings_markdown
 from omni_cli.report.bench_notes import disturbance_warnings, verdict_note, warnings
@@ -21,7 +22,7 @@ LABELS = Labels("baseline", "this run")
 def show_answer(answer: Answer, options: MeasureOptions) -> None:
     """Print the document or the tables, write the files, print the warnings."""
     if options.as_json:
-        console.print_json(to_document(answer.complete_record()))
+        console.print_json(with_digest(answer.complete_record()))
     else:
         console.print_text(_text(answer, options))
     _write_files(answer, options)

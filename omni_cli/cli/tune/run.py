@@ -28,11 +28,12 @@ from omni_cli.cli.tune.options import TuneOptions
 from omni_cli.config.schema import profile_data
 from omni_cli.config.yaml_writer import to_yaml
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
+from omni_cli.record_file import with_digest
 from omni_cli.report.tune_text import tune_text
 from omni_cli.report.units import count, seconds
 from omni_cli.stats.race import Race
 from omni_cli.stats.tuning import concluded
-from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record, tune_document
+from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record
 from omni_cli.whole_file import cannot_write, check_writable
 
 RECORD, PROFILE = "tune.json", "profile.yaml"
@@ -174,7 +175,7 @@ def _report(wanted: SettingsSearch, record: TuneRecord, options: TuneOptions, st
         written = options.output_dir / PROFILE
         write_report(written, wanted.profile(winner))
     if options.as_json:
-        console.print_json(tune_document(record))
+        console.print_json(with_digest(record))
     else:
         files = [str(found) for found in (written, path) if found is not None]
         console.print_text(tune_text(record) + "\n\nWrote " + " and ".join(files))

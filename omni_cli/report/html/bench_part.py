@@ -48,7 +48,7 @@ def bench_document(name: str, answer: Answer, source: str) -> Document:
                 ("Where a request waits", [waterfall_figure(name, record)]),
                 ("Memory", [memory_figure(name, record)]),
                 ("Machine", [utilisation_figure(name, record.utilisation)]),
-                ("What ran", [_engagement_table(record)]),
+                ("What ran", [_counters_table(record)]),
                 ("Environment", environment_parts(record.environment, record.workload)),
                 ("Reproduce", reproduce_parts(record.command, record.environment)),
             ]
@@ -122,7 +122,7 @@ def _results_table(record: Record, summaries: Summaries) -> Table:
     return Table("From end to end", ("Variant", "Median", "95% CI", "Runs", peak), tuple(rows), frozenset({1, 2, 3, 4}))
 
 
-def _engagement_table(record: Record) -> Table | None:
+def _counters_table(record: Record) -> Table | None:
     """List the counters by stage at the end of the variant's last run."""
     counters = {variant.name: counters_of(variant) for variant in record.variants}
     names = dict.fromkeys(

@@ -612,13 +612,13 @@ def test_compiled_blocks_run_and_make_nearly_the_same_image(folders, plain):
     )
     executor = start(folders["qwen_image"], stage)
     assert executor.effective["execution"] == "compile"
-    assert (executor.engagement["compiled_regions"], executor.engagement["compiled_graphs"]) == (2, 0)
+    assert (executor.execution_counters["compiled_regions"], executor.execution_counters["compiled_graphs"]) == (2, 0)
     executor.compile_or_warm_up_model()
-    warm = executor.engagement
+    warm = executor.execution_counters
     assert warm["compiled_graphs"] >= 1 and warm["compile_s"] > 0, "asked for is not yet done"
     made = make_image(executor, DiffusionRequest("0", "warm-up", seed=3))
     assert np.abs(made.astype(int) - plain_image(plain["qwen_image"], "warm-up", 3)).max() <= 1
-    assert executor.engagement == warm, "the first request of the profile's shape compiles nothing more"
+    assert executor.execution_counters == warm, "the first request of the profile's shape compiles nothing more"
     executor.shutdown()
 
 
@@ -628,8 +628,12 @@ def test_eager_calls_and_copies_are_counted_and_a_cpu_copies_nothing(folders):
     )
     executor = start(folders["qwen_image"], stage)
     make_image(executor, DiffusionRequest("0", "a cat"))
-    engagement = executor.engagement
-    assert (engagement["eager_calls"], engagement["graph_replays"], engagement["copies"]) == (STEPS, 0, 0)
+    counters = executor.execution_counters
+    assert (counters["eager_calls"], counters["graph_replays"], counters["copies"]) == (
+        STEPS,
+        0,
+        0,
+    )
     assert executor.effective["execution"] == "eager" and executor.effective["output_copy"] == "sync"
     executor.shutdown()
 

@@ -24,7 +24,7 @@ def test_ineffective_settings() -> None:
     assert (found.key, found.requested, found.effective) == ("output_copy", "async", "sync")
 
 
-def test_a_variant_whose_treatment_did_not_engage() -> None:
+def test_a_variant_whose_setting_is_not_in_effect() -> None:
     on = Treatment("copy", overrides=("thinker.output_copy=async",))
     assert treatment_failure(on, [STAGE]) == "thinker.output_copy is sync, not async as requested"
     other = Treatment("seqs", overrides=("thinker.max_num_seqs=8",))

@@ -59,12 +59,12 @@ def test_the_table_of_a_comparison() -> None:
     )
 
 
-def test_engagement_is_reported_per_stage_if_there_are_several() -> None:
+def test_the_mode_used_is_reported_per_stage_if_there_are_several() -> None:
     talker = {"graph_replays": 32.0, "eager_calls": 1.0, "copy_s": 0.2, "copy_hidden_s": 0.2}
 
-    def title(engagement: dict[str, dict[str, float]]) -> str:
-        ran = steady("full", 0.1, ABBA[0], blocks=2, work={"output_tokens": 64}, effective={"engagement": engagement})
-        samples = tuple(msgspec.structs.replace(sample, engagement=engagement) for sample in ran.samples)
+    def title(counters: dict[str, dict[str, float]]) -> str:
+        ran = steady("full", 0.1, ABBA[0], blocks=2, work={"output_tokens": 64}, effective={"engagement": counters})
+        samples = tuple(msgspec.structs.replace(sample, execution_counters=counters) for sample in ran.samples)
         return variant_text(1, msgspec.structs.replace(ran, samples=samples), {}).splitlines()[0]
 
     assert title({"talker": talker}) == (

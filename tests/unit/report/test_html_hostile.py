@@ -23,7 +23,7 @@ from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
 from omni_cli.profile_record import profile_document
-from omni_cli.record import to_document
+from omni_cli.record_file import with_digest
 from omni_cli.report.html.page import render_page
 from omni_cli.results import RecordOrigin
 from omni_cli.stats.findings import compare_document, compare_within
@@ -61,7 +61,7 @@ PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x10\x00\x00\x00\x10"
 
 def bench_json() -> dict[str, Any]:
     found = record(*pair(blocks=8, slowdown=1.5))
-    return to_document(Question(GateLimits({"e2e_s": 0.05})).answer(found).complete_record())
+    return with_digest(Question(GateLimits({"e2e_s": 0.05})).answer(found).complete_record())
 
 
 def compare_json() -> dict[str, Any]:
