@@ -177,7 +177,7 @@ def _tuning(kind: type[Tuning], case: Case, wanted: SettingsSearch, folder: Path
     path = folder / "tune.json"
     folder.mkdir(parents=True, exist_ok=True)
     return kind(
-        wanted.space.treatments,
+        wanted.space.variants,
         load_tune_record(path) if path.exists() else wanted.record(tuple(sys.argv)),
         wanted.plan,
         limits=wanted.limits,

@@ -100,7 +100,8 @@ class KeptOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """One treatment. `settings` are the requested settings, `effective` those that ran; `error` is set if some failed.
+    """One of the compared configurations. `settings` are the requested ones, `effective` those that ran; `error` is set
+    if some failed.
 
     `outputs` are some of its first iteration, if they were asked for.
     """

@@ -83,7 +83,7 @@ class Benchmark:
     def setting_warnings(self) -> list[str]:
         """Return warnings about ineffective settings other than the compared ones."""
         measured = self._builder.measured
-        found = [text for item in measured for text in setting_warnings(item.treatment, item.stages)]
+        found = [text for item in measured for text in setting_warnings(item.variant_config, item.stages)]
         return list(dict.fromkeys(found))
 
     def loading(self, variant: str, event: Loading) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from omni_cli.bench.benchmark import Benchmark, Plan
 from omni_cli.bench.commits import BuildError, CommitInfo, Worktrees
 from omni_cli.bench.harness import RunLimits, Watcher
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError, UsageError
@@ -43,7 +43,7 @@ _AGAIN = "remove the file to search again"
 _KIND = Kind("search of `omni bisect`", BISECT_SCHEMA, "omni bisect", _AGAIN)
 _FILE = "search.json"
 
-PlanMaker = Callable[[tuple[Treatment, Treatment]], AbstractContextManager[Plan]]
+PlanMaker = Callable[[tuple[VariantConfig, VariantConfig]], AbstractContextManager[Plan]]
 
 
 class BisectResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ class SearchFolder:
 
 
 class Bisection:
-    """One search. `plan(treatments)` plans the comparison of two commits."""
+    """One search. `plan(variants)` plans the comparison of two commits."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class Bisection:
             return msgspec.structs.replace(trial, reason=error.message)
 
     async def _compare(self, step: NextTrial, trial: Trial) -> Trial:
-        treatments = (await self._treatment(step.a), await self._treatment(step.b))
+        variants = (await self._variant_config(step.a), await self._variant_config(step.b))
         criterion = self._criterion
         question = Question(criterion.limits(step.limit), None if criterion.metric is None else (criterion.metric,))
         exact = criterion.metric is None
@@ -238,8 +238,8 @@ class Bisection:
             step.alpha,
             MIN_ROUNDS,
         )
-        name = f"{len(self.record.trials):02d}-{treatments[1].name}.json"
-        with self._plan(treatments) as plan:
+        name = f"{len(self.record.trials):02d}-{variants[1].name}.json"
+        with self._plan(variants) as plan:
             benchmark = Benchmark(plan, question, limits, self.watcher, record_file=self.folder.path / name)
             try:
                 await benchmark.run()
@@ -254,10 +254,10 @@ class Bisection:
             raise OmniError(f"the measurement cannot be trusted: {judged.reason}")
         return judged
 
-    async def _treatment(self, position: int) -> Treatment:
+    async def _variant_config(self, position: int) -> VariantConfig:
         commit = self.record.commits[position]
         folder = await self._worktrees.provide(commit)
-        return Treatment(commit.short, code=folder, settings={"code": commit.sha})
+        return VariantConfig(commit.short, code=folder, settings={"code": commit.sha})
 
 
 def _judged(answer: Answer, trial: Trial) -> Trial:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_cli.bench.protocol import LoadedStage
-from omni_cli.bench.treatments import ENVIRONMENT, Treatment
+from omni_cli.bench.variant_configs import ENVIRONMENT, VariantConfig
 from omni_cli.engine.devices import has_cuda_device
 from omni_cli.outputs import stage_warnings
 
@@ -38,10 +38,10 @@ def ineffective(stages: Sequence[LoadedStage]) -> tuple[Ineffective, ...]:
     return tuple(found)
 
 
-def treatment_failure(treatment: Treatment, stages: Sequence[LoadedStage]) -> str | None:
+def setting_not_in_effect(variant: VariantConfig, stages: Sequence[LoadedStage]) -> str | None:
     """Return a sentence if a varied setting did not take effect, because its times would be another setting's."""
     for item in ineffective(stages):
-        if item.key in treatment.varied_keys(item.stage):
+        if item.key in variant.varied_keys(item.stage):
             return f"{item.stage}.{item.key} is {_word(item.effective)}, not {_word(item.requested)} as requested"
     return None
 
@@ -97,7 +97,7 @@ def unaccounted(shares: Mapping[str, Sequence[float]]) -> str | None:
     return None
 
 
-def warnings(treatment: Treatment, stages: Sequence[LoadedStage]) -> list[str]:
+def warnings(variant: VariantConfig, stages: Sequence[LoadedStage]) -> list[str]:
     """Return ineffective settings other than the varied ones, and the stages' own warnings."""
     by_key: dict[tuple[str, str, str], list[str]] = {}
     for item in ineffective(stages):
@@ -109,7 +109,7 @@ def warnings(treatment: Treatment, stages: Sequence[LoadedStage]) -> list[str]:
         for (key, requested, effective), names in by_key.items()
     ]
     found += [warning for stage in stages for warning in stage_warnings(stage.name, stage.effective)]
-    wanted = treatment.environment.get("OMP_NUM_THREADS", "")
+    wanted = variant.environment.get("OMP_NUM_THREADS", "")
     threads = {stage.settings.get("num_threads") for stage in stages} - {None}
     if wanted.isdigit() and threads and threads != {int(wanted)}:
         used = ", ".join(str(number) for number in sorted(threads, key=str))

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Literal, Protocol
 
-from omni_cli.bench.checks import mode_not_used, treatment_failure
+from omni_cli.bench.checks import mode_not_used, setting_not_in_effect
 from omni_cli.bench.memory import Free, lacking, private_bytes, read_free
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.record_builder import RecordBuilder
@@ -287,18 +287,18 @@ class Harness:
                 self._load_request(variant), lambda event: self._watcher.loading(process.name, event)
             )
             self._start_s = time.monotonic() - started_s
-            self._check_treatment(variant, loaded)
+            self._check_settings(variant, loaded)
         except VariantError as error:
             measured.error = error.message
             raise
 
-    def _check_treatment(self, variant: int, loaded: Loaded) -> None:
+    def _check_settings(self, variant: int, loaded: Loaded) -> None:
         measured = self._builder.measured[variant]
         measured.loaded(loaded.stages)
         measured.server = loaded.server
-        reason = treatment_failure(measured.treatment, loaded.stages)
+        reason = setting_not_in_effect(measured.variant_config, loaded.stages)
         if reason is not None:
-            name = measured.treatment.name
+            name = measured.variant_config.name
             raise VariantError(
                 f"variant `{name}` does not take effect: {reason}", hint="this machine or build does not support it"
             )
@@ -310,16 +310,16 @@ class Harness:
                 stage,
                 sample.execution_counters.get(stage.name, {}),
                 measured.execution_counters.get(stage.name, {}),
-                measured.treatment.varied_keys(stage.name),
+                measured.variant_config.varied_keys(stage.name),
             )
             if reason is not None:
-                name = measured.treatment.name
+                name = measured.variant_config.name
                 measured.error = f"variant `{name}` did not run as requested (block {sample.block}): {reason}"
                 raise VariantError(measured.error, hint="its times belong to another configuration")
 
     async def _warm_up(self, variant: int) -> None:
         """Warm up at least once: the first iteration includes caches and compilation."""
-        self._watcher.warming_up(self._builder.measured[variant].treatment.name)
+        self._watcher.warming_up(self._builder.measured[variant].variant_config.name)
         times: list[float] = []
         for number in range(max(self._limits.num_iters_warmup, 1)):
             ran = await self._one(variant, number, "warming up", None)

@@ -15,7 +15,7 @@ from omni_cli.bench.memory import memory_of
 from omni_cli.bench.outputs import load_arrays
 from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.quality_weights import measure_pairs
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.execution.counters import since
 from omni_cli.record import COUNTERS_KEY, E2E, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
 from omni_cli.results import Comparison, Outputs
@@ -31,7 +31,7 @@ prompts and seeds, so that there are as many as an interval needs."""
 class Measured:
     """The results of one variant."""
 
-    treatment: Treatment
+    variant_config: VariantConfig
     stages: tuple[LoadedStage, ...] = ()
     samples: list[Sample] = field(default_factory=list)
     hashes: dict[int, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class RecordBuilder:
 
     def __init__(
         self,
-        treatments: Sequence[Treatment],
+        variant_configs: Sequence[VariantConfig],
         *,
         command: Sequence[str],
         environment: dict[str, Any],
@@ -82,7 +82,7 @@ class RecordBuilder:
         folder: Path,
         keeps_outputs: bool = False,
     ) -> None:
-        self.measured = [Measured(treatment) for treatment in treatments]
+        self.measured = [Measured(variant_config) for variant_config in variant_configs]
         self.sampling = StoppingPlan()
         self.utilisation: Utilisation | None = None
         self._command = tuple(command)
@@ -165,7 +165,7 @@ class RecordBuilder:
             requests = [measures for _, several in found for measures in several]
             quality = outputs_quality(requests)
         outputs = Outputs(identical, difference, **quality)
-        return Comparison(metric=E2E, a=first.treatment.name, b=other.treatment.name, outputs=outputs)
+        return Comparison(metric=E2E, a=first.variant_config.name, b=other.variant_config.name, outputs=outputs)
 
     def _difference(self, variant: int, number: int) -> tuple[float | None, Sequence[Mapping[str, float]]]:
         """Return the largest difference and each request's measures of one iteration's outputs."""
@@ -206,8 +206,8 @@ class RecordBuilder:
 
 def _variant_record(measured: Measured, outputs: tuple[KeptOutput, ...]) -> Variant:
     return Variant(
-        name=measured.treatment.name,
-        settings=dict(measured.treatment.settings),
+        name=measured.variant_config.name,
+        settings=dict(measured.variant_config.settings),
         effective=measured.effective(),
         samples=tuple(measured.samples),
         memory=measured.memory,

@@ -16,8 +16,8 @@ import msgspec
 from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.harness import Harness, OnFailure, RunLimits, Watcher
 from omni_cli.bench.search import groups_of
-from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.utilisation import UtilisationSampler
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.errors import OmniError, UsageError
 from omni_cli.record import Variant, metric_names, values_of
@@ -57,9 +57,9 @@ class Tuning:
 
     def __init__(
         self,
-        treatments: Sequence[Treatment],
+        variants: Sequence[VariantConfig],
         record: TuneRecord,
-        plan: Callable[[Sequence[Treatment]], AbstractContextManager[Plan]],
+        plan: Callable[[Sequence[VariantConfig]], AbstractContextManager[Plan]],
         *,
         limits: TuneLimits,
         iterations: RunLimits,
@@ -68,8 +68,8 @@ class Tuning:
         path: Path,
     ) -> None:
         self.record = record
-        self._treatments = {treatment.name: treatment for treatment in treatments}
-        self._reference = treatments[0].name
+        self._variant_configs = {variant.name: variant for variant in variants}
+        self._reference = variants[0].name
         self._plan = plan
         self._limits = limits
         self._iterations = iterations
@@ -122,7 +122,7 @@ class Tuning:
         started_s = time.monotonic()
         with ExitStack() as stack:
             # In a thread, because planning asks a server for its models.
-            wanted = self._plan([self._treatments[name] for name in names])
+            wanted = self._plan([self._variant_configs[name] for name in names])
             plan = await asyncio.to_thread(stack.enter_context, wanted)
             await Harness(
                 plan.builder,

@@ -207,7 +207,7 @@ def _pair(
     unexplained = () if changes_work(settings) else work
     mismatches, differences = split_allowed(unexplained, allowed)
     if not same_record and a.name == b.name:
-        # Variants of the same name are the same treatment, so that other settings are an error.
+        # Variants of the same name have the same configuration, so that other settings are an error.
         forbidden, settings = split_allowed(settings, allowed)
         mismatches += forbidden
     estimates = compare_variants(

@@ -24,7 +24,7 @@ from omni_cli.cli.report import report
 from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
-from omni_cli.profile_record import load_profile_record, profile_document
+from omni_cli.profile_record import load_profile_record
 from omni_cli.record import Failures, Record, load_record
 from omni_cli.record_file import digest_of, with_digest
 from omni_cli.results import RecordOrigin
@@ -55,7 +55,7 @@ def originals() -> dict[str, str]:
         "bench": with_digest(answered),
         "server": with_digest(_of_server(record(*pair(blocks=2)))),
         "single": with_digest(alone),
-        "profile": profile_document(small_profile()),
+        "profile": with_digest(small_profile()),
         "compare": msgspec.to_builtins(compare_document(findings, source, source)),
     }
     return {kind: json.dumps(document) for kind, document in documents.items()}

@@ -32,13 +32,13 @@ def bench(options: BenchOptions) -> int:
     from omni_cli.bench.quality_weights import parse_weights
 
     weights = parse_weights(options.weights)
-    from omni_cli.bench.local import local_plan, plan_treatments
+    from omni_cli.bench.local import local_plan, plan_variant_configs
     from omni_cli.cli.bench.run import measure, read_question
 
-    treatments = plan_treatments(tuple(options.vary or ()), config, workload, source)
-    given = [*source.overrides, *(text for treatment in treatments for text in treatment.overrides)]
+    variants = plan_variant_configs(tuple(options.vary or ()), config, workload, source)
+    given = [*source.overrides, *(text for variant in variants for text in variant.overrides)]
     workload = replace(workload, given_lengths=lengths_given_by(given))
-    count = len(treatments) + bool(options.against)
+    count = len(variants) + bool(options.against)
     if limits is not None and count == 1 and options.baseline is None:
         raise UsageError("a limit needs a baseline", hint="add `--against`, `--baseline` or `--vary`")
     if weights and count == 1:
@@ -50,7 +50,7 @@ def bench(options: BenchOptions) -> int:
     with local_plan(
         source,
         workload,
-        treatments,
+        variants,
         against=options.against,
         command=command,
         verbose=options.verbose,

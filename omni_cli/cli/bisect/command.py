@@ -77,7 +77,7 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
 
 def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[PlanMaker, dict[str, Any]]:
     """Return the planner of a profile's comparisons and the record's description of its workload."""
-    from omni_cli.bench.local import local_plan, plan_treatments
+    from omni_cli.bench.local import local_plan, plan_variant_configs
     from omni_cli.bench.workload import lengths_given_by, measured_stages
     from omni_cli.cli.profile_choice import profile_source
 
@@ -85,11 +85,11 @@ def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[Pla
     config = source.load()
     measured_stages(config, options.stage)
     workload = options.workload(options.stage, config)
-    plan_treatments((), config, workload, source)
+    plan_variant_configs((), config, workload, source)
     workload = replace(workload, given_lengths=lengths_given_by(source.overrides))
 
-    def plan(treatments: Any) -> Any:
-        return local_plan(source, workload, treatments, against=None, command=command, verbose=options.verbose)
+    def plan(variants: Any) -> Any:
+        return local_plan(source, workload, variants, against=None, command=command, verbose=options.verbose)
 
     return plan, workload.describe(config)
 

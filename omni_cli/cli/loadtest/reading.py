@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from omni_cli.bench.prompts import token_counter
-from omni_cli.bench.treatments import MAX_VARIANTS, split_values
+from omni_cli.bench.variant_configs import MAX_VARIANTS, split_values
 from omni_cli.cli.gate_options import read_fraction
 from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, LoadtestOptions
 from omni_cli.errors import UsageError

@@ -17,8 +17,8 @@ from omni_cli.bench.local import local_plan
 from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.protocol import Loading
 from omni_cli.bench.search import Space
-from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.tuning import TuneLimits, Tuning
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.workload import Workload
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
@@ -49,8 +49,8 @@ class SettingsSearch:
     objective: str
     margin: float
     limits: TuneLimits
-    plan: Callable[[Sequence[Treatment]], AbstractContextManager[Plan]]
-    profile: Callable[[Treatment], str] | None = None
+    plan: Callable[[Sequence[VariantConfig]], AbstractContextManager[Plan]]
+    profile: Callable[[VariantConfig], str] | None = None
     url: str | None = None
 
     def record(self, command: tuple[str, ...]) -> TuneRecord:
@@ -71,7 +71,7 @@ class SettingsSearch:
             limits=limits,
             candidates=tuple(
                 Candidate(name=item.name, settings=dict(item.settings), problem=refused.get(item.name))
-                for item in self.space.treatments
+                for item in self.space.variants
             ),
         )
 
@@ -89,22 +89,22 @@ def local_search(
 ) -> SettingsSearch:
     """A search over a profile's settings; `inputs` is a folder for the inputs of a stage in the middle of the chain."""
 
-    def plan(treatments: Sequence[Treatment]) -> AbstractContextManager[Plan]:
+    def plan(variants: Sequence[VariantConfig]) -> AbstractContextManager[Plan]:
         return local_plan(
             source,
             workload,
-            tuple(treatments),
+            tuple(variants),
             against=None,
             command=(),
             verbose=verbose,
             inputs=inputs / "inputs",
         )
 
-    def profile(treatment: Treatment) -> str:
+    def profile(variant: VariantConfig) -> str:
         """Return the complete profile, checked by loading it; variables are named in a comment."""
-        config = source.load(treatment.overrides)
-        lines = [f"# Written by omni tune: {treatment.name}."]
-        lines += [f"# Set in the environment: {name}={value}" for name, value in treatment.environment.items()]
+        config = source.load(variant.overrides)
+        lines = [f"# Written by omni tune: {variant.name}."]
+        lines += [f"# Set in the environment: {name}={value}" for name, value in variant.environment.items()]
         return "\n".join(lines) + "\n" + to_yaml(profile_data(config))
 
     return SettingsSearch(workload.describe(source.load()), space, objective, margin, limits, plan, profile)
@@ -121,7 +121,7 @@ def search(wanted: SettingsSearch, options: TuneOptions, command: tuple[str, ...
     record = _continued(wanted.record(command), folder / RECORD)
     progress = TuneProgress(quiet=options.quiet, verbose=options.verbose)
     tuning = Tuning(
-        wanted.space.treatments,
+        wanted.space.variants,
         record,
         wanted.plan,
         limits=wanted.limits,
@@ -171,7 +171,7 @@ def _report(wanted: SettingsSearch, record: TuneRecord, options: TuneOptions, st
         stopped.hint = again
     written = None
     if record.winner is not None and stopped is None and wanted.profile is not None:
-        winner = next(item for item in wanted.space.treatments if item.name == record.winner)
+        winner = next(item for item in wanted.space.variants if item.name == record.winner)
         written = options.output_dir / PROFILE
         write_report(written, wanted.profile(winner))
     if options.as_json:

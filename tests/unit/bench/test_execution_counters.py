@@ -9,7 +9,7 @@ import pytest
 from omni_cli.bench.checks import mode_not_used
 from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.record_builder import Measured
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.execution.counters import since
 
 
@@ -68,7 +68,7 @@ def ran(**counters: Mapping[str, float]) -> Ran:
 
 
 def test_a_stage_that_is_loaded_again_counts_from_its_new_beginning() -> None:
-    measured = Measured(Treatment("a"))
+    measured = Measured(VariantConfig("a"))
     loaded = LoadedStage("x", "diffusion", 1.0, {}, {}, {}, execution_counters={"graph_replays": 2})
     measured.loaded((loaded,))
     assert measured.ran(ran(x={"graph_replays": 12})) == {"x": {"graph_replays": 10}}
@@ -77,7 +77,7 @@ def test_a_stage_that_is_loaded_again_counts_from_its_new_beginning() -> None:
     assert measured.effective()["engagement"] == {"x": {"graph_replays": 5}}
 
 
-def test_tiling_that_tiled_nothing_is_no_treatment() -> None:
+def test_tiling_that_tiled_nothing_is_not_in_effect() -> None:
     tiled = stage(execution="eager", vae_tiling=True)
     varied = ("enable_vae_tiling",)
     assert "nothing was decoded in tiles" in (

@@ -11,7 +11,7 @@ import pytest
 from omni_cli.bench.outputs import save_arrays
 from omni_cli.bench.protocol import LoadedStage, Ran, StagePeaks
 from omni_cli.bench.record_builder import MAX_OUTPUT_FILES, RecordBuilder
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.workload import Workload
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.config.loader import load_profile
@@ -22,7 +22,7 @@ from omni_cli.stats.verdicts import Question
 
 @pytest.fixture
 def session(tmp_path: Path) -> RecordBuilder:
-    variants = [Treatment("a", settings={"k": 1}), Treatment("b", settings={"k": 2})]
+    variants = [VariantConfig("a", settings={"k": 1}), VariantConfig("b", settings={"k": 2})]
     workload = Workload().describe(load_profile("tiny-omni"))
     return RecordBuilder(variants, command=("omni", "bench"), environment={}, workload=workload, folder=tmp_path)
 

@@ -12,7 +12,7 @@ import pytest
 
 from omni_cli.bench.protocol import Ran
 from omni_cli.bench.record_builder import RecordBuilder
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError
 from omni_cli.loadtest.endpoints import chat
@@ -61,7 +61,7 @@ def ran(number: int, *, failed: int = 0, lag_s: float | None = None, usage: bool
 
 
 def session(folder: Path, runs: list[Ran], names: tuple[str, ...] = (URL,), **changes: Any) -> RecordBuilder:
-    variants = [Treatment(name, settings={"url": URL, "model": "tiny-omni"}) for name in names]
+    variants = [VariantConfig(name, settings={"url": URL, "model": "tiny-omni"}) for name in names]
     found = RecordBuilder(
         variants, command=("omni", "bench"), environment={}, workload=workload(**changes).describe(), folder=folder
     )

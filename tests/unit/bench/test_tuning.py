@@ -17,8 +17,8 @@ from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.harness import RunLimits
 from omni_cli.bench.protocol import Load, Loaded, LoadedStage, Ran, StagePeaks
 from omni_cli.bench.record_builder import RecordBuilder
-from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.tuning import TuneLimits, Tuning
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.errors import UsageError
 from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record
@@ -109,13 +109,13 @@ def tuning_of(
     rng = random.Random(0)
 
     @contextmanager
-    def plan(treatments: Sequence[Treatment]) -> Iterator[Plan]:
-        builder = RecordBuilder(treatments, command=(), environment={}, workload={}, folder=folder)
-        names = [treatment.name for treatment in treatments]
+    def plan(variant_configs: Sequence[VariantConfig]) -> Iterator[Plan]:
+        builder = RecordBuilder(variant_configs, command=(), environment={}, workload={}, folder=folder)
+        names = [variant_config.name for variant_config in variant_configs]
         yield Plan(builder, lambda index: PlannedVariant(names[index], settings[names[index]], rng))
 
     return Tuning(
-        [Treatment(name) for name in settings],
+        [VariantConfig(name) for name in settings],
         record or record_of(settings),
         plan,
         limits=limits or TuneLimits(),

@@ -22,7 +22,6 @@ from support.profile_records import small_profile
 from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
-from omni_cli.profile_record import profile_document
 from omni_cli.record_file import with_digest
 from omni_cli.report.html.page import render_page
 from omni_cli.results import RecordOrigin
@@ -70,7 +69,7 @@ def compare_json() -> dict[str, Any]:
     return msgspec.to_builtins(compare_document(findings, source, source))
 
 
-DOCUMENTS = {"bench": bench_json, "compare": compare_json, "profile": lambda: profile_document(small_profile())}
+DOCUMENTS = {"bench": bench_json, "compare": compare_json, "profile": lambda: with_digest(small_profile())}
 
 
 def page_of(document: dict[str, Any], folder: Path) -> str:
@@ -170,7 +169,7 @@ def poisoned_compare(attacks: Iterator[str]) -> dict[str, Any]:
 
 
 def poisoned_profile(attacks: Iterator[str]) -> dict[str, Any]:
-    intact = profile_document(small_profile())
+    intact = with_digest(small_profile())
     document = poisoned(intact, attacks)
     document |= {"schema": intact["schema"], "stage_seconds": {next(attacks): 0.1}}
     for stage, kept in zip(document["stages"], intact["stages"], strict=True):
