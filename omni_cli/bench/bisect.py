@@ -22,7 +22,7 @@ from omni_cli.errors import ExitCode, InputError, OmniError, OutputError, UsageE
 from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
 from omni_cli.results import Bounds
 from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial
-from omni_cli.stats.verdicts import Answer, Question
+from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 from omni_cli.text import visible
 
 BISECT_SCHEMA: Final = "omni.bisect/1"
@@ -229,7 +229,7 @@ class Bisection:
     async def _compare(self, step: NextTrial, trial: Trial) -> Trial:
         variants = (await self._variant_config(step.a), await self._variant_config(step.b))
         criterion = self._criterion
-        question = Question(criterion.limits(step.limit), None if criterion.metric is None else (criterion.metric,))
+        spec = ComparisonSpec(criterion.limits(step.limit), None if criterion.metric is None else (criterion.metric,))
         exact = criterion.metric is None
         limits = RunLimits(
             EXACT_ITERATIONS if exact else None,
@@ -240,7 +240,7 @@ class Bisection:
         )
         name = f"{len(self.record.trials):02d}-{variants[1].name}.json"
         with self._plan(variants) as plan:
-            benchmark = Benchmark(plan, question, limits, self.watcher, record_file=self.folder.path / name)
+            benchmark = Benchmark(plan, spec, limits, self.watcher, record_file=self.folder.path / name)
             try:
                 await benchmark.run()
             except VariantError as error:
@@ -248,8 +248,8 @@ class Bisection:
                     # The other side, which ran before: this commit is not to blame.
                     raise OmniError(error.message, hint=error.hint) from error
                 raise
-            answer = benchmark.answer()
-        judged = _judged(answer, msgspec.structs.replace(trial, record=name, alpha=0.0 if exact else step.alpha))
+            report = benchmark.report()
+        judged = _judged(report, msgspec.structs.replace(trial, record=name, alpha=0.0 if exact else step.alpha))
         if judged.verdict == "failed" and step.b == self._last:
             raise OmniError(f"the measurement cannot be trusted: {judged.reason}")
         return judged
@@ -260,15 +260,15 @@ class Bisection:
         return VariantConfig(commit.short, code=folder, settings={"code": commit.sha})
 
 
-def _judged(answer: Answer, trial: Trial) -> Trial:
+def _judged(report: BenchmarkReport, trial: Trial) -> Trial:
     """Return the trial with the gate's verdict. A variant that failed has no other verdict, and spent no error."""
-    assert answer.within is not None and answer.within.gate is not None  # two variants and limits
-    gate = answer.within.gate
+    assert report.within is not None and report.within.gate is not None  # two variants and limits
+    gate = report.within.gate
     reasons = [*gate.reasons, *(f"`{item.field}` differs" for item in gate.mismatches)]
     reasons += [metric.reason for metric in gate.metrics if metric.reason is not None]
     change = gate.metrics[0].change if gate.metrics else None
     ci95 = gate.metrics[0].ci95 if gate.metrics else None
-    blocks = max((item.blocks for item in answer.within.comparisons), default=0)
+    blocks = max((item.blocks for item in report.within.comparisons), default=0)
     return msgspec.structs.replace(
         trial,
         verdict=gate.verdict,

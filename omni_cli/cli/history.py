@@ -44,8 +44,8 @@ def add(
     need_numpy("a history")
     from omni_cli.history_folder import keep
     from omni_cli.importers.files import load_any
-    from omni_cli.stats.findings import failed_variants
-    from omni_cli.stats.verdicts import own_answer
+    from omni_cli.stats.comparison_result import failed_variants
+    from omni_cli.stats.verdicts import own_report
 
     # All are read before any is written: a broken one changes nothing.
     loaded = [(path, item) for path in records for item in load_any(path, commit=commit)]
@@ -54,7 +54,7 @@ def add(
         raise InputError(edit, hint="measure again with `omni bench --output-json FILE`")
     entries, failed = [], list[str]()
     for path, item in loaded:
-        file, is_new = keep(own_answer(item.record).complete_record() if item.missing else item.record, folder)
+        file, is_new = keep(own_report(item.record).complete_record() if item.missing else item.record, folder)
         failures = failed_variants(item.record.variants)
         entries.append(
             {"record": str(path), "file": str(file), "added": is_new, "missing": list(item.missing),

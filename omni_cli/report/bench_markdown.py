@@ -18,31 +18,31 @@ from omni_cli.report.bench_text import (
 )
 from omni_cli.report.bench_units import limit, title
 from omni_cli.results import Difference, GateResult
-from omni_cli.stats.findings import Findings, Pair
+from omni_cli.stats.comparison_result import ComparisonResult, Pair
 
 
-def findings_markdown(findings: Findings, labels: Labels, further: Sequence[Note] = ()) -> str:
+def comparison_markdown(result: ComparisonResult, labels: Labels, further: Sequence[Note] = ()) -> str:
     """Return the report, with its verdict in the first line; `further` warnings are about the machine."""
-    parts = [f"### {_headline(findings)}"]
-    if findings.exit_code != ExitCode.OK:
-        parts.append(_note(verdict_note(findings)))
-    if not findings.is_comparable:
-        rows = [(f"`{cell(item.field)}`", cell(item.a), cell(item.b)) for item in findings.mismatches]
+    parts = [f"### {_headline(result)}"]
+    if result.exit_code != ExitCode.OK:
+        parts.append(_note(verdict_note(result)))
+    if not result.is_comparable:
+        rows = [(f"`{cell(item.field)}`", cell(item.a), cell(item.b)) for item in result.mismatches]
         parts.append(table(("Field", cell(labels.a), cell(labels.b)), rows))
     else:
-        if findings.gate is not None and (findings.gate.metrics or findings.gate.quality):
-            parts.append(_gate_table(findings.gate, findings.pairs))
-        parts += [_pair(pair, labels, findings.differences) for pair in findings.pairs]
-    parts += [f"> **Warning:** {_note(note)}" for note in (*warnings(findings), *further)]
+        if result.gate is not None and (result.gate.metrics or result.gate.quality):
+            parts.append(_gate_table(result.gate, result.pairs))
+        parts += [_pair(pair, labels, result.differences) for pair in result.pairs]
+    parts += [f"> **Warning:** {_note(note)}" for note in (*warnings(result), *further)]
     return "\n\n".join(parts) + "\n"
 
 
-def _headline(findings: Findings) -> str:
-    if findings.gate is not None:
-        return f"omni gate: {findings.gate.verdict}"
-    if findings.failures:
+def _headline(result: ComparisonResult) -> str:
+    if result.gate is not None:
+        return f"omni gate: {result.gate.verdict}"
+    if result.failures:
         return "omni compare: failed"
-    return "omni compare" if findings.is_comparable else "omni compare: not comparable"
+    return "omni compare" if result.is_comparable else "omni compare: not comparable"
 
 
 def _gate_table(gate: GateResult, pairs: Sequence[Pair]) -> str:

@@ -30,7 +30,7 @@ from omni_cli.results import (
     Payback,
     Summary,
 )
-from omni_cli.stats.findings import Findings, Pair
+from omni_cli.stats.comparison_result import ComparisonResult, Pair
 from omni_cli.stats.metrics import higher_is_better, samples_for
 from omni_cli.stats.payback import verdict_on_mode
 
@@ -67,18 +67,18 @@ def summary_lines(number: int, variant: Variant, summaries: Mapping[str, Summary
     return [f"{head}   {note}".rstrip(), *aligned(rows, gap=3)]
 
 
-def findings_text(findings: Findings, labels: Labels) -> str:
+def comparison_text(result: ComparisonResult, labels: Labels) -> str:
     """Format all pairs as tables, their differences, one sentence per pair, and the gate."""
-    if not findings.is_comparable:
-        return "\n".join(["Not comparable", *difference_lines(findings.mismatches)])
+    if not result.is_comparable:
+        return "\n".join(["Not comparable", *difference_lines(result.mismatches)])
     parts = []
-    for pair in findings.pairs:
+    for pair in result.pairs:
         lines = [_heading(pair, labels), *pair_table(pair, labels)]
-        lines.append(_differs(pair.differences + findings.differences))
-        sentences = (work_sentence(pair), _verdict_sentence(pair, labels, findings), payback_sentence(pair))
+        lines.append(_differs(pair.differences + result.differences))
+        sentences = (work_sentence(pair), _verdict_sentence(pair, labels, result), payback_sentence(pair))
         parts.append("\n".join([*lines, *filter(None, sentences)]))
-    if findings.gate is not None:
-        parts.append("\n".join(["Gate", *gate_lines(findings.gate, findings.pairs)]))
+    if result.gate is not None:
+        parts.append("\n".join(["Gate", *gate_lines(result.gate, result.pairs)]))
     return "\n\n".join(parts)
 
 
@@ -128,11 +128,11 @@ def work_sentence(pair: Pair) -> str | None:
     return f"Does other work per run: {', '.join(listed)}" if listed else None
 
 
-def _verdict_sentence(pair: Pair, labels: Labels, findings: Findings) -> str | None:
-    """Omit undecided equality if a gate asks another question, because two numbers of missing blocks would confuse."""
+def _verdict_sentence(pair: Pair, labels: Labels, result: ComparisonResult) -> str | None:
+    """Omit undecided equality if a gate judges something else, because two numbers of missing blocks would confuse."""
     e2e = next((item for item in pair.comparisons if item.metric == E2E), None)
     is_open = e2e is not None and e2e.verdict == "inconclusive"
-    return None if is_open and findings.gate is not None else pair_sentence(pair, labels)
+    return None if is_open and result.gate is not None else pair_sentence(pair, labels)
 
 
 def payback_sentence(pair: Pair) -> str | None:

@@ -26,7 +26,7 @@ from omni_cli.results import (
 from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Z95, Shift, look, steps_of
 from omni_cli.stats.comparable import record_mismatches, settings_differences, split_allowed
 from omni_cli.stats.compare import MARGIN
-from omni_cli.stats.findings import check_metrics
+from omni_cli.stats.comparison_result import check_metrics
 from omni_cli.stats.metrics import GATED_MEMORY, higher_is_better
 from omni_cli.stats.summary import summarise
 

@@ -26,7 +26,7 @@ from omni_cli.record import Record, Variant
 from omni_cli.results import Bounds
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import ALPHA, level_at
-from omni_cli.stats.verdicts import Question
+from omni_cli.stats.verdicts import ComparisonSpec
 
 PRECISION = 0.1
 MAX_RATES = 16
@@ -85,8 +85,8 @@ class RateSearch:
 
 
 @dataclass(frozen=True)
-class AttainmentQuestion(Question):
-    """The question whether `target` of the requests (0.9 is 90 %) are within the SLO."""
+class AttainmentSpec(ComparisonSpec):
+    """`target` of the requests have to be within the SLO (0.9 is 90 %)."""
 
     target: float = 0.9
 

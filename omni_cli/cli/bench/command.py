@@ -33,7 +33,7 @@ def bench(options: BenchOptions) -> int:
 
     weights = parse_weights(options.weights)
     from omni_cli.bench.local import local_plan, plan_variant_configs
-    from omni_cli.cli.bench.run import measure, read_question
+    from omni_cli.cli.bench.run import measure, read_spec
 
     variants = plan_variant_configs(tuple(options.vary or ()), config, workload, source)
     given = [*source.overrides, *(text for variant in variants for text in variant.overrides)]
@@ -43,7 +43,7 @@ def bench(options: BenchOptions) -> int:
         raise UsageError("a limit needs a baseline", hint="add `--against`, `--baseline` or `--vary`")
     if weights and count == 1:
         raise UsageError("`--quality` compares variants", hint="add `--against` or `--vary`")
-    question = read_question(options, limits)
+    spec = read_spec(options, limits)
     budget_s = options.budget_s(count)
     options.check_files()
     command = ("omni", *sys.argv[1:])
@@ -56,4 +56,4 @@ def bench(options: BenchOptions) -> int:
         verbose=options.verbose,
         keeps_outputs=options.output_json is not None,
     ) as plan:
-        return measure(plan, question, options, budget_s, weights)
+        return measure(plan, spec, options, budget_s, weights)

@@ -26,7 +26,7 @@ from omni_cli.report.tables import aligned
 from omni_cli.stats.saturation import (
     MIN_WINDOWS,
     RATE_ALPHA,
-    AttainmentQuestion,
+    AttainmentSpec,
     RateSearch,
     RateTrial,
     requests_needed,
@@ -137,9 +137,9 @@ def _try(
     plan: Plan, rate: float, target: float, options: LoadtestOptions, limits: RunLimits, timeout_s: float | None
 ) -> tuple[RateTrial, OmniError | None]:
     """Measure one rate; the second value is the reason for an early end. A server that answers nothing misses it."""
-    question = AttainmentQuestion(target=target)
-    progress = BenchProgress(sys.stderr, question, quiet=options.quiet, verbose=options.verbose)
-    benchmark = Benchmark(plan, question, limits, progress)
+    spec = AttainmentSpec(target=target)
+    progress = BenchProgress(sys.stderr, spec, quiet=options.quiet, verbose=options.verbose)
+    benchmark = Benchmark(plan, spec, limits, progress)
 
     async def run() -> tuple[OmniError | None, BaseException | None]:
         work, stopped = await run_until_stopped(benchmark.run(), timeout_s)
@@ -147,7 +147,7 @@ def _try(
 
     stopped, failure = asyncio.run(run())
     progress.hide()
-    trial = question.judged(plan.builder.record(), rate)
+    trial = spec.judged(plan.builder.record(), rate)
     if failure is None:
         return trial, stopped
     if not isinstance(failure, VariantError):

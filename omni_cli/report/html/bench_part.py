@@ -16,21 +16,21 @@ from omni_cli.report.html.machine import device_of, environment_parts, reproduce
 from omni_cli.report.html.outputs_part import output_parts
 from omni_cli.report.html.utilisation import utilisation_figure
 from omni_cli.report.units import count
-from omni_cli.stats.findings import Pair
-from omni_cli.stats.verdicts import Answer
+from omni_cli.stats.comparison_result import Pair
+from omni_cli.stats.verdicts import BenchmarkReport
 from omni_cli.text import visible
 
 LABELS = Labels("baseline", "this run")
 
 
-def bench_document(name: str, answer: Answer, source: str) -> Document:
+def bench_document(name: str, report: BenchmarkReport, source: str) -> Document:
     """Return the document of a bench record; `name` is the prefix of its figures' ids.
 
-    `answer` is about the record's own variants; the verdicts of a gate and of a comparison with a baseline are taken
+    `report` is about the record's own variants; the verdicts of a gate and of a comparison with a baseline are taken
     from the record.
     """
-    record, summaries = answer.record, answer.summaries
-    pairs = _pairs(answer)
+    record, summaries = report.record, report.summaries
+    pairs = _pairs(report)
     return Document(
         kind="Benchmark",
         source=source,
@@ -38,13 +38,13 @@ def bench_document(name: str, answer: Answer, source: str) -> Document:
         details=_details(record),
         created=record.created,
         verdict=_verdict(record, pairs, summaries),
-        advice=_advice(answer),
+        advice=_advice(report),
         sections=sections_of(
             [
                 ("Results", [_results_table(record, summaries)]),
                 ("Comparison", [gate_table(record.gate, pairs), *comparison_parts(name, pairs, LABELS)]),
                 ("Outputs", output_parts(record)),
-                ("Latency", latency_figures(name, record, summaries, answer.block_medians)),
+                ("Latency", latency_figures(name, record, summaries, report.block_medians)),
                 ("Where a request waits", [waterfall_figure(name, record)]),
                 ("Memory", [memory_figure(name, record)]),
                 ("Machine", [utilisation_figure(name, record.utilisation)]),
@@ -56,11 +56,11 @@ def bench_document(name: str, answer: Answer, source: str) -> Document:
     )
 
 
-def _pairs(answer: Answer) -> tuple[Pair, ...]:
+def _pairs(report: BenchmarkReport) -> tuple[Pair, ...]:
     """Return the record's own pairs, and those with a baseline, whose samples are in another file."""
-    own = () if answer.within is None else answer.within.pairs
+    own = () if report.within is None else report.within.pairs
     names = {(pair.a.name, pair.b.name) for pair in own}
-    return (*own, *pairs_of([item for item in answer.record.comparisons if (item.a, item.b) not in names]))
+    return (*own, *pairs_of([item for item in report.record.comparisons if (item.a, item.b) not in names]))
 
 
 def _verdict(record: Record, pairs: Sequence[Pair], summaries: Summaries) -> Verdict:
@@ -81,10 +81,10 @@ def _verdict(record: Record, pairs: Sequence[Pair], summaries: Summaries) -> Ver
     return Verdict(quantity(E2E, latency.median), "plain", (f"The median latency of {name}{reach}.",))
 
 
-def _advice(answer: Answer) -> tuple[Advice, ...]:
-    notes = disturbance_warnings(answer.disturbances, answer.record)
-    if answer.within is not None:
-        notes = [*warnings(answer.within), *notes]
+def _advice(report: BenchmarkReport) -> tuple[Advice, ...]:
+    notes = disturbance_warnings(report.disturbances, report.record)
+    if report.within is not None:
+        notes = [*warnings(report.within), *notes]
     return tuple(Advice(sentence(note.message), sentence(note.hint) if note.hint else None) for note in notes)
 
 

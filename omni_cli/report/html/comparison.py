@@ -27,7 +27,7 @@ from omni_cli.report.html.figures import Interval, Trade, drawn_intervals, drawn
 from omni_cli.report.html.machine import sentence
 from omni_cli.report.units import count
 from omni_cli.results import MEASURES, Comparison, GateResult, MeasureMean, MemoryPeak
-from omni_cli.stats.findings import Pair
+from omni_cli.stats.comparison_result import Pair
 from omni_cli.stats.output_quality import worst_of
 
 _GATE_TONES: dict[str, Tone] = {"pass": "good", "inconclusive": "open", "not comparable": "open"}

@@ -25,8 +25,8 @@ from omni_cli.errors import OmniError
 from omni_cli.record_file import with_digest
 from omni_cli.report.html.page import render_page
 from omni_cli.results import RecordOrigin
-from omni_cli.stats.findings import compare_document, compare_within
-from omni_cli.stats.verdicts import Question
+from omni_cli.stats.comparison_result import compare_document, compare_within
+from omni_cli.stats.verdicts import ComparisonSpec
 
 pytestmark = pytest.mark.slow
 
@@ -60,13 +60,13 @@ PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x10\x00\x00\x00\x10"
 
 def bench_json() -> dict[str, Any]:
     found = record(*pair(blocks=8, slowdown=1.5))
-    return with_digest(Question(GateLimits({"e2e_s": 0.05})).answer(found).complete_record())
+    return with_digest(ComparisonSpec(GateLimits({"e2e_s": 0.05})).report(found).complete_record())
 
 
 def compare_json() -> dict[str, Any]:
-    findings = compare_within(record(*pair(blocks=8)), limits=GateLimits({"e2e_s": 0.05}))
+    result = compare_within(record(*pair(blocks=8)), limits=GateLimits({"e2e_s": 0.05}))
     source = RecordOrigin("a.json", "2026-11-20T10:00:00Z")
-    return msgspec.to_builtins(compare_document(findings, source, source))
+    return msgspec.to_builtins(compare_document(result, source, source))
 
 
 DOCUMENTS = {"bench": bench_json, "compare": compare_json, "profile": lambda: with_digest(small_profile())}

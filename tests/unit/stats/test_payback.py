@@ -13,7 +13,7 @@ from support.bench_records import record, variant
 from omni_cli.record import Memory, Variant
 from omni_cli.report.bench_text import payback_sentence
 from omni_cli.results import Payback, RecordOrigin
-from omni_cli.stats.findings import Pair, compare_document, compare_within
+from omni_cli.stats.comparison_result import Pair, compare_document, compare_within
 
 MIB = 2**20
 
@@ -98,7 +98,7 @@ def test_variants_without_a_mode_have_nothing_to_pay_back() -> None:
 
 
 def test_the_document_has_it_with_the_end_to_end_time() -> None:
-    findings = compare_within(record(EAGER, measured("execution=compile", 0.16, compile_s=7.0)))
-    (entry,) = compare_document(findings, RecordOrigin("a"), RecordOrigin("b")).comparisons
+    result = compare_within(record(EAGER, measured("execution=compile", 0.16, compile_s=7.0)))
+    (entry,) = compare_document(result, RecordOrigin("a"), RecordOrigin("b")).comparisons
     assert entry.payback.preparation_s == 7.0 and entry.payback.requests > 0
     assert entry.ratio_of_medians == pytest.approx(entry.b_median / entry.a_median)

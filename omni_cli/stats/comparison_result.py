@@ -1,4 +1,4 @@
-"""Findings about one record, or about two: what `omni bench` and `omni compare` report."""
+"""The comparison of one record's variants, or of two records: what `omni bench` and `omni compare` report."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Findings:
+class ComparisonResult:
     """`interleaved`: all pairs were measured interleaved.
 
     `unmatched` are variants without a counterpart, `failures` sentences on variants that failed. `gate` is None
@@ -113,7 +113,7 @@ def compare_within(
     limits: GateLimits | None = None,
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
-) -> Findings:
+) -> ComparisonResult:
     """Compare each further variant of a record with its first one. Raises `UsageError` for an unknown metric."""
     first, *others = record.variants
     failures = failed_variants(record.variants)
@@ -132,7 +132,7 @@ def compare_records(
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
     allowed: Iterable[str] = (),
-) -> Findings:
+) -> ComparisonResult:
     """Compare the variants of `b` with those of `a`: by name, or the only one with the only one.
 
     `allowed` names fields of environment, workload or settings that may differ. Raises `UsageError` for an unknown
@@ -173,7 +173,7 @@ def _judged(
     limits: GateLimits | None,
     failures: tuple[str, ...],
     missing: tuple[str, ...] = (),
-) -> Findings:
+) -> ComparisonResult:
     gate = None
     if limits is not None:
         gate = judge(
@@ -187,7 +187,7 @@ def _judged(
         )
     comparisons = [item for pair in pairs for item in pair.comparisons]
     interleaved = bool(comparisons) and all(item.interleaved for item in comparisons)
-    return Findings(pairs, mismatches, differences, (), failures, interleaved, gate)
+    return ComparisonResult(pairs, mismatches, differences, (), failures, interleaved, gate)
 
 
 def _pair(
@@ -230,23 +230,23 @@ def _pair(
     return Pair(a, b, comparisons, memory, mismatches, work, differs, outputs, estimates)
 
 
-def compare_document(findings: Findings, a: RecordOrigin, b: RecordOrigin) -> CompareRecord:
+def compare_document(result: ComparisonResult, a: RecordOrigin, b: RecordOrigin) -> CompareRecord:
     """Return the document of `omni compare --json`; `a` and `b` are the files of the records."""
-    shown = findings.pairs if findings.is_comparable else ()
+    shown = result.pairs if result.is_comparable else ()
     return CompareRecord(
         a=a,
         b=b,
-        comparable=findings.is_comparable,
-        mismatches=findings.mismatches,
+        comparable=result.is_comparable,
+        mismatches=result.mismatches,
         differences=(
-            *findings.differences,
-            *(item for pair in findings.pairs for item in (*pair.work, *pair.differences)),
+            *result.differences,
+            *(item for pair in result.pairs for item in (*pair.work, *pair.differences)),
         ),
-        unmatched=findings.unmatched,
-        failures=findings.failures,
+        unmatched=result.unmatched,
+        failures=result.failures,
         comparisons=tuple(item for pair in shown for item in pair.comparisons),
         memory=tuple(peak for pair in shown for peak in pair.memory),
-        gate=findings.gate,
+        gate=result.gate,
     )
 
 
