@@ -60,7 +60,7 @@ class Benchmark:
                 launch=self._plan.launch,
                 load=self._plan.load,
                 limits=self._limits,
-                decided=self._spec.without_weighted().is_decided,
+                decided=self._spec.without_model_based().is_decided,
                 watcher=self,
                 sampler=UtilisationSampler(),
                 read_free=self._read_free,
@@ -69,9 +69,9 @@ class Benchmark:
         finally:
             self._keeper.stop()
 
-    def add_weighted(self, weights: Mapping[str, Path]) -> None:
+    def add_model_based(self, weights: Mapping[str, Path]) -> None:
         """Measure the outputs with models, whose weights these are. Raises `QualityWeightsError`."""
-        self._builder.add_weighted(weights)
+        self._builder.add_model_based(weights)
 
     def report(self) -> BenchmarkReport:
         """Compute the verdicts, and write them to the record on the disk."""

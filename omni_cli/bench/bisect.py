@@ -25,7 +25,7 @@ from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 from omni_cli.text import visible
 
-BISECT_SCHEMA: Final = "omni.bisect/1"
+BISECT_SCHEMA: Final = "omni.bisect/2"
 MIN_ROUNDS = 27
 """Runs of each commit that a comparison may take whatever the budget: looks after 8, 12, 18 and 27."""
 
@@ -40,7 +40,8 @@ EXIT_CODES = {
     SearchOutcome.NOT_COMPARABLE: ExitCode.NOT_COMPARABLE,
 }
 _AGAIN = "remove the file to search again"
-_KIND = Kind("search of `omni bisect`", BISECT_SCHEMA, "omni bisect", _AGAIN)
+_RENAMED = {"omni.bisect/1": {"question": "spec"}}
+_KIND = Kind("search of `omni bisect`", BISECT_SCHEMA, "omni bisect", _AGAIN, renamed=_RENAMED)
 _FILE = "search.json"
 
 PlanMaker = Callable[[tuple[VariantConfig, VariantConfig]], AbstractContextManager[Plan]]
@@ -60,11 +61,11 @@ class BisectResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BisectRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A search: `question` is everything that has to be equal to go on with it. `result` is None until it has ended."""
+    """A search: `spec` is everything that has to be equal to continue it. `result` is None until it has ended."""
 
-    schema: Literal["omni.bisect/1"] = BISECT_SCHEMA
+    schema: Literal["omni.bisect/2"] = BISECT_SCHEMA
     created: str
-    question: dict[str, Any]
+    spec: dict[str, Any]
     commits: tuple[CommitInfo, ...]
     trials: tuple[Trial, ...] = ()
     result: BisectResult | None = None
@@ -101,11 +102,11 @@ class SearchFolder:
     """The folder of one search: its file, and a record of each comparison. A second command waits its turn with an
     error."""
 
-    def __init__(self, root: Path, question: dict[str, Any], commits: Sequence[CommitInfo]) -> None:
-        name = digest_of(question).removeprefix("sha256:")[:12]
+    def __init__(self, root: Path, spec: dict[str, Any], commits: Sequence[CommitInfo]) -> None:
+        name = digest_of(spec).removeprefix("sha256:")[:12]
         self.path = root / f"{commits[0].short}-{commits[-1].short}-{name}"
         # As it is read back: with lists instead of tuples.
-        self._question = msgspec.json.decode(msgspec.json.encode(question))
+        self._spec = msgspec.json.decode(msgspec.json.encode(spec))
         self._commits = tuple(commits)
 
     @property
@@ -130,13 +131,13 @@ class SearchFolder:
 
     def new_record(self) -> BisectRecord:
         created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        return BisectRecord(created=created, question=self._question, commits=self._commits)
+        return BisectRecord(created=created, spec=self._spec, commits=self._commits)
 
     def load(self) -> BisectRecord:
         """Return the search so far. Raises `InputError` for a file that is broken or was changed."""
         document, record = read_document(self.file, BisectRecord, _KIND)
         problem = digest_problem(document)
-        if problem is None and (record.question, record.commits) != (self._question, self._commits):
+        if problem is None and (record.spec, record.commits) != (self._spec, self._commits):
             problem = "it is another search"
         if problem is not None:
             raise InputError(f"`{visible(str(self.file))}`: {problem}", hint=_AGAIN)

@@ -12,7 +12,7 @@ import msgspec
 
 from omni_cli.child_python import python_command
 from omni_cli.errors import ExitCode, OmniError, UsageError
-from omni_cli.results import WEIGHTED_MEASURES
+from omni_cli.results import MODEL_BASED_MEASURES
 from omni_cli.text import suggest, visible
 
 ALEXNET = "alexnet-owt-7be5be79.pth"
@@ -38,8 +38,8 @@ def parse_weights(texts: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for text in texts:
         name, _, folder = text.partition("=")
-        if name not in WEIGHTED_MEASURES:
-            hint = suggest(name, WEIGHTED_MEASURES) or f"there are {', '.join(WEIGHTED_MEASURES)}"
+        if name not in MODEL_BASED_MEASURES:
+            hint = suggest(name, MODEL_BASED_MEASURES) or f"there are {', '.join(MODEL_BASED_MEASURES)}"
             raise _invalid(f"no measure `{visible(name, 40)}` with weights", hint)
         found[name] = Path(folder)
         _check_folder(name, found[name])

@@ -176,7 +176,7 @@ class RecordBuilder:
             self._differences[variant, number] = max_abs_difference(mine, other), request_qualities(mine, other)
         return self._differences[variant, number]
 
-    def add_weighted(self, weights: Mapping[str, Path]) -> None:
+    def add_model_based(self, weights: Mapping[str, Path]) -> None:
         """Add the measures of models to those of outputs that differ. Raises `QualityWeightsError`.
 
         Call it once, after the last iteration: the models take the machine's time.

@@ -1,4 +1,4 @@
-"""Conduct a search: heats of bench's interleaved variants, until the race over them is decided."""
+"""Conduct a search: batches of bench's interleaved variants, until the race over them is decided."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from omni_cli.record import Variant, metric_names, values_of
 from omni_cli.results import Comparison, Outputs
 from omni_cli.stats.gate import judge
 from omni_cli.stats.race import Race
-from omni_cli.stats.tuning import concluded, heat_costs, peak_bytes, race_of
+from omni_cli.stats.tuning import batch_costs, concluded, peak_bytes, race_of
 from omni_cli.tune_record import Candidate, Round, TuneRecord, save_tune_record
 
 MIN_ATTAINMENT = 0.99
@@ -45,15 +45,15 @@ class TuneLimits:
 
 
 class TuneWatcher(Watcher, Protocol):
-    """Receives the events of a search, and those of each heat."""
+    """Receives the events of a search, and those of each batch."""
 
-    def heat_started(self, where: str, race: Race) -> None: ...
+    def batch_started(self, where: str, race: Race) -> None: ...
 
     def refused(self, name: str, reason: str) -> None: ...
 
 
 class Tuning:
-    """One search. The record is complete after each heat and saved to `path`; a record with rounds is continued."""
+    """One search. The record is complete after each batch and saved to `path`; a record with rounds is continued."""
 
     def __init__(
         self,
@@ -103,22 +103,22 @@ class Tuning:
         number = len(self.record.rounds)
         shuffled = random.Random(number)
         groups = list(groups_of(race, shuffled))
-        for heat, group in enumerate(groups, 1):
-            of = f", heat {heat} of {len(groups)}" if len(groups) > 1 else ""
-            self._watcher.heat_started(f"round {number + 1}{of}", race)
-            # A setting that failed in an earlier heat of this round cannot lead a later one.
+        for batch, group in enumerate(groups, 1):
+            of = f", batch {batch} of {len(groups)}" if len(groups) > 1 else ""
+            self._watcher.batch_started(f"round {number + 1}{of}", race)
+            # A setting that failed earlier in this round is not a candidate.
             lead = [control] if self._problem(control) is None else []
             names = [*lead, *group]
             is_first = any(self._candidate(name).outputs is None for name in group)
             if is_first and self._limits.compares_outputs and (self._limits.quality or self._reference in names):
                 names = [self._reference, *(name for name in names if name != self._reference)]
             else:
-                # Each setting has each place alike.
+                # Every setting appears equally often at every position.
                 shuffled.shuffle(names)
             if names:
-                await self._heat(names, number, control)
+                await self._batch(names, number, control)
 
-    async def _heat(self, names: list[str], number: int, control: str) -> None:
+    async def _batch(self, names: list[str], number: int, control: str) -> None:
         started_s = time.monotonic()
         with ExitStack() as stack:
             # In a thread, because planning asks a server for its models.
@@ -141,17 +141,17 @@ class Tuning:
         self._check_objective(found.variants)
         kept = tuple(self._slim(variant) for variant in found.variants)
         rounds = self.record.rounds
-        earlier = rounds[number].heats if number < len(rounds) else ()
+        earlier = rounds[number].batches if number < len(rounds) else ()
         self.record = msgspec.structs.replace(
             self.record,
-            rounds=(*rounds[:number], Round(control=control, heats=(*earlier, kept))),
+            rounds=(*rounds[:number], Round(control=control, batches=(*earlier, kept))),
             elapsed_s=self.record.elapsed_s + time.monotonic() - started_s,
         )
         self._judge(found.variants, kept, compared)
 
     def _judge(self, variants: Sequence[Variant], kept: Sequence[Variant], compared: dict[str, Comparison]) -> None:
-        """Note which settings of a heat cannot be the answer, and save the record."""
-        finished = heat_costs(kept, self.record.objective)
+        """Note which settings of a batch cannot be the answer, and save the record."""
+        finished = batch_costs(kept, self.record.objective)
         for variant in variants:
             outputs = compared[variant.name].outputs if variant.name in compared else None
             problem = variant.error or self._violated(variant, outputs)
@@ -161,7 +161,7 @@ class Tuning:
         self._keep(concluded(self.record))
 
     def _violated(self, variant: Variant, outputs: Outputs | None) -> str | None:
-        """Return a sentence on the first limit that a setting missed in this heat."""
+        """Return a sentence on the first limit that a setting missed in this batch."""
         peak, most = peak_bytes(variant), self._limits.max_memory_bytes
         if most is not None and peak is not None and peak > most:
             return f"its peak memory was {peak / 2**20:.0f} MiB, the limit is {most / 2**20:.0f} MiB"
@@ -176,7 +176,7 @@ class Tuning:
         return None
 
     def _update(self, name: str, outputs: Outputs | None, problem: str | None) -> None:
-        """Note what a heat showed of a setting."""
+        """Note what a batch showed of a setting."""
         if problem is not None:
             self._watcher.refused(name, problem)
             if name == self._reference and self._limits.quality:

@@ -26,7 +26,7 @@ from omni_cli.results import COMPARE_SCHEMA, HISTORY_SCHEMA, CompareRecord, Hist
 from omni_cli.stats.history import history_of
 from omni_cli.stats.verdicts import own_report
 from omni_cli.text import visible
-from omni_cli.tune_record import SCHEMA as TUNE_SCHEMA
+from omni_cli.tune_record import SCHEMAS as TUNE_SCHEMAS
 from omni_cli.tune_record import load_tune_record
 
 _SOURCES = "`omni bench --output-json FILE`, `omni profile`, `omni tune` and `omni compare --json`"
@@ -108,5 +108,5 @@ _READERS: dict[str, Callable[[str, Path], Document]] = {
     PROFILE_SCHEMA: _profile,
     COMPARE_SCHEMA: _compare,
     HISTORY_SCHEMA: _history,
-    TUNE_SCHEMA: _tune,
+    **dict.fromkeys(TUNE_SCHEMAS, _tune),
 }

@@ -8,11 +8,11 @@ from omni_cli.errors import ExitCode
 from omni_cli.report.bench_notes import Note, verdict_note, warnings
 from omni_cli.report.bench_text import (
     Labels,
+    break_even_sentence,
     change,
     comparison_rows,
     gate_rows,
     pair_sentence,
-    payback_sentence,
     quality_text,
     work_sentence,
 )
@@ -67,7 +67,7 @@ def _gate_table(gate: GateResult, pairs: Sequence[Pair]) -> str:
 def _pair(pair: Pair, labels: Labels, differences: Sequence[Difference]) -> str:
     head, *rows = comparison_rows(pair, labels)
     parts = [table([cell(name) if place in (1, 2) else name for place, name in enumerate(head)], rows)]
-    sentences = (work_sentence(pair), pair_sentence(pair, labels), payback_sentence(pair))
+    sentences = (work_sentence(pair), pair_sentence(pair, labels), break_even_sentence(pair))
     parts += [cell(sentence) for sentence in sentences if sentence]
     listed = [f"`{cell(d.field)}` ({cell(d.a)} → {cell(d.b)})" for d in (*pair.differences, *differences)]
     parts.append("Differs only in: " + ", ".join(listed) if listed else "No setting differs")

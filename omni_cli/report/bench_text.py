@@ -19,6 +19,7 @@ from omni_cli.report.bench_units import (
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
 from omni_cli.results import (
+    BreakEven,
     Comparison,
     Difference,
     GateMetric,
@@ -27,12 +28,11 @@ from omni_cli.results import (
     MeasureMean,
     MemoryPeak,
     Outputs,
-    Payback,
     Summary,
 )
+from omni_cli.stats.break_even import verdict_on_mode
 from omni_cli.stats.comparison_result import ComparisonResult, Pair
 from omni_cli.stats.metrics import higher_is_better, samples_for
-from omni_cli.stats.payback import verdict_on_mode
 
 _MAX_DIFFERENCES = 8
 
@@ -75,7 +75,7 @@ def comparison_text(result: ComparisonResult, labels: Labels) -> str:
     for pair in result.pairs:
         lines = [_heading(pair, labels), *pair_table(pair, labels)]
         lines.append(_differs(pair.differences + result.differences))
-        sentences = (work_sentence(pair), _verdict_sentence(pair, labels, result), payback_sentence(pair))
+        sentences = (work_sentence(pair), _verdict_sentence(pair, labels, result), break_even_sentence(pair))
         parts.append("\n".join([*lines, *filter(None, sentences)]))
     if result.gate is not None:
         parts.append("\n".join(["Gate", *gate_lines(result.gate, result.pairs)]))
@@ -135,13 +135,13 @@ def _verdict_sentence(pair: Pair, labels: Labels, result: ComparisonResult) -> s
     return None if is_open and result.gate is not None else pair_sentence(pair, labels)
 
 
-def payback_sentence(pair: Pair) -> str | None:
+def break_even_sentence(pair: Pair) -> str | None:
     """Format the gain and the cost of a mode; None if the pair does not differ in a mode."""
-    found = next((item for item in pair.comparisons if item.payback), None)
-    return None if found is None or not found.payback else _worth_sentence(found, found.payback)
+    sentences = (_worth_sentence(item, item.break_even) for item in pair.comparisons if item.break_even)
+    return next(sentences, None)
 
 
-def _worth_sentence(comparison: Comparison, item: Payback) -> str:
+def _worth_sentence(comparison: Comparison, item: BreakEven) -> str:
     """Format the gain and the cost of a mode, and the number of requests after which it pays for itself."""
     verdict = verdict_on_mode(comparison, item)
     cost = [] if item.bytes_more is None else [size_change(0, item.bytes_more)]
@@ -155,7 +155,7 @@ def _worth_sentence(comparison: Comparison, item: Payback) -> str:
     return f"Worth it: {item.mode} gains {_gain(item, verdict)} per request{for_what}{after}"
 
 
-def _gain(item: Payback, verdict: str) -> str:
+def _gain(item: BreakEven, verdict: str) -> str:
     """Format `12.1 ms [11.9, 12.3]`; 0 for no difference."""
     if verdict == "no difference":
         return "nothing"

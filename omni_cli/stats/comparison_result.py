@@ -20,6 +20,7 @@ from omni_cli.results import (
     Outputs,
     RecordOrigin,
 )
+from omni_cli.stats.break_even import break_even
 from omni_cli.stats.comparable import (
     changes_work,
     code_differences,
@@ -33,7 +34,6 @@ from omni_cli.stats.gate import judge
 from omni_cli.stats.memory import memory_peaks
 from omni_cli.stats.metrics import GATED_MEMORY
 from omni_cli.stats.output_quality import kept_distance
-from omni_cli.stats.payback import payback
 from omni_cli.text import suggest, visible
 
 _UNKNOWN = Outputs()
@@ -223,7 +223,7 @@ def _pair(
     differs = (*differences, *settings)
     comparisons = tuple(
         msgspec.structs.replace(
-            item.result, work=work or UNSET, outputs=outputs, payback=payback(a, b, item.result, memory) or UNSET
+            item.result, work=work or UNSET, outputs=outputs, break_even=break_even(a, b, item.result, memory) or UNSET
         )
         for item in estimates
     )

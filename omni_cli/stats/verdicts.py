@@ -10,7 +10,7 @@ import msgspec
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode
 from omni_cli.record import E2E, Record
-from omni_cli.results import WEIGHTED_MEASURES, Difference, Summary
+from omni_cli.results import MODEL_BASED_MEASURES, Difference, Summary
 from omni_cli.stats.blocks import block_medians
 from omni_cli.stats.comparable import record_mismatches, split_allowed
 from omni_cli.stats.compare import MARGIN
@@ -24,7 +24,7 @@ NARROW = 0.01
 
 @dataclass(frozen=True)
 class ComparisonSpec:
-    """The comparisons of a measurement. Limits apply to the comparison with `baseline`, or without one to the variants."""
+    """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants."""
 
     limits: GateLimits | None = None
     metrics: tuple[str, ...] | None = None
@@ -50,11 +50,11 @@ class ComparisonSpec:
             )
         return BenchmarkReport(record, within, against_baseline)
 
-    def without_weighted(self) -> ComparisonSpec:
+    def without_model_based(self) -> ComparisonSpec:
         """Return the specification without limits on measures of models, which exist only at the end."""
         if self.limits is None:
             return self
-        known = tuple(limit for limit in self.limits.quality if limit.metric not in WEIGHTED_MEASURES)
+        known = tuple(limit for limit in self.limits.quality if limit.metric not in MODEL_BASED_MEASURES)
         limits = replace(self.limits, quality=known)
         gates = limits.metrics or limits.quality or (limits.max_abs_diff, limits.memory) != (None, None)
         return replace(self, limits=limits if gates else None)

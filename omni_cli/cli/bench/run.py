@@ -36,7 +36,7 @@ def read_spec(
     margin: str = DEFAULT_MARGIN,
     allowed: Sequence[str] | None = None,
 ) -> ComparisonSpec:
-    """Build the specification from the options. Raises `OmniError` for a baseline that failed or is no complete record."""
+    """Read the comparisons from the options. Raises `OmniError` for a baseline that failed or is no complete record."""
     baseline = None if options.baseline is None else load_record(options.baseline)
     if options.baseline and baseline:
         refuse_failed(baseline, options.baseline)
@@ -61,7 +61,7 @@ def measure(
     if mismatches:
         note = not_comparable(mismatches)
         raise NotComparableError(note.message, hint=note.hint)
-    progress = BenchProgress(sys.stderr, spec.without_weighted(), quiet=options.quiet, verbose=options.verbose)
+    progress = BenchProgress(sys.stderr, spec.without_model_based(), quiet=options.quiet, verbose=options.verbose)
     num_warmup = options.num_iters_warmup
     judges = spec.limits is not None and bool(spec.limits.quality)
     if (judges or weights) and options.num_iters is not None:
@@ -76,7 +76,7 @@ def measure(
         raise stopped
     if weights and stopped is None:
         try:
-            benchmark.add_weighted(weights)
+            benchmark.add_model_based(weights)
         except OmniError as error:
             stopped = error
     return _report(benchmark, options, stopped)

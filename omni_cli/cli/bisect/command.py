@@ -63,9 +63,9 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     root = (options.cache_dir or cache_folder().with_name("bisect")).resolve()
     own = root / f"{repository.name}-{digest_of(str(repository)).removeprefix('sha256:')[:8]}"
     built = digest_of(options.build).removeprefix("sha256:")[:8] if options.build else "sources"
-    question = {"workload": workload, **criterion.describe()}
+    spec = {"workload": workload, **criterion.describe()}
     return Bisection(
-        SearchFolder(own, question, commits),
+        SearchFolder(own, spec, commits),
         Worktrees(repository, own / "worktrees" / built, options.build),
         criterion,
         plan,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from omni_cli.cli.gate_options import check_weighted, need_numpy, read_fraction, read_quality
+from omni_cli.cli.gate_options import check_model_based, need_numpy, read_fraction, read_quality
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.errors import ExitCode, UsageError
@@ -48,7 +48,7 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     source = profile_source(options)
     config = source.load()
     quality = tuple(read_quality(text) for text in options.quality or ())
-    check_weighted(quality, ())
+    check_model_based(quality, ())
     max_memory_bytes = options.max_memory_bytes()
     workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
     kinds = [stage.kind for stage in workload.measured(config)]

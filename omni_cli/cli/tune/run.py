@@ -41,7 +41,7 @@ RECORD, PROFILE = "tune.json", "profile.yaml"
 
 @dataclass(frozen=True)
 class SettingsSearch:
-    """The settings to search, and what they are judged by. `plan` plans a heat; `profile` writes a setting as a
+    """The settings to search, and what they are judged by. `plan` plans a batch; `profile` writes a setting as a
     profile, which the load of a server is not."""
 
     workload: dict[str, object]
@@ -149,7 +149,7 @@ def _continued(record: TuneRecord, path: Path) -> TuneRecord:
         earlier = load_tune_record(path)
     except InputError as error:
         raise OutputError(error.message, hint="remove it, or choose another folder with `--output-dir`") from error
-    if earlier.question != record.question:
+    if earlier.fingerprint != record.fingerprint:
         raise OutputError(
             f"`{path}` is of another search, machine or version of the code",
             hint="choose another folder with `--output-dir`, or remove that file",
@@ -209,12 +209,12 @@ class TuneProgress:
     def __init__(self, *, quiet: bool, verbose: bool) -> None:
         self._line = LiveLine(sys.stderr, quiet=quiet, verbose=verbose)
         self._quiet = quiet
-        self._heat, self._leader = "", ""
+        self._batch, self._leader = "", ""
 
-    def heat_started(self, where: str, race: Race) -> None:
-        self._heat = f"{where}, {count(len(race.rivals) + 1, 'setting')}"
+    def batch_started(self, where: str, race: Race) -> None:
+        self._batch = f"{where}, {count(len(race.rivals) + 1, 'setting')}"
         self._leader = f", so far the best: {race.leader}" if race.has_started else ""
-        self._line.say(self._heat + self._leader)
+        self._line.say(self._batch + self._leader)
 
     def refused(self, name: str, reason: str) -> None:
         self.hide()
@@ -222,16 +222,16 @@ class TuneProgress:
             console.print_note(f"{name}: {reason}")
 
     def loading(self, variant: str, event: Loading) -> None:
-        self._line.say(f"{self._heat}: loading {event.stage} of {variant}")
+        self._line.say(f"{self._batch}: loading {event.stage} of {variant}")
 
     def warming_up(self, variant: str) -> None:
-        self._line.say(f"{self._heat}: warming up {variant}")
+        self._line.say(f"{self._batch}: warming up {variant}")
 
     def falling_back(self, reason: str) -> None:
-        self._line.say(f"{self._heat}: loaded one after another: {reason}")
+        self._line.say(f"{self._batch}: loaded one after another: {reason}")
 
     def block_done(self, state: State) -> None:
-        self._line.say(f"{self._heat}: block {state.blocks}/{state.planned_blocks}{self._leader}")
+        self._line.say(f"{self._batch}: block {state.blocks}/{state.planned_blocks}{self._leader}")
 
     def hide(self) -> None:
         """Clear the live line, so that other lines can be written."""

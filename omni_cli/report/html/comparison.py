@@ -10,12 +10,12 @@ from omni_cli.report.bench_notes import gate_failure
 from omni_cli.report.bench_text import (
     Labels,
     apart,
+    break_even_sentence,
     change,
     comparison_rows,
     gate_rows,
     metric_title,
     pair_sentence,
-    payback_sentence,
     quality_text,
     shown,
     spread_text,
@@ -100,7 +100,7 @@ def _gate_sentence(gate: GateResult) -> str:
 
 
 def _sentences(pairs: Sequence[Pair], labels: Labels) -> list[str]:
-    found = [text for pair in pairs for text in (pair_sentence(pair, labels), payback_sentence(pair))]
+    found = [text for pair in pairs for text in (pair_sentence(pair, labels), break_even_sentence(pair))]
     return [f"{text}." for text in found if text]
 
 

@@ -104,5 +104,5 @@ def test_groups_are_of_about_equal_size_and_contain_every_rival_once() -> None:
     names = [str(number) for number in range(24)]
     groups = list(groups_of(Race(names, margin=0.05), random.Random(0)))
     assert sorted(name for group in groups for name in group) == sorted(names[1:])
-    # The leader is in each heat as well.
+    # The leader is in each batch as well.
     assert {len(group) for group in groups} <= {5, 6} and all(len(group) < MAX_TOGETHER for group in groups)

@@ -72,7 +72,7 @@ class Notes:
         self.refusals: dict[str, str] = {}
         self.rounds: list[int] = []
 
-    def heat_started(self, where: str, race: Any) -> None:
+    def batch_started(self, where: str, race: Any) -> None:
         number = int(where.removeprefix("round ").partition(",")[0])
         if self.stop_after is not None and number > self.stop_after:
             raise asyncio.CancelledError
@@ -139,7 +139,7 @@ def test_the_best_is_found_and_the_worst_start_least(tmp_path: Path) -> None:
     assert (record.verdict, record.winner) == ("decided", "s7")
     assert record.excess is not None and record.excess <= 0.05
     starts = {item.name: item.starts for item in record.standings}
-    # The first round has two heats, with the setting that leads it in both.
+    # The first round has two batches, with the setting that leads it in both.
     assert starts["s0"] <= 5 < starts["s7"] + 2 and record.starts == sum(starts.values())
     assert load_tune_record(tmp_path / "tune.json") == msgspec.structs.replace(
         record, digest=load_tune_record(tmp_path / "tune.json").digest
@@ -207,7 +207,7 @@ def test_an_interrupted_search_continues_from_its_file(tmp_path: Path) -> None:
     tuning = tuning_of(settings, tmp_path, notes)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(tuning.run())
-    assert len(tuning.record.rounds) == 2, "the third round has no heat"
+    assert len(tuning.record.rounds) == 2, "the third round has no batch"
     kept = load_tune_record(tmp_path / "tune.json")
     assert (len(kept.rounds), kept.verdict) == (2, "unfinished")
     record, later = searched(settings, tmp_path, record=kept)
