@@ -80,7 +80,7 @@ def main() -> None:
                 break
     answer = {"results": results, "preemptions": preemptions[0], "drafts": drafts}
     if ranks == 1 and not task["stock"]:
-        # One more step tells the runner which requests have ended.
+        # One more step passes the ended requests to the runner.
         engine.engine_core.engine_core.step()
         answer["left"] = _left(_runner(engine)) + len(processor.hidden_rows)
     answer["triton_cache"] = _triton_cache(engine, task.get("compile_cache"))
