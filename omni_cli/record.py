@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from omni_cli.errors import InputError
+from omni_cli.metrics import E2E, REPORTED_MEMORY
 from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
 from omni_cli.results import Comparison, GateResult, Summary
 from omni_cli.text import visible
@@ -22,7 +23,6 @@ from omni_cli.text import visible
 SCHEMA: Final = "omni.bench/1"
 COUNTERS_KEY: Final = "engagement"
 """The name of the execution counters in JSON, which stays as long as the schema's number does."""
-E2E = "e2e_s"
 
 # Limits that no measurement exceeds and arithmetic can handle: a century in picoseconds, an exabyte in bytes.
 _MAX_COUNT = 2**31
@@ -324,7 +324,7 @@ def first_variant_problem(variants: Sequence[Variant]) -> str | None:
             problem = _sample_problem(sample)
             if problem is not None:
                 return f"sample {number} of variant `{visible(variant.name, 80)}`: {problem}"
-        for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"):
+        for name in REPORTED_MEMORY:
             if not 0 <= (getattr(variant.memory, name) or 0) < _MAX_BYTES_MEASURED:
                 return f"variant `{visible(variant.name, 80)}`: `{name}` is not a number of bytes"
     return None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from omni_cli.bench.metrics import Finished, Iteration
+from omni_cli.bench.iteration import Finished, Iteration
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.request_file import MeasuredRequest, measured_requests
 from omni_cli.bench.workload import Workload, has_successor, measured_stages, stages_before, with_fixed_work

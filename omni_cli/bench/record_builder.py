@@ -17,7 +17,8 @@ from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.quality_weights import measure_pairs
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.execution.counters import since
-from omni_cli.record import COUNTERS_KEY, E2E, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
+from omni_cli.metrics import E2E
+from omni_cli.record import COUNTERS_KEY, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
 from omni_cli.results import Comparison, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.output_quality import max_abs_difference, outputs_quality, request_qualities

@@ -20,6 +20,7 @@ from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.errors import OmniError, UsageError
+from omni_cli.metrics import ATTAINMENT
 from omni_cli.record import Variant, metric_names, values_of
 from omni_cli.results import Comparison, Outputs
 from omni_cli.stats.gate import judge
@@ -29,8 +30,6 @@ from omni_cli.tune_record import Candidate, Round, TuneRecord, save_tune_record
 
 MIN_ATTAINMENT = 0.99
 """Share of its requests that must meet the limits of `--slo`."""
-
-ATTAINMENT = "slo_attainment"
 
 
 @dataclass(frozen=True)

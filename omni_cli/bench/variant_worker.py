@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from omni_cli.bench.iteration import accounted_of, metrics_of, work_of
 from omni_cli.bench.loaded_workload import LoadedWorkload
-from omni_cli.bench.metrics import accounted_of, metrics_of, work_of
 from omni_cli.bench.outputs import hash_arrays, output_arrays, prompt_arrays, sample_rates, save_arrays
 from omni_cli.bench.protocol import (
     PROTOCOL,

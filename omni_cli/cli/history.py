@@ -116,7 +116,7 @@ def check(
     (inconclusive: too few records, or too noisy for the limit), 4 (not comparable: the first record of another
     machine, other versions or another workload), 6 (the newest record failed, or some of its runs or requests did).
     """
-    from omni_cli.record import E2E
+    from omni_cli.metrics import E2E
 
     limit = None if max_regression is None else read_fraction("--max-regression", max_regression)
     need_numpy("a history")

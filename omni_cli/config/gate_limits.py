@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from omni_cli.metrics import E2E
 from omni_cli.text import suggest, visible
 
-DEFAULT_METRIC = "e2e_s"
 MEMORY = "max_memory_regression"
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
@@ -100,7 +100,7 @@ def merge_limits(
     merged = dict(limits.metrics) if limits else {}
     places = dict(limits.places) if limits else {}
     if max_regression is not None:
-        for name in metrics or (DEFAULT_METRIC,):
+        for name in metrics or (E2E,):
             merged[name] = max_regression
             places.pop(name, None)
     memory = limits.memory if limits else None

@@ -14,14 +14,14 @@ from omni_cli.errors import InputError
 from omni_cli.importers.building import (
     FailedRun,
     Imported,
-    Row,
     counted,
     record_of,
     request_variant,
     summary_variant,
 )
 from omni_cli.importers.timings import NO_ORIGIN
-from omni_cli.record import E2E, Variant, failure_sentence
+from omni_cli.metrics import E2E, TPOT, TTFT, Row, time_per_output_token
+from omni_cli.record import Variant, failure_sentence
 
 _MS = 1e-3
 _NS = 1e-9
@@ -93,9 +93,9 @@ def _of_medians(name: str, run: ServingRun, option: str) -> Variant:
     e2e_ms = run.median_e2el_ms or run.median_e2e_latency_ms
     if e2e_ms is None and error is None:
         raise InputError("it has no latency from end to end", hint=f"run the benchmark with `{option}`")
-    found = {"ttft_s": run.median_ttft_ms, "tpot_s": run.median_tpot_ms}
+    medians = {TTFT: run.median_ttft_ms, TPOT: run.median_tpot_ms}
     # SGLang's time per token falls below 0 where all of them came at once.
-    metrics = {key: value * _MS for key, value in found.items() if value and not (key == "tpot_s" and value < 0)}
+    metrics = {key: value * _MS for key, value in medians.items() if value and not (key == TPOT and value < 0)}
     return summary_variant(name, e2e_ms and e2e_ms * _MS, metrics, error)
 
 
@@ -127,8 +127,8 @@ def _row(
     wrong = [gap for gap in gaps or () if gap is None or not 0 <= gap < math.inf]
     if wrong:
         return FailedRun("no duration", f"an inter-token latency of {wrong[0]}")
-    tpot_s = (latency - ttft) / (out - 1) if latency and ttft and out and out > 1 else None
-    return {E2E: latency, "ttft_s": ttft or None, "tpot_s": tpot_s, "input_tokens": into, "output_tokens": out}
+    tpot_s = time_per_output_token(ttft or None, latency or None, out)
+    return {E2E: latency, TTFT: ttft or None, TPOT: tpot_s, "input_tokens": into, "output_tokens": out}
 
 
 class AIPerfValue(msgspec.Struct):
@@ -148,7 +148,7 @@ class AIPerfRequest(msgspec.Struct):
     error: Any = None
 
 
-_AIPERF_TIMES = {E2E: "request_latency", "ttft_s": "time_to_first_token", "tpot_s": "inter_token_latency"}
+_AIPERF_TIMES = {E2E: "request_latency", TTFT: "time_to_first_token", TPOT: "inter_token_latency"}
 _AIPERF_COUNTS = {"input_tokens": "input_sequence_length", "output_tokens": "output_sequence_length"}
 _SCALES = {"ns": _NS, "us": 1e-6, "ms": _MS, "sec": 1.0, "s": 1.0}
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_cli.errors import UsageError
+from omni_cli.metrics import E2E, ITL_MAX, RTF, TPOT, TTFP, TTFT
 from omni_cli.stats.saturation import PRECISION
 from omni_cli.text import suggest, visible
 
 # Option's name -> value of a request. A reader notices the longest gap, so `itl` limits that.
 COLUMNS = {
-    "ttft": "ttft_s", "tpot": "tpot_s", "itl": "itl_max_s", "e2e": "e2e_s", "ttfp": "ttfp_s", "rtf": "rtf",
+    "ttft": TTFT, "tpot": TPOT, "itl": ITL_MAX, "e2e": E2E, "ttfp": TTFP, "rtf": RTF,
 }  # fmt: skip
 _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)")
 _SHORTEST_WINDOW_S, _OTHER_WINDOW_S = 1.0, 4.0
@@ -26,11 +27,6 @@ class SLO:
 
     metric: str
     limit: float
-
-    def is_met(self, request: Mapping[str, float | None]) -> bool:
-        """Return True if a request's value is within the limit; a missing value is not."""
-        value = request.get(COLUMNS[self.metric])
-        return value is not None and value <= self.limit
 
 
 def window_of(slos: Sequence[SLO]) -> float:

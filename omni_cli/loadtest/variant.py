@@ -16,8 +16,9 @@ from omni_cli.loadtest.failures import hint_on
 from omni_cli.loadtest.outputs import answer_arrays
 from omni_cli.loadtest.target import Target
 from omni_cli.loadtest.traffic import OpenLoop, Traffic
-from omni_cli.loadtest.window import Window, columns, median_e2e_s, window_metrics, window_work
+from omni_cli.loadtest.window import Window, window_metrics, window_work
 from omni_cli.loadtest.workload import RequestMaker, ServerWorkload
+from omni_cli.metrics import E2E
 from omni_cli.record import describe_failures
 
 
@@ -79,16 +80,17 @@ class ServerVariant:
         arrays = answer_arrays(window.answers)
         if outputs is not None:
             save_arrays(outputs, arrays)
+        metrics = window_metrics(window, self._workload.slos)
         return Ran(
-            e2e_s=median_e2e_s(window),
-            metrics=window_metrics(window, self._workload.slos),
+            e2e_s=metrics.pop(E2E),
+            metrics=metrics,
             work=window_work(window),
             # Missing answers cannot be compared.
             output_sha256=None if window.failures else hash_arrays(arrays),
             accounted={},
             memory={},
             lasted_s=window.lasted_s,
-            requests=columns(window.rows()),
+            requests=window.columns(),
             failures=window.failures,
         )
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omni_cli.bench.iteration import Iteration
 from omni_cli.bench.loaded_workload import LoadedWorkload
-from omni_cli.bench.metrics import Iteration
 from omni_cli.bench.schedule import BlockSchedule
 from omni_cli.bench.workload import Workload
 from omni_cli.config.schema import EngineConfig

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from omni_cli.record import E2E, Variant
+from omni_cli.metrics import ALLOCATED, E2E, HOST_RSS, higher_is_better, samples_for
+from omni_cli.record import Variant
 from omni_cli.report.bench_units import (
     limit,
     percent,
@@ -32,7 +33,6 @@ from omni_cli.results import (
 )
 from omni_cli.stats.break_even import verdict_on_mode
 from omni_cli.stats.comparison_result import ComparisonResult, Pair
-from omni_cli.stats.metrics import higher_is_better, samples_for
 
 _MAX_DIFFERENCES = 8
 
@@ -59,9 +59,9 @@ def summary_lines(number: int, variant: Variant, summaries: Mapping[str, Summary
             rows.append(("Range (min … max):", extremes, count(summary.n, "run")))
     peak = variant.memory.peak_allocated_bytes
     if peak:
-        rows.append(("Memory (peak allocated):", quantity("peak_allocated_bytes", peak), ""))
+        rows.append(("Memory (peak allocated):", quantity(ALLOCATED, peak), ""))
     elif variant.memory.peak_host_rss_bytes:
-        host = quantity("peak_host_rss_bytes", variant.memory.peak_host_rss_bytes)
+        host = quantity(HOST_RSS, variant.memory.peak_host_rss_bytes)
         rows.append(("Memory (peak host RSS):", host, ""))
     head = f"Benchmark {number}: {variant.name}"
     return [f"{head}   {note}".rstrip(), *aligned(rows, gap=3)]
@@ -118,7 +118,7 @@ def pair_sentence(pair: Pair, labels: Labels) -> str | None:
     factor, bounds = item.ratio, item.ci95
     if item.verdict == "faster":
         factor, bounds = 1 / item.ratio, (1 / item.ci95[1], 1 / item.ci95[0])
-    cost = next((_cost(peak) for peak in pair.memory if peak.metric == "peak_allocated_bytes"), "")
+    cost = next((_cost(peak) for peak in pair.memory if peak.metric == ALLOCATED), "")
     return f"{name_b} ran {ratio(factor, bounds)} times {item.verdict} than {name_a}{cost}"
 
 

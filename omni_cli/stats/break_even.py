@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from omni_cli.record import E2E, Variant, counters_of
+from omni_cli.metrics import E2E
+from omni_cli.record import Variant, counters_of
 from omni_cli.results import BreakEven, Comparison, MemoryPeak, Verdict
 from omni_cli.stats.compare import reversed_verdict
 

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from omni_cli.metrics import higher_is_better
 from omni_cli.record import StoppingPlan, Variant, metric_names, values_of
 from omni_cli.results import Comparison, Verdict
 from omni_cli.stats.blocks import are_interleaved, block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, centre_of, difference_of
-from omni_cli.stats.metrics import higher_is_better
 from omni_cli.stats.power import blocks_needed
 from omni_cli.stats.sequential import level_at
 

@@ -10,7 +10,8 @@ from msgspec import UNSET
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError, UsageError
-from omni_cli.record import E2E, Record, Variant, metric_names
+from omni_cli.metrics import E2E, GATED_MEMORY
+from omni_cli.record import Record, Variant, metric_names
 from omni_cli.results import (
     CompareRecord,
     Comparison,
@@ -32,7 +33,6 @@ from omni_cli.stats.comparable import (
 from omni_cli.stats.compare import MARGIN, Compared, compare_variants, shared_metrics
 from omni_cli.stats.gate import judge
 from omni_cli.stats.memory import memory_peaks
-from omni_cli.stats.metrics import GATED_MEMORY
 from omni_cli.stats.output_quality import kept_distance
 from omni_cli.text import suggest, visible
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from omni_cli.record import E2E, GpuUtilisation, Record, Utilisation, Variant, is_of_server, request_values, values_of
+from omni_cli.metrics import E2E
+from omni_cli.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server, request_values, values_of
 
 OTHERS_CORES, OTHERS_SHARE = 0.5, 0.03
 """Other programs are reported from half a core on; on machines with many cores, from 3 % of them."""

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
+from omni_cli.metrics import ALLOCATED, HOST_RSS, higher_is_better
 from omni_cli.results import (
     Comparison,
     Difference,
@@ -28,7 +29,6 @@ from omni_cli.results import (
 )
 from omni_cli.stats.compare import Compared
 from omni_cli.stats.estimate import MIN_BLOCKS
-from omni_cli.stats.metrics import ALLOCATED, HOST_RSS, higher_is_better
 from omni_cli.stats.power import blocks_needed, minimum_detectable
 
 _LEVEL = 0.05

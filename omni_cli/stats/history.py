@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from omni_cli.history_folder import Kept
+from omni_cli.metrics import GATED_MEMORY, higher_is_better
 from omni_cli.record import Variant, metric_names
 from omni_cli.results import (
     Bounds,
@@ -27,7 +28,6 @@ from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Z95, Shift, look, s
 from omni_cli.stats.comparable import record_mismatches, settings_differences, split_allowed
 from omni_cli.stats.compare import MARGIN
 from omni_cli.stats.comparison_result import check_metrics
-from omni_cli.stats.metrics import GATED_MEMORY, higher_is_better
 from omni_cli.stats.summary import summarise
 
 NEEDED = BEFORE + AFTER

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from omni_cli.metrics import HOST_RSS, REPORTED_MEMORY
 from omni_cli.record import Variant
 from omni_cli.results import Bounds, MemoryPeak, MemoryVerdict
-from omni_cli.stats.metrics import HOST_RSS, REPORTED_MEMORY
 
 RUN_NOISE = 0.12
 """Standard deviation between loads, as a share of what running adds to the peak of loading; measured: 0.119."""

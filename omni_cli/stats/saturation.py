@@ -22,6 +22,7 @@ from typing import Literal
 
 import msgspec
 
+from omni_cli.metrics import ATTAINMENT, GOODPUT
 from omni_cli.record import Record, Variant
 from omni_cli.results import Bounds
 from omni_cli.stats.estimate import MIN_BLOCKS
@@ -35,7 +36,6 @@ LOWEST = 16
 """No rate below this part of the first one is tried: windows of slow rates take long."""
 
 RATE_ALPHA = ALPHA / MAX_RATES
-ATTAINMENT = "slo_attainment"
 
 RateVerdict = Literal["met", "missed", "undecided"]
 
@@ -99,7 +99,7 @@ class AttainmentSpec(ComparisonSpec):
         blocks = _by_block(variant)
         windows = tuple(sample.metrics[ATTAINMENT] for sample in variant.samples)
         sent = sum(len(next(iter(sample.requests.values()), ())) for sample in variant.samples)
-        goodput = [sample.metrics["goodput_per_second"] for sample in variant.samples]
+        goodput = [sample.metrics[GOODPUT] for sample in variant.samples]
         trial = RateTrial(
             rate=rate,
             verdict="undecided",

@@ -8,11 +8,11 @@ from statistics import NormalDist
 import numpy as np
 from msgspec import UNSET
 
+from omni_cli.metrics import PERCENTILES, samples_for
 from omni_cli.record import Variant, metric_names, request_values, values_of
 from omni_cli.results import Summary
 from omni_cli.stats.blocks import block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS
-from omni_cli.stats.metrics import PERCENTILES, samples_for
 
 _RESAMPLES = 2000
 

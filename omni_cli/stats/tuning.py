@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from omni_cli.metrics import GOODPUT, higher_is_better
 from omni_cli.record import Variant, values_of
 from omni_cli.results import Bounds
 from omni_cli.stats.blocks import block_medians
-from omni_cli.stats.metrics import higher_is_better
 from omni_cli.stats.race import Gap, Race
 from omni_cli.tune_record import Candidate, Standing, State, TuneRecord
-
-GOODPUT = "goodput_per_second"
 
 
 def race_of(record: TuneRecord) -> Race:

@@ -9,7 +9,8 @@ import msgspec
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode
-from omni_cli.record import E2E, Record
+from omni_cli.metrics import E2E
+from omni_cli.record import Record
 from omni_cli.results import MODEL_BASED_MEASURES, Difference, Summary
 from omni_cli.stats.blocks import block_medians
 from omni_cli.stats.comparable import record_mismatches, split_allowed

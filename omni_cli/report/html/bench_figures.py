@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from omni_cli.record import E2E, Record, Sample, Variant
+from omni_cli.metrics import ALLOCATED, E2E, PERCENTILES, REPORTED_MEMORY, samples_for
+from omni_cli.record import Record, Sample, Variant
 from omni_cli.report.bench_units import quantity, quantity_interval, scale_of, title
 from omni_cli.report.html.elements import Figure, Part, Table
 from omni_cli.report.html.figures import MAX_DOTS, Amount, Spread, drawn_amounts, drawn_runs, drawn_spread
 from omni_cli.report.html.timelines import Bar, drawn_waterfall
 from omni_cli.results import Summary
-from omni_cli.stats.metrics import PERCENTILES, REPORTED_MEMORY, samples_for
 
 MAX_TABLE_BLOCKS = 200
 
@@ -89,7 +89,7 @@ def memory_figure(name: str, record: Record) -> Figure | None:
     ]
     if not peaks:
         return None
-    scale, unit = scale_of("peak_allocated_bytes", max(value for _, _, value in peaks))
+    scale, unit = scale_of(ALLOCATED, max(value for _, _, value in peaks))
     several = len({metric for _, metric, _ in peaks}) > 1
     bars, seen = [], set()
     for variant, metric, value in peaks:

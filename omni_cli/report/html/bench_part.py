@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_cli.record import E2E, Record, counters_of, is_of_server
+from omni_cli.metrics import ALLOCATED, E2E, HOST_RSS
+from omni_cli.record import Record, counters_of, is_of_server
 from omni_cli.report.bench_notes import disturbance_warnings, warnings
 from omni_cli.report.bench_server import load_text
 from omni_cli.report.bench_text import Labels, shown
@@ -107,7 +108,7 @@ def _results_table(record: Record, summaries: Summaries) -> Table:
     for variant in record.variants:
         summary = summaries[variant.name].get(E2E)
         memory = variant.memory
-        metric = "peak_allocated_bytes" if memory.peak_allocated_bytes else "peak_host_rss_bytes"
+        metric = ALLOCATED if memory.peak_allocated_bytes else HOST_RSS
         rows.append(
             (
                 variant.name,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from omni_cli.record import E2E, Variant
+from omni_cli.metrics import E2E
+from omni_cli.record import Variant
 from omni_cli.report.bench_notes import gate_failure
 from omni_cli.report.bench_text import (
     Labels,

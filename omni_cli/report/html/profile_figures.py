@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from omni_cli.metrics import E2E
 from omni_cli.profile_record import Profile, Span, StageProfile
-from omni_cli.record import E2E
 from omni_cli.report.bench_text import shown
 from omni_cli.report.bench_units import quantity, scale_of
 from omni_cli.report.html.elements import Figure, Table

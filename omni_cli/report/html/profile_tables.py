@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from omni_cli.metrics import E2E
 from omni_cli.profile_record import Profile, StageProfile
-from omni_cli.record import E2E
 from omni_cli.report.bench_text import shown
 from omni_cli.report.bench_units import quantity, ratio, size_change, title
 from omni_cli.report.html.elements import Part, Table
