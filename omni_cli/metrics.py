@@ -1,7 +1,7 @@
 """The metrics of measurements: one declaration of each, and their derivation from the timelines of requests.
 
-A metric's name ends in its unit. Before it stands the stage (`talker.ttft_s`) where several stages have the metric,
-and a percentile is part of the name (`ttft_p90_s`).
+A metric's name ends in its unit. It begins with a stage (`talker.ttft_s`) where several stages have the metric, and
+contains the percentile, if it is one (`ttft_p90_s`).
 """
 
 from __future__ import annotations

@@ -238,15 +238,15 @@ def is_of_server(record: Record) -> bool:
 
 def describe_failures(failures: Mapping[str, Failures]) -> str:
     """Format `10 x HTTP 429 queue_full, 2 x timeout; the first one: ...`, the most frequent kind first."""
-    kinds = ", ".join(f"{found.count} x {kind}" for kind, found in failures.items())
+    kinds = ", ".join(f"{failed.count} x {kind}" for kind, failed in failures.items())
     first = next(iter(failures.values())).first
     return kinds if first in failures else f"{kinds}; the first one: {first}"
 
 
-def summed_failures(found: Iterable[tuple[str, Failures]]) -> dict[str, Failures]:
+def summed_failures(failures: Iterable[tuple[str, Failures]]) -> dict[str, Failures]:
     """Add up failures by kind, the most frequent first."""
     total: dict[str, Failures] = {}
-    for kind, item in found:
+    for kind, item in failures:
         before = total.get(kind, Failures(count=0, first=item.first))
         total[kind] = Failures(count=before.count + item.count, first=before.first)
     return dict(sorted(total.items(), key=lambda item: -item[1].count))
@@ -259,7 +259,7 @@ def failures_of(samples: Iterable[Sample]) -> dict[str, Failures]:
 
 def failure_sentence(failures: Mapping[str, Failures], total: int, what: str) -> str | None:
     """Format `12 of 48 requests failed: 12 x HTTP 500; the first one: ...`; None without failures."""
-    failed = sum(found.count for found in failures.values())
+    failed = sum(item.count for item in failures.values())
     return f"{failed} of {total} {what} failed: {describe_failures(failures)}" if failed else None
 
 
@@ -348,29 +348,29 @@ def _requests_problem(sample: Sample) -> str | None:
         if not all(value is None or 0 <= value <= _MAX_VALUE for value in column):
             return f"`{visible(name, 80)}` of its `requests` has an invalid value"
     failed = sum(value is None for value in sample.requests.get(E2E, ()))
-    counts = [found.count for found in sample.failures.values()]
+    counts = [item.count for item in sample.failures.values()]
     if failed != sum(counts) or any(count < 1 for count in counts):
         return f"its `failures` are not the {failed} requests that have no `{E2E}`"
     return None
 
 
-def _utilisation_problem(found: Utilisation) -> str | None:
-    count = len(found.end_s)
-    required = (found.busy_cores, found.own_cores, found.stolen_cores)
+def _utilisation_problem(load: Utilisation) -> str | None:
+    count = len(load.end_s)
+    required = (load.busy_cores, load.own_cores, load.stolen_cores)
     of_gpus = [
         series
-        for gpu in found.gpus
+        for gpu in load.gpus
         for series in (gpu.utilisation_percent, gpu.sm_clock_mhz, gpu.temperature_c, gpu.power_w)
     ]
-    lengths = {len(series) for series in (*required, *of_gpus)} | {len(gpu.throttled) for gpu in found.gpus}
-    lengths |= {len(series) for series in (found.held_back, found.cpu_mhz) if series}
+    lengths = {len(series) for series in (*required, *of_gpus)} | {len(gpu.throttled) for gpu in load.gpus}
+    lengths |= {len(series) for series in (load.held_back, load.cpu_mhz) if series}
     if lengths != {count}:
         return "its series are of different lengths"
-    series = (*required, found.held_back, found.cpu_mhz, *of_gpus, found.end_s, found.block_end_s)
-    values = [found.interval_s, found.cost_s, found.usable_cores, *(value for part in series for value in part)]
+    series = (*required, load.held_back, load.cpu_mhz, *of_gpus, load.end_s, load.block_end_s)
+    values = [load.interval_s, load.cost_s, load.usable_cores, *(value for part in series for value in part)]
     if not all(0 <= value <= _MAX_SECONDS for value in values):
         return "a value is out of range"
-    if any(later <= earlier for earlier, later in itertools.pairwise(found.end_s)):
+    if any(later <= earlier for earlier, later in itertools.pairwise(load.end_s)):
         return "its times do not increase"
     return None
 

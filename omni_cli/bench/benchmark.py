@@ -83,8 +83,8 @@ class Benchmark:
     def setting_warnings(self) -> list[str]:
         """Return warnings about ineffective settings other than the compared ones."""
         measured = self._builder.measured
-        found = [text for item in measured for text in setting_warnings(item.variant_config, item.stages)]
-        return list(dict.fromkeys(found))
+        texts = [text for item in measured for text in setting_warnings(item.variant_config, item.stages)]
+        return list(dict.fromkeys(texts))
 
     def loading(self, variant: str, event: Loading) -> None:
         self._watcher.loading(variant, event)

@@ -27,15 +27,15 @@ class Ineffective:
 
 def ineffective(stages: Sequence[LoadedStage]) -> tuple[Ineffective, ...]:
     """Return the settings in which the loaded engines differ from their configuration."""
-    found = []
+    differing = []
     for stage in stages:
         read_back = {**stage.settings, **stage.effective}
-        found += [
+        differing += [
             Ineffective(stage.name, key, requested, read_back[key])
             for key, requested in stage.requested.items()
             if key in read_back and read_back[key] != requested
         ]
-    return tuple(found)
+    return tuple(differing)
 
 
 def setting_not_in_effect(variant: VariantConfig, stages: Sequence[LoadedStage]) -> str | None:
@@ -104,17 +104,17 @@ def warnings(variant: VariantConfig, stages: Sequence[LoadedStage]) -> list[str]
         if (item.key, item.requested) == ("output_copy", "async") and not has_cuda_device():
             continue  # a default that does not apply: without a device the outputs are on the host already
         by_key.setdefault((item.key, _word(item.requested), _word(item.effective)), []).append(item.stage)
-    found = [
+    texts = [
         f"{key} is {effective}, not {requested} as configured ({', '.join(names)})"
         for (key, requested, effective), names in by_key.items()
     ]
-    found += [warning for stage in stages for warning in stage_warnings(stage.name, stage.effective)]
+    texts += [warning for stage in stages for warning in stage_warnings(stage.name, stage.effective)]
     wanted = variant.environment.get("OMP_NUM_THREADS", "")
     threads = {stage.settings.get("num_threads") for stage in stages} - {None}
     if wanted.isdigit() and threads and threads != {int(wanted)}:
         used = ", ".join(str(number) for number in sorted(threads, key=str))
-        found.append(f"{ENVIRONMENT}OMP_NUM_THREADS={wanted} had no effect: the engine chose {used} threads itself")
-    return found
+        texts.append(f"{ENVIRONMENT}OMP_NUM_THREADS={wanted} had no effect: the engine chose {used} threads itself")
+    return texts
 
 
 def _word(value: object) -> str:

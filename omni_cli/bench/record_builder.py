@@ -159,11 +159,11 @@ class RecordBuilder:
         difference = 0.0 if identical else None
         quality: dict[str, Any] = {}
         if identical is False:
-            found = [self._difference(b, n) for n in numbers if n < MAX_OUTPUT_FILES]
-            known = [value for value, _ in found if value is not None]
+            differences = [self._difference(b, n) for n in numbers if n < MAX_OUTPUT_FILES]
+            known = [value for value, _ in differences if value is not None]
             # 0 would claim equality, although later outputs, of which only hashes are left, differ.
-            difference = max(known) if len(known) == len(found) and any(known) else None
-            requests = [measures for _, several in found for measures in several]
+            difference = max(known) if len(known) == len(differences) and any(known) else None
+            requests = [measures for _, several in differences for measures in several]
             quality = outputs_quality(requests)
         outputs = Outputs(identical, difference, **quality)
         return Comparison(metric=E2E, a=first.variant_config.name, b=other.variant_config.name, outputs=outputs)
@@ -188,9 +188,9 @@ class RecordBuilder:
         pairs = [
             (self._folder / f"0-{number}.npz", self._folder / f"{variant}-{number}.npz") for variant, number in keys
         ]
-        for key, found in zip(keys, measure_pairs(weights, pairs) if pairs else (), strict=True):
+        for key, measures in zip(keys, measure_pairs(weights, pairs) if pairs else (), strict=True):
             difference, known = self._differences[key]
-            self._differences[key] = difference, [{**a, **b} for a, b in zip(known, found, strict=True)]
+            self._differences[key] = difference, [{**a, **b} for a, b in zip(known, measures, strict=True)]
 
     def _saved(self, variant: int, number: int) -> dict[str, Any] | None:
         path = self.output_file(variant, number)

@@ -41,7 +41,7 @@ def plan_space(
 ) -> Space:
     """Return the settings to try. Raises `OmniError` for a key or a value that no setting may have."""
     texts = [expanded(text) for text in searches] or default_space(config, workload, cores)
-    found = list(parse_vary(texts, config, workload.stage, option=OPTION, at_most=MAX_SETTINGS))
+    variants = list(parse_vary(texts, config, workload.stage, option=OPTION, at_most=MAX_SETTINGS))
     for text in texts:
         # One key at a time, so that an invalid value is an error, and an impossible combination only a refusal.
         for variant in parse_vary([text], config, workload.stage, option=OPTION, at_most=MAX_SETTINGS):
@@ -50,7 +50,7 @@ def plan_space(
     refused: dict[str, str] = {}
     seen: list[tuple[EngineConfig, dict[str, str]]] = [(config, {})]
     first = VariantConfig(AS_IT_IS)
-    for variant in found:
+    for variant in variants:
         try:
             varied = load_variant_config(source, variant, OPTION)
             check_variant_config(variant, varied)

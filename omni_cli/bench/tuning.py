@@ -134,11 +134,11 @@ class Tuning:
                 on_failure=OnFailure.DROP,
             ).run()
             plan.builder.check()
-            found = plan.builder.record()
+            record = plan.builder.record()
         is_compared = self._limits.compares_outputs and names[0] == self._reference
-        compared = {item.b: item for item in found.comparisons} if is_compared else {}
-        self._check_objective(found.variants)
-        kept = tuple(self._slim(variant) for variant in found.variants)
+        compared = {item.b: item for item in record.comparisons} if is_compared else {}
+        self._check_objective(record.variants)
+        kept = tuple(self._slim(variant) for variant in record.variants)
         rounds = self.record.rounds
         earlier = rounds[number].batches if number < len(rounds) else ()
         self.record = msgspec.structs.replace(
@@ -146,7 +146,7 @@ class Tuning:
             rounds=(*rounds[:number], Round(control=control, batches=(*earlier, kept))),
             elapsed_s=self.record.elapsed_s + time.monotonic() - started_s,
         )
-        self._judge(found.variants, kept, compared)
+        self._judge(record.variants, kept, compared)
 
     def _judge(self, variants: Sequence[Variant], kept: Sequence[Variant], compared: dict[str, Comparison]) -> None:
         """Note which settings of a batch cannot be the answer, and save the record."""

@@ -104,12 +104,12 @@ def read_quality(text: str) -> QualityLimit:
         raise UsageError(f"invalid value for `--quality`: {error}") from error
 
 
-def check_model_based(limits: Iterable[QualityLimit], given: Collection[str]) -> None:
+def check_model_based(limits: Iterable[QualityLimit], names: Collection[str]) -> None:
     """Raise `UsageError` for a limit on a measure of a model without its weights."""
     from omni_cli.results import MODEL_BASED_MEASURES
 
     for limit in limits:
-        if limit.metric in MODEL_BASED_MEASURES and limit.metric not in given:
+        if limit.metric in MODEL_BASED_MEASURES and limit.metric not in names:
             raise UsageError(
                 f"`{limit.metric}` needs a model, and no weights of one are given",
                 hint=f"name them: `omni bench --vary KEY=A,B --quality {limit.metric}=FOLDER --quality '{limit}'`",

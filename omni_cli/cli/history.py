@@ -83,8 +83,8 @@ def show(
     quiet: QuietOption = False,
 ) -> None:
     """Show every series of a history, and its steps with the commits that they lie between."""
-    found = _read(folder, metric, allow_difference)
-    _print(found, as_json=as_json)
+    document = _read(folder, metric, allow_difference)
+    _print(document, as_json=as_json)
 
 
 @history.command("check")
@@ -126,15 +126,15 @@ def check(
     from omni_cli.stats.history import judged
 
     moment = "" if since is None else utc(since, "`--since`")
-    found = judged(_read(folder, metric or [E2E], allow_difference), limit, moment)
-    assert found.verdict is not None  # as just judged
+    document = judged(_read(folder, metric or [E2E], allow_difference), limit, moment)
+    assert document.verdict is not None  # as just judged
     if markdown is not None:
-        write_report(markdown, history_markdown(found))
-    _print(found, as_json=as_json)
-    failure = check_failure(found)
+        write_report(markdown, history_markdown(document))
+    _print(document, as_json=as_json)
+    failure = check_failure(document)
     if failure is not None:
         console.print_error(OmniError(failure.message, hint=failure.hint))
-    return EXIT_CODES[found.verdict]
+    return EXIT_CODES[document.verdict]
 
 
 def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) -> HistoryRecord:
@@ -145,12 +145,12 @@ def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) ->
     return history_of(read_folder(folder), str(folder), metrics, allowed or ())
 
 
-def _print(found: HistoryRecord, *, as_json: bool) -> None:
+def _print(document: HistoryRecord, *, as_json: bool) -> None:
     from omni_cli.report.history_text import history_text
 
     if as_json:
         import msgspec
 
-        console.print_json(msgspec.to_builtins(found))
+        console.print_json(msgspec.to_builtins(document))
     else:
-        console.print_text(history_text(found))
+        console.print_text(history_text(document))

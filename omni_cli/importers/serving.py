@@ -155,15 +155,15 @@ _SCALES = {"ns": _NS, "us": 1e-6, "ms": _MS, "sec": 1.0, "s": 1.0}
 
 def aiperf_requests(lines: list[Any], written: str) -> list[Imported]:
     """Read AIPerf's `profile_export.jsonl`, a request per line."""
-    found = [msgspec.convert(line, AIPerfRequest) for line in lines]
-    found = sorted(
-        (item for item in found if item.metadata.benchmark_phase == "profiling"),
+    requests = [msgspec.convert(line, AIPerfRequest) for line in lines]
+    requests = sorted(
+        (item for item in requests if item.metadata.benchmark_phase == "profiling"),
         key=lambda item: item.metadata.request_start_ns,
     )
-    variant = request_variant("requests", [_aiperf_row(item) for item in found])
-    starts_s = [item.metadata.request_start_ns * _NS for item in found]
+    variant = request_variant("requests", [_aiperf_row(item) for item in requests])
+    starts_s = [item.metadata.request_start_ns * _NS for item in requests]
     created = f"{datetime.fromtimestamp(starts_s[0], UTC):%Y-%m-%dT%H:%M:%SZ}" if starts_s else written
-    return [Imported(record_of("aiperf", created, [variant], {"num_requests": len(found)}), (NO_ORIGIN,))]
+    return [Imported(record_of("aiperf", created, [variant], {"num_requests": len(requests)}), (NO_ORIGIN,))]
 
 
 def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
@@ -173,9 +173,9 @@ def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
         return FailedRun("cancelled", "cancelled")
     row: Row = {}
     for name, metric in (*_AIPERF_TIMES.items(), *_AIPERF_COUNTS.items()):
-        found = item.metrics.get(metric)
-        scale = 1.0 if found is None or name in _AIPERF_COUNTS else _SCALES.get(found.unit)
-        value = None if found is None else found.value
+        measured = item.metrics.get(metric)
+        scale = 1.0 if measured is None or name in _AIPERF_COUNTS else _SCALES.get(measured.unit)
+        value = None if measured is None else measured.value
         row[name] = float(value) * scale if value is not None and scale is not None else None
     return row
 
@@ -227,16 +227,16 @@ class AIPerfOutcome(msgspec.Struct):
 
 
 def _aiperf_error(document: Any) -> str | None:
-    found = msgspec.convert(document, AIPerfOutcome)
-    failed = [replace(_aiperf_failure(item.error_details), count=item.count) for item in found.error_summary]
-    unnamed = int(found.error_request_count.avg) - sum(item.count for item in failed)
+    outcome = msgspec.convert(document, AIPerfOutcome)
+    failed = [replace(_aiperf_failure(item.error_details), count=item.count) for item in outcome.error_summary]
+    unnamed = int(outcome.error_request_count.avg) - sum(item.count for item in failed)
     failures = counted([*failed, *([FailedRun("error", "error", unnamed)] if unnamed > 0 else [])])
-    total = int(found.request_count.avg) + sum(item.count for item in failures.values())
+    total = int(outcome.request_count.avg) + sum(item.count for item in failures.values())
     if failures:
         return failure_sentence(failures, total, "requests")
-    if found.request_error_rate.avg:
-        return f"{found.request_error_rate.avg:g}% of its requests failed"
-    return "it was cancelled" if found.was_cancelled else None if found.is_complete else "it is not complete"
+    if outcome.request_error_rate.avg:
+        return f"{outcome.request_error_rate.avg:g}% of its requests failed"
+    return "it was cancelled" if outcome.was_cancelled else None if outcome.is_complete else "it is not complete"
 
 
 def _plain(value: Any) -> Any:

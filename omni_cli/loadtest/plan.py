@@ -58,7 +58,7 @@ def server_plan(
 
 def _variant_configs(pairs: Sequence[tuple[Target, Traffic]], *, varied: bool) -> list[VariantConfig]:
     """Return variants named by the server or the load; a repeated name is A against A."""
-    found: list[VariantConfig] = []
+    variants: list[VariantConfig] = []
     for target, traffic in pairs:
         # An address may change from run to run, so a baseline is compared by its requests.
         settings: dict[str, object] = {"url": target.url, "model": target.model}
@@ -67,9 +67,9 @@ def _variant_configs(pairs: Sequence[tuple[Target, Traffic]], *, varied: bool) -
             settings |= traffic.settings
             (value,) = traffic.settings.items()
             name = "=".join(map(str, value))
-        earlier = sum(variant.name.partition(" (")[0] == name for variant in found)
-        found.append(VariantConfig(f"{name} ({earlier + 1})" if earlier else name, settings=settings))
-    return found
+        earlier = sum(variant.name.partition(" (")[0] == name for variant in variants)
+        variants.append(VariantConfig(f"{name} ({earlier + 1})" if earlier else name, settings=settings))
+    return variants
 
 
 def _allow_open_files(traffics: Sequence[Traffic], num_requests: int | None) -> None:

@@ -40,13 +40,13 @@ def window_of(slos: Sequence[SLO]) -> float:
 
 def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> tuple[SLO, ...]:
     """Parse `METRIC:LIMIT` texts; `metrics` are those that the measured requests have. Raises `UsageError`."""
-    found: dict[str, SLO] = {}
+    slos: dict[str, SLO] = {}
     for text in texts:
         slo = _parse(text, metrics)
-        if slo.metric in found:
+        if slo.metric in slos:
             raise UsageError(f"`--slo {slo.metric}:...` is given twice", hint="write one limit per metric")
-        found[slo.metric] = slo
-    return tuple(found.values())
+        slos[slo.metric] = slo
+    return tuple(slos.values())
 
 
 def _parse(text: str, metrics: Sequence[str]) -> SLO:

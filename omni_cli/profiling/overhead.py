@@ -21,7 +21,7 @@ def overhead_of(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tu
             ratio=comparison.ratio,
             ci95=comparison.ci95,
         )
-        for comparison in (each.result for each in compare_variants(a, b, same_record=True))
+        for comparison in (compared.result for compared in compare_variants(a, b, same_record=True))
         if comparison.a_median is not None and comparison.b_median is not None
     )
 

@@ -38,10 +38,10 @@ def warnings(result: ComparisonResult) -> list[Note]:
     return notes
 
 
-def disturbance_warnings(found: Sequence[Disturbance], record: Record) -> list[Note]:
+def disturbance_warnings(disturbances: Sequence[Disturbance], record: Record) -> list[Note]:
     """Return warnings about the machine or the client during the measurement, with the action to take."""
     looked = record.utilisation
-    notes = [_disturbance(item, 0 if looked is None else looked.usable_cores) for item in found]
+    notes = [_disturbance(item, 0 if looked is None else looked.usable_cores) for item in disturbances]
     if looked is not None and looked.error is not None:
         notes.append(Note(f"only part of the machine's load was recorded: {shown(looked.error)}"))
     return notes

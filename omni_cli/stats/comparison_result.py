@@ -153,8 +153,8 @@ def compare_records(
     tool = a.workload.get("tool")
     gone = {item.name for item in a.variants} & set(unmatched) if tool == _LEAVES_OUT else ()
     missing = tuple(f"`{name}` is only in A, and {tool} leaves out what failed" for name in sorted(gone))
-    found = _judged(pairs, unique, differences, limits, failures, missing)
-    return replace(found, unmatched=unmatched, tool=tool)
+    result = _judged(pairs, unique, differences, limits, failures, missing)
+    return replace(result, unmatched=unmatched, tool=tool)
 
 
 def failed_variants(variants: Sequence[Variant], where: str = "") -> tuple[str, ...]:

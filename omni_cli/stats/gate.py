@@ -64,8 +64,8 @@ def judge(
     sizes = [_judge_memory(peak, limits) for peak in memory if peak.metric in limits.metrics]
     judged = (*_holm(timed, gated), *sizes)
     judged += tuple(_unmeasured(limits, judged, outputs))
-    outcomes = [found for names, item in outputs.items() if (found := _judge_outputs(*names, item, limits))]
-    quality = [found for names, item in outputs.items() for found in _judge_quality(*names, item, limits)]
+    outcomes = [outcome for names, item in outputs.items() if (outcome := _judge_outputs(*names, item, limits))]
+    quality = [pair for names, item in outputs.items() for pair in _judge_quality(*names, item, limits)]
     outcomes += [(item.verdict, reason) for item, reason in quality if reason]
     outcomes += [("inconclusive", reason) for reason in missing]
     verdicts = {item.verdict for item in judged} | {verdict for verdict, _ in outcomes}

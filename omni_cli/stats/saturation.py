@@ -141,4 +141,4 @@ def _by_block(variant: Variant) -> list[float]:
     values = defaultdict(list)
     for sample in variant.samples:
         values[sample.block].append(sample.metrics[ATTAINMENT])
-    return [fmean(found) for found in values.values()]
+    return [fmean(shares) for shares in values.values()]

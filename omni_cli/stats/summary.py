@@ -39,8 +39,8 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
 
 def summaries_of(variant: Variant) -> dict[str, Summary]:
     """Summarise all metrics of a variant, in the order of the record."""
-    found = {metric: summarise(variant, metric) for metric in metric_names(variant)}
-    return {metric: summary for metric, summary in found.items() if summary is not None}
+    summaries = {metric: summarise(variant, metric) for metric in metric_names(variant)}
+    return {metric: summary for metric, summary in summaries.items() if summary is not None}
 
 
 def _percentiles(values: np.ndarray) -> list[float | None]:

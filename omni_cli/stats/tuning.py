@@ -35,7 +35,7 @@ def batch_costs(batch: Sequence[Variant], objective: str) -> dict[str, Mapping[i
 
     Good requests are counts, often 0 in a single run: of these there is one cost, of the whole batch.
     """
-    found: dict[str, Mapping[int, float]] = {}
+    costs: dict[str, Mapping[int, float]] = {}
     sign = -1 if higher_is_better(objective) else 1
     for variant in batch:
         if variant.error is not None:
@@ -44,8 +44,8 @@ def batch_costs(batch: Sequence[Variant], objective: str) -> dict[str, Mapping[i
         if objective == GOODPUT and len(medians):
             blocks, medians = blocks[:1] * 0, np.array([statistics.fmean(v for _, v in values_of(variant, objective))])
         if len(medians) and (medians > 0).all():
-            found[variant.name] = dict(zip(blocks.tolist(), (sign * np.log(medians)).tolist(), strict=True))
-    return found
+            costs[variant.name] = dict(zip(blocks.tolist(), (sign * np.log(medians)).tolist(), strict=True))
+    return costs
 
 
 def concluded(record: TuneRecord, *, stopped: bool = False) -> TuneRecord:

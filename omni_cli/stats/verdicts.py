@@ -104,8 +104,8 @@ class BenchmarkReport:
     @cached_property
     def block_medians(self) -> dict[str, dict[int, float]]:
         """Median end-to-end time in seconds, by variant and block."""
-        found = {variant.name: block_medians(variant, E2E) for variant in self.record.variants}
-        return {name: dict(zip(*(part.tolist() for part in parts), strict=True)) for name, parts in found.items()}
+        by_variant = {variant.name: block_medians(variant, E2E) for variant in self.record.variants}
+        return {name: dict(zip(*(part.tolist() for part in parts), strict=True)) for name, parts in by_variant.items()}
 
     @cached_property
     def disturbances(self) -> tuple[Disturbance, ...]:

@@ -36,8 +36,8 @@ def bench(options: BenchOptions) -> int:
     from omni_cli.cli.bench.run import measure, read_spec
 
     variants = plan_variant_configs(tuple(options.vary or ()), config, workload, source)
-    given = [*source.overrides, *(text for variant in variants for text in variant.overrides)]
-    workload = replace(workload, given_lengths=lengths_given_by(given))
+    overrides = [*source.overrides, *(text for variant in variants for text in variant.overrides)]
+    workload = replace(workload, given_lengths=lengths_given_by(overrides))
     count = len(variants) + bool(options.against)
     if limits is not None and count == 1 and options.baseline is None:
         raise UsageError("a limit needs a baseline", hint="add `--against`, `--baseline` or `--vary`")

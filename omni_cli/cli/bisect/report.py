@@ -88,8 +88,8 @@ def _result_lines(record: BisectRecord, result: BisectResult) -> list[str]:
     if result.outcome == "no regression":
         what = "The outputs are the same" if record.spec["limit"] is None else "No slowdown"
         what = what if record.spec["metric"] or record.spec["limit"] is None else "No more memory"
-        found = f": {percent_interval(result.change, result.ci95)}" if result.change is not None and result.ci95 else ""
-        return [f"{what}{found}"]
+        size = f": {percent_interval(result.change, result.ci95)}" if result.change is not None and result.ci95 else ""
+        return [f"{what}{size}"]
     lines = []
     for commit in result.commits:
         lines.append(f"{commit.sha} {commit.subject}")

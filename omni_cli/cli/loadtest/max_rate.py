@@ -71,9 +71,9 @@ def find_max_rate(
     while stopped is None and (rate := search.next_rate()) is not None:
         limits = _limits(options, target, size(rate), rate, 1 if search.trials else warmup)
         try:
-            with plan(rate) as made:
-                trial, stopped = _try(made, rate, target, options, limits, left_s())
-                source = made.builder.record()
+            with plan(rate) as planned:
+                trial, stopped = _try(planned, rate, target, options, limits, left_s())
+                source = planned.builder.record()
             if trial.reason is not None:
                 with plan(rate):  # asks the server: if it has ended, the rate is not the reason
                     pass
@@ -108,8 +108,8 @@ def _outline(plan: RatePlan, options: LoadtestOptions, target: float, left_s: Ca
     """
     rate, grows = _FIRST, None
     while True:
-        with plan(rate) as made:
-            trial, stopped = _try(made, rate, target, options, RunLimits(1, 0, None), left_s())
+        with plan(rate) as planned:
+            trial, stopped = _try(planned, rate, target, options, RunLimits(1, 0, None), left_s())
         if stopped is not None:
             raise stopped
         if grows is None and trial.reason is not None:

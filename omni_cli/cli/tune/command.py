@@ -52,14 +52,14 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     max_memory_bytes = options.max_memory_bytes()
     workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
     kinds = [stage.kind for stage in workload.measured(config)]
-    made = capabilities_of(config).modalities if "diffusion" in kinds else ()
-    workload = replace(workload, slo=_read_slo(options, kinds, made))
+    modalities = capabilities_of(config).modalities if "diffusion" in kinds else ()
+    workload = replace(workload, slo=_read_slo(options, kinds, modalities))
     if options.objective == "tokens_per_second" and kinds != ["ar"]:
         raise UsageError(
             "`--objective tokens_per_second` is for a single AR stage",
             hint="name one with `--stage`, or use `--objective e2e`",
         )
-    if options.objective == "images_per_second" and "image" not in made:
+    if options.objective == "images_per_second" and "image" not in modalities:
         raise UsageError(
             f"these stages of `{config.name}` make no images, so that `images_per_second` cannot be the objective",
             hint="choose another profile, or use `--objective e2e`",
@@ -83,10 +83,10 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
         return search(wanted, options, command)
 
 
-def _read_slo(options: TuneOptions, kinds: Sequence[str], made: Sequence[str]) -> tuple[tuple[str, float], ...]:
+def _read_slo(options: TuneOptions, kinds: Sequence[str], modalities: Sequence[str]) -> tuple[tuple[str, float], ...]:
     from omni_cli.loadtest.slo import COLUMNS, parse_slos
 
     of_tokens = ("ttft", "tpot", "itl") if "ar" in kinds else ()
-    of_audio = ("ttfp", "rtf") if "audio" in made else ()
+    of_audio = ("ttfp", "rtf") if "audio" in modalities else ()
     slos = parse_slos(tuple(options.slo or ()), (*of_tokens, "e2e", *of_audio))
     return tuple((COLUMNS[slo.metric], slo.limit) for slo in slos)

@@ -177,7 +177,7 @@ def _report(wanted: SettingsSearch, record: TuneRecord, options: TuneOptions, st
     if options.as_json:
         console.print_json(with_digest(record))
     else:
-        files = [str(found) for found in (written, path) if found is not None]
+        files = [str(file) for file in (written, path) if file is not None]
         console.print_text(tune_text(record) + "\n\nWrote " + " and ".join(files))
     failure = stopped or _failure(record)
     if failure is None:

@@ -145,9 +145,9 @@ def _metrics_table(variant: Variant, summaries: Mapping[str, Summary]) -> Table:
 
 def _block_table(medians: Mapping[str, Mapping[int, float]]) -> Table:
     """List the median of each block, from which comparisons are computed."""
-    blocks = sorted({block for found in medians.values() for block in found})
+    blocks = sorted({block for by_block in medians.values() for block in by_block})
     rows = tuple(
-        (str(block), *(quantity(E2E, found.get(block)) for found in medians.values()))
+        (str(block), *(quantity(E2E, by_block.get(block)) for by_block in medians.values()))
         for block in blocks[:MAX_TABLE_BLOCKS]
     )
     left = len(blocks) - len(rows)
@@ -164,11 +164,11 @@ def _median_run(variant: Variant) -> Sample | None:
 def _parts(sample: Sample) -> list[_Part]:
     """Return the parts of a run in order: its stages, or the parts of its only stage."""
     suffix = ".latency_s"
-    found = [_Part(name.removesuffix(suffix), value) for name, value in sample.metrics.items() if name.endswith(suffix)]
-    if not found:
-        found = _within_stage(sample)
-    rest = sample.e2e_s - sum(part.seconds for part in found)
-    return [*found, _Part("everything else", rest, is_rest=True)] if found and rest > 0 else found
+    parts = [_Part(name.removesuffix(suffix), value) for name, value in sample.metrics.items() if name.endswith(suffix)]
+    if not parts:
+        parts = _within_stage(sample)
+    rest = sample.e2e_s - sum(part.seconds for part in parts)
+    return [*parts, _Part("everything else", rest, is_rest=True)] if parts and rest > 0 else parts
 
 
 def _within_stage(sample: Sample) -> list[_Part]:

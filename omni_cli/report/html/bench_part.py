@@ -73,10 +73,10 @@ def _verdict(record: Record, pairs: Sequence[Pair], summaries: Summaries) -> Ver
     verdict = page_verdict(record.gate, pairs, LABELS)
     if verdict is not None:
         return verdict
-    (name, found), *_ = summaries.items()
-    if E2E not in found:
+    (name, by_metric), *_ = summaries.items()
+    if E2E not in by_metric:
         return Verdict("nothing measured", "open")
-    latency = found[E2E]
+    latency = by_metric[E2E]
     bounds = quantity_interval(E2E, latency.ci95, latency.median)
     reach = f", with a 95% interval of {bounds}" if latency.ci95 else ""
     return Verdict(quantity(E2E, latency.median), "plain", (f"The median latency of {name}{reach}.",))
@@ -127,10 +127,10 @@ def _counters_table(record: Record) -> Table | None:
     """List the counters by stage at the end of the variant's last run."""
     counters = {variant.name: counters_of(variant) for variant in record.variants}
     names = dict.fromkeys(
-        (stage, name) for found in counters.values() for stage, counted in found.items() for name in counted
+        (stage, name) for by_stage in counters.values() for stage, counted in by_stage.items() for name in counted
     )
     rows = [
-        (stage, title(name), *(_counter(name, found.get(stage, {}).get(name)) for found in counters.values()))
+        (stage, title(name), *(_counter(name, by_stage.get(stage, {}).get(name)) for by_stage in counters.values()))
         for stage, name in names
     ]
     happened = tuple(row for row in rows if set(row[2:]) - {"0", "-"})

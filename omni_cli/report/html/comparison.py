@@ -101,8 +101,8 @@ def _gate_sentence(gate: GateResult) -> str:
 
 
 def _sentences(pairs: Sequence[Pair], labels: Labels) -> list[str]:
-    found = [text for pair in pairs for text in (pair_sentence(pair, labels), break_even_sentence(pair))]
-    return [f"{text}." for text in found if text]
+    sentences = [text for pair in pairs for text in (pair_sentence(pair, labels), break_even_sentence(pair))]
+    return [f"{text}." for text in sentences if text]
 
 
 def _forest(name: str, pairs: Sequence[Pair], labels: Labels) -> Figure | None:

@@ -11,27 +11,27 @@ from omni_cli.report.html.timelines import Band, Panel, drawn_panels
 from omni_cli.report.units import count
 
 
-def utilisation_figure(name: str, found: Utilisation | None) -> Figure | None:
+def utilisation_figure(name: str, load: Utilisation | None) -> Figure | None:
     """Draw processor and devices over time; None if they were not sampled."""
-    if found is None or not found.end_s:
+    if load is None or not load.end_s:
         return None
-    panels = [_processor(found)]
-    if found.cpu_mhz:
-        panels.append(Panel("Processor clock", "MHz", (Band("clock", found.cpu_mhz, MUTED, filled=False),), 0))
-    for gpu in found.gpus:
-        panels += _gpu(gpu, found.end_s)
+    panels = [_processor(load)]
+    if load.cpu_mhz:
+        panels.append(Panel("Processor clock", "MHz", (Band("clock", load.cpu_mhz, MUTED, filled=False),), 0))
+    for gpu in load.gpus:
+        panels += _gpu(gpu, load.end_s)
     text = (
-        f"Means over {found.interval_s:g} s. The coloured area is the measurement, the grey one on top of it all other "
+        f"Means over {load.interval_s:g} s. The coloured area is the measurement, the grey one on top of it all other "
         "programs. Where a device's clock was held down, its panel is shaded."
     )
-    drawing = drawn_panels(f"{name}-machine", [0.0, *found.end_s], panels, "seconds since the first run")
-    return Figure("How busy the machine was", text, drawing, _table(found))
+    drawing = drawn_panels(f"{name}-machine", [0.0, *load.end_s], panels, "seconds since the first run")
+    return Figure("How busy the machine was", text, drawing, _table(load))
 
 
-def _processor(found: Utilisation) -> Panel:
-    total = [min(busy + stolen, 1e6) for busy, stolen in zip(found.busy_cores, found.stolen_cores, strict=True)]
-    bands = (Band("all programs", total, LINE), Band("the measurement", found.own_cores, ACCENT))
-    return Panel("Processor", f"of {count(found.usable_cores, 'core')}", bands, found.usable_cores)
+def _processor(load: Utilisation) -> Panel:
+    total = [min(busy + stolen, 1e6) for busy, stolen in zip(load.busy_cores, load.stolen_cores, strict=True)]
+    bands = (Band("all programs", total, LINE), Band("the measurement", load.own_cores, ACCENT))
+    return Panel("Processor", f"of {count(load.usable_cores, 'core')}", bands, load.usable_cores)
 
 
 def _gpu(gpu: GpuUtilisation, ends: Sequence[float]) -> list[Panel]:
@@ -48,16 +48,16 @@ def _gpu(gpu: GpuUtilisation, ends: Sequence[float]) -> list[Panel]:
     ]
 
 
-def _table(found: Utilisation) -> Table:
-    others = [max(0.0, busy - own) for busy, own in zip(found.busy_cores, found.own_cores, strict=True)]
+def _table(load: Utilisation) -> Table:
+    others = [max(0.0, busy - own) for busy, own in zip(load.busy_cores, load.own_cores, strict=True)]
     series = [
-        ("the measurement, cores", found.own_cores),
+        ("the measurement, cores", load.own_cores),
         ("other programs, cores", others),
-        ("kept by the machine's host, cores", found.stolen_cores),
-        ("quota used up, % of periods", [100 * value for value in found.held_back]),
-        ("processor clock, MHz", found.cpu_mhz),
+        ("kept by the machine's host, cores", load.stolen_cores),
+        ("quota used up, % of periods", [100 * value for value in load.held_back]),
+        ("processor clock, MHz", load.cpu_mhz),
     ]
-    for gpu in found.gpus:
+    for gpu in load.gpus:
         series += [
             (f"GPU {gpu.index} busy, %", gpu.utilisation_percent),
             (f"GPU {gpu.index} clock, MHz", gpu.sm_clock_mhz),
@@ -70,5 +70,5 @@ def _table(found: Utilisation) -> Table:
         for label, values in series
         if values
     )
-    caption = f"{count(len(found.end_s), 'sample')} in {found.end_s[-1]:.0f} s, which took {1000 * found.cost_s:.0f} ms"
+    caption = f"{count(len(load.end_s), 'sample')} in {load.end_s[-1]:.0f} s, which took {1000 * load.cost_s:.0f} ms"
     return Table(caption, ("What", "Mean", "Lowest", "Highest"), rows, frozenset({1, 2, 3}))
