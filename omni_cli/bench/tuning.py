@@ -83,18 +83,13 @@ class Tuning:
 
     async def advance(self) -> bool:
         """Run the next round; return False if the search has ended. Raises `OmniError`."""
-        race = self._race()
-        if race.is_decided or race.is_exhausted or self._is_late():
+        race = race_of(self.record)
+        is_late = self._time_budget_s is not None and self.record.elapsed_s >= self._time_budget_s
+        if race.is_decided or race.is_exhausted or is_late:
             self._keep(concluded(self.record, stopped=True))
             return False
         await self._round(race)
         return True
-
-    def _race(self) -> Race:
-        return race_of(self.record)
-
-    def _is_late(self) -> bool:
-        return self._time_budget_s is not None and self.record.elapsed_s >= self._time_budget_s
 
     async def _round(self, race: Race) -> None:
         control = race.leader
@@ -106,7 +101,7 @@ class Tuning:
             of = f", batch {batch} of {len(groups)}" if len(groups) > 1 else ""
             self._watcher.batch_started(f"round {number + 1}{of}", race)
             # A setting that failed earlier in this round is not a candidate.
-            lead = [control] if self._problem(control) is None else []
+            lead = [control] if self._candidate(control).problem is None else []
             names = [*lead, *group]
             is_first = any(self._candidate(name).outputs is None for name in group)
             if is_first and self._limits.compares_outputs and (self._limits.quality or self._reference in names):
@@ -218,9 +213,6 @@ class Tuning:
 
     def _candidate(self, name: str) -> Candidate:
         return next(item for item in self.record.candidates if item.name == name)
-
-    def _problem(self, name: str) -> str | None:
-        return self._candidate(name).problem
 
     def _keep(self, record: TuneRecord) -> None:
         self.record = record

@@ -13,6 +13,7 @@ from omni_cli.cli.bisect.options import BisectOptions
 from omni_cli.cli.gate_options import need_numpy
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, OmniError
+from omni_cli.metrics import E2E
 from omni_cli.report.units import count
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def bisect(options: BisectOptions) -> int:
     from omni_cli.bench.bisect import Criterion
 
     is_timed = limit is not None and options.max_memory_regression is None
-    criterion = Criterion((options.metric or "e2e_s") if is_timed else None, limit)
+    criterion = Criterion((options.metric or E2E) if is_timed else None, limit)
     bisection = _bisection(options, criterion)
     with bisection.folder.locked():
         bisection.load()

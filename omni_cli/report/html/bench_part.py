@@ -10,12 +10,17 @@ from omni_cli.report.bench_notes import disturbance_warnings, warnings
 from omni_cli.report.bench_server import load_text
 from omni_cli.report.bench_text import Labels, shown
 from omni_cli.report.bench_units import quantity, quantity_interval, title
-from omni_cli.report.html.bench_figures import Summaries, latency_figures, memory_figure, waterfall_figure
+from omni_cli.report.html.bench_figures import (
+    Summaries,
+    latency_figures,
+    memory_figure,
+    utilisation_figure,
+    waterfall_figure,
+)
 from omni_cli.report.html.comparison import comparison_parts, gate_table, page_verdict, pairs_of
 from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
 from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, sentence, workload_title
 from omni_cli.report.html.outputs_part import output_parts
-from omni_cli.report.html.utilisation import utilisation_figure
 from omni_cli.report.units import count
 from omni_cli.stats.comparison_result import Pair
 from omni_cli.stats.verdicts import BenchmarkReport
