@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -192,6 +192,11 @@ class TensorOutput:
 
 
 Output = TextOutput | AudioOutput | ImageOutput | VideoOutput | TensorOutput
+
+
+def audio_seconds(outputs: Iterable[Output]) -> float:
+    """Return the duration of all audio outputs."""
+    return float(sum(len(o.samples) / o.sample_rate for o in outputs if isinstance(o, AudioOutput)))
 
 
 @dataclass(frozen=True)

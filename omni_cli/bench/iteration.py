@@ -21,7 +21,7 @@ from omni_cli.metrics import (
     summarised,
     values_by_metric,
 )  # fmt: skip
-from omni_cli.outputs import AudioOutput, ImageOutput, Output, RequestResult, StageTrace, VideoOutput
+from omni_cli.outputs import ImageOutput, RequestResult, StageTrace, VideoOutput, audio_seconds
 
 SLACK_S = 0.005
 """Time allowed for messages between processes, which does not shrink with the work."""
@@ -93,7 +93,7 @@ def _timelines(iteration: Iteration) -> list[Timeline]:
     for request in iteration.requests:
         traces = [_stage_timeline(trace) for trace in request.result.stages if trace.name == first]
         timeline = traces[0] if traces else Timeline(end_s=request.seconds)
-        audio_s = _audio_s(request.result.outputs)
+        audio_s = audio_seconds(request.result.outputs)
         timelines.append(replace(timeline, end_s=request.seconds, first_audio_s=request.result.ttfp_s, audio_s=audio_s))
     return timelines
 
@@ -171,7 +171,7 @@ def _produced(iteration: Iteration) -> _Produced:
     shapes = [output.pixels.shape for output in outputs if isinstance(output, ImageOutput)]
     videos = [output for output in outputs if isinstance(output, VideoOutput)]
     return _Produced(
-        audio_s=_audio_s(outputs),
+        audio_s=audio_seconds(outputs),
         images=len(shapes),
         frames=sum(video.num_frames for video in videos),
         pixels=float(
@@ -179,10 +179,6 @@ def _produced(iteration: Iteration) -> _Produced:
             + sum(video.num_frames * video.height * video.width for video in videos)
         ),
     )
-
-
-def _audio_s(outputs: Sequence[Output]) -> float:
-    return float(sum(len(o.samples) / o.sample_rate for o in outputs if isinstance(o, AudioOutput)))
 
 
 def _total(values: Iterable[float | None]) -> float:

@@ -16,6 +16,7 @@ from omni_cli.text import suggest, visible
 COLUMNS = {
     "ttft": TTFT, "tpot": TPOT, "itl": ITL_MAX, "e2e": E2E, "ttfp": TTFP, "rtf": RTF,
 }  # fmt: skip
+OF_TEXT, OF_AUDIO = ("ttft", "tpot", "itl"), ("ttfp", "rtf")
 _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)")
 _SHORTEST_WINDOW_S, _OTHER_WINDOW_S = 1.0, 4.0
 _SCALES = {"ms": 1e-3, "s": 1.0, "": 1.0}
@@ -27,6 +28,11 @@ class SLO:
 
     metric: str
     limit: float
+
+
+def row_limits(slos: Sequence[SLO]) -> dict[str, float]:
+    """Return the limits by the names that values of a request have in records."""
+    return {COLUMNS[slo.metric]: slo.limit for slo in slos}
 
 
 def window_of(slos: Sequence[SLO]) -> float:

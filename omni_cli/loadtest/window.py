@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from omni_cli.loadtest.answers import ServerAnswer
 from omni_cli.loadtest.client import Outcome
-from omni_cli.loadtest.slo import COLUMNS, SLO
+from omni_cli.loadtest.slo import SLO, row_limits
 from omni_cli.metrics import E2E, ITL, TTFP, TTFT, Row, Timeline, columns, goodput, rates, summarised, values_by_metric
 from omni_cli.record import Failures, summed_failures
 
@@ -60,11 +60,10 @@ def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     work = window_work(window)
     amounts = {name: work.get(name, 0.0) for name in ("requests", "output_tokens")}
     amounts["images"] = sum(len(answer.images) for answer in window.answers)
-    limits = {COLUMNS[slo.metric]: slo.limit for slo in slos}
     return {
         **summarised(values_by_metric(timelines), TAILS),
         **rates(amounts, window.lasted_s),
-        **goodput(window.rows(), limits, window.lasted_s),
+        **goodput(window.rows(), row_limits(slos), window.lasted_s),
     }
 
 

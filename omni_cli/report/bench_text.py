@@ -118,7 +118,8 @@ def pair_sentence(pair: Pair, labels: Labels) -> str | None:
     factor, bounds = item.ratio, item.ci95
     if item.verdict == "faster":
         factor, bounds = 1 / item.ratio, (1 / item.ci95[1], 1 / item.ci95[0])
-    cost = next((_cost(peak) for peak in pair.memory if peak.metric == ALLOCATED), "")
+    peak = next((peak for peak in pair.memory if peak.metric == ALLOCATED and peak.a_bytes != peak.b_bytes), None)
+    cost = "" if peak is None else f", for {size_change(peak.a_bytes, peak.b_bytes)}"
     return f"{name_b} ran {ratio(factor, bounds)} times {item.verdict} than {name_a}{cost}"
 
 
@@ -276,10 +277,6 @@ def _memory_change(peak: MemoryPeak) -> str:
     if peak.bounds:
         return ratio(peak.ratio, peak.bounds)
     return f"{peak.ratio:.3f} ({size_change(peak.a_bytes, peak.b_bytes)})"
-
-
-def _cost(peak: MemoryPeak) -> str:
-    return "" if peak.a_bytes == peak.b_bytes else f", for {size_change(peak.a_bytes, peak.b_bytes)}"
 
 
 def _differs(differences: Sequence[Difference]) -> str:

@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 
 from omni_cli.metrics import ATTAINMENT, GOODPUT
-from omni_cli.record import Record, Variant
+from omni_cli.record import Record, Variant, num_requests
 from omni_cli.results import Bounds
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import ALPHA, level_at
@@ -98,7 +98,7 @@ class AttainmentSpec(ComparisonSpec):
         (variant,) = record.variants
         blocks = _by_block(variant)
         windows = tuple(sample.metrics[ATTAINMENT] for sample in variant.samples)
-        sent = sum(len(next(iter(sample.requests.values()), ())) for sample in variant.samples)
+        sent = num_requests(variant)
         goodput = [sample.metrics[GOODPUT] for sample in variant.samples]
         trial = RateTrial(
             rate=rate,

@@ -84,9 +84,9 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
 
 
 def _read_slo(options: TuneOptions, kinds: Sequence[str], modalities: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    from omni_cli.loadtest.slo import COLUMNS, parse_slos
+    from omni_cli.loadtest.slo import OF_AUDIO, OF_TEXT, parse_slos, row_limits
 
-    of_tokens = ("ttft", "tpot", "itl") if "ar" in kinds else ()
-    of_audio = ("ttfp", "rtf") if "audio" in modalities else ()
+    of_tokens = OF_TEXT if "ar" in kinds else ()
+    of_audio = OF_AUDIO if "audio" in modalities else ()
     slos = parse_slos(tuple(options.slo or ()), (*of_tokens, "e2e", *of_audio))
-    return tuple((COLUMNS[slo.metric], slo.limit) for slo in slos)
+    return tuple(row_limits(slos).items())
