@@ -89,7 +89,7 @@ def changed_items(nested: object, change: Callable[[Any], object]) -> Any:
 
 
 def holds_files(value: object) -> bool:
-    """Tell whether a checked value of `--arg` names files."""
+    """Return True if a checked value of `--arg` names files."""
     return any(isinstance(item, Path) for item in items_of(value))
 
 

@@ -58,7 +58,7 @@ def _difference(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _fits(frames: np.ndarray) -> bool:
-    """Tell whether a sheet has all frames of a video at their own size."""
+    """Return True if a sheet has all frames of a video at their own size."""
     return len(frames) <= _SHEET_FRAMES and max(frames.shape[1:3]) <= _SHEET_SIDE
 
 

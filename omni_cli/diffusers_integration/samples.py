@@ -42,7 +42,7 @@ def sample_rate_of(pipeline: object) -> int | None:
 
 
 def makes_sound(pipeline: object, call: PipelineCall) -> bool:
-    """Tell whether the pipeline can make sound; one for videos may have been published without the part for it."""
+    """Return True if the pipeline can make sound; one for videos may have been published without the part for it."""
     parts = {place.partition(".")[0] for place in _PLACES if "." in place}
     lacks_part = any(getattr(pipeline, name, pipeline) is None for name in parts)
     return call.makes == "audio" or (not lacks_part and bool({*SOUND_FIELDS} & {*call.outputs}))

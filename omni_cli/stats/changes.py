@@ -121,7 +121,7 @@ def look(values: np.ndarray, noise: float, margin: float, threshold: float = THR
 
 
 def _is_confirmed(values: np.ndarray, at: int, size: float) -> bool:
-    """Tell whether single records show a step of this size: at least `AFTER`, and three of four of its neighbours."""
+    """Return True if single records show a step of this size: at least `AFTER`, and three of four of its neighbours."""
     shows = (values - np.median(values[at - BEFORE : at])) / size > 0.5
     shares = np.mean(~shows[at - BEFORE : at]), np.mean(shows[at : at + BEFORE])
     return bool(min(shares) >= _CONFIRMING and np.sum(shows[at:]) >= AFTER)

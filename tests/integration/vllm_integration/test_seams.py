@@ -323,7 +323,7 @@ FIELDS = [
     (
         "vllm.forward_context:ForwardContext",
         ["cudagraph_runtime_mode", "batch_descriptor"],
-        "tell whether a step is a replay",
+        "show whether a step is a replay",
     ),
     ("vllm.compilation.cuda_graph:CUDAGraphWrapper", ["_all_instances"], "names all wrappers"),
     ("vllm.compilation.cuda_graph:CUDAGraphEntry", ["cudagraph"], "is there once a graph was captured"),
