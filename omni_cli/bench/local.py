@@ -106,8 +106,18 @@ def plan_variant_configs(
 
 def check_variant_config(variant: VariantConfig, config: EngineConfig) -> None:
     """Reject settings that the checkpoint does not fit or this machine cannot run. Raises `OmniError`."""
-    _check_checkpoint(config)
-    _check_device(variant, config)
+    from omni_cli.checkpoints.resolve import is_built, resolve_model
+    from omni_cli.engine.checkpoint_fit import check_fit
+    from omni_cli.engine.devices import check_devices, has_cuda_device
+    from omni_cli.execution.copies import why_not_async
+
+    model = resolve_model(config.model) if is_built(config.model) else config.model
+    if Path(model).is_dir():
+        check_fit(config, model)
+    check_devices(config)
+    for stage in () if has_cuda_device() else config.stages:
+        if stage.output_copy == "async" and "output_copy" in variant.varied_keys(stage.name):
+            raise StageError(f"variant `{variant.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
 
 
 def _two_commits(
@@ -140,27 +150,3 @@ def load_variant_config(source: ProfileSource, variant: VariantConfig, option: s
             named.append(item)
         # One option sets a key of several stages, and is one mistake.
         raise InvalidProfileError(dict.fromkeys(named)) from error
-
-
-def _check_device(variant: VariantConfig, config: EngineConfig) -> None:
-    """Reject settings that this machine cannot run. Raises `StageError`."""
-    from omni_cli.engine.devices import check_devices, has_cuda_device
-
-    check_devices(config)
-    if has_cuda_device():
-        return
-    from omni_cli.execution.copies import why_not_async
-
-    for stage in config.stages:
-        if stage.output_copy == "async" and "output_copy" in variant.varied_keys(stage.name):
-            raise StageError(f"variant `{variant.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
-
-
-def _check_checkpoint(config: EngineConfig) -> None:
-    """Reject a local checkpoint that does not fit. Raises `OmniError`."""
-    from omni_cli.checkpoints.resolve import is_built, resolve_model
-    from omni_cli.engine.checkpoint_fit import check_fit
-
-    model = resolve_model(config.model) if is_built(config.model) else config.model
-    if Path(model).is_dir():
-        check_fit(config, model)
