@@ -105,7 +105,7 @@ class SearchFolder:
     def __init__(self, root: Path, spec: dict[str, Any], commits: Sequence[CommitInfo]) -> None:
         name = digest_of(spec).removeprefix("sha256:")[:12]
         self.path = root / f"{commits[0].short}-{commits[-1].short}-{name}"
-        # As it is read back: with lists instead of tuples.
+        # JSON has lists instead of tuples, and the saved spec is compared with this one.
         self._spec = msgspec.json.decode(msgspec.json.encode(spec))
         self._commits = tuple(commits)
 
@@ -246,7 +246,7 @@ class Bisection:
                 await benchmark.run()
             except VariantError as error:
                 if plan.builder.measured[1].error is None:
-                    # The other side, which ran before: this commit is not to blame.
+                    # The commit that failed is the one that ran before, so the new commit is not to blame.
                     raise OmniError(error.message, hint=error.hint) from error
                 raise
             report = benchmark.report()

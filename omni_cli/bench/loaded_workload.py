@@ -123,7 +123,7 @@ class LoadedWorkload:
         if self._file_requests:
             measured = self._file_requests[index]
             seed = measured.request.seed if measured.has_seed else seed
-            # The prompts and media repeat, and no cache may know them.
+            # Prompts and media repeat in each iteration; the salt keeps caches from using earlier ones.
             return dataclasses.replace(measured.request, seed=seed, cache_salt=f"iteration {number}")
         prompt = "" if self._prompts is None else self._prompts.draw(number, index)
         return GenerateRequest(request_id="", prompt=prompt, raw=True, seed=seed)

@@ -60,7 +60,7 @@ def plan_space(
             continue
         same = (varied, dict(variant.environment))
         if same == seen[0] and first.name == AS_IT_IS:
-            # The profile has this setting already, which then has its name.
+            # The profile has this setting already, so the profile is listed under the setting's name.
             first = variant
         elif same not in seen:
             seen.append(same)

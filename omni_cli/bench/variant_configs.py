@@ -110,7 +110,7 @@ def _full_keys(key: str, config: EngineConfig, stage: str) -> list[str]:
     holders = [item.name for item in measured_stages(config, stage) if first in type(item).model_fields]
     if not holders and "." in key:
         return [key]  # the check of the profile reports an unknown stage
-    # If no stage has it, the check of the profile reports it, with a suggestion.
+    # If no stage has the key, the check of the profile reports it, with a suggestion.
     return [f"{name}.{key}" for name in holders] or [f"{measured_stages(config, stage)[0].name}.{key}"]
 
 

@@ -201,7 +201,7 @@ def _pair(
     allowed: tuple[str, ...] = (),
 ) -> Pair:
     settings = settings_differences(a, b)
-    # Where some of it failed or nothing ran, less was done.
+    # A variant that failed, or has no samples, did less work.
     is_whole = all(variant.samples and not variant.failure for variant in (a, b))
     work = work_differences(a, b) if is_whole else ()
     unexplained = () if changes_work(settings) else work

@@ -64,7 +64,7 @@ def history_of(
         for metric in chosen
         if (points := _points(group, metric))
     ]
-    # Each further series is another chance of a false alarm, and the bound holds for all of them together.
+    # Each further series is another chance of a false alarm, and the bound holds for all series together.
     threshold = math.sqrt(THRESHOLD**2 + 2 * math.log(max(len(grouped), 1)))
     series = tuple(_series(*item, threshold) for item in grouped)
     return HistoryRecord(folder=folder, series=series, failures=tuple(_failures(kept, allowed)))
