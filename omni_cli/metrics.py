@@ -176,8 +176,8 @@ def summarised(
 
 
 def rates(amounts: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Return `NAME_per_second` of each amount that is not 0."""
-    return {f"{name}_per_second": amount / seconds for name, amount in amounts.items() if amount}
+    """Return `NAME_per_second` of each amount."""
+    return {f"{name}_per_second": amount / seconds for name, amount in amounts.items()}
 
 
 def goodput(rows: Sequence[Row], limits: Mapping[str, float], seconds: float) -> dict[str, float]:

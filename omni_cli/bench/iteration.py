@@ -153,7 +153,8 @@ def _rates(iteration: Iteration, timelines: Sequence[Timeline]) -> dict[str, flo
         metrics[RTF] = e2e_s / produced.audio_s
         metrics |= rates({"audio_seconds": produced.audio_s}, e2e_s)
         metrics |= summarised({TTFP: values_by_metric(timelines)[TTFP]})
-    return metrics | rates({"images": produced.images, "frames": produced.frames}, e2e_s)
+    counts = {"images": produced.images, "frames": produced.frames}
+    return metrics | rates({name: count for name, count in counts.items() if count}, e2e_s)
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,9 @@ def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     """Compute medians over the answered requests, that of `e2e_s` first, and rates of the whole window."""
     timelines = [_timeline(outcome, outcome.answer) for outcome in window.outcomes if outcome.answer is not None]
     work = window_work(window)
-    amounts = {name: work.get(name, 0.0) for name in ("requests", "output_tokens")}
-    amounts["images"] = sum(len(answer.images) for answer in window.answers)
+    num_images = sum(len(answer.images) for answer in window.answers)
+    optional = {"output_tokens": work.get("output_tokens"), "images": num_images}
+    amounts = {"requests": work["requests"]} | {name: amount for name, amount in optional.items() if amount}
     return {
         **summarised(values_by_metric(timelines), TAILS),
         **rates(amounts, window.lasted_s),
