@@ -72,9 +72,9 @@ class Engine:
         self._clock = clock
         self._processors = (OutputProcessor, OmniOutputProcessor)
 
-    def engagement(self) -> dict[str, float]:
+    def execution_counters(self) -> dict[str, float]:
         self._llm.collective_rpc(_be_ours)
-        (counters,) = filter(None, self._llm.collective_rpc("engagement"))
+        (counters,) = filter(None, self._llm.collective_rpc("execution_counters"))
         return counters
 
     def run(self, side: str, turn: int, count: int, max_tokens: int) -> tuple[float, list[list[int]]]:
@@ -129,7 +129,7 @@ def main() -> int:
             return 2
         if turn >= warm_up:
             times[side].append(seconds)
-    return _report(arguments, times, engine.engagement())
+    return _report(arguments, times, engine.execution_counters())
 
 
 def _arguments() -> argparse.Namespace:
@@ -175,7 +175,7 @@ def _be_ours(wrapper: Any) -> None:
     wrapper.worker.model_runner.__class__ = wrapper.worker.runner_cls
 
 
-def _report(arguments: argparse.Namespace, times: dict[str, list[float]], engagement: dict[str, float]) -> int:
+def _report(arguments: argparse.Namespace, times: dict[str, list[float]], execution_counters: dict[str, float]) -> int:
     """Print the result; return 1 if a goal is missed."""
     tokens = arguments.num_requests * arguments.max_tokens
     rates = {side: tokens / float(np.median(seconds)) for side, seconds in times.items()}
@@ -188,7 +188,7 @@ def _report(arguments: argparse.Namespace, times: dict[str, list[float]], engage
             "times_s": times,
             "tokens_per_second": rates,
             "ratios": {side: asdict(ratio) for side, ratio in ratios.items()},
-            "engagement": engagement,
+            "execution_counters": execution_counters,
         }
         sys.stdout.write(json.dumps(record) + "\n")
         return int(missed)
@@ -199,7 +199,7 @@ def _report(arguments: argparse.Namespace, times: dict[str, list[float]], engage
         sys.stdout.write(
             f"{side:8} {rates[side]:9.1f} tokens/s   {shown} of stock   goal: at least {GOALS[side]}, {verdict}\n"
         )
-    copied = ", ".join(f"{name} {value:g}" for name, value in engagement.items())
+    copied = ", ".join(f"{name} {value:g}" for name, value in execution_counters.items())
     sys.stdout.write(f"{arguments.rounds} rounds of {arguments.num_requests} requests, {arguments.max_tokens} tokens ")
     sys.stdout.write(f"each   {arguments.clock} clock   tokens identical\n{copied}\n{machine_line()}\n")
     return int(missed)

@@ -16,9 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from omni_cli.metrics import HOST_RSS
 from omni_cli.record import Variant, load_record
 from omni_cli.stats.memory import memory_peaks
-from omni_cli.stats.metrics import HOST_RSS
 
 MIB = 2**20
 MARGIN = 0.02

@@ -14,11 +14,11 @@ Noise: every start of a setting has an offset of its own (standard deviation 0.7
 have an AR(1) series over time (lag-1 autocorrelation 0.75, CV 5 %) that is shared by what runs at that time. `uneven`:
 a quarter of the settings, among them the best, has three times the noise of its own. `quiet` and `loaded` (`--noise`):
 the times of real loads of tiny-image's stage, eight side by side, alone on the machine and beside other programs; the
-loads of a recording are the settings of a heat.
+loads of a recording are the settings of a batch.
 
 A block is one start of one setting with its interleaved runs. The full comparison starts all 24 in every round until it
-has ranked all 276 pairs: the interval of each, with the same alpha, looks, heats and Student's bounds, lies on one side
-of 0 or within the margin. "Without elimination" stops when the race would, but starts all settings until then.
+has ranked all 276 pairs: the interval of each, with the same alpha, looks, batches and Student's bounds, lies on one
+side of 0 or within the margin. "Without elimination" stops when the race would, but starts all settings until then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from common import wilson
 
 from omni_cli.bench.search import MAX_TOGETHER, groups_of
 from omni_cli.stats.estimate import TRIM
-from omni_cli.stats.race import MIN_ROUNDS, Heat, Race, student_quantile
+from omni_cli.stats.race import MIN_ROUNDS, Batch, Race, student_quantile
 from omni_cli.stats.sequential import ALPHA, spent
 
 SETTINGS = 24
@@ -80,7 +80,7 @@ SURFACES: dict[str, Surface] = {"unimodal": unimodal, "flat": flat, "ties": ties
 
 
 class Noise:
-    """Simulated noise of heats; `uneven` makes some settings three times as noisy."""
+    """Simulated noise of batches; `uneven` makes some settings three times as noisy."""
 
     def __init__(self, seed: int, *, uneven: bool) -> None:
         self._rng = np.random.default_rng(seed)
@@ -95,7 +95,7 @@ class Noise:
             scales[order[:: len(costs) // (len(costs) // 4)]] = 3.0
         return scales
 
-    def heat(self, scales: np.ndarray) -> np.ndarray:
+    def batch(self, scales: np.ndarray) -> np.ndarray:
         """Return log noise, float64 (settings, blocks)."""
         count = len(scales)
         step = math.sqrt(1 - LAG1**2)
@@ -111,7 +111,7 @@ class Noise:
 
 
 class Recorded:
-    """Noise of real loads: each heat is a stretch of consecutive blocks of different loads of one recording."""
+    """Noise of real loads: each batch is a stretch of consecutive blocks of different loads of one recording."""
 
     def __init__(self, recordings: Sequence[np.ndarray], seed: int) -> None:
         self._recordings = recordings
@@ -120,7 +120,7 @@ class Recorded:
     def scales(self, costs: Sequence[float]) -> np.ndarray:
         return np.ones(len(costs))
 
-    def heat(self, scales: np.ndarray) -> np.ndarray:
+    def batch(self, scales: np.ndarray) -> np.ndarray:
         logs = self._recordings[self._rng.integers(len(self._recordings))]
         loads = self._rng.permutation(len(logs))[: len(scales)]
         start = self._rng.integers(logs.shape[1] - BLOCKS + 1)
@@ -146,31 +146,31 @@ def search(costs: Sequence[float], noise: Noise | Recorded, margin: float, seed:
     blocks = rounds = 0
     while not race.is_decided and not race.is_exhausted:
         rounds += 1
-        heats = []
+        batches = []
         control = race.leader
         assert control is not None
         for group in groups_of(race, order):
             running = [control, *group]
             blocks += len(running)
-            heats.append(_run(race, running, costs, noise, scales))
-        race.add(control, heats)
+            batches.append(_run(race, running, costs, noise, scales))
+        race.add(control, batches)
     leader = race.leader
     best = min(costs)
     excess = math.inf if leader is None else math.expm1(costs[int(leader)] - best)
     return Outcome(excess, race.is_decided, blocks, rounds)
 
 
-def _run(race: Race, running: list[str], costs: Sequence[float], noise: Noise | Recorded, scales: np.ndarray) -> Heat:
+def _run(race: Race, running: list[str], costs: Sequence[float], noise: Noise | Recorded, scales: np.ndarray) -> Batch:
     indices = [int(name) for name in running]
-    logs = noise.heat(scales[indices])
-    heat = {}
+    logs = noise.batch(scales[indices])
+    batch = {}
     for name, index, row in zip(running, indices, logs, strict=True):
         if costs[index] != FAILS:
-            heat[name] = dict(enumerate((costs[index] + row).tolist()))
+            batch[name] = dict(enumerate((costs[index] + row).tolist()))
     for name in running:
-        if name not in heat:
+        if name not in batch:
             race.exclude(name)
-    return heat
+    return batch
 
 
 def full_comparison(costs: Sequence[float], noise: Noise, margin: float) -> int:
@@ -207,7 +207,7 @@ def are_ranked(values: np.ndarray, share: float, edge: float) -> np.ndarray:
 
 
 def _full_round(groups: Sequence[np.ndarray], costs: np.ndarray, noise: Noise, scales: np.ndarray) -> np.ndarray:
-    """Return the difference of each pair in a round, float64 (n, n); setting 0 runs in each heat."""
+    """Return the difference of each pair in a round, float64 (n, n); setting 0 runs in each batch."""
     cut = int(TRIM * BLOCKS)
 
     def trimmed(values: np.ndarray) -> np.ndarray:
@@ -218,7 +218,7 @@ def _full_round(groups: Sequence[np.ndarray], costs: np.ndarray, noise: Noise, s
     within = []
     for group in groups:
         members = np.concatenate([[0], group])
-        logs = costs[members, None] + noise.heat(scales[members])
+        logs = costs[members, None] + noise.batch(scales[members])
         differences = trimmed(logs[:, None] - logs[None])
         to_control[group] = differences[1:, 0]
         within.append((members, differences))

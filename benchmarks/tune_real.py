@@ -3,8 +3,8 @@
     python benchmarks/tune_real.py CASE FOLDER [--minutes N]       # measures; again: continues from FOLDER
     python benchmarks/tune_real.py CASE FOLDER --compare           # measures nothing and prints the result
 
-The exhaustive search starts every setting in every round, with the same heats, iterations, bounds and margin, until it
-has ranked every pair: the interval of each lies on one side of 0 or within the margin. The rounds of both searches
+The exhaustive search starts every setting in every round, with the same batches, iterations, bounds and margin, until
+it has ranked every pair: the interval of each lies on one side of 0 or within the margin. The rounds of both searches
 alternate, so that other programs on the machine slow both alike. An exhaustive search that has taken more than
 `PATIENCE` times as long as the other one ends unranked; the result says that it would have taken longer.
 
@@ -177,7 +177,7 @@ def _tuning(kind: type[Tuning], case: Case, wanted: SettingsSearch, folder: Path
     path = folder / "tune.json"
     folder.mkdir(parents=True, exist_ok=True)
     return kind(
-        wanted.space.treatments,
+        wanted.space.variants,
         load_tune_record(path) if path.exists() else wanted.record(tuple(sys.argv)),
         wanted.plan,
         limits=wanted.limits,

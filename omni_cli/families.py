@@ -53,7 +53,7 @@ class StageRole:
     a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no others. A checkpoint
     must have at least one file of each group in `needed_files`, weights whose names begin with each of `needed_weights`
     (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its configuration describes a vision or
-    audio encoder. A checkpoint whose config.json has `switch` false lacks the stage.
+    audio encoder. A checkpoint in whose config.json the key `enabled_key` is false lacks the stage.
     """
 
     name: str
@@ -67,7 +67,7 @@ class StageRole:
     needed_files: tuple[tuple[str, ...], ...] = ()
     processor_files: tuple[str, ...] = ()
     needed_weights: tuple[str, ...] = ()
-    switch: str | None = None
+    enabled_key: str | None = None
 
     def fits(self, stage: StageShape) -> bool:
         """True if a profile's stage can have this role, under any name."""

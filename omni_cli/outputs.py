@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -89,7 +89,7 @@ def changed_items(nested: object, change: Callable[[Any], object]) -> Any:
 
 
 def holds_files(value: object) -> bool:
-    """Tell whether a checked value of `--arg` names files."""
+    """Return True if a checked value of `--arg` names files."""
     return any(isinstance(item, Path) for item in items_of(value))
 
 
@@ -194,6 +194,11 @@ class TensorOutput:
 Output = TextOutput | AudioOutput | ImageOutput | VideoOutput | TensorOutput
 
 
+def audio_seconds(outputs: Iterable[Output]) -> float:
+    """Return the duration of all audio outputs."""
+    return float(sum(len(o.samples) / o.sample_rate for o in outputs if isinstance(o, AudioOutput)))
+
+
 @dataclass(frozen=True)
 class StageTrace:
     """One stage's work for one request; times are seconds on the stage's own monotonic clock.
@@ -238,7 +243,7 @@ class StageInfo:
 
     `peak_memory_bytes` has the keys `device` and `host` and counts from the start of its process;
     `load_memory_bytes` (until ready) and `run_memory_bytes` (since then) also have `reserved`. `settings` are
-    configuration keys as the engine resolved them; `engagement` counts what happened since loading began (graph
+    configuration keys as the engine resolved them; `execution_counters` counts what happened since loading began (graph
     replays, bytes copied, ...).
     """
 
@@ -250,7 +255,7 @@ class StageInfo:
     load_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     run_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    engagement: Mapping[str, float] = field(default_factory=dict)
+    execution_counters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -276,14 +276,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
 
 
-def profile_document(profile: Profile) -> dict[str, object]:
-    """Convert the profile to plain JSON types, with a digest of everything else in it."""
-    return with_digest(profile)
-
-
 def save_profile(profile: Profile, path: Path) -> None:
     """Write the record, whole or not at all. Raises `OutputError`."""
-    write_document(profile_document(profile), path)
+    write_document(with_digest(profile), path)
 
 
 def load_profile_record(path: Path) -> Profile:

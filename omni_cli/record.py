@@ -15,12 +15,14 @@ from typing import Any, Final, Literal
 import msgspec
 
 from omni_cli.errors import InputError
+from omni_cli.metrics import E2E, REPORTED_MEMORY
 from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
 from omni_cli.results import Comparison, GateResult, Summary
 from omni_cli.text import visible
 
 SCHEMA: Final = "omni.bench/1"
-E2E = "e2e_s"
+COUNTERS_KEY: Final = "engagement"
+"""The name of the execution counters in JSON, which stays as long as the schema's number does."""
 
 # Limits that no measurement exceeds and arithmetic can handle: a century in picoseconds, an exabyte in bytes.
 _MAX_COUNT = 2**31
@@ -39,13 +41,13 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
     first: str
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class Sample(msgspec.Struct, frozen=True, kw_only=True, rename={"execution_counters": COUNTERS_KEY}):
     """One iteration of the workload.
 
     `position` counts the iterations of all variants within the block, in the order in which they ran: two interleaved
     variants never share one. `work` is the amount of work (tokens, steps, pixels, seconds of audio). `number` is the
-    iteration's; equal numbers mean equal prompts and seeds. `engagement` counts by stage: graphs replayed, calls made
-    eagerly, bytes copied, seconds hidden.
+    iteration's; equal numbers mean equal prompts and seeds. `execution_counters` are by stage: graphs replayed, calls
+    made eagerly, bytes copied, seconds hidden.
 
     For a window of requests to a server, `e2e_s` and the times among the metrics are medians over the answered
     requests. `requests` has all of them, one column per value (`start_s`, `e2e_s`, `ttft_s`, ...), null if a request
@@ -58,7 +60,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float
     metrics: dict[str, float] = {}
     work: dict[str, float] = {}
-    engagement: dict[str, dict[str, float]] = {}
+    execution_counters: dict[str, dict[str, float]] = {}
     requests: dict[str, tuple[float | None, ...]] = {}
     failures: dict[str, Failures] = {}
 
@@ -98,7 +100,8 @@ class KeptOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """One treatment. `settings` are the requested settings, `effective` those that ran; `error` is set if some failed.
+    """One of the compared configurations. `settings` are the requested ones, `effective` those that ran; `error` is set
+    if some failed.
 
     `outputs` are some of its first iteration, if they were asked for.
     """
@@ -217,10 +220,10 @@ def request_values(variant: Variant, metric: str) -> list[float]:
 
 def counters_of(variant: Variant) -> Mapping[str, Mapping[str, float]]:
     """Return by stage the counts from the start of loading to the end of the variant's last run."""
-    engagement = variant.effective.get("engagement")
-    if not isinstance(engagement, Mapping):
+    by_stage = variant.effective.get(COUNTERS_KEY)
+    if not isinstance(by_stage, Mapping):
         return {}
-    return {stage: counters for stage, counters in engagement.items() if isinstance(counters, Mapping)}
+    return {stage: counters for stage, counters in by_stage.items() if isinstance(counters, Mapping)}
 
 
 def num_requests(variant: Variant) -> int:
@@ -235,15 +238,15 @@ def is_of_server(record: Record) -> bool:
 
 def describe_failures(failures: Mapping[str, Failures]) -> str:
     """Format `10 x HTTP 429 queue_full, 2 x timeout; the first one: ...`, the most frequent kind first."""
-    kinds = ", ".join(f"{found.count} x {kind}" for kind, found in failures.items())
+    kinds = ", ".join(f"{failed.count} x {kind}" for kind, failed in failures.items())
     first = next(iter(failures.values())).first
     return kinds if first in failures else f"{kinds}; the first one: {first}"
 
 
-def summed_failures(found: Iterable[tuple[str, Failures]]) -> dict[str, Failures]:
+def summed_failures(failures: Iterable[tuple[str, Failures]]) -> dict[str, Failures]:
     """Add up failures by kind, the most frequent first."""
     total: dict[str, Failures] = {}
-    for kind, item in found:
+    for kind, item in failures:
         before = total.get(kind, Failures(count=0, first=item.first))
         total[kind] = Failures(count=before.count + item.count, first=before.first)
     return dict(sorted(total.items(), key=lambda item: -item[1].count))
@@ -256,13 +259,8 @@ def failures_of(samples: Iterable[Sample]) -> dict[str, Failures]:
 
 def failure_sentence(failures: Mapping[str, Failures], total: int, what: str) -> str | None:
     """Format `12 of 48 requests failed: 12 x HTTP 500; the first one: ...`; None without failures."""
-    failed = sum(found.count for found in failures.values())
+    failed = sum(item.count for item in failures.values())
     return f"{failed} of {total} {what} failed: {describe_failures(failures)}" if failed else None
-
-
-def to_document(record: Record) -> dict[str, object]:
-    """Return the record as plain JSON types, with the digest of everything else in it."""
-    return with_digest(record)
 
 
 def save_record(record: Record, path: Path) -> None:
@@ -270,7 +268,7 @@ def save_record(record: Record, path: Path) -> None:
 
     Called after every block, so that a later failure loses no measurement.
     """
-    write_document(to_document(record), path)
+    write_document(with_digest(record), path)
 
 
 def load_record(path: Path) -> Record:
@@ -326,7 +324,7 @@ def first_variant_problem(variants: Sequence[Variant]) -> str | None:
             problem = _sample_problem(sample)
             if problem is not None:
                 return f"sample {number} of variant `{visible(variant.name, 80)}`: {problem}"
-        for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"):
+        for name in REPORTED_MEMORY:
             if not 0 <= (getattr(variant.memory, name) or 0) < _MAX_BYTES_MEASURED:
                 return f"variant `{visible(variant.name, 80)}`: `{name}` is not a number of bytes"
     return None
@@ -350,29 +348,29 @@ def _requests_problem(sample: Sample) -> str | None:
         if not all(value is None or 0 <= value <= _MAX_VALUE for value in column):
             return f"`{visible(name, 80)}` of its `requests` has an invalid value"
     failed = sum(value is None for value in sample.requests.get(E2E, ()))
-    counts = [found.count for found in sample.failures.values()]
+    counts = [item.count for item in sample.failures.values()]
     if failed != sum(counts) or any(count < 1 for count in counts):
         return f"its `failures` are not the {failed} requests that have no `{E2E}`"
     return None
 
 
-def _utilisation_problem(found: Utilisation) -> str | None:
-    count = len(found.end_s)
-    required = (found.busy_cores, found.own_cores, found.stolen_cores)
+def _utilisation_problem(load: Utilisation) -> str | None:
+    count = len(load.end_s)
+    required = (load.busy_cores, load.own_cores, load.stolen_cores)
     of_gpus = [
         series
-        for gpu in found.gpus
+        for gpu in load.gpus
         for series in (gpu.utilisation_percent, gpu.sm_clock_mhz, gpu.temperature_c, gpu.power_w)
     ]
-    lengths = {len(series) for series in (*required, *of_gpus)} | {len(gpu.throttled) for gpu in found.gpus}
-    lengths |= {len(series) for series in (found.held_back, found.cpu_mhz) if series}
+    lengths = {len(series) for series in (*required, *of_gpus)} | {len(gpu.throttled) for gpu in load.gpus}
+    lengths |= {len(series) for series in (load.held_back, load.cpu_mhz) if series}
     if lengths != {count}:
         return "its series are of different lengths"
-    series = (*required, found.held_back, found.cpu_mhz, *of_gpus, found.end_s, found.block_end_s)
-    values = [found.interval_s, found.cost_s, found.usable_cores, *(value for part in series for value in part)]
+    series = (*required, load.held_back, load.cpu_mhz, *of_gpus, load.end_s, load.block_end_s)
+    values = [load.interval_s, load.cost_s, load.usable_cores, *(value for part in series for value in part)]
     if not all(0 <= value <= _MAX_SECONDS for value in values):
         return "a value is out of range"
-    if any(later <= earlier for earlier, later in itertools.pairwise(found.end_s)):
+    if any(later <= earlier for earlier, later in itertools.pairwise(load.end_s)):
         return "its times do not increase"
     return None
 

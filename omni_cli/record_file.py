@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,12 +24,13 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 @dataclass(frozen=True)
 class Kind:
     """A kind of record: its name in messages, its schema (`omni.bench/1`), the command that writes it, and the hint if
-    it is broken."""
+    it is broken. `renamed` maps each earlier schema, whose records can still be read, to the new names of its keys."""
 
     name: str
     schema: str
     source: str
     again: str
+    renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def digest_of(value: object) -> str:
@@ -60,8 +62,10 @@ def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[st
     label = visible(str(path))
     document = _read_json(label, read_bytes(label, path, kind), kind)
     _check_schema(label, document, kind)
+    names = kind.renamed.get(document["schema"])
     try:
-        return document, msgspec.convert(document, struct)
+        current = document if names is None else {**_with_keys(document, names), "schema": kind.schema}
+        return document, msgspec.convert(current, struct)
     except (msgspec.ValidationError, RecursionError) as error:
         raise InputError(f"`{label}` is not a complete {kind.name}: {located(error)}", hint=kind.again) from error
 
@@ -111,13 +115,20 @@ def _read_json(label: str, content: bytes, kind: Kind) -> Any:
         raise InputError(f"`{label}` is nested too deeply to be a {kind.name}") from error
 
 
+def _with_keys(value: Any, names: Mapping[str, str]) -> Any:
+    """Return JSON types with other keys, at all levels."""
+    if isinstance(value, dict):
+        return {names.get(key, key): _with_keys(item, names) for key, item in value.items()}
+    return [_with_keys(item, names) for item in value] if isinstance(value, list) else value
+
+
 def _check_schema(label: str, document: object, kind: Kind) -> None:
     schema = document.get("schema") if isinstance(document, dict) else None
-    if schema == kind.schema:
-        return
     hint = f"records are written by `{kind.source}`"
     if not isinstance(schema, str):
         raise InputError(f"`{label}` is JSON, but not a {kind.name}: it has no `schema`", hint=hint)
+    if schema == kind.schema or schema in kind.renamed:
+        return
     if schema.startswith(kind.schema.partition("/")[0] + "/"):
         hint = "it was written by another version of omni: measure again with this version, or compare with that one"
     raise InputError(f"`{label}` has the schema `{visible(schema, 80)}`; a {kind.name} has `{kind.schema}`", hint=hint)

@@ -75,7 +75,7 @@ class Outputs(msgspec.Struct, frozen=True):
 
     The others exist for outputs that differ, by kind, and are the worst of all outputs: decibels and similarity of
     images and videos, decibels of audio, the share of equal token sequences and the first token that differs; and
-    those of models with weights of their own (`WEIGHTED_MEASURES`). With
+    those of models with weights of their own (`MODEL_BASED_MEASURES`). With
     `reduced`, they are those of smaller copies, all that two records have. `means` are the means of the same measures
     over the requests that differ, of `compared` requests.
     """
@@ -106,11 +106,11 @@ class Outputs(msgspec.Struct, frozen=True):
 
 MEASURES = Outputs.__struct_fields__[1 : Outputs.__struct_fields__.index("reduced")]
 """Names of the measures of outputs that differ, `max_abs_diff` first."""
-WEIGHTED_MEASURES = ("lpips", "clip_score", "wer")
+MODEL_BASED_MEASURES = ("lpips", "clip_score", "wer")
 """Those of models, whose weights the user names."""
 
 
-class Payback(msgspec.Struct, frozen=True, kw_only=True):
+class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     """The gain and the cost of `mode` against `other`, the other variant of the pair.
 
     `gained_s` are seconds per request, below 0 if it is slower; `ci95` is their interval, if there is one. `bytes_more`
@@ -127,13 +127,13 @@ class Payback(msgspec.Struct, frozen=True, kw_only=True):
     requests: int | None = None
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, rename={"break_even": "payback"}):
     """One metric of variant `b` against variant `a`.
 
     `ratio` is b over a of the medians, block by block if the two were `interleaved`; `ci95` is its interval. Both are
     None if there are no ratios. `blocks_needed` estimates how many more blocks would decide: absent if the verdict is
-    decided, None if no number would. `work` are the intended differences in the amount of work; `payback` belongs to
-    the end-to-end time.
+    decided, None if no number would. `work` are the intended differences in the amount of work. `break_even`, in JSON
+    `payback`, belongs to the end-to-end time.
     """
 
     metric: str
@@ -152,7 +152,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
     work: tuple[Difference, ...] | UnsetType = UNSET
     outputs: Outputs = Outputs()
-    payback: Payback | UnsetType = UNSET
+    break_even: BreakEven | UnsetType = UNSET
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
-"""A search of `omni tune`, `omni.tune/1`: every start of every setting, and the standings computed from them.
+"""A search of `omni tune`, `omni.tune/2`: every start of every setting, and the standings computed from them.
 
-The file is written after each heat, so that an interrupted search continues from it.
+The file is written after each batch, so that an interrupted search continues from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from omni_cli.record_file import Kind, digest_of, digest_problem, read_document,
 from omni_cli.results import Bounds, Outputs
 from omni_cli.text import visible
 
-SCHEMA: Final = "omni.tune/1"
+SCHEMA: Final = "omni.tune/2"
+_RENAMED = {"omni.tune/1": {"heats": "batches"}}
+SCHEMAS = (SCHEMA, *_RENAMED)
 
 State = Literal["best", "no worse", "worse", "open", "infeasible"]
 """`no worse`: the best is not better by more than the margin; `open`: neither that nor worse is shown."""
@@ -33,13 +35,13 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """Each running setting started once, in one or more heats; `control` is the setting that runs in every heat.
+    """Each running setting started once, in one or more batches; `control` is the setting that runs in every batch.
 
-    The variants of a heat carry the samples of the objective.
+    The variants of a batch carry the samples of the objective.
     """
 
     control: str
-    heats: tuple[tuple[Variant, ...], ...] = ()
+    batches: tuple[tuple[Variant, ...], ...] = ()
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,12 +61,12 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuneRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`question` is everything that has to be equal for a search to be continued: the objective, margin and limits.
+    """`fingerprint` is of everything that has to be equal for a search to be continued.
 
     `excess` is the share by which the best of all settings may be better than `winner`, with probability 1 - alpha.
     """
 
-    schema: Literal["omni.tune/1"] = SCHEMA
+    schema: Literal["omni.tune/2"] = SCHEMA
     created: str
     command: tuple[str, ...] = ()
     environment: dict[str, Any]
@@ -83,28 +85,24 @@ class TuneRecord(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
 
     @property
-    def question(self) -> str:
-        """A digest of what is searched, where and how it is judged."""
+    def fingerprint(self) -> str:
+        """A digest of the candidates, the machine, the workload, the objective, the margin and the limits."""
         machine = {key: value for key, value in self.environment.items() if key not in ("code", "conditions")}
         names = [candidate.name for candidate in self.candidates]
         return digest_of([machine, self.workload, self.objective, self.margin, self.limits, names])
 
     @property
     def starts(self) -> int:
-        return sum(len(heat) for found in self.rounds for heat in found.heats)
+        return sum(len(batch) for round_ in self.rounds for batch in round_.batches)
 
 
-_KIND = Kind("tune record", SCHEMA, "omni tune", "search again with `omni tune`; records must not be edited by hand")
+_AGAIN = "search again with `omni tune`; records must not be edited by hand"
+_KIND = Kind("tune record", SCHEMA, "omni tune", _AGAIN, renamed=_RENAMED)
 
 
 def save_tune_record(record: TuneRecord, path: Path) -> None:
     """Write the record whole or not at all. Raises `OutputError`."""
-    write_document(tune_document(record), path)
-
-
-def tune_document(record: TuneRecord) -> dict[str, object]:
-    """Return the record as plain JSON types, with the digest of everything else in it."""
-    return with_digest(record)
+    write_document(with_digest(record), path)
 
 
 def load_tune_record(path: Path) -> TuneRecord:
@@ -112,7 +110,7 @@ def load_tune_record(path: Path) -> TuneRecord:
     document, record = read_document(path, TuneRecord, _KIND)
     problem = digest_problem(document) or _first_problem(record)
     if problem is not None:
-        raise InputError(f"`{visible(str(path))}`: {problem}", hint=_KIND.again)
+        raise InputError(f"`{visible(str(path))}`: {problem}", hint=_AGAIN)
     return record
 
 
@@ -122,10 +120,10 @@ def _first_problem(record: TuneRecord) -> str | None:
         return "the names of its candidates are missing or not unique"
     if not 0 < record.margin <= 10 or not 1e-4 <= record.alpha < 0.5:
         return "its `margin` or `alpha` is out of range"
-    for found in record.rounds:
-        for heat in found.heats:
-            if problem := first_variant_problem(heat):
+    for round_ in record.rounds:
+        for batch in round_.batches:
+            if problem := first_variant_problem(batch):
                 return problem
-            if not {variant.name for variant in heat} <= set(names):
-                return "a heat has a setting that is not among its candidates"
+            if not {variant.name for variant in batch} <= set(names):
+                return "a batch has a setting that is not among its candidates"
     return None

@@ -30,7 +30,7 @@ CUDA_LINKED = ("torchaudio", "torchcodec")
 
 
 class InstallError(Exception):
-    """A problem that the user has to fix; `hint` tells how."""
+    """A problem that the user has to fix, with the action to take (`hint`)."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)

@@ -27,6 +27,7 @@ _COUNTED = (
     "one|once|process(?:es)?|tokens?|requests|lines?|files|bytes|copies|steps|images?|samples|rows?|entry|entries|items"
     "|units|numbers?|values?|tensors?|outputs?"
 )
+_NOT_A_KEY = r"""(?<![.`'"])"""  # names in JSON, which stay as long as the schema's number does
 _RENAMED = "RequestCancelled, StreamAborted, DecodeError, PendingImages, stream_busy"
 TERMS = {
     r"(take|takes|taking|took|in) turns": "interleaved, alternate",
@@ -44,6 +45,11 @@ TERMS = {
     r"com(e|es|ing) up again|came up again": "restart",
     r"reached from here": "loopback only",
     r"(?-i:Unwanted|BrokenOff|NoMessage|PicturesOnTheWay|has_company)": _RENAMED,
+    rf"{_NOT_A_KEY}(un)?engage(d|s|ments?)": "execution counters, mode used",
+    rf"{_NOT_A_KEY}paybacks?": "break-even point",
+    rf"{_NOT_A_KEY}heats?": "batch, round",
+    r"treatments?": "variant config",
+    r"in vain": "is discarded",
     rf"({_COUNTED}) an? ({_UNIT})": "per",
     r"(?-i:(that|which|what) is no(ne)?)": "is not a",
     r"(breaks?|broke|broken) off": "fails",

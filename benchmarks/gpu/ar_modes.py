@@ -37,12 +37,12 @@ from omni_checkpoint import SEVEN_B, TOKENIZER_SIZE
 from transformers import Qwen2_5OmniProcessor
 from vllm.platforms import current_platform
 
-from omni_cli.bench.engagement import since
 from omni_cli.bench.prompts import Prompts
 from omni_cli.checkpoints.output_files import quiet_transformers
 from omni_cli.checkpoints.speaking import write_processor
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.config.schema import ARStageConfig
+from omni_cli.execution.counters import since
 from omni_cli.models.qwen2_5_omni.checkpoint.builder import omni_config
 from omni_cli.models.qwen2_5_omni.checkpoint.chat_template import CHAT_TEMPLATE
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import TINY, OmniSizes
@@ -148,7 +148,7 @@ def _load(sides: tuple[Side, ...], model: str, options: argparse.Namespace) -> t
             traceback.print_exc()
             errors[mode] = f"{type(error).__name__}: {error}"
             continue
-        _say(f"cudagraph_mode={mode} loaded in {time.perf_counter() - start:.1f} s: {stages[mode].engagement}")
+        _say(f"cudagraph_mode={mode} loaded in {time.perf_counter() - start:.1f} s: {stages[mode].execution_counters}")
     return stages, errors
 
 
@@ -172,14 +172,14 @@ def _measure(sides: list[Side], stages: dict[str, DummyThinker], prompts: Prompt
             stage.engine.collective_rpc("use_output_copy", args=(side.output_copy,))
             # Fills the buffers of the copies that have just been set up.
             _run(stage, side, prompts, options, block=-2, requests=1)
-            before = stage.engagement
+            before = stage.execution_counters
             run = _run(stage, side, prompts, options, block=max(block, 0), requests=options.num_requests)
             firsts.setdefault(side, run)
             if block >= 0:
                 samples[side].append(
                     Sample(
                         block=block, position=position, e2e_s=run.e2e_s, metrics=run.metrics, work=run.work,
-                        engagement={"thinker": since(before, stage.engagement)},
+                        execution_counters={"thinker": since(before, stage.execution_counters)},
                     )
                 )  # fmt: skip
     variants = [_variant(side, stages[side.cudagraph_mode], samples[side], firsts[side]) for side in sides]
@@ -262,8 +262,8 @@ def _lines(record: Record) -> list[str]:
             continue
         medians = {metric: item.median for metric, item in variant.summary.items()}
         lines.append(f"  {variant.name}   " + "   ".join(f"{metric} {value:.6g}" for metric, value in medians.items()))
-        engaged = variant.samples[-1].engagement["thinker"] if variant.samples else {}
-        lines.append("    last run: " + ", ".join(f"{name} {value:g}" for name, value in engaged.items()))
+        counters = variant.samples[-1].execution_counters["thinker"] if variant.samples else {}
+        lines.append("    last run: " + ", ".join(f"{name} {value:g}" for name, value in counters.items()))
     runs = [variant for variant in record.variants if variant.samples]
     for a, b in [(runs[0], other) for other in runs[1:]] + ([(runs[2], runs[1])] if len(runs) > 3 else []):
         for item in (each.result for each in compare_variants(a, b, same_record=True, metrics=["e2e_s"])):

@@ -46,12 +46,12 @@ from environment import kit_command, kit_environment
 from qwen3_folder import write_folder
 from random_weights import install
 
-from omni_cli.bench.engagement import since
 from omni_cli.bench.prompts import Prompts
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.omni_llm import OmniLLM
+from omni_cli.execution.counters import since
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult, StageTrace, TextDelta
 from omni_cli.record import Record, Sample, Variant, save_record, workload_fingerprint
 from omni_cli.stats.summary import summarise
@@ -158,7 +158,7 @@ async def _measure(model: Model, config: EngineConfig, prompts: Prompts, options
             for number, streams in itertools.product(range(-1, options.rounds), samples):
                 if number > 0 and time.perf_counter() - start_s > options.time_budget:
                     continue
-                before = {info.name: info.engagement for info in llm.stages}
+                before = {info.name: info.execution_counters for info in llm.stages}
                 began_s = time.perf_counter()
                 served = await asyncio.gather(
                     *(
@@ -173,7 +173,7 @@ async def _measure(model: Model, config: EngineConfig, prompts: Prompts, options
                 said = f"{clients} clients, {_way(streams)}, round {number}: {seconds:.2f} s, {', '.join(latencies)}"
                 _say(said)
                 if number >= 0:
-                    ran = {info.name: since(before[info.name], info.engagement) for info in llm.stages}
+                    ran = {info.name: since(before[info.name], info.execution_counters) for info in llm.stages}
                     samples[streams].append(_sample(model, number, seconds, served, ran))
             variants += [_variant(clients, streams, done, llm) for streams, done in samples.items()]
             # Keep what is measured, whatever happens next.
@@ -245,7 +245,7 @@ def _sample(
         "output_tokens": float(sum(trace.num_output_tokens for trace in thinkers)),
         "audio_s": sum(one.audio_s for one in served),
     }
-    return Sample(block=number, position=0, e2e_s=seconds, metrics=metrics, work=work, engagement=ran)
+    return Sample(block=number, position=0, e2e_s=seconds, metrics=metrics, work=work, execution_counters=ran)
 
 
 def _talker_parts(step: float, talkers: list[StageTrace]) -> dict[str, float]:
@@ -323,7 +323,7 @@ def lines_of(record: Record) -> list[str]:
     for variant in record.variants:
         medians = {metric: item.median for metric, item in variant.summary.items()}
         lines.append(f"{variant.name}   " + "   ".join(f"{name} {value:.5g}" for name, value in medians.items()))
-        for stage, counters in variant.samples[-1].engagement.items():
+        for stage, counters in variant.samples[-1].execution_counters.items():
             lines.append(
                 f"  {stage}, last round: " + ", ".join(f"{name} {value:g}" for name, value in counters.items())
             )

@@ -10,7 +10,7 @@ import torch
 
 from omni_cli.execution.copies import CopyCounters, OutputCopy, make_output_copy
 from omni_cli.execution.timeline import clock_for
-from omni_cli.record import Sample, Variant
+from omni_cli.record import COUNTERS_KEY, Sample, Variant
 
 RAW = "raw copy_"
 SIDES = (RAW, "output_copy=sync", "output_copy=async")
@@ -148,7 +148,7 @@ def _fastest(run: Callable[[], object], device: torch.device) -> float:
 def _variant(name: str, samples: list[Sample], copy: OutputCopy | _RawCopy | None) -> Variant:
     counters = {} if copy is None or isinstance(copy, _RawCopy) else copy.counters.as_dict()
     mode = {} if copy is None or isinstance(copy, _RawCopy) else {"output_copy": copy.mode}
-    effective = {**mode, "engagement": counters} if counters else {}
+    effective = {**mode, COUNTERS_KEY: counters} if counters else {}
     return Variant(name=name, settings=dict([name.split("=")]) if "=" in name else {}, effective=effective,
                    samples=tuple(samples))  # fmt: skip
 

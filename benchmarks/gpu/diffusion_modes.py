@@ -68,7 +68,7 @@ from sides import (
     settings_of,
 )
 
-from omni_cli.record import Record, StoppingPlan, Variant, save_record, workload_fingerprint
+from omni_cli.record import COUNTERS_KEY, Record, StoppingPlan, Variant, save_record, workload_fingerprint
 from omni_cli.stats.summary import summarise
 
 MIN_BLOCKS = 8
@@ -203,7 +203,7 @@ def _batch_lines(model: Model, mode: str, record: Record) -> list[str]:
         if variant.error is not None:
             lines.append(f"    {variant.name:18} did not run: {variant.error}")
             continue
-        counters = variant.effective["engagement"]
+        counters = variant.effective[COUNTERS_KEY]
         lines.append(
             f"    {variant.name:18} e2e_s {variant.summary['e2e_s'].median * 1e3:9.3f} ms   "
             f"of {counters['copy_s'] * 1e3:.3f} ms of copying hidden {counters['copy_hidden_s'] * 1e3:.3f} ms"
@@ -285,7 +285,7 @@ def workload_of(model: Model) -> dict[str, Any]:
 def variant_of(measured: Measured) -> Variant:
     effective: dict[str, Any] = {"first_call_s": measured.first_call_s, **measured.notes}
     if measured.side is not None:
-        effective |= {"engagement": measured.side.counters(), **measured.side.effective()}
+        effective |= {COUNTERS_KEY: measured.side.counters(), **measured.side.effective()}
     if measured.busy is not None:
         effective["gpu_busy"] = asdict(measured.busy)
     if (share := _roofline_share(measured)) is not None:

@@ -96,16 +96,16 @@ def interleave(
             measured.samples.append(
                 Sample(
                     block=block, position=position, e2e_s=call.e2e_s, metrics=dict(call.metrics), work=work,
-                    **_engagement(measured.name, before, measured.side.counters()),
+                    **_execution_counters(measured.name, before, measured.side.counters()),
                 )
             )  # fmt: skip
         after_block()
 
 
-def _engagement(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
-    from omni_cli.bench.engagement import since
+def _execution_counters(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    from omni_cli.execution.counters import since
 
-    return {"engagement": {name: since(before, after)}} if after else {}
+    return {"execution_counters": {name: since(before, after)}} if after else {}
 
 
 def compare_outputs(measured: Measured, expected: list[tuple[np.ndarray, np.ndarray]]) -> None:

@@ -147,7 +147,7 @@ class ExecutorPipeline:
         _call(self._model, self._pipeline, seed, "latent")
 
     def counters(self) -> dict[str, float]:
-        return dict(self._executor.engagement)
+        return dict(self._executor.execution_counters)
 
     def effective(self) -> dict[str, Any]:
         return dict(self._executor.effective)

@@ -1,4 +1,4 @@
-"""Run a benchmark: the harness measures, the record on the disk is kept current, and statistics give the answer."""
+"""Run a benchmark: the harness measures, the record on the disk is kept current, and statistics judge it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omni_cli.bench.protocol import Load, Loading
 from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.record import Record, metric_names, save_record
-from omni_cli.stats.findings import check_limits, check_metrics
-from omni_cli.stats.verdicts import Answer, Question
+from omni_cli.stats.comparison_result import check_limits, check_metrics
+from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Benchmark:
     def __init__(
         self,
         plan: Plan,
-        question: Question,
+        spec: ComparisonSpec,
         limits: RunLimits,
         watcher: Watcher,
         *,
@@ -42,7 +42,7 @@ class Benchmark:
     ) -> None:
         self._plan = plan
         self._builder = plan.builder
-        self._question = question
+        self._spec = spec
         self._limits = limits
         self._watcher = watcher
         self._read_free = read_free
@@ -60,7 +60,7 @@ class Benchmark:
                 launch=self._plan.launch,
                 load=self._plan.load,
                 limits=self._limits,
-                decided=self._question.without_weighted().is_decided,
+                decided=self._spec.without_model_based().is_decided,
                 watcher=self,
                 sampler=UtilisationSampler(),
                 read_free=self._read_free,
@@ -69,22 +69,22 @@ class Benchmark:
         finally:
             self._keeper.stop()
 
-    def add_weighted(self, weights: Mapping[str, Path]) -> None:
+    def add_model_based(self, weights: Mapping[str, Path]) -> None:
         """Measure the outputs with models, whose weights these are. Raises `QualityWeightsError`."""
-        self._builder.add_weighted(weights)
+        self._builder.add_model_based(weights)
 
-    def answer(self) -> Answer:
+    def report(self) -> BenchmarkReport:
         """Compute the verdicts, and write them to the record on the disk."""
-        answer = self._question.answer(self._builder.record())
+        report = self._spec.report(self._builder.record())
         if self._keeper.path is not None:
-            save_record(answer.complete_record(), self._keeper.path)
-        return answer
+            save_record(report.complete_record(), self._keeper.path)
+        return report
 
     def setting_warnings(self) -> list[str]:
         """Return warnings about ineffective settings other than the compared ones."""
         measured = self._builder.measured
-        found = [text for item in measured for text in setting_warnings(item.treatment, item.stages)]
-        return list(dict.fromkeys(found))
+        texts = [text for item in measured for text in setting_warnings(item.variant_config, item.stages)]
+        return list(dict.fromkeys(texts))
 
     def loading(self, variant: str, event: Loading) -> None:
         self._watcher.loading(variant, event)
@@ -104,9 +104,9 @@ class Benchmark:
 
     def _check_names(self, record: Record) -> None:
         """Check the names of metrics after the first block, so that a typo fails early."""
-        check_limits(self._question.limits, [record])
+        check_limits(self._spec.limits, [record])
         known = [name for variant in record.variants for name in metric_names(variant)]
-        check_metrics(self._question.metrics or (), known)
+        check_metrics(self._spec.metrics or (), known)
 
 
 @dataclass

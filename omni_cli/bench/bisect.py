@@ -15,17 +15,17 @@ import msgspec
 from omni_cli.bench.benchmark import Benchmark, Plan
 from omni_cli.bench.commits import BuildError, CommitInfo, Worktrees
 from omni_cli.bench.harness import RunLimits, Watcher
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError, UsageError
 from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
 from omni_cli.results import Bounds
 from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial
-from omni_cli.stats.verdicts import Answer, Question
+from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 from omni_cli.text import visible
 
-BISECT_SCHEMA: Final = "omni.bisect/1"
+BISECT_SCHEMA: Final = "omni.bisect/2"
 MIN_ROUNDS = 27
 """Runs of each commit that a comparison may take whatever the budget: looks after 8, 12, 18 and 27."""
 
@@ -40,10 +40,11 @@ EXIT_CODES = {
     SearchOutcome.NOT_COMPARABLE: ExitCode.NOT_COMPARABLE,
 }
 _AGAIN = "remove the file to search again"
-_KIND = Kind("search of `omni bisect`", BISECT_SCHEMA, "omni bisect", _AGAIN)
+_RENAMED = {"omni.bisect/1": {"question": "spec"}}
+_KIND = Kind("search of `omni bisect`", BISECT_SCHEMA, "omni bisect", _AGAIN, renamed=_RENAMED)
 _FILE = "search.json"
 
-PlanMaker = Callable[[tuple[Treatment, Treatment]], AbstractContextManager[Plan]]
+PlanMaker = Callable[[tuple[VariantConfig, VariantConfig]], AbstractContextManager[Plan]]
 
 
 class BisectResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +61,11 @@ class BisectResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BisectRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A search: `question` is everything that has to be equal to go on with it. `result` is None until it has ended."""
+    """A search: `spec` is everything that has to be equal to continue it. `result` is None until it has ended."""
 
-    schema: Literal["omni.bisect/1"] = BISECT_SCHEMA
+    schema: Literal["omni.bisect/2"] = BISECT_SCHEMA
     created: str
-    question: dict[str, Any]
+    spec: dict[str, Any]
     commits: tuple[CommitInfo, ...]
     trials: tuple[Trial, ...] = ()
     result: BisectResult | None = None
@@ -101,11 +102,11 @@ class SearchFolder:
     """The folder of one search: its file, and a record of each comparison. A second command waits its turn with an
     error."""
 
-    def __init__(self, root: Path, question: dict[str, Any], commits: Sequence[CommitInfo]) -> None:
-        name = digest_of(question).removeprefix("sha256:")[:12]
+    def __init__(self, root: Path, spec: dict[str, Any], commits: Sequence[CommitInfo]) -> None:
+        name = digest_of(spec).removeprefix("sha256:")[:12]
         self.path = root / f"{commits[0].short}-{commits[-1].short}-{name}"
-        # As it is read back: with lists instead of tuples.
-        self._question = msgspec.json.decode(msgspec.json.encode(question))
+        # JSON has lists instead of tuples, and the saved spec is compared with this one.
+        self._spec = msgspec.json.decode(msgspec.json.encode(spec))
         self._commits = tuple(commits)
 
     @property
@@ -130,13 +131,13 @@ class SearchFolder:
 
     def new_record(self) -> BisectRecord:
         created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        return BisectRecord(created=created, question=self._question, commits=self._commits)
+        return BisectRecord(created=created, spec=self._spec, commits=self._commits)
 
     def load(self) -> BisectRecord:
         """Return the search so far. Raises `InputError` for a file that is broken or was changed."""
         document, record = read_document(self.file, BisectRecord, _KIND)
         problem = digest_problem(document)
-        if problem is None and (record.question, record.commits) != (self._question, self._commits):
+        if problem is None and (record.spec, record.commits) != (self._spec, self._commits):
             problem = "it is another search"
         if problem is not None:
             raise InputError(f"`{visible(str(self.file))}`: {problem}", hint=_AGAIN)
@@ -147,7 +148,7 @@ class SearchFolder:
 
 
 class Bisection:
-    """One search. `plan(treatments)` plans the comparison of two commits."""
+    """One search. `plan(variants)` plans the comparison of two commits."""
 
     def __init__(
         self,
@@ -227,9 +228,9 @@ class Bisection:
             return msgspec.structs.replace(trial, reason=error.message)
 
     async def _compare(self, step: NextTrial, trial: Trial) -> Trial:
-        treatments = (await self._treatment(step.a), await self._treatment(step.b))
+        variants = (await self._variant_config(step.a), await self._variant_config(step.b))
         criterion = self._criterion
-        question = Question(criterion.limits(step.limit), None if criterion.metric is None else (criterion.metric,))
+        spec = ComparisonSpec(criterion.limits(step.limit), None if criterion.metric is None else (criterion.metric,))
         exact = criterion.metric is None
         limits = RunLimits(
             EXACT_ITERATIONS if exact else None,
@@ -238,37 +239,37 @@ class Bisection:
             step.alpha,
             MIN_ROUNDS,
         )
-        name = f"{len(self.record.trials):02d}-{treatments[1].name}.json"
-        with self._plan(treatments) as plan:
-            benchmark = Benchmark(plan, question, limits, self.watcher, record_file=self.folder.path / name)
+        name = f"{len(self.record.trials):02d}-{variants[1].name}.json"
+        with self._plan(variants) as plan:
+            benchmark = Benchmark(plan, spec, limits, self.watcher, record_file=self.folder.path / name)
             try:
                 await benchmark.run()
             except VariantError as error:
                 if plan.builder.measured[1].error is None:
-                    # The other side, which ran before: this commit is not to blame.
+                    # The commit that failed is the one that ran before, so the new commit is not to blame.
                     raise OmniError(error.message, hint=error.hint) from error
                 raise
-            answer = benchmark.answer()
-        judged = _judged(answer, msgspec.structs.replace(trial, record=name, alpha=0.0 if exact else step.alpha))
+            report = benchmark.report()
+        judged = _judged(report, msgspec.structs.replace(trial, record=name, alpha=0.0 if exact else step.alpha))
         if judged.verdict == "failed" and step.b == self._last:
             raise OmniError(f"the measurement cannot be trusted: {judged.reason}")
         return judged
 
-    async def _treatment(self, position: int) -> Treatment:
+    async def _variant_config(self, position: int) -> VariantConfig:
         commit = self.record.commits[position]
         folder = await self._worktrees.provide(commit)
-        return Treatment(commit.short, code=folder, settings={"code": commit.sha})
+        return VariantConfig(commit.short, code=folder, settings={"code": commit.sha})
 
 
-def _judged(answer: Answer, trial: Trial) -> Trial:
+def _judged(report: BenchmarkReport, trial: Trial) -> Trial:
     """Return the trial with the gate's verdict. A variant that failed has no other verdict, and spent no error."""
-    assert answer.within is not None and answer.within.gate is not None  # two variants and limits
-    gate = answer.within.gate
+    assert report.within is not None and report.within.gate is not None  # two variants and limits
+    gate = report.within.gate
     reasons = [*gate.reasons, *(f"`{item.field}` differs" for item in gate.mismatches)]
     reasons += [metric.reason for metric in gate.metrics if metric.reason is not None]
     change = gate.metrics[0].change if gate.metrics else None
     ci95 = gate.metrics[0].ci95 if gate.metrics else None
-    blocks = max((item.blocks for item in answer.within.comparisons), default=0)
+    blocks = max((item.blocks for item in report.within.comparisons), default=0)
     return msgspec.structs.replace(
         trial,
         verdict=gate.verdict,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_cli.bench.protocol import LoadedStage
-from omni_cli.bench.treatments import ENVIRONMENT, Treatment
+from omni_cli.bench.variant_configs import ENVIRONMENT, VariantConfig
 from omni_cli.engine.devices import has_cuda_device
 from omni_cli.outputs import stage_warnings
 
@@ -27,22 +27,59 @@ class Ineffective:
 
 def ineffective(stages: Sequence[LoadedStage]) -> tuple[Ineffective, ...]:
     """Return the settings in which the loaded engines differ from their configuration."""
-    found = []
+    differing = []
     for stage in stages:
         read_back = {**stage.settings, **stage.effective}
-        found += [
+        differing += [
             Ineffective(stage.name, key, requested, read_back[key])
             for key, requested in stage.requested.items()
             if key in read_back and read_back[key] != requested
         ]
-    return tuple(found)
+    return tuple(differing)
 
 
-def treatment_failure(treatment: Treatment, stages: Sequence[LoadedStage]) -> str | None:
+def setting_not_in_effect(variant: VariantConfig, stages: Sequence[LoadedStage]) -> str | None:
     """Return a sentence if a varied setting did not take effect, because its times would be another setting's."""
     for item in ineffective(stages):
-        if item.key in treatment.varied_keys(item.stage):
+        if item.key in variant.varied_keys(item.stage):
             return f"{item.stage}.{item.key} is {_word(item.effective)}, not {_word(item.requested)} as requested"
+    return None
+
+
+def mode_not_used(
+    stage: LoadedStage, ran: Mapping[str, float], total: Mapping[str, float], varied: Collection[str]
+) -> str | None:
+    """Return a sentence why an iteration of the stage did not run in its mode; None if it did.
+
+    `ran` are the counters of the iteration, `total` those since loading; both are empty for code that does not count
+    yet. `varied` are the keys of this stage that are compared.
+    """
+    if not total:
+        return None
+    name = stage.name
+    execution = str(stage.effective.get("execution"))
+    if "cudagraph" in execution and not ran.get("graph_replays"):
+        return f"{name}.execution is {execution}, but no graph was replayed"
+    if "cudagraph" in execution and ran.get("eager_calls"):
+        return f"{name}.execution is {execution}, but {ran['eager_calls']:g} calls of its denoiser ran eagerly"
+    if "compile" in execution and not total.get("compiled_graphs"):
+        return f"{name}.execution is {execution}, but nothing was compiled"
+    if execution == "eager" and ran.get("graph_replays"):
+        return f"{name}.execution is eager, but {ran['graph_replays']:g} graphs were replayed"
+    mode = stage.effective.get("cudagraph_mode")
+    if mode not in (None, "none") and not ran.get("graph_replays"):
+        return f"{name}.cudagraph_mode is {mode}, but no graph was replayed"
+    if mode not in (None, "none") and ran.get("predictor_eager_calls"):
+        return (
+            f"{name}.cudagraph_mode is {mode}, but {ran['predictor_eager_calls']:g} frames of codes were made eagerly"
+        )
+    if "enable_vae_tiling" in varied and stage.effective.get("vae_tiling") and not ran.get("tiled_decodes"):
+        return f"{name}.enable_vae_tiling is true, but nothing was decoded in tiles: outputs are smaller than a tile"
+    if "output_copy" in varied and not ran.get("copies"):
+        return f"{name}.output_copy is {stage.effective.get('output_copy')}, but nothing was copied"
+    if stage.effective.get("output_copy") == "async" and ran.get("pinned_copies", 0) < ran.get("copies", 0):
+        missing = ran["copies"] - ran.get("pinned_copies", 0)
+        return f"{name}.output_copy is async, but {missing:g} copies went to unpinned memory"
     return None
 
 
@@ -60,24 +97,24 @@ def unaccounted(shares: Mapping[str, Sequence[float]]) -> str | None:
     return None
 
 
-def warnings(treatment: Treatment, stages: Sequence[LoadedStage]) -> list[str]:
+def warnings(variant: VariantConfig, stages: Sequence[LoadedStage]) -> list[str]:
     """Return ineffective settings other than the varied ones, and the stages' own warnings."""
     by_key: dict[tuple[str, str, str], list[str]] = {}
     for item in ineffective(stages):
         if (item.key, item.requested) == ("output_copy", "async") and not has_cuda_device():
             continue  # a default that does not apply: without a device the outputs are on the host already
         by_key.setdefault((item.key, _word(item.requested), _word(item.effective)), []).append(item.stage)
-    found = [
+    texts = [
         f"{key} is {effective}, not {requested} as configured ({', '.join(names)})"
         for (key, requested, effective), names in by_key.items()
     ]
-    found += [warning for stage in stages for warning in stage_warnings(stage.name, stage.effective)]
-    wanted = treatment.environment.get("OMP_NUM_THREADS", "")
+    texts += [warning for stage in stages for warning in stage_warnings(stage.name, stage.effective)]
+    wanted = variant.environment.get("OMP_NUM_THREADS", "")
     threads = {stage.settings.get("num_threads") for stage in stages} - {None}
     if wanted.isdigit() and threads and threads != {int(wanted)}:
         used = ", ".join(str(number) for number in sorted(threads, key=str))
-        found.append(f"{ENVIRONMENT}OMP_NUM_THREADS={wanted} had no effect: the engine chose {used} threads itself")
-    return found
+        texts.append(f"{ENVIRONMENT}OMP_NUM_THREADS={wanted} had no effect: the engine chose {used} threads itself")
+    return texts
 
 
 def _word(value: object) -> str:

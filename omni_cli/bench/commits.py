@@ -42,19 +42,19 @@ class BuildError(OmniError):
 
 def repository_of(folder: Path) -> Path:
     """Return the root of the repository of a folder. Raises `UsageError`."""
-    found = run_git(folder, "rev-parse", "--show-toplevel")
-    if found.returncode:
+    top_level = run_git(folder, "rev-parse", "--show-toplevel")
+    if top_level.returncode:
         raise UsageError(f"`{visible(str(folder))}` is not in a git repository", hint="change to the project's folder")
-    return Path(os.fsdecode(found.stdout).strip())
+    return Path(os.fsdecode(top_level.stdout).strip())
 
 
 def resolve_commit(repository: Path, ref: str) -> str:
     """Return the hash of a commit. Raises `UsageError`."""
-    found = run_git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-    if found.returncode:
+    parsed = run_git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    if parsed.returncode:
         message = f"`{visible(ref, 80)}` is not a commit of {repository}"
         raise UsageError(message, hint="fetch it first: `git fetch origin main`")
-    return found.stdout.decode().strip()
+    return parsed.stdout.decode().strip()
 
 
 def commits_between(repository: Path, good: str, bad: str) -> tuple[CommitInfo, ...]:

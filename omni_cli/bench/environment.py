@@ -47,7 +47,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> dict[str, Any
         },
         "versions": {
             "python": platform.python_version(),
-            **{name: found for name in _PACKAGES if (found := installed(name)) is not None},
+            **{name: number for name in _PACKAGES if (number := installed(name)) is not None},
         },
         "variables": relevant_variables(variables),
         "code": code_version(Path(omni_cli.__file__).parents[1]),

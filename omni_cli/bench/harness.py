@@ -13,8 +13,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Literal, Protocol
 
-from omni_cli.bench.checks import treatment_failure
-from omni_cli.bench.engagement import unengaged
+from omni_cli.bench.checks import mode_not_used, setting_not_in_effect
 from omni_cli.bench.memory import Free, lacking, private_bytes, read_free
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.record_builder import RecordBuilder
@@ -288,39 +287,39 @@ class Harness:
                 self._load_request(variant), lambda event: self._watcher.loading(process.name, event)
             )
             self._start_s = time.monotonic() - started_s
-            self._check_treatment(variant, loaded)
+            self._check_settings(variant, loaded)
         except VariantError as error:
             measured.error = error.message
             raise
 
-    def _check_treatment(self, variant: int, loaded: Loaded) -> None:
+    def _check_settings(self, variant: int, loaded: Loaded) -> None:
         measured = self._builder.measured[variant]
         measured.loaded(loaded.stages)
         measured.server = loaded.server
-        reason = treatment_failure(measured.treatment, loaded.stages)
+        reason = setting_not_in_effect(measured.variant_config, loaded.stages)
         if reason is not None:
-            name = measured.treatment.name
+            name = measured.variant_config.name
             raise VariantError(
                 f"variant `{name}` does not take effect: {reason}", hint="this machine or build does not support it"
             )
 
-    def _check_engagement(self, variant: int, sample: Sample) -> None:
+    def _check_mode_used(self, variant: int, sample: Sample) -> None:
         measured = self._builder.measured[variant]
         for stage in measured.stages:
-            reason = unengaged(
+            reason = mode_not_used(
                 stage,
-                sample.engagement.get(stage.name, {}),
-                measured.engagement.get(stage.name, {}),
-                measured.treatment.varied_keys(stage.name),
+                sample.execution_counters.get(stage.name, {}),
+                measured.execution_counters.get(stage.name, {}),
+                measured.variant_config.varied_keys(stage.name),
             )
             if reason is not None:
-                name = measured.treatment.name
+                name = measured.variant_config.name
                 measured.error = f"variant `{name}` did not run as requested (block {sample.block}): {reason}"
                 raise VariantError(measured.error, hint="its times belong to another configuration")
 
     async def _warm_up(self, variant: int) -> None:
         """Warm up at least once: the first iteration includes caches and compilation."""
-        self._watcher.warming_up(self._builder.measured[variant].treatment.name)
+        self._watcher.warming_up(self._builder.measured[variant].variant_config.name)
         times: list[float] = []
         for number in range(max(self._limits.num_iters_warmup, 1)):
             ran = await self._one(variant, number, "warming up", None)
@@ -338,7 +337,7 @@ class Harness:
         self._next_number[variant] = number + 1
         self._longest_s = max(self._longest_s, _seconds(ran))
         sample = self._builder.sampled(variant, number, ran, block=block, position=position)
-        self._check_engagement(variant, sample)
+        self._check_mode_used(variant, sample)
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:
         outputs = self._builder.output_file(variant, number)

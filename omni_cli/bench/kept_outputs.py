@@ -33,14 +33,14 @@ def _kept(arrays: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray] | No
             text = f"{len(array) / rate:.2f} s{cut}, {rate} Hz"
             yield KeptOutput(name=name, kind="audio", data=encode_wav(shown, rate), text=text, whole=not cut)
         elif kind in ("image", "video"):
-            picture = array if kind == "image" else _sheet(array)
+            image = array if kind == "image" else _sheet(array)
             shape = f"{array.shape[-2]}x{array.shape[-3]}" + (f", {len(array)} frames" if kind == "video" else "")
             other = None if first is None else first.get(name)
             difference, gain = None, None
             if other is not None and other.shape == array.shape:
-                gap, gain = _difference(picture, other if kind == "image" else _sheet(other))
+                gap, gain = _difference(image, other if kind == "image" else _sheet(other))
                 difference, _ = _encode(gap)
-            data, is_reduced = _encode(picture)
+            data, is_reduced = _encode(image)
             yield KeptOutput(
                 name=name, kind="image" if kind == "image" else "video", data=data, text=shape,
                 whole=not is_reduced and (kind == "image" or _fits(array)),
@@ -58,7 +58,7 @@ def _difference(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _fits(frames: np.ndarray) -> bool:
-    """Tell whether a sheet has all frames of a video at their own size."""
+    """Return True if a sheet has all frames of a video at their own size."""
     return len(frames) <= _SHEET_FRAMES and max(frames.shape[1:3]) <= _SHEET_SIDE
 
 

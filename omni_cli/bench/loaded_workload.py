@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from omni_cli.bench.metrics import Finished, Iteration
+from omni_cli.bench.iteration import Finished, Iteration
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.request_file import MeasuredRequest, measured_requests
 from omni_cli.bench.workload import Workload, has_successor, measured_stages, stages_before, with_fixed_work
@@ -42,7 +42,7 @@ class LoadedWorkload:
         # One fork server for all engines of this process, because its imports take seconds.
         self._fork_server = ForkServer(self.config, verbose=verbose)
         self._prompts: Prompts | None = None
-        self._given: tuple[MeasuredRequest, ...] = ()
+        self._file_requests: tuple[MeasuredRequest, ...] = ()
         self._handoffs: list[bytes] = []
 
     async def load(self, on_event: Callable[[Event], None], *, inputs: Path, makes_inputs: bool) -> None:
@@ -97,10 +97,10 @@ class LoadedWorkload:
 
     def _requests(self, number: int) -> list[GenerateRequest]:
         """Make the iteration's requests. A stage in the middle of the chain gets the same recorded input each time."""
-        given = self._workload.requests
-        if given is not None and not self._given:
-            self._given = measured_requests(given.path, self.config)
-        if self._prompts is None and given is None and not self._handoffs:
+        file = self._workload.requests
+        if file is not None and not self._file_requests:
+            self._file_requests = measured_requests(file.path, self.config)
+        if self._prompts is None and file is None and not self._handoffs:
             family = family_of_stages(self.config.model, self.config.stages)
             frame = ("", "") if family is None else family.prompt_frame
             self._prompts = Prompts(resolve_model(self.config.model), self._workload.input_len, frame=frame)
@@ -120,11 +120,11 @@ class LoadedWorkload:
         return requests
 
     def _request(self, number: int, index: int, seed: int) -> GenerateRequest:
-        if self._given:
-            given = self._given[index]
-            seed = given.request.seed if given.has_seed else seed
-            # The prompts and media repeat, and no cache may know them.
-            return dataclasses.replace(given.request, seed=seed, cache_salt=f"iteration {number}")
+        if self._file_requests:
+            measured = self._file_requests[index]
+            seed = measured.request.seed if measured.has_seed else seed
+            # Prompts and media repeat in each iteration; the salt keeps caches from using earlier ones.
+            return dataclasses.replace(measured.request, seed=seed, cache_salt=f"iteration {number}")
         prompt = "" if self._prompts is None else self._prompts.draw(number, index)
         return GenerateRequest(request_id="", prompt=prompt, raw=True, seed=seed)
 

@@ -14,7 +14,7 @@ from omni_cli.bench.environment import read_environment
 from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.protocol import Load
 from omni_cli.bench.record_builder import RecordBuilder
-from omni_cli.bench.treatments import Treatment, check_distinct, parse_vary
+from omni_cli.bench.variant_configs import VariantConfig, check_distinct, parse_vary
 from omni_cli.bench.variant_process import Launch, VariantProcess
 from omni_cli.bench.workload import Workload
 from omni_cli.config.diagnostics import InvalidProfileError
@@ -27,7 +27,7 @@ from omni_cli.temporary_folder import scratch_folder
 def local_plan(
     source: ProfileSource,
     workload: Workload,
-    treatments: tuple[Treatment, ...],
+    variants: tuple[VariantConfig, ...],
     *,
     against: str | None,
     command: tuple[str, ...],
@@ -35,7 +35,7 @@ def local_plan(
     keeps_outputs: bool = False,
     inputs: Path | None = None,
 ) -> Iterator[Plan]:
-    """Plan these treatments, or the only one `against` another commit. Raises `OmniError`.
+    """Plan these variants, or the only one `against` another commit. Raises `OmniError`.
 
     `inputs` is the file with the inputs of a stage in the middle of the chain, which several plans may share.
     """
@@ -43,39 +43,39 @@ def local_plan(
     with ExitStack() as stack:
         if against is not None:
             commit = find_commit(against)
-            first, second = _two_commits(commit.ref, commit.commit, environment["code"], treatments[0])
-            treatments = (replace(first, code=stack.enter_context(checked_out(commit))), second)
+            first, second = _two_commits(commit.ref, commit.commit, environment["code"], variants[0])
+            variants = (replace(first, code=stack.enter_context(checked_out(commit))), second)
         folder = stack.enter_context(scratch_folder("omni-bench-"))
         builder = RecordBuilder(
-            treatments,
+            variants,
             command=command,
             environment=environment,
             workload=workload.describe(source.load()),
             folder=folder,
             keeps_outputs=keeps_outputs,
         )
-        variants = _LocalVariants(treatments, source, workload, inputs or folder / "inputs", verbose)
-        yield Plan(builder, variants.launch, variants.load)
+        local = _LocalVariants(variants, source, workload, inputs or folder / "inputs", verbose)
+        yield Plan(builder, local.launch, local.load)
 
 
 @dataclass(frozen=True)
 class _LocalVariants:
     """The processes of a profile's variants, and their first requests."""
 
-    treatments: tuple[Treatment, ...]
+    variants: tuple[VariantConfig, ...]
     source: ProfileSource
     workload: Workload
     inputs: Path
     verbose: bool
 
     def launch(self, index: int) -> VariantProcess:
-        treatment = self.treatments[index]
-        return VariantProcess(Launch(treatment.name, treatment.environment, treatment.code), verbose=self.verbose)
+        variant = self.variants[index]
+        return VariantProcess(Launch(variant.name, variant.environment, variant.code), verbose=self.verbose)
 
     def load(self, index: int) -> Load:
         return Load(
             profile=self.source.profile,
-            overrides=(*self.source.overrides, *self.treatments[index].overrides),
+            overrides=(*self.source.overrides, *self.variants[index].overrides),
             model=self.source.model,
             seed=self.source.seed,
             trust_remote_code=self.source.trust_remote_code,
@@ -92,69 +92,61 @@ class _LocalVariants:
         )
 
 
-def plan_treatments(
+def plan_variant_configs(
     vary: tuple[str, ...], config: EngineConfig, workload: Workload, source: ProfileSource
-) -> tuple[Treatment, ...]:
-    """Return the treatments of `--vary`, or the profile unchanged, with checked configurations. Raises `OmniError`."""
-    treatments = parse_vary(vary, config, workload.stage) or (Treatment(config.name),)
-    configs = [load_treatment(source, treatment) for treatment in treatments]
-    check_distinct(treatments, configs)
-    for treatment, varied in zip(treatments, configs, strict=True):
-        check_treatment(treatment, varied)
-    return treatments
+) -> tuple[VariantConfig, ...]:
+    """Return the variants of `--vary`, or the profile unchanged, with checked configurations. Raises `OmniError`."""
+    variants = parse_vary(vary, config, workload.stage) or (VariantConfig(config.name),)
+    configs = [load_variant_config(source, variant) for variant in variants]
+    check_distinct(variants, configs)
+    for variant, varied in zip(variants, configs, strict=True):
+        check_variant_config(variant, varied)
+    return variants
 
 
-def check_treatment(treatment: Treatment, config: EngineConfig) -> None:
+def check_variant_config(variant: VariantConfig, config: EngineConfig) -> None:
     """Reject settings that the checkpoint does not fit or this machine cannot run. Raises `OmniError`."""
-    _check_checkpoint(config)
-    _check_device(treatment, config)
-
-
-def _two_commits(ref: str, commit: str, code: Mapping[str, Any], treatment: Treatment) -> tuple[Treatment, Treatment]:
-    """Return two treatments: the other commit, which is the baseline, and this code."""
-    mine = code.get("commit", "")[:12] + (" + changes" if code.get("dirty") else "")
-    name = "this code" if mine.startswith(ref) else mine or "this code"
-    return (
-        replace(treatment, name=ref, settings={**treatment.settings, "code": commit}),
-        replace(treatment, name=name if name != ref else "this code", settings={**treatment.settings, "code": mine}),
-    )
-
-
-def load_treatment(source: ProfileSource, treatment: Treatment, option: str = "--vary") -> EngineConfig:
-    """Load a treatment's configuration; errors in its settings name the option. Raises `InvalidProfileError`."""
-    try:
-        return source.load(treatment.overrides)
-    except InvalidProfileError as error:
-        varied = {f"--set {text}" for text in treatment.overrides}
-        named = []
-        for item in error.diagnostics:
-            if item.place.source.label in varied:
-                written = replace(item.place.source, label=f"{option} {treatment.name}")
-                item = replace(item, place=replace(item.place, source=written), order=len(error.diagnostics))
-            named.append(item)
-        # One option sets a key of several stages, and is one mistake.
-        raise InvalidProfileError(dict.fromkeys(named)) from error
-
-
-def _check_device(treatment: Treatment, config: EngineConfig) -> None:
-    """Reject settings that this machine cannot run. Raises `StageError`."""
-    from omni_cli.engine.devices import check_devices, has_cuda_device
-
-    check_devices(config)
-    if has_cuda_device():
-        return
-    from omni_cli.execution.copies import why_not_async
-
-    for stage in config.stages:
-        if stage.output_copy == "async" and "output_copy" in treatment.varied_keys(stage.name):
-            raise StageError(f"variant `{treatment.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
-
-
-def _check_checkpoint(config: EngineConfig) -> None:
-    """Reject a local checkpoint that does not fit. Raises `OmniError`."""
     from omni_cli.checkpoints.resolve import is_built, resolve_model
     from omni_cli.engine.checkpoint_fit import check_fit
+    from omni_cli.engine.devices import check_devices, has_cuda_device
+    from omni_cli.execution.copies import why_not_async
 
     model = resolve_model(config.model) if is_built(config.model) else config.model
     if Path(model).is_dir():
         check_fit(config, model)
+    check_devices(config)
+    for stage in () if has_cuda_device() else config.stages:
+        if stage.output_copy == "async" and "output_copy" in variant.varied_keys(stage.name):
+            raise StageError(f"variant `{variant.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
+
+
+def _two_commits(
+    ref: str, commit: str, code: Mapping[str, Any], variant: VariantConfig
+) -> tuple[VariantConfig, VariantConfig]:
+    """Return two variants: the other commit, which is the baseline, and this code."""
+    mine = code.get("commit", "")[:12] + (" + changes" if code.get("dirty") else "")
+    name = "this code" if mine.startswith(ref) else mine or "this code"
+    return (
+        replace(variant, name=ref, settings={**variant.settings, "code": commit}),
+        replace(
+            variant,
+            name=name if name != ref else "this code",
+            settings={**variant.settings, "code": mine},
+        ),
+    )
+
+
+def load_variant_config(source: ProfileSource, variant: VariantConfig, option: str = "--vary") -> EngineConfig:
+    """Load a variant's profile; errors in its settings name the option. Raises `InvalidProfileError`."""
+    try:
+        return source.load(variant.overrides)
+    except InvalidProfileError as error:
+        varied = {f"--set {text}" for text in variant.overrides}
+        named = []
+        for item in error.diagnostics:
+            if item.place.source.label in varied:
+                written = replace(item.place.source, label=f"{option} {variant.name}")
+                item = replace(item, place=replace(item.place, source=written), order=len(error.diagnostics))
+            named.append(item)
+        # One option sets a key of several stages, and is one mistake.
+        raise InvalidProfileError(dict.fromkeys(named)) from error

@@ -89,13 +89,13 @@ def visible_devices(uuids: list[str], variable: str | None) -> list[int]:
     """
     if variable is None:
         return list(range(len(uuids)))
-    found: list[int] = []
+    indices: list[int] = []
     for entry in map(str.strip, variable.split(",")):
         if entry.isdigit() and int(entry) < len(uuids):
-            found.append(int(entry))
+            indices.append(int(entry))
             continue
         matching = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
         if len(matching) != 1:
             break
-        found += matching
-    return found
+        indices += matching
+    return indices

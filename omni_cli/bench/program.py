@@ -18,7 +18,7 @@ from omni_cli.bench.commits import last_line, run_program
 from omni_cli.bench.environment import read_environment
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.record_builder import RecordBuilder
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.errors import UsageError
 from omni_cli.record import workload_fingerprint
@@ -66,18 +66,18 @@ class Program:
 
 
 @contextmanager
-def program_plan(program: Program, treatments: tuple[Treatment, ...], command: tuple[str, ...]) -> Iterator[Plan]:
-    """Plan the runs of a program in the folders of these treatments."""
+def program_plan(program: Program, variants: tuple[VariantConfig, ...], command: tuple[str, ...]) -> Iterator[Plan]:
+    """Plan the runs of a program in the folders of these variants."""
 
     def launch(index: int) -> ProgramVariant:
-        treatment = treatments[index]
-        assert treatment.code is not None  # the folder of a commit
-        return ProgramVariant(treatment.name, program, treatment.code)
+        variant = variants[index]
+        assert variant.code is not None  # the folder of a commit
+        return ProgramVariant(variant.name, program, variant.code)
 
     with scratch_folder("omni-bench-") as folder:
         yield Plan(
             RecordBuilder(
-                treatments,
+                variants,
                 command=command,
                 environment=read_environment(),
                 workload=program.describe(),

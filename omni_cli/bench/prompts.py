@@ -51,10 +51,10 @@ class Prompts:
                 return self._before + words + self._after
             # A word is one or more tokens, and cutting some may change how the rest is split, hence the attempts.
             kept = self._tokenizer.encode(words, add_special_tokens=False).ids[:num_kept]
-            made: str = self._tokenizer.decode(kept, skip_special_tokens=False)
-            text = self._before + made + self._after
+            middle: str = self._tokenizer.decode(kept, skip_special_tokens=False)
+            text = self._before + middle + self._after
             # With the special tokens that the engine's tokenizer adds as well.
-            if made and len(self._tokenizer.encode(text).ids) == length:
+            if middle and len(self._tokenizer.encode(text).ids) == length:
                 return text
         raise CheckpointError(
             f"found no prompt of exactly {length} tokens for this tokenizer",

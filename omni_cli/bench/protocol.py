@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from omni_cli.record import Failures
+from omni_cli.record import COUNTERS_KEY, Failures
 from omni_cli.stage.messages import Failure
 
 PROTOCOL = 2
@@ -71,10 +71,10 @@ class StagePeaks(msgspec.Struct, frozen=True):
     run: dict[str, int] = {}
 
 
-class LoadedStage(msgspec.Struct, frozen=True):
+class LoadedStage(msgspec.Struct, frozen=True, rename={"execution_counters": COUNTERS_KEY}):
     """`settings` and `effective` were read back from the engine; `requested` are the same keys as configured.
 
-    `engagement` counts what happened since loading.
+    `execution_counters` are those since loading.
     """
 
     name: str
@@ -83,7 +83,7 @@ class LoadedStage(msgspec.Struct, frozen=True):
     requested: dict[str, object]
     settings: dict[str, object]
     effective: dict[str, object]
-    engagement: dict[str, float] = {}
+    execution_counters: dict[str, float] = {}
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -93,10 +93,10 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     server: dict[str, object] = {}
 
 
-class Ran(msgspec.Struct, frozen=True, tag=True):
+class Ran(msgspec.Struct, frozen=True, tag=True, rename={"execution_counters": COUNTERS_KEY}):
     """One iteration. `accounted` is the share of a time that its parts add up to; 1 is all of it.
 
-    `engagement` counts, by stage, what happened since the stage began to load. For a window of requests to a server,
+    `execution_counters` are by stage, since the stage began to load. For a window of requests to a server,
     `e2e_s` is one request's and shorter than the window; see `Sample` for `requests` and `failures`.
     """
 
@@ -106,7 +106,7 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
     output_sha256: str | None
     accounted: dict[str, float]
     memory: dict[str, StagePeaks]
-    engagement: dict[str, dict[str, float]] = {}
+    execution_counters: dict[str, dict[str, float]] = {}
     lasted_s: float | None = None
     requests: dict[str, tuple[float | None, ...]] = {}
     failures: dict[str, Failures] = {}

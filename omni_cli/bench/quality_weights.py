@@ -12,7 +12,7 @@ import msgspec
 
 from omni_cli.child_python import python_command
 from omni_cli.errors import ExitCode, OmniError, UsageError
-from omni_cli.results import WEIGHTED_MEASURES
+from omni_cli.results import MODEL_BASED_MEASURES
 from omni_cli.text import suggest, visible
 
 ALEXNET = "alexnet-owt-7be5be79.pth"
@@ -35,15 +35,15 @@ class QualityWeightsError(OmniError):
 
 def parse_weights(texts: Sequence[str]) -> dict[str, Path]:
     """Parse `lpips=FOLDER` and check the folders. Raises `UsageError`."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for text in texts:
         name, _, folder = text.partition("=")
-        if name not in WEIGHTED_MEASURES:
-            hint = suggest(name, WEIGHTED_MEASURES) or f"there are {', '.join(WEIGHTED_MEASURES)}"
+        if name not in MODEL_BASED_MEASURES:
+            hint = suggest(name, MODEL_BASED_MEASURES) or f"there are {', '.join(MODEL_BASED_MEASURES)}"
             raise _invalid(f"no measure `{visible(name, 40)}` with weights", hint)
-        found[name] = Path(folder)
-        _check_folder(name, found[name])
-    return found
+        folders[name] = Path(folder)
+        _check_folder(name, folders[name])
+    return folders
 
 
 def _check_folder(measure: str, folder: Path) -> None:
@@ -56,11 +56,11 @@ def _check_folder(measure: str, folder: Path) -> None:
         return
     kind = _CHECKPOINTS[measure]
     try:
-        found = json.loads((folder / "config.json").read_text()).get("model_type")
+        model_type = json.loads((folder / "config.json").read_text()).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise _invalid(f"no checkpoint in `{folder}`: cannot read its config.json", f"name one of {kind}") from error
-    if found != kind:
-        raise _invalid(f"`{measure}` needs a checkpoint of {kind}, and `{folder}` has one of {found}", None)
+    if model_type != kind:
+        raise _invalid(f"`{measure}` needs a checkpoint of {kind}, and `{folder}` has one of {model_type}", None)
 
 
 def _invalid(why: str, hint: str | None) -> UsageError:

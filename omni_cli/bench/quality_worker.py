@@ -40,10 +40,10 @@ def _pair(
     of_frames: Mapping[str, Frames],
     transcribe: Callable[[np.ndarray, int], str] | None,
 ) -> list[dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+    by_request: dict[str, dict[str, float]] = {}
     for name in sorted(first.keys() & second.keys()):
         (request, kind), a, b = name.split(".")[:2], first[name], second[name]
-        measures = found.setdefault(request, {})
+        measures = by_request.setdefault(request, {})
         if np.array_equal(a, b):
             continue
         if kind in ("image", "video"):
@@ -55,8 +55,8 @@ def _pair(
         else:
             continue
         known = {measure: value for measure, value in values.items() if value is not None}
-        found[request] = worst_of([measures, known])
-    return list(found.values())
+        by_request[request] = worst_of([measures, known])
+    return list(by_request.values())
 
 
 def _lpips(folder: Path) -> Frames:
@@ -98,8 +98,8 @@ def _clip_score(folder: Path) -> Frames:
         images = [np.ascontiguousarray(frame[..., :3]) for frame in b]
         inputs = processor(text=[prompt], images=images, return_tensors="pt", padding=True, truncation=True)
         with torch.inference_mode():
-            found = model(**inputs.to(_device()))
-        return float(100 * (found.image_embeds @ found.text_embeds.T).clamp(min=0).mean())
+            embedded = model(**inputs.to(_device()))
+        return float(100 * (embedded.image_embeds @ embedded.text_embeds.T).clamp(min=0).mean())
 
     return score
 
@@ -118,8 +118,8 @@ def _transcriber(folder: Path) -> Callable[[np.ndarray, int], str]:
         heard = soxr.resample(mono.astype(np.float32), rate, _WHISPER_RATE)
         is_long = len(heard) > _WHISPER_SECONDS * _WHISPER_RATE
         whole = {"truncation": False, "padding": "longest"} if is_long else {}
-        given = {"sampling_rate": _WHISPER_RATE, "return_tensors": "pt", "return_attention_mask": True}
-        inputs = processor(heard, **given, **whole)
+        kwargs = {"sampling_rate": _WHISPER_RATE, "return_tensors": "pt", "return_attention_mask": True}
+        inputs = processor(heard, **kwargs, **whole)
         with torch.inference_mode():
             tokens = model.generate(**inputs.to(_device()), **({"return_timestamps": True} if is_long else {}))
         (text,) = processor.batch_decode(tokens, skip_special_tokens=True)

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.bench.checks import ineffective, unaccounted
-from omni_cli.bench.engagement import since
 from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.bench.memory import memory_of
 from omni_cli.bench.outputs import load_arrays
 from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.quality_weights import measure_pairs
-from omni_cli.bench.treatments import Treatment
-from omni_cli.record import E2E, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
+from omni_cli.bench.variant_configs import VariantConfig
+from omni_cli.execution.counters import since
+from omni_cli.metrics import E2E
+from omni_cli.record import COUNTERS_KEY, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
 from omni_cli.results import Comparison, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.output_quality import max_abs_difference, outputs_quality, request_qualities
@@ -31,25 +32,25 @@ prompts and seeds, so that there are as many as an interval needs."""
 class Measured:
     """The results of one variant."""
 
-    treatment: Treatment
+    variant_config: VariantConfig
     stages: tuple[LoadedStage, ...] = ()
     samples: list[Sample] = field(default_factory=list)
     hashes: dict[int, str] = field(default_factory=dict)
     accounted: dict[str, list[float]] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
-    engagement: dict[str, dict[str, float]] = field(default_factory=dict)
+    execution_counters: dict[str, dict[str, float]] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
     def loaded(self, stages: tuple[LoadedStage, ...]) -> None:
         """Note the loaded stages; a variant may be loaded more than once."""
         self.stages = stages
-        self.engagement = {stage.name: stage.engagement for stage in stages}
+        self.execution_counters = {stage.name: stage.execution_counters for stage in stages}
 
     def ran(self, ran: Ran) -> dict[str, dict[str, float]]:
         """Return the counts of each stage in the iteration that has just ended."""
-        before, self.engagement = self.engagement, ran.engagement
-        return {name: since(before.get(name, {}), counters) for name, counters in ran.engagement.items()}
+        before, self.execution_counters = self.execution_counters, ran.execution_counters
+        return {name: since(before.get(name, {}), counters) for name, counters in ran.execution_counters.items()}
 
     def effective(self) -> dict[str, Any]:
         """Return the engines' settings where they differ from those requested, the share of the times that their parts
@@ -64,7 +65,7 @@ class Measured:
             "stages": {stage.name: {**stage.settings, **stage.effective} for stage in self.stages},
             "load_s": {stage.name: stage.load_s for stage in self.stages},
             "not_as_requested": differing,
-            "engagement": self.engagement,
+            COUNTERS_KEY: self.execution_counters,
             "accounted": {kind: statistics.median(shares) for kind, shares in self.accounted.items()},
         }
 
@@ -74,7 +75,7 @@ class RecordBuilder:
 
     def __init__(
         self,
-        treatments: Sequence[Treatment],
+        variant_configs: Sequence[VariantConfig],
         *,
         command: Sequence[str],
         environment: dict[str, Any],
@@ -82,7 +83,7 @@ class RecordBuilder:
         folder: Path,
         keeps_outputs: bool = False,
     ) -> None:
-        self.measured = [Measured(treatment) for treatment in treatments]
+        self.measured = [Measured(variant_config) for variant_config in variant_configs]
         self.sampling = StoppingPlan()
         self.utilisation: Utilisation | None = None
         self._command = tuple(command)
@@ -118,7 +119,7 @@ class RecordBuilder:
         measured = self.measured[variant]
         sample = Sample(
             block=block, position=position, number=number, e2e_s=ran.e2e_s, metrics=ran.metrics, work=ran.work,
-            engagement=measured.ran(ran), requests=ran.requests, failures=ran.failures,
+            execution_counters=measured.ran(ran), requests=ran.requests, failures=ran.failures,
         )  # fmt: skip
         measured.samples.append(sample)
         for kind, share in ran.accounted.items():
@@ -158,14 +159,14 @@ class RecordBuilder:
         difference = 0.0 if identical else None
         quality: dict[str, Any] = {}
         if identical is False:
-            found = [self._difference(b, n) for n in numbers if n < MAX_OUTPUT_FILES]
-            known = [value for value, _ in found if value is not None]
+            differences = [self._difference(b, n) for n in numbers if n < MAX_OUTPUT_FILES]
+            known = [value for value, _ in differences if value is not None]
             # 0 would claim equality, although later outputs, of which only hashes are left, differ.
-            difference = max(known) if len(known) == len(found) and any(known) else None
-            requests = [measures for _, several in found for measures in several]
+            difference = max(known) if len(known) == len(differences) and any(known) else None
+            requests = [measures for _, several in differences for measures in several]
             quality = outputs_quality(requests)
         outputs = Outputs(identical, difference, **quality)
-        return Comparison(metric=E2E, a=first.treatment.name, b=other.treatment.name, outputs=outputs)
+        return Comparison(metric=E2E, a=first.variant_config.name, b=other.variant_config.name, outputs=outputs)
 
     def _difference(self, variant: int, number: int) -> tuple[float | None, Sequence[Mapping[str, float]]]:
         """Return the largest difference and each request's measures of one iteration's outputs."""
@@ -176,7 +177,7 @@ class RecordBuilder:
             self._differences[variant, number] = max_abs_difference(mine, other), request_qualities(mine, other)
         return self._differences[variant, number]
 
-    def add_weighted(self, weights: Mapping[str, Path]) -> None:
+    def add_model_based(self, weights: Mapping[str, Path]) -> None:
         """Add the measures of models to those of outputs that differ. Raises `QualityWeightsError`.
 
         Call it once, after the last iteration: the models take the machine's time.
@@ -187,9 +188,9 @@ class RecordBuilder:
         pairs = [
             (self._folder / f"0-{number}.npz", self._folder / f"{variant}-{number}.npz") for variant, number in keys
         ]
-        for key, found in zip(keys, measure_pairs(weights, pairs) if pairs else (), strict=True):
+        for key, measures in zip(keys, measure_pairs(weights, pairs) if pairs else (), strict=True):
             difference, known = self._differences[key]
-            self._differences[key] = difference, [{**a, **b} for a, b in zip(known, found, strict=True)]
+            self._differences[key] = difference, [{**a, **b} for a, b in zip(known, measures, strict=True)]
 
     def _saved(self, variant: int, number: int) -> dict[str, Any] | None:
         path = self.output_file(variant, number)
@@ -206,8 +207,8 @@ class RecordBuilder:
 
 def _variant_record(measured: Measured, outputs: tuple[KeptOutput, ...]) -> Variant:
     return Variant(
-        name=measured.treatment.name,
-        settings=dict(measured.treatment.settings),
+        name=measured.variant_config.name,
+        settings=dict(measured.variant_config.settings),
         effective=measured.effective(),
         samples=tuple(measured.samples),
         memory=measured.memory,

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from omni_cli.bench.local import check_treatment, load_treatment
+from omni_cli.bench.local import check_variant_config, load_variant_config
 from omni_cli.bench.profile_source import ProfileSource
-from omni_cli.bench.treatments import Treatment, parse_vary
+from omni_cli.bench.variant_configs import VariantConfig, parse_vary
 from omni_cli.bench.workload import Workload
 from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.schema import EngineConfig
@@ -32,7 +32,7 @@ _RANGE = re.compile(r"([^=]+)=\s*(-?[0-9.]+?)\s*\.\.\s*(-?[0-9.]+)\s*")
 class Space:
     """The settings, the profile as it is first, and the reasons why some of them cannot be tried."""
 
-    treatments: tuple[Treatment, ...]
+    variants: tuple[VariantConfig, ...]
     refused: dict[str, str]
 
 
@@ -41,30 +41,30 @@ def plan_space(
 ) -> Space:
     """Return the settings to try. Raises `OmniError` for a key or a value that no setting may have."""
     texts = [expanded(text) for text in searches] or default_space(config, workload, cores)
-    found = list(parse_vary(texts, config, workload.stage, option=OPTION, at_most=MAX_SETTINGS))
+    variants = list(parse_vary(texts, config, workload.stage, option=OPTION, at_most=MAX_SETTINGS))
     for text in texts:
         # One key at a time, so that an invalid value is an error, and an impossible combination only a refusal.
-        for treatment in parse_vary([text], config, workload.stage, option=OPTION, at_most=MAX_SETTINGS):
-            load_treatment(source, treatment, OPTION)
-    kept: list[Treatment] = []
+        for variant in parse_vary([text], config, workload.stage, option=OPTION, at_most=MAX_SETTINGS):
+            load_variant_config(source, variant, OPTION)
+    kept: list[VariantConfig] = []
     refused: dict[str, str] = {}
     seen: list[tuple[EngineConfig, dict[str, str]]] = [(config, {})]
-    first = Treatment(AS_IT_IS)
-    for treatment in found:
+    first = VariantConfig(AS_IT_IS)
+    for variant in variants:
         try:
-            varied = load_treatment(source, treatment, OPTION)
-            check_treatment(treatment, varied)
+            varied = load_variant_config(source, variant, OPTION)
+            check_variant_config(variant, varied)
         except OmniError as error:
-            kept.append(treatment)
-            refused[treatment.name] = _reason(error)
+            kept.append(variant)
+            refused[variant.name] = _reason(error)
             continue
-        same = (varied, dict(treatment.environment))
+        same = (varied, dict(variant.environment))
         if same == seen[0] and first.name == AS_IT_IS:
-            # The profile has this setting already, which then has its name.
-            first = treatment
+            # The profile has this setting already, so the profile is listed under the setting's name.
+            first = variant
         elif same not in seen:
             seen.append(same)
-            kept.append(treatment)
+            kept.append(variant)
     return Space((first, *kept), refused)
 
 

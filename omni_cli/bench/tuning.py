@@ -1,4 +1,4 @@
-"""Conduct a search: heats of bench's interleaved variants, until the race over them is decided."""
+"""Conduct a search: batches of bench's interleaved variants, until the race over them is decided."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ import msgspec
 from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.harness import Harness, OnFailure, RunLimits, Watcher
 from omni_cli.bench.search import groups_of
-from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.utilisation import UtilisationSampler
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.errors import OmniError, UsageError
+from omni_cli.metrics import ATTAINMENT
 from omni_cli.record import Variant, metric_names, values_of
 from omni_cli.results import Comparison, Outputs
 from omni_cli.stats.gate import judge
 from omni_cli.stats.race import Race
-from omni_cli.stats.tuning import concluded, heat_costs, peak_bytes, race_of
+from omni_cli.stats.tuning import batch_costs, concluded, peak_bytes, race_of
 from omni_cli.tune_record import Candidate, Round, TuneRecord, save_tune_record
 
 MIN_ATTAINMENT = 0.99
 """Share of its requests that must meet the limits of `--slo`."""
-
-ATTAINMENT = "slo_attainment"
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,21 @@ class TuneLimits:
 
 
 class TuneWatcher(Watcher, Protocol):
-    """Receives the events of a search, and those of each heat."""
+    """Receives the events of a search, and those of each batch."""
 
-    def heat_started(self, where: str, race: Race) -> None: ...
+    def batch_started(self, where: str, race: Race) -> None: ...
 
     def refused(self, name: str, reason: str) -> None: ...
 
 
 class Tuning:
-    """One search. The record is complete after each heat and saved to `path`; a record with rounds is continued."""
+    """One search. The record is complete after each batch and saved to `path`; a record with rounds is continued."""
 
     def __init__(
         self,
-        treatments: Sequence[Treatment],
+        variants: Sequence[VariantConfig],
         record: TuneRecord,
-        plan: Callable[[Sequence[Treatment]], AbstractContextManager[Plan]],
+        plan: Callable[[Sequence[VariantConfig]], AbstractContextManager[Plan]],
         *,
         limits: TuneLimits,
         iterations: RunLimits,
@@ -68,8 +67,8 @@ class Tuning:
         path: Path,
     ) -> None:
         self.record = record
-        self._treatments = {treatment.name: treatment for treatment in treatments}
-        self._reference = treatments[0].name
+        self._variant_configs = {variant.name: variant for variant in variants}
+        self._reference = variants[0].name
         self._plan = plan
         self._limits = limits
         self._iterations = iterations
@@ -84,18 +83,13 @@ class Tuning:
 
     async def advance(self) -> bool:
         """Run the next round; return False if the search has ended. Raises `OmniError`."""
-        race = self._race()
-        if race.is_decided or race.is_exhausted or self._is_late():
+        race = race_of(self.record)
+        is_late = self._time_budget_s is not None and self.record.elapsed_s >= self._time_budget_s
+        if race.is_decided or race.is_exhausted or is_late:
             self._keep(concluded(self.record, stopped=True))
             return False
         await self._round(race)
         return True
-
-    def _race(self) -> Race:
-        return race_of(self.record)
-
-    def _is_late(self) -> bool:
-        return self._time_budget_s is not None and self.record.elapsed_s >= self._time_budget_s
 
     async def _round(self, race: Race) -> None:
         control = race.leader
@@ -103,26 +97,26 @@ class Tuning:
         number = len(self.record.rounds)
         shuffled = random.Random(number)
         groups = list(groups_of(race, shuffled))
-        for heat, group in enumerate(groups, 1):
-            of = f", heat {heat} of {len(groups)}" if len(groups) > 1 else ""
-            self._watcher.heat_started(f"round {number + 1}{of}", race)
-            # A setting that failed in an earlier heat of this round cannot lead a later one.
-            lead = [control] if self._problem(control) is None else []
+        for batch, group in enumerate(groups, 1):
+            of = f", batch {batch} of {len(groups)}" if len(groups) > 1 else ""
+            self._watcher.batch_started(f"round {number + 1}{of}", race)
+            # A setting that failed earlier in this round is not a candidate.
+            lead = [control] if self._candidate(control).problem is None else []
             names = [*lead, *group]
             is_first = any(self._candidate(name).outputs is None for name in group)
             if is_first and self._limits.compares_outputs and (self._limits.quality or self._reference in names):
                 names = [self._reference, *(name for name in names if name != self._reference)]
             else:
-                # Each setting has each place alike.
+                # Every setting appears equally often at every position.
                 shuffled.shuffle(names)
             if names:
-                await self._heat(names, number, control)
+                await self._batch(names, number, control)
 
-    async def _heat(self, names: list[str], number: int, control: str) -> None:
+    async def _batch(self, names: list[str], number: int, control: str) -> None:
         started_s = time.monotonic()
         with ExitStack() as stack:
             # In a thread, because planning asks a server for its models.
-            wanted = self._plan([self._treatments[name] for name in names])
+            wanted = self._plan([self._variant_configs[name] for name in names])
             plan = await asyncio.to_thread(stack.enter_context, wanted)
             await Harness(
                 plan.builder,
@@ -135,23 +129,23 @@ class Tuning:
                 on_failure=OnFailure.DROP,
             ).run()
             plan.builder.check()
-            found = plan.builder.record()
+            record = plan.builder.record()
         is_compared = self._limits.compares_outputs and names[0] == self._reference
-        compared = {item.b: item for item in found.comparisons} if is_compared else {}
-        self._check_objective(found.variants)
-        kept = tuple(self._slim(variant) for variant in found.variants)
+        compared = {item.b: item for item in record.comparisons} if is_compared else {}
+        self._check_objective(record.variants)
+        kept = tuple(self._slim(variant) for variant in record.variants)
         rounds = self.record.rounds
-        earlier = rounds[number].heats if number < len(rounds) else ()
+        earlier = rounds[number].batches if number < len(rounds) else ()
         self.record = msgspec.structs.replace(
             self.record,
-            rounds=(*rounds[:number], Round(control=control, heats=(*earlier, kept))),
+            rounds=(*rounds[:number], Round(control=control, batches=(*earlier, kept))),
             elapsed_s=self.record.elapsed_s + time.monotonic() - started_s,
         )
-        self._judge(found.variants, kept, compared)
+        self._judge(record.variants, kept, compared)
 
     def _judge(self, variants: Sequence[Variant], kept: Sequence[Variant], compared: dict[str, Comparison]) -> None:
-        """Note which settings of a heat cannot be the answer, and save the record."""
-        finished = heat_costs(kept, self.record.objective)
+        """Note which settings of a batch cannot be the answer, and save the record."""
+        finished = batch_costs(kept, self.record.objective)
         for variant in variants:
             outputs = compared[variant.name].outputs if variant.name in compared else None
             problem = variant.error or self._violated(variant, outputs)
@@ -161,7 +155,7 @@ class Tuning:
         self._keep(concluded(self.record))
 
     def _violated(self, variant: Variant, outputs: Outputs | None) -> str | None:
-        """Return a sentence on the first limit that a setting missed in this heat."""
+        """Return a sentence on the first limit that a setting missed in this batch."""
         peak, most = peak_bytes(variant), self._limits.max_memory_bytes
         if most is not None and peak is not None and peak > most:
             return f"its peak memory was {peak / 2**20:.0f} MiB, the limit is {most / 2**20:.0f} MiB"
@@ -176,7 +170,7 @@ class Tuning:
         return None
 
     def _update(self, name: str, outputs: Outputs | None, problem: str | None) -> None:
-        """Note what a heat showed of a setting."""
+        """Note what a batch showed of a setting."""
         if problem is not None:
             self._watcher.refused(name, problem)
             if name == self._reference and self._limits.quality:
@@ -208,7 +202,7 @@ class Tuning:
             msgspec.structs.replace(
                 sample,
                 metrics={name: sample.metrics[name] for name in kept if name in sample.metrics},
-                engagement={},
+                execution_counters={},
                 requests={},
                 failures={},
             )
@@ -219,9 +213,6 @@ class Tuning:
 
     def _candidate(self, name: str) -> Candidate:
         return next(item for item in self.record.candidates if item.name == name)
-
-    def _problem(self, name: str) -> str | None:
-        return self._candidate(name).problem
 
     def _keep(self, record: TuneRecord) -> None:
         self.record = record

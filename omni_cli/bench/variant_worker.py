@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from omni_cli.bench.iteration import accounted_of, metrics_of, work_of
 from omni_cli.bench.loaded_workload import LoadedWorkload
-from omni_cli.bench.metrics import accounted_of, metrics_of, work_of
 from omni_cli.bench.outputs import hash_arrays, output_arrays, prompt_arrays, sample_rates, save_arrays
 from omni_cli.bench.protocol import (
     PROTOCOL,
@@ -111,7 +111,7 @@ class VariantWorker:
         requested = {name: value for name, value in stage.model_dump(exclude_none=True).items() if name in read_back}
         return LoadedStage(
             info.name, info.kind, info.load_s, requested,
-            dict(info.settings), dict(info.effective), dict(info.engagement),
+            dict(info.settings), dict(info.effective), dict(info.execution_counters),
         )  # fmt: skip
 
     async def _run(self, request: Run) -> Ran:
@@ -130,7 +130,7 @@ class VariantWorker:
                 info.name: StagePeaks(dict(info.load_memory_bytes), dict(info.run_memory_bytes))
                 for info in self._workload.llm.stages
             },
-            engagement={info.name: dict(info.engagement) for info in self._workload.llm.stages},
+            execution_counters={info.name: dict(info.execution_counters) for info in self._workload.llm.stages},
         )
 
 

@@ -64,28 +64,28 @@ def measured_stages(config: EngineConfig, wanted: str) -> tuple[StageConfig, ...
     """Return the stages that `--stage` selects; see `Workload.measured`."""
     if wanted == ALL:
         return config.stages
-    found = [
+    selected = [
         (position, stage)
         for position, stage in enumerate(config.stages)
         if stage.name == wanted or (wanted in _KINDS and stage.kind == wanted)
     ]
     names = [stage.name for stage in config.stages]
-    if not found and wanted in _KINDS:
+    if not selected and wanted in _KINDS:
         raise UsageError(
             f"profile `{config.name}` has no {wanted} stage",
             hint=f"its stages are {', '.join(f'{stage.name} ({stage.kind})' for stage in config.stages)}",
         )
-    if not found:
+    if not selected:
         known = f"stages of `{config.name}` are {', '.join(names)}; `ar`, `diffusion` and `all` name several"
         raise UsageError(f"unknown stage `{wanted}`", hint=suggest(wanted, [*names, *_KINDS, ALL]) or known)
-    first, last = found[0][0], found[-1][0]
-    if last - first + 1 != len(found):
-        separate = ", ".join(stage.name for _, stage in found)
+    first, last = selected[0][0], selected[-1][0]
+    if last - first + 1 != len(selected):
+        separate = ", ".join(stage.name for _, stage in selected)
         raise UsageError(
             f"the {wanted} stages of `{config.name}` are not consecutive: {separate}",
             hint="measure them one at a time with `--stage NAME`",
         )
-    return tuple(stage for _, stage in found)
+    return tuple(stage for _, stage in selected)
 
 
 def stages_before(config: EngineConfig, measured: Collection[StageConfig]) -> tuple[StageConfig, ...]:

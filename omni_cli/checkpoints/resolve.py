@@ -73,7 +73,7 @@ def cache_folder() -> Path:
     Raises `OmniError` for a user without a home folder.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification tells programs to ignore a relative path.
+    # The XDG specification requires programs to ignore a relative path.
     root = Path(base) if Path(base).is_absolute() else home_folder() / ".cache"
     return root / "omni-cli" / "checkpoints"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from omni_cli.report.bench_notes import Note
     from omni_cli.report.bench_text import Labels
     from omni_cli.results import RecordOrigin
-    from omni_cli.stats.findings import Findings
+    from omni_cli.stats.comparison_result import ComparisonResult
 
 _EDITED_HINT = "measure again with `omni bench --output-json FILE`; records must not be edited by hand"
 
@@ -33,23 +33,23 @@ def compare(options: CompareOptions) -> int:
     if options.self_check:
         return _check_itself(options.a, options.b, limits, as_json=options.as_json)
     from omni_cli.report.bench_notes import verdict_note, warnings
-    from omni_cli.report.bench_text import findings_text
+    from omni_cli.report.bench_text import comparison_text
 
-    findings, labels, sources, machine = _findings(options, limits, margin)
-    _write_files(findings, labels, machine, options)
+    result, labels, sources, machine = _compared(options, limits, margin)
+    _write_files(result, labels, machine, options)
     if options.as_json:
         import msgspec
 
-        from omni_cli.stats.findings import compare_document
+        from omni_cli.stats.comparison_result import compare_document
 
-        console.print_json(msgspec.to_builtins(compare_document(findings, *sources)))
+        console.print_json(msgspec.to_builtins(compare_document(result, *sources)))
     else:
-        console.print_text(findings_text(findings, labels))
-    for note in (*warnings(findings), *machine):
+        console.print_text(comparison_text(result, labels))
+    for note in (*warnings(result), *machine):
         console.print_warning(note.message, hint=note.hint)
-    code = findings.exit_code
+    code = result.exit_code
     if code != ExitCode.OK:
-        failure = verdict_note(findings)
+        failure = verdict_note(result)
         console.print_error(OmniError(failure.message, hint=failure.hint), verbose=False)
     return code
 
@@ -75,17 +75,17 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
     return ExitCode.OK
 
 
-def _findings(
+def _compared(
     options: CompareOptions, limits: GateLimits | None, margin: float
-) -> tuple[Findings, Labels, tuple[RecordOrigin, RecordOrigin], tuple[Note, ...]]:
+) -> tuple[ComparisonResult, Labels, tuple[RecordOrigin, RecordOrigin], tuple[Note, ...]]:
     """Return the findings, the names of the two sides, their files, and the disturbances of their machines."""
     from omni_cli.importers.building import Imported
     from omni_cli.importers.files import load_newest
     from omni_cli.report.bench_notes import Note, disturbance_warnings
     from omni_cli.report.bench_text import Labels
     from omni_cli.results import RecordOrigin
+    from omni_cli.stats.comparison_result import check_limits, compare_records, compare_within
     from omni_cli.stats.disturbance import disturbances
-    from omni_cli.stats.findings import check_limits, compare_records, compare_within
 
     path_a, path_b, metrics = options.a, options.b, options.metric
     a = load_newest(path_a)
@@ -95,16 +95,16 @@ def _findings(
     if path_b is None:
         if len(record_a.variants) < 2:
             raise UsageError(f"`{path_a}` has a single variant", hint="pass a second record to compare it with")
-        findings = compare_within(record_a, limits=limits, metrics=metrics, margin=margin)
+        result = compare_within(record_a, limits=limits, metrics=metrics, margin=margin)
         path_b = path_a
     else:
-        findings = compare_records(
+        result = compare_records(
             record_a, record_b, limits=limits, metrics=metrics, margin=margin,
             allowed=options.allow_difference or [],
         )  # fmt: skip
     # If both are true, another machine is the more useful answer.
     edit = a.edit or b.edit
-    if edit is not None and findings.is_comparable:
+    if edit is not None and result.is_comparable:
         raise InputError(edit, hint=_EDITED_HINT)
     names = (path_a.name, path_b.name) if path_a.name != path_b.name else (str(path_a), str(path_b))
     sources = RecordOrigin(str(path_a), record_a.created), RecordOrigin(str(path_b), record_b.created)
@@ -118,15 +118,15 @@ def _findings(
     for name, record in disturbed:
         warned = disturbance_warnings(disturbances(record), record)
         notes += [replace(note, message=f"{name}: {note.message}") for note in warned]
-    return findings, Labels(*names), sources, tuple(notes)
+    return result, Labels(*names), sources, tuple(notes)
 
 
-def _write_files(findings: Findings, labels: Labels, machine: tuple[Note, ...], options: CompareOptions) -> None:
+def _write_files(result: ComparisonResult, labels: Labels, machine: tuple[Note, ...], options: CompareOptions) -> None:
     if options.markdown is not None:
-        from omni_cli.report.bench_markdown import findings_markdown
+        from omni_cli.report.bench_markdown import comparison_markdown
 
-        write_report(options.markdown, findings_markdown(findings, labels, machine))
+        write_report(options.markdown, comparison_markdown(result, labels, machine))
     if options.junit is not None:
-        from omni_cli.report.bench_junit import findings_junit
+        from omni_cli.report.bench_junit import comparison_junit
 
-        write_report(options.junit, findings_junit(findings, f"{labels.b} against {labels.a}"))
+        write_report(options.junit, comparison_junit(result, f"{labels.b} against {labels.a}"))

@@ -84,7 +84,7 @@ class GateOptions(DisplayOptions):
             identical_outputs=self.require_identical_outputs,
             quality=tuple(read_quality(text) for text in self.quality or () if text not in self.weights),
         )
-        check_weighted(() if limits is None else limits.quality, [text.partition("=")[0] for text in self.weights])
+        check_model_based(() if limits is None else limits.quality, [text.partition("=")[0] for text in self.weights])
         return limits
 
     @property
@@ -104,12 +104,12 @@ def read_quality(text: str) -> QualityLimit:
         raise UsageError(f"invalid value for `--quality`: {error}") from error
 
 
-def check_weighted(limits: Iterable[QualityLimit], given: Collection[str]) -> None:
+def check_model_based(limits: Iterable[QualityLimit], names: Collection[str]) -> None:
     """Raise `UsageError` for a limit on a measure of a model without its weights."""
-    from omni_cli.results import WEIGHTED_MEASURES
+    from omni_cli.results import MODEL_BASED_MEASURES
 
     for limit in limits:
-        if limit.metric in WEIGHTED_MEASURES and limit.metric not in given:
+        if limit.metric in MODEL_BASED_MEASURES and limit.metric not in names:
             raise UsageError(
                 f"`{limit.metric}` needs a model, and no weights of one are given",
                 hint=f"name them: `omni bench --vary KEY=A,B --quality {limit.metric}=FOLDER --quality '{limit}'`",
@@ -137,7 +137,7 @@ def need_numpy(what: str) -> None:
 
 def refuse_failed(record: Record, path: Path) -> None:
     """Raise `OmniError` if a variant of a saved record failed: nothing is measured by it."""
-    from omni_cli.stats.findings import failed_variants
+    from omni_cli.stats.comparison_result import failed_variants
 
     for text in failed_variants(record.variants, f" of `{path}`"):
         raise OmniError(text, hint="find out why, and measure it again")

@@ -44,8 +44,8 @@ def add(
     need_numpy("a history")
     from omni_cli.history_folder import keep
     from omni_cli.importers.files import load_any
-    from omni_cli.stats.findings import failed_variants
-    from omni_cli.stats.verdicts import own_answer
+    from omni_cli.stats.comparison_result import failed_variants
+    from omni_cli.stats.verdicts import own_report
 
     # All are read before any is written: a broken one changes nothing.
     loaded = [(path, item) for path in records for item in load_any(path, commit=commit)]
@@ -54,7 +54,7 @@ def add(
         raise InputError(edit, hint="measure again with `omni bench --output-json FILE`")
     entries, failed = [], list[str]()
     for path, item in loaded:
-        file, is_new = keep(own_answer(item.record).complete_record() if item.missing else item.record, folder)
+        file, is_new = keep(own_report(item.record).complete_record() if item.missing else item.record, folder)
         failures = failed_variants(item.record.variants)
         entries.append(
             {"record": str(path), "file": str(file), "added": is_new, "missing": list(item.missing),
@@ -83,8 +83,8 @@ def show(
     quiet: QuietOption = False,
 ) -> None:
     """Show every series of a history, and its steps with the commits that they lie between."""
-    found = _read(folder, metric, allow_difference)
-    _print(found, as_json=as_json)
+    document = _read(folder, metric, allow_difference)
+    _print(document, as_json=as_json)
 
 
 @history.command("check")
@@ -116,7 +116,7 @@ def check(
     (inconclusive: too few records, or too noisy for the limit), 4 (not comparable: the first record of another
     machine, other versions or another workload), 6 (the newest record failed, or some of its runs or requests did).
     """
-    from omni_cli.record import E2E
+    from omni_cli.metrics import E2E
 
     limit = None if max_regression is None else read_fraction("--max-regression", max_regression)
     need_numpy("a history")
@@ -126,15 +126,15 @@ def check(
     from omni_cli.stats.history import judged
 
     moment = "" if since is None else utc(since, "`--since`")
-    found = judged(_read(folder, metric or [E2E], allow_difference), limit, moment)
-    assert found.verdict is not None  # as just judged
+    document = judged(_read(folder, metric or [E2E], allow_difference), limit, moment)
+    assert document.verdict is not None  # as just judged
     if markdown is not None:
-        write_report(markdown, history_markdown(found))
-    _print(found, as_json=as_json)
-    failure = check_failure(found)
+        write_report(markdown, history_markdown(document))
+    _print(document, as_json=as_json)
+    failure = check_failure(document)
     if failure is not None:
         console.print_error(OmniError(failure.message, hint=failure.hint))
-    return EXIT_CODES[found.verdict]
+    return EXIT_CODES[document.verdict]
 
 
 def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) -> HistoryRecord:
@@ -145,12 +145,12 @@ def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) ->
     return history_of(read_folder(folder), str(folder), metrics, allowed or ())
 
 
-def _print(found: HistoryRecord, *, as_json: bool) -> None:
+def _print(document: HistoryRecord, *, as_json: bool) -> None:
     from omni_cli.report.history_text import history_text
 
     if as_json:
         import msgspec
 
-        console.print_json(msgspec.to_builtins(found))
+        console.print_json(msgspec.to_builtins(document))
     else:
-        console.print_text(history_text(found))
+        console.print_text(history_text(document))

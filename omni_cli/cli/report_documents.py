@@ -24,9 +24,9 @@ from omni_cli.report.html.profile_part import profile_page_document
 from omni_cli.report.html.tune_part import tune_document_page
 from omni_cli.results import COMPARE_SCHEMA, HISTORY_SCHEMA, CompareRecord, HistoryRecord
 from omni_cli.stats.history import history_of
-from omni_cli.stats.verdicts import own_answer
+from omni_cli.stats.verdicts import own_report
 from omni_cli.text import visible
-from omni_cli.tune_record import SCHEMA as TUNE_SCHEMA
+from omni_cli.tune_record import SCHEMAS as TUNE_SCHEMAS
 from omni_cli.tune_record import load_tune_record
 
 _SOURCES = "`omni bench --output-json FILE`, `omni profile`, `omni tune` and `omni compare --json`"
@@ -74,7 +74,7 @@ def _profile(name: str, path: Path) -> Document:
 
 
 def _bench(name: str, path: Path) -> Document:
-    return bench_document(name, own_answer(load_record(path)), visible(str(path)))
+    return bench_document(name, own_report(load_record(path)), visible(str(path)))
 
 
 def _history(name: str, path: Path) -> Document:
@@ -91,7 +91,7 @@ def _imported(name: str, imported: Sequence[Imported], source: str) -> Document:
         kept = [Kept(f"{number:06}", item.record.created, item.record) for number, item in enumerate(imported)]
         return _history_of(name, kept, source)
     (item,) = imported
-    document = bench_document(name, own_answer(item.record), source)
+    document = bench_document(name, own_report(item.record), source)
     return replace(document, advice=(*document.advice, *(Advice(sentence(text)) for text in item.missing)))
 
 
@@ -108,5 +108,5 @@ _READERS: dict[str, Callable[[str, Path], Document]] = {
     PROFILE_SCHEMA: _profile,
     COMPARE_SCHEMA: _compare,
     HISTORY_SCHEMA: _history,
-    TUNE_SCHEMA: _tune,
+    **dict.fromkeys(TUNE_SCHEMAS, _tune),
 }

@@ -22,7 +22,7 @@ _MOVED = {
 
 
 def is_missing_command(error: Exception) -> bool:
-    """Tell whether a group was called without a command; `error.message` is its whole help then."""
+    """Return True if a group was called without a command; `error.message` is its whole help then."""
     return type(error).__name__ == "NoArgsIsHelpError"
 
 

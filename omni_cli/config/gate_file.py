@@ -10,7 +10,6 @@ from pathlib import Path
 
 from omni_cli.config.diagnostics import Diagnostic, Place, SourceText, in_source_order, render_all
 from omni_cli.config.gate_limits import (
-    DEFAULT_METRIC,
     MEMORY,
     GateLimits,
     QualityLimit,
@@ -19,6 +18,7 @@ from omni_cli.config.gate_limits import (
 )
 from omni_cli.config.yaml_tree import MAX_BYTES, Tree, parse_yaml
 from omni_cli.errors import InputError, UsageError
+from omni_cli.metrics import E2E
 from omni_cli.results import MEASURES
 from omni_cli.text import suggest, visible
 
@@ -48,9 +48,9 @@ def load_gate_file(path: Path) -> GateLimits:
     if len(content) > MAX_BYTES:
         raise InputError(f"`{label}` is larger than {MAX_BYTES // 1024} KiB, the maximum for a gate file")
     tree = parse_yaml(SourceText.of_text(label, text), text)
-    found = [_reworded(item) for item in tree.diagnostics]
-    if tree.data is None or found:
-        raise GateFileError(tuple(found))
+    problems = [_reworded(item) for item in tree.diagnostics]
+    if tree.data is None or problems:
+        raise GateFileError(tuple(problems))
     return _GateReader(tree, tree.data).read()
 
 
@@ -112,8 +112,8 @@ class _GateReader:
                 limits[name] = limit
                 places[name] = self._label(path)
         if general is not None and "metrics" not in self.data:
-            limits[DEFAULT_METRIC] = general
-            places[DEFAULT_METRIC] = self._label(("max_regression",))
+            limits[E2E] = general
+            places[E2E] = self._label(("max_regression",))
         return limits, places
 
     def _limit(self, path: tuple[str, ...], value: object) -> float | None:

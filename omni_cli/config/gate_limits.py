@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from omni_cli.metrics import E2E
 from omni_cli.text import suggest, visible
 
-DEFAULT_METRIC = "e2e_s"
 MEMORY = "max_memory_regression"
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
@@ -100,7 +100,7 @@ def merge_limits(
     merged = dict(limits.metrics) if limits else {}
     places = dict(limits.places) if limits else {}
     if max_regression is not None:
-        for name in metrics or (DEFAULT_METRIC,):
+        for name in metrics or (E2E,):
             merged[name] = max_regression
             places.pop(name, None)
     memory = limits.memory if limits else None
@@ -111,8 +111,8 @@ def merge_limits(
             merged.pop(name, None)
             places.pop(name, None)
     difference = 0.0 if identical_outputs else limits.max_abs_diff if limits else None
-    given = {limit.metric for limit in quality}
-    quality += tuple(limit for limit in (limits.quality if limits else ()) if limit.metric not in given)
+    names = {limit.metric for limit in quality}
+    quality += tuple(limit for limit in (limits.quality if limits else ()) if limit.metric not in names)
     if not merged and difference is None and memory is None and not quality:
         return None
     return GateLimits(merged, difference, places, memory, quality)

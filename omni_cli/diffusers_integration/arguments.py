@@ -164,7 +164,7 @@ def _plain(name: str, value: object, call: PipelineCall) -> object:
 
 
 def _note_on_steps(resolved: DiffusionRequest, request: DiffusionRequest) -> list[str]:
-    """Say that a number of steps gives way to a schedule that has its own; that of the stage does so without a word."""
+    """Report a request's number of steps that its own schedule overrides; the stage's value is overridden silently."""
     steps = request.num_inference_steps
     for name in ("sigmas", "timesteps"):
         schedule = resolved.call.get(name)

@@ -52,7 +52,7 @@ def described_checkpoint(folder: Path) -> PipelineCall:
 
 
 def brings_code(folder: Path) -> bool:
-    """Tell whether a checkpoint has code for its pipeline or its blocks, which diffusers would run."""
+    """Return True if a checkpoint has code for its pipeline or its blocks, which diffusers would run."""
     index, config = index_file(folder), folder / "modular_config.json"
     if index is not None and isinstance(read_object(index).get("_class_name"), list):
         return True
@@ -132,7 +132,7 @@ def _outputs_of(call: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _compares_with_latents(call: Callable[..., Any]) -> bool:
-    """Tell whether a call returns tensors as it returns latents: it looks for the output type in a list of the two."""
+    """Return True if a call returns tensors as it returns latents: it looks for the output type in a list of both."""
     lists = (set(value) for value in call.__code__.co_consts if isinstance(value, tuple | frozenset))
     return any({"pt", "latent"} <= values and "pil" not in values for values in lists)
 

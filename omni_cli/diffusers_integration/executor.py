@@ -193,7 +193,7 @@ class DiffusersPipelineExecutor:
         return self._denoiser
 
     @property
-    def engagement(self) -> dict[str, float]:
+    def execution_counters(self) -> dict[str, float]:
         """Counts of the denoiser's calls, what they took from caches, tiled decodes and copies since loading."""
         execution = {} if self._denoiser is None else self._denoiser.counters.as_dict()
         memory = {} if self._memory is None else self._memory.counters

@@ -43,7 +43,7 @@ class Frames:
     def pieces(self) -> Iterator[Sequence[np.ndarray]]:
         """Yield some frames at a time, uint8 RGB (height, width, 3) each, the next ones being copied meanwhile.
 
-        Raises `BadOutputError` for values that are not numbers.
+        Raises `BadOutputError` for NaN or infinite values.
         """
         import torch
 

@@ -108,7 +108,7 @@ class PendingOutputs:
     def get(self) -> tuple[Made, DiffusionTimes]:
         """Return all outputs, and the call's times.
 
-        Waits for both. Raises `BadOutputError` for values that are not numbers.
+        Waits for both. Raises `BadOutputError` for NaN or infinite values.
         """
         with mark("wait for output copy"):
             images = () if self.pixels is None else tuple(self.pixels.get())
@@ -354,7 +354,7 @@ def _on_host(name: str, value: object) -> np.ndarray:
     if not isinstance(value, np.ndarray) or not value.ndim:
         raise BadOutputError(f"the pipeline made a {type(value).__name__} of `{name}` instead of a tensor")
     if not np.isfinite(value).all():
-        raise BadOutputError(f"`{name}` has values that are not numbers (NaN or infinite)")
+        raise BadOutputError(f"`{name}` has NaN or infinite values")
     return value
 
 

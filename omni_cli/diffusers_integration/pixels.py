@@ -17,7 +17,7 @@ OutputType = Literal["pt", "pil"]
 
 
 class BadOutputError(ValueError):
-    """Invalid images or audio: values that are not numbers, or none."""
+    """Invalid images or audio: NaN or infinite values, or none."""
 
 
 def output_type_for(pipeline: object, makes: Literal["image", "video"]) -> OutputType:
@@ -60,7 +60,7 @@ def from_bytes(flat: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
     """
     array = flat.numpy()
     if not array[-1]:
-        raise BadOutputError("the image has values that are not numbers (NaN or infinite)")
+        raise BadOutputError("the image has NaN or infinite values")
     count, channels, height, width = shape
     pixels = array[:-1].reshape(count, height, width, channels)
     return np.repeat(pixels, 3, axis=-1) if channels == 1 else pixels

@@ -42,7 +42,7 @@ def sample_rate_of(pipeline: object) -> int | None:
 
 
 def makes_sound(pipeline: object, call: PipelineCall) -> bool:
-    """Tell whether the pipeline can make sound; one for videos may have been published without the part for it."""
+    """Return True if the pipeline can make sound; one for videos may have been published without the part for it."""
     parts = {place.partition(".")[0] for place in _PLACES if "." in place}
     lacks_part = any(getattr(pipeline, name, pipeline) is None for name in parts)
     return call.makes == "audio" or (not lacks_part and bool({*SOUND_FIELDS} & {*call.outputs}))
@@ -84,11 +84,11 @@ class PendingSamples:
     def get(self) -> np.ndarray:
         """Return float32 (N, num_samples), with several channels (N, num_samples, channels); waits for the copy.
 
-        Raises `BadOutputError` for values that are not numbers.
+        Raises `BadOutputError` for NaN or infinite values.
         """
         samples: np.ndarray = self.copy.get().numpy().reshape(self.shape)
         if not np.isfinite(samples).all():
-            raise BadOutputError("the audio has values that are not numbers (NaN or infinite)")
+            raise BadOutputError("the audio has NaN or infinite values")
         if samples.ndim == 2:
             return samples
         return samples[:, 0] if samples.shape[1] == 1 else np.ascontiguousarray(samples.swapaxes(1, 2))

@@ -109,8 +109,8 @@ class DiffusersStage:
         }
 
     @property
-    def engagement(self) -> dict[str, float]:
-        return self.executor.engagement
+    def execution_counters(self) -> dict[str, float]:
+        return self.executor.execution_counters
 
     def add(self, request: StageRequest) -> None:
         resolved = self.executor.resolve(self.diffusion_request(request))

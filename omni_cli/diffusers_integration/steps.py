@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
-# The argument of the call that reports steps; without one, the scheduler's `step` tells.
+# The argument of the call that reports steps; without one, calls of the scheduler's `step` are counted.
 StepCallback = Literal["callback_on_step_end", "callback", "scheduler", "none"]
 
 

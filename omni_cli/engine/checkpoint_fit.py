@@ -43,9 +43,9 @@ def check_fit(config: EngineConfig, model: str) -> None:
         role = family.role(stage.name)
         if role is None or not role.fits(stage):
             raise _misfit(stage, family, folder)
-        if role.switch is not None and not read_object(folder / "config.json").get(role.switch, True):
+        if role.enabled_key is not None and not read_object(folder / "config.json").get(role.enabled_key, True):
             raise CheckpointError(
-                f"`{folder}` has no stage `{stage.name}`: `{role.switch}` is false in its config.json",
+                f"`{folder}` has no stage `{stage.name}`: `{role.enabled_key}` is false in its config.json",
                 hint=f"`omni profiles create {folder}` writes a profile that fits it",
             )
         encoders = role.processor_files and describes_encoder(folder)

@@ -16,14 +16,14 @@ NO_RAY_ON_CPU = "current platform cpu does not support ray."
 
 
 def has_cuda_device() -> bool:
-    """Tell whether a visible NVIDIA device exists, by the driver's device files."""
+    """Return True if a visible NVIDIA device exists, by the driver's device files."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def has_ray() -> bool:
-    """Tell whether Ray is installed, without importing it."""
+    """Return True if Ray is installed, without importing it."""
     return importlib.util.find_spec("ray") is not None
 
 

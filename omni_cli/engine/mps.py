@@ -111,7 +111,7 @@ def _share_a_device(config: EngineConfig) -> bool:
 
 
 def mps_effect(spec: StageSpec) -> dict[str, bool]:
-    """Tell whether this stage's process, or one of its ranks, is a client of a server.
+    """Return True if this stage's process, or one of its ranks, is a client of a server.
 
     Empty if the profile has `mps: false` and there is no server. Raises `StageError` if it has to be a client.
     """

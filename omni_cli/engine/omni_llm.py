@@ -37,7 +37,7 @@ from omni_cli.outputs import (
 )
 from omni_cli.stage.messages import (
     Alive,
-    EngagementReport,
+    CountersReport,
     Failure,
     MemoryReport,
     Report,
@@ -267,8 +267,10 @@ class OmniLLM:
                     answer.set_result(report)
             case Alive():
                 pass  # the client has noted the sign of life
-            case EngagementReport():
-                self._infos[client.name] = dataclasses.replace(self._infos[client.name], engagement=report.counters)
+            case CountersReport():
+                self._infos[client.name] = dataclasses.replace(
+                    self._infos[client.name], execution_counters=report.counters
+                )
             case Failure(request_id=None):
                 self._stage_ended(client, report)
             case _:
@@ -288,7 +290,7 @@ class OmniLLM:
             report.effective,
             load_memory_bytes=peaks,
             settings=report.settings,
-            engagement=report.engagement,
+            execution_counters=report.execution_counters,
         )
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
         loaded = self._loaded[client.name]

@@ -30,6 +30,7 @@ from omni_cli.outputs import (
     TextOutput,
     VideoOutput,
     VideoSound,
+    audio_seconds,
     changed_items,
 )
 from omni_cli.stage.messages import (
@@ -100,7 +101,7 @@ class RequestRun:
     @property
     def rtf(self) -> float | None:
         """Seconds since the request arrived, per second of its audio; None without audio."""
-        audio_s = sum(len(o.samples) / o.sample_rate for o in self.outputs if isinstance(o, AudioOutput))
+        audio_s = audio_seconds(self.outputs)
         return self._elapsed_s() / audio_s if audio_s else None
 
     async def events(self) -> AsyncGenerator[Event, None]:

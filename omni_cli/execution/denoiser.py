@@ -18,7 +18,7 @@ import torch
 
 from omni_cli.config.schema import Execution
 from omni_cli.errors import StageError
-from omni_cli.execution.engagement import ExecutionCounters
+from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager
 from omni_cli.execution.operation_watch import unwatched
 

@@ -14,7 +14,7 @@ import torch
 
 from omni_cli.config.schema import Execution
 from omni_cli.errors import StageError
-from omni_cli.execution.engagement import ExecutionCounters
+from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graph_inputs import (
     UnsupportedError,
     argument_leaves,

@@ -9,26 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from omni_cli.record import (
-    E2E,
-    Failures,
-    Record,
-    Sample,
-    Variant,
-    failure_sentence,
-    summed_failures,
-    workload_fingerprint,
-)
+from omni_cli.metrics import E2E, TPOT, TTFT, Row, columns, known_values, summarised
+from omni_cli.record import Failures, Record, Sample, Variant, failure_sentence, summed_failures, workload_fingerprint
 from omni_cli.text import visible
 
 MOST_BLOCKS = 200
 REQUEST_BLOCKS = 20
 
-_TIMES = (E2E, "ttft_s", "tpot_s")
+_TIMES = (E2E, TTFT, TPOT)
 _TOKENS = ("input_tokens", "output_tokens")
-
-Row = dict[str, float | None]
-"""A request that was answered: `e2e_s`, `ttft_s`, `tpot_s`, `input_tokens`, `output_tokens`."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +131,9 @@ def _sample(number: int, value_s: float, metrics: dict[str, float] | None = None
 
 
 def _window(number: int, rows: Sequence[Row | FailedRun]) -> Sample:
-    answers = [row if isinstance(row, dict) else {} for row in rows]
-    columns = {name: [row.get(name) for row in answers] for name in _TIMES}
-    medians = {name: statistics.median(values) for name, column in columns.items() if (values := _known(column))}
-    work = {name: float(sum(_known([row.get(name) for row in answers]))) for name in _TOKENS}
+    answers: list[Row] = [row if isinstance(row, dict) else {} for row in rows]
+    medians = summarised({name: known_values(answers, name) for name in _TIMES})
+    work = {name: float(sum(known_values(answers, name))) for name in _TOKENS}
     return Sample(
         block=number,
         position=0,
@@ -153,13 +141,9 @@ def _window(number: int, rows: Sequence[Row | FailedRun]) -> Sample:
         e2e_s=medians.pop(E2E),
         metrics=medians,
         work={"requests": float(sum(map(bool, answers))), **{name: amount for name, amount in work.items() if amount}},
-        requests={name: tuple(column) for name, column in columns.items() if _known(column)},
+        requests=columns([{name: row.get(name) for name in _TIMES} for row in answers]),
         failures=counted(rows),
     )
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _parts(values: Sequence[Any], most: int) -> list[Sequence[Any]]:

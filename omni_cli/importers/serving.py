@@ -14,14 +14,14 @@ from omni_cli.errors import InputError
 from omni_cli.importers.building import (
     FailedRun,
     Imported,
-    Row,
     counted,
     record_of,
     request_variant,
     summary_variant,
 )
 from omni_cli.importers.timings import NO_ORIGIN
-from omni_cli.record import E2E, Variant, failure_sentence
+from omni_cli.metrics import E2E, TPOT, TTFT, Row, time_per_output_token
+from omni_cli.record import Variant, failure_sentence
 
 _MS = 1e-3
 _NS = 1e-9
@@ -93,9 +93,9 @@ def _of_medians(name: str, run: ServingRun, option: str) -> Variant:
     e2e_ms = run.median_e2el_ms or run.median_e2e_latency_ms
     if e2e_ms is None and error is None:
         raise InputError("it has no latency from end to end", hint=f"run the benchmark with `{option}`")
-    found = {"ttft_s": run.median_ttft_ms, "tpot_s": run.median_tpot_ms}
+    medians = {TTFT: run.median_ttft_ms, TPOT: run.median_tpot_ms}
     # SGLang's time per token falls below 0 where all of them came at once.
-    metrics = {key: value * _MS for key, value in found.items() if value and not (key == "tpot_s" and value < 0)}
+    metrics = {key: value * _MS for key, value in medians.items() if value and not (key == TPOT and value < 0)}
     return summary_variant(name, e2e_ms and e2e_ms * _MS, metrics, error)
 
 
@@ -127,8 +127,8 @@ def _row(
     wrong = [gap for gap in gaps or () if gap is None or not 0 <= gap < math.inf]
     if wrong:
         return FailedRun("no duration", f"an inter-token latency of {wrong[0]}")
-    tpot_s = (latency - ttft) / (out - 1) if latency and ttft and out and out > 1 else None
-    return {E2E: latency, "ttft_s": ttft or None, "tpot_s": tpot_s, "input_tokens": into, "output_tokens": out}
+    tpot_s = time_per_output_token(ttft or None, latency or None, out)
+    return {E2E: latency, TTFT: ttft or None, TPOT: tpot_s, "input_tokens": into, "output_tokens": out}
 
 
 class AIPerfValue(msgspec.Struct):
@@ -148,22 +148,22 @@ class AIPerfRequest(msgspec.Struct):
     error: Any = None
 
 
-_AIPERF_TIMES = {E2E: "request_latency", "ttft_s": "time_to_first_token", "tpot_s": "inter_token_latency"}
+_AIPERF_TIMES = {E2E: "request_latency", TTFT: "time_to_first_token", TPOT: "inter_token_latency"}
 _AIPERF_COUNTS = {"input_tokens": "input_sequence_length", "output_tokens": "output_sequence_length"}
 _SCALES = {"ns": _NS, "us": 1e-6, "ms": _MS, "sec": 1.0, "s": 1.0}
 
 
 def aiperf_requests(lines: list[Any], written: str) -> list[Imported]:
     """Read AIPerf's `profile_export.jsonl`, a request per line."""
-    found = [msgspec.convert(line, AIPerfRequest) for line in lines]
-    found = sorted(
-        (item for item in found if item.metadata.benchmark_phase == "profiling"),
+    requests = [msgspec.convert(line, AIPerfRequest) for line in lines]
+    requests = sorted(
+        (item for item in requests if item.metadata.benchmark_phase == "profiling"),
         key=lambda item: item.metadata.request_start_ns,
     )
-    variant = request_variant("requests", [_aiperf_row(item) for item in found])
-    starts_s = [item.metadata.request_start_ns * _NS for item in found]
+    variant = request_variant("requests", [_aiperf_row(item) for item in requests])
+    starts_s = [item.metadata.request_start_ns * _NS for item in requests]
     created = f"{datetime.fromtimestamp(starts_s[0], UTC):%Y-%m-%dT%H:%M:%SZ}" if starts_s else written
-    return [Imported(record_of("aiperf", created, [variant], {"num_requests": len(found)}), (NO_ORIGIN,))]
+    return [Imported(record_of("aiperf", created, [variant], {"num_requests": len(requests)}), (NO_ORIGIN,))]
 
 
 def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
@@ -173,9 +173,9 @@ def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
         return FailedRun("cancelled", "cancelled")
     row: Row = {}
     for name, metric in (*_AIPERF_TIMES.items(), *_AIPERF_COUNTS.items()):
-        found = item.metrics.get(metric)
-        scale = 1.0 if found is None or name in _AIPERF_COUNTS else _SCALES.get(found.unit)
-        value = None if found is None else found.value
+        measured = item.metrics.get(metric)
+        scale = 1.0 if measured is None or name in _AIPERF_COUNTS else _SCALES.get(measured.unit)
+        value = None if measured is None else measured.value
         row[name] = float(value) * scale if value is not None and scale is not None else None
     return row
 
@@ -227,16 +227,16 @@ class AIPerfOutcome(msgspec.Struct):
 
 
 def _aiperf_error(document: Any) -> str | None:
-    found = msgspec.convert(document, AIPerfOutcome)
-    failed = [replace(_aiperf_failure(item.error_details), count=item.count) for item in found.error_summary]
-    unnamed = int(found.error_request_count.avg) - sum(item.count for item in failed)
+    outcome = msgspec.convert(document, AIPerfOutcome)
+    failed = [replace(_aiperf_failure(item.error_details), count=item.count) for item in outcome.error_summary]
+    unnamed = int(outcome.error_request_count.avg) - sum(item.count for item in failed)
     failures = counted([*failed, *([FailedRun("error", "error", unnamed)] if unnamed > 0 else [])])
-    total = int(found.request_count.avg) + sum(item.count for item in failures.values())
+    total = int(outcome.request_count.avg) + sum(item.count for item in failures.values())
     if failures:
         return failure_sentence(failures, total, "requests")
-    if found.request_error_rate.avg:
-        return f"{found.request_error_rate.avg:g}% of its requests failed"
-    return "it was cancelled" if found.was_cancelled else None if found.is_complete else "it is not complete"
+    if outcome.request_error_rate.avg:
+        return f"{outcome.request_error_rate.avg:g}% of its requests failed"
+    return "it was cancelled" if outcome.was_cancelled else None if outcome.is_complete else "it is not complete"
 
 
 def _plain(value: Any) -> Any:

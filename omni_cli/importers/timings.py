@@ -89,9 +89,9 @@ class PytestFile(msgspec.Struct):
 
 def pytest_benchmark(document: Any, written: str) -> list[Imported]:
     """Read `pytest --benchmark-json`."""
-    found = msgspec.convert(document, PytestFile)
+    file = msgspec.convert(document, PytestFile)
     variants, without = [], 0
-    for item in found.benchmarks:
+    for item in file.benchmarks:
         without += not item.stats.data
         variants.append(
             timed_variant(item.fullname, item.stats.data)
@@ -100,14 +100,14 @@ def pytest_benchmark(document: Any, written: str) -> list[Imported]:
         )
     missing = [f"it has no single rounds of {without} of {len(variants)} benchmarks: run pytest with "
                "`--benchmark-save-data`"] if without else []  # fmt: skip
-    info = found.machine_info
+    info = file.machine_info
     cpu = info.get("cpu")
     brand = cpu.get("brand_raw") if isinstance(cpu, dict) else None
     machine = {"node": info.get("node"), "cpu": brand, "kernel": info.get("release")}
-    versions = {"python": str(info.get("python_version")), "pytest-benchmark": found.version}
+    versions = {"python": str(info.get("python_version")), "pytest-benchmark": file.version}
     record = record_of(
-        "pytest-benchmark", found.datetime or written, variants, {}, machine=machine, versions=versions,
-        commit=None if found.commit_info.id == "unversioned" else found.commit_info.id,
+        "pytest-benchmark", file.datetime or written, variants, {}, machine=machine, versions=versions,
+        commit=None if file.commit_info.id == "unversioned" else file.commit_info.id,
     )  # fmt: skip
     return [Imported(record, tuple(missing))]
 
@@ -135,9 +135,9 @@ class ActionFile(msgspec.Struct):
 
 def action_data(document: Any, written: str) -> list[Imported]:
     """Read the data file of github-action-benchmark: one record per entry, the oldest first."""
-    found = msgspec.convert(document, ActionFile)
+    file = msgspec.convert(document, ActionFile)
     imported = []
-    for suite, entries in found.entries.items():
+    for suite, entries in file.entries.items():
         for entry in sorted(entries, key=lambda entry: entry.date):
             created = f"{datetime.fromtimestamp(entry.date / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
             settings = {"suite": suite, "tool": entry.tool}

@@ -71,7 +71,7 @@ class Capabilities:
         return cls(config.name, tuple(made), fields, check=None if family.check is None else load(family.check))
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
-        """Tell whether a request for these modalities (None: all) writes to the output folder."""
+        """Return True if a request for these modalities (None: all) writes to the output folder."""
         wanted = set(self.modalities) if modalities is None else modalities
         return bool(wanted - {"text"})
 
@@ -87,11 +87,11 @@ class Capabilities:
 
     @property
     def needs_prompt(self) -> bool:
-        """Tell whether a request must have a prompt, whatever else it has."""
+        """Return True if a request must have a prompt, whatever else it has."""
         return self.call is None or "prompt" in self._missing({})
 
     def takes_prompt(self, given: Mapping[str, Any]) -> bool:
-        """Tell whether a prompt would be part of a request with these fields, whose `arg` may have one in tensors."""
+        """Return True if a prompt would be part of a request with these fields, whose `arg` may have one in tensors."""
         arguments = given.get("arg", ())
         return "prompt" in self.fields and not any("prompt_embeds" in str(each) for each in arguments)
 

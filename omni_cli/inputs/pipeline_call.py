@@ -99,7 +99,7 @@ class Argument:
 
     @property
     def needs_tensor(self) -> bool:
-        """Tell whether plain values must become tensors."""
+        """Return True if plain values must become tensors."""
         return self.file_kind == "tensor" and not is_plain(self.types)
 
 
@@ -156,7 +156,7 @@ class PipelineCall:
         return next((each for each in fields if self.argument_for(each) == name), "arg")
 
     def is_listed(self, name: str) -> bool:
-        """Tell whether a user can set the argument."""
+        """Return True if a user can set the argument."""
         if self.field_of(name) != "arg":
             return True
         return name not in OWNED_ARGUMENTS and is_possible(self.arguments[name].types)
@@ -262,7 +262,7 @@ class PipelineCall:
         return next((name for name in names if name in self.arguments), None)
 
     def _collects(self, name: str) -> bool:
-        """Tell whether an argument is a list of objects with images or videos among their fields."""
+        """Return True if an argument is a list of objects with images or videos among their fields."""
         made = class_of_fields(self.arguments[name].types)
         return made is not None and any(file_kind(types) == "image" for types in made.fields.values())
 
@@ -295,7 +295,7 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _takes_frames(argument: Argument) -> bool:
-    """Tell whether its values can be lists of images, and not tensors only."""
+    """Return True if its values can be lists of images, and not tensors only."""
     return file_kind(argument.types) == "image" or any(each.name == "Any" for each in argument.types)
 
 
@@ -308,7 +308,7 @@ def _field_for(medium: Medium, types: Types) -> str:
 
 
 def _is_item_alone(argument: Argument, value: object) -> bool:
-    """Tell whether it is one item of a list; a video is a whole list of frames."""
+    """Return True if it is one item of a list; a video is a whole list of frames."""
     if not takes_only_lists(argument.types) or isinstance(value, list | tuple) or value is None:
         return False
     return not (isinstance(value, Path) and argument.file_kind == "image" and kind_of_file(value) == "video")

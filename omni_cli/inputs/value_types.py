@@ -46,7 +46,7 @@ def file_kind(types: Types) -> FileKind | None:
 
 
 def takes_only_lists(types: Types) -> bool:
-    """Tell whether a value other than null must be a list."""
+    """Return True if a value other than null must be a list."""
     names = {each.name for each in types} - {"None"}
     return bool(names) and names <= {"list", "tuple"}
 
@@ -57,7 +57,7 @@ def class_of_fields(types: Types) -> ValueType | None:
 
 
 def is_possible(types: Types) -> bool:
-    """Tell whether a request can hold some value other than null."""
+    """Return True if a request can hold some value other than null."""
     return not types or any(
         each.name in (*_PLAIN[1:], *_FILE_KINDS)
         or each.fields
@@ -67,14 +67,14 @@ def is_possible(types: Types) -> bool:
 
 
 def is_plain(types: Types) -> bool:
-    """Tell whether a value other than null need not be a file or a tensor."""
+    """Return True if a value other than null need not be a file or a tensor."""
     return any(
         all(map(is_plain, each.items)) if each.name in ("list", "tuple") else each.name in _PLAIN[1:] for each in types
     )
 
 
 def is_finite_number(value: object) -> TypeGuard[int | float]:
-    """Tell whether it is a number that a stage can be sent: JSON has whole ones of any length."""
+    """Return True if it is a number that a stage can be sent: JSON has whole ones of any length."""
     if isinstance(value, float):
         return abs(value) <= sys.float_info.max
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**64
@@ -183,7 +183,7 @@ def _key(types: Types, key: object) -> object:
 
 
 def _is_numeric(value: object) -> bool:
-    """Tell whether a tensor can be made of it: a number, or nested lists of them with at least one."""
+    """Return True if a tensor can be made of it: a number, or nested lists of them with at least one."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_numeric, value))
     return isinstance(value, bool) or is_finite_number(value)

@@ -113,13 +113,13 @@ def _conversations(path: Path, content: bytes, sha256: str, count: Callable[[str
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         message = f"{wrong}: conversation {_num_whole(text) + 1}: {reason}"
         raise InputError(message, hint="is the file truncated? download or write it again") from error
-    found, broken = [], []
+    first_turns, broken = [], []
     for number, conversation in enumerate(conversations, start=1):
         try:
-            found.append(_exchange(conversation))
+            first_turns.append(_exchange(conversation))
         except ValueError as error:
             broken.append(f"conversation {number} {error}")
-    exchanges = [exchange for exchange in found if exchange is not None]
+    exchanges = [exchange for exchange in first_turns if exchange is not None]
     if broken and not exchanges:
         hint = 'write [{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}]'
         raise InputError(f"{wrong}: {broken[0]}", hint=hint)
@@ -130,7 +130,7 @@ def _conversations(path: Path, content: bytes, sha256: str, count: Callable[[str
         DatasetRequest(question, fields={} if count is None else _length(count(answer)))
         for question, answer in exchanges
     )
-    of, other = f"of {len(conversations)} conversations", len(found) - len(exchanges)
+    of, other = f"of {len(conversations)} conversations", len(first_turns) - len(exchanges)
     notes = [f"{other} {of} do not begin with a question and its answer, and are not sent"] if other else []
     notes += [f"{len(broken)} {of} cannot be read, and are not sent; the first: {broken[0]}"] if broken else []
     return Dataset(requests, sha256, tuple(notes))
@@ -160,9 +160,9 @@ def _num_whole(text: str) -> int:
     """Count the conversations before the place where JSON is malformed."""
     seen = 0
 
-    def count(found: dict[str, object]) -> None:
+    def count(item: dict[str, object]) -> None:
         nonlocal seen
-        seen += any(key in found for key in _TURNS)
+        seen += any(key in item for key in _TURNS)
 
     with suppress(ValueError, RecursionError):
         json.loads(text, object_hook=count)

@@ -8,9 +8,9 @@ from typing import Literal
 
 from omni_cli.errors import UsageError
 from omni_cli.loadtest.answers import ChatReader, ImagesReader, Reader, SpeechReader
+from omni_cli.loadtest.slo import OF_AUDIO, OF_TEXT
 
 EndpointName = Literal["chat", "speech", "images"]
-_TEXT, _SOUND = ("ttft", "tpot", "itl"), ("ttfp", "rtf")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> E
             **({"modalities": list(modalities), "audio": {"format": "pcm16"}} if "audio" in modalities else {}),
         }
 
-    sound = _SOUND if "audio" in modalities else ()
-    return Endpoint("chat", "/v1/chat/completions", body, ChatReader, ("e2e", *_TEXT, *sound))
+    sound = OF_AUDIO if "audio" in modalities else ()
+    return Endpoint("chat", "/v1/chat/completions", body, ChatReader, ("e2e", *OF_TEXT, *sound))
 
 
 def speech() -> Endpoint:
@@ -53,7 +53,7 @@ def speech() -> Endpoint:
             "model": model, "input": prompt, "seed": seed, "response_format": "pcm", "stream_format": "audio",
         }  # fmt: skip
 
-    return Endpoint("speech", "/v1/audio/speech", body, SpeechReader, ("e2e", *_SOUND))
+    return Endpoint("speech", "/v1/audio/speech", body, SpeechReader, ("e2e", *OF_AUDIO))
 
 
 def images() -> Endpoint:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.environment import read_environment
 from omni_cli.bench.record_builder import RecordBuilder
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.errors import UsageError
 from omni_cli.loadtest.target import Target, find_targets
 from omni_cli.loadtest.traffic import ClosedLoop, Traffic
@@ -39,27 +39,27 @@ def server_plan(
     """
     _allow_open_files(traffics, workload.num_requests)
     pairs = [(target, traffic) for target in find_targets(urls, model, api_key) for traffic in traffics]
-    treatments = _treatments(pairs, varied=is_varied or len(traffics) > 1)
+    variants = _variant_configs(pairs, varied=is_varied or len(traffics) > 1)
     environment = read_environment()
     environment["versions"]["aiohttp"] = version("aiohttp")
 
     def launch(index: int) -> ServerVariant:
         target, traffic = pairs[index]
         return ServerVariant(
-            treatments[index].name, target, workload, traffic, api_key=api_key, request_timeout_s=request_timeout_s
+            variants[index].name, target, workload, traffic, api_key=api_key, request_timeout_s=request_timeout_s
         )
 
     with scratch_folder("omni-bench-") as folder:
         builder = RecordBuilder(
-            treatments, command=command, environment=environment, workload=workload.describe(), folder=folder
+            variants, command=command, environment=environment, workload=workload.describe(), folder=folder
         )
         yield Plan(builder, launch)
 
 
-def _treatments(plans: Sequence[tuple[Target, Traffic]], *, varied: bool) -> list[Treatment]:
-    """Return treatments named by the server or the load; a repeated name is A against A."""
-    found: list[Treatment] = []
-    for target, traffic in plans:
+def _variant_configs(pairs: Sequence[tuple[Target, Traffic]], *, varied: bool) -> list[VariantConfig]:
+    """Return variants named by the server or the load; a repeated name is A against A."""
+    variants: list[VariantConfig] = []
+    for target, traffic in pairs:
         # An address may change from run to run, so a baseline is compared by its requests.
         settings: dict[str, object] = {"url": target.url, "model": target.model}
         name = target.url.partition("//")[2]
@@ -67,9 +67,9 @@ def _treatments(plans: Sequence[tuple[Target, Traffic]], *, varied: bool) -> lis
             settings |= traffic.settings
             (value,) = traffic.settings.items()
             name = "=".join(map(str, value))
-        earlier = sum(treatment.name.partition(" (")[0] == name for treatment in found)
-        found.append(Treatment(f"{name} ({earlier + 1})" if earlier else name, settings=settings))
-    return found
+        earlier = sum(variant.name.partition(" (")[0] == name for variant in variants)
+        variants.append(VariantConfig(f"{name} ({earlier + 1})" if earlier else name, settings=settings))
+    return variants
 
 
 def _allow_open_files(traffics: Sequence[Traffic], num_requests: int | None) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_cli.errors import UsageError
+from omni_cli.metrics import E2E, ITL_MAX, RTF, TPOT, TTFP, TTFT
 from omni_cli.stats.saturation import PRECISION
 from omni_cli.text import suggest, visible
 
 # Option's name -> value of a request. A reader notices the longest gap, so `itl` limits that.
 COLUMNS = {
-    "ttft": "ttft_s", "tpot": "tpot_s", "itl": "itl_max_s", "e2e": "e2e_s", "ttfp": "ttfp_s", "rtf": "rtf",
+    "ttft": TTFT, "tpot": TPOT, "itl": ITL_MAX, "e2e": E2E, "ttfp": TTFP, "rtf": RTF,
 }  # fmt: skip
+OF_TEXT, OF_AUDIO = ("ttft", "tpot", "itl"), ("ttfp", "rtf")
 _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)")
 _SHORTEST_WINDOW_S, _OTHER_WINDOW_S = 1.0, 4.0
 _SCALES = {"ms": 1e-3, "s": 1.0, "": 1.0}
@@ -27,10 +29,10 @@ class SLO:
     metric: str
     limit: float
 
-    def is_met(self, request: Mapping[str, float | None]) -> bool:
-        """Return True if a request's value is within the limit; a missing value is not."""
-        value = request.get(COLUMNS[self.metric])
-        return value is not None and value <= self.limit
+
+def row_limits(slos: Sequence[SLO]) -> dict[str, float]:
+    """Return the limits by the names that values of a request have in records."""
+    return {COLUMNS[slo.metric]: slo.limit for slo in slos}
 
 
 def window_of(slos: Sequence[SLO]) -> float:
@@ -44,13 +46,13 @@ def window_of(slos: Sequence[SLO]) -> float:
 
 def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> tuple[SLO, ...]:
     """Parse `METRIC:LIMIT` texts; `metrics` are those that the measured requests have. Raises `UsageError`."""
-    found: dict[str, SLO] = {}
+    slos: dict[str, SLO] = {}
     for text in texts:
         slo = _parse(text, metrics)
-        if slo.metric in found:
+        if slo.metric in slos:
             raise UsageError(f"`--slo {slo.metric}:...` is given twice", hint="write one limit per metric")
-        found[slo.metric] = slo
-    return tuple(found.values())
+        slos[slo.metric] = slo
+    return tuple(slos.values())
 
 
 def _parse(text: str, metrics: Sequence[str]) -> SLO:

@@ -58,11 +58,11 @@ def find_targets(urls: Sequence[str], model: str | None, api_key: str | None) ->
 
 
 async def _find_all(urls: Sequence[str], model: str | None, api_key: str | None) -> tuple[Target, ...]:
-    found: dict[str, Target] = {}
+    targets: dict[str, Target] = {}
     for url in dict.fromkeys(urls):
         async with Client(url, api_key=api_key, timeout_s=_PROBE_TIMEOUT_S) as client:
-            found[url] = await _find(client, model)
-    return tuple(found[url] for url in urls)
+            targets[url] = await _find(client, model)
+    return tuple(targets[url] for url in urls)
 
 
 async def _find(client: Client, model: str | None) -> Target:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omni_cli.loadtest.arrivals import arrival_times, trace_rate
 from omni_cli.loadtest.client import Outcome
 
 Send = Callable[[int, float], Coroutine[Any, Any, Outcome]]
@@ -108,3 +108,22 @@ async def _until(due_s: float) -> None:
     await asyncio.sleep(0)
     while time.perf_counter() < due_s:
         await asyncio.sleep(0)
+
+
+def trace_rate(arrivals_s: Sequence[float]) -> float:
+    """Return the mean rate of a trace per second: its times begin with 0 and do not all equal it."""
+    return float(f"{len(arrivals_s) / arrivals_s[-1]:.6g}")
+
+
+def arrival_times(rate: float, count: int, *, seed: int, number: int) -> list[float]:
+    """Return `count` times in seconds from the window's start, ascending; all 0 for an infinite `rate` (per second).
+
+    A Poisson process of that rate, under the condition that `count` requests come within `count / rate` seconds:
+    its times are `count` independent uniform ones, sorted. Every window thus offers exactly `rate`. Equal seeds and
+    iteration numbers give equal times.
+    """
+    if math.isinf(rate):
+        return [0.0] * count
+    source = random.Random(f"arrivals/{seed}/{number}")
+    length_s = count / rate
+    return sorted(source.uniform(0.0, length_s) for _ in range(count))

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from omni_cli.errors import InputError
+from omni_cli.loadtest.answers import ServerAnswer
+
+if TYPE_CHECKING:
+    import numpy as np
+
 import asyncio
 import time
 from collections.abc import Callable
@@ -13,11 +22,11 @@ from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.loadtest.client import Client, Outcome
 from omni_cli.loadtest.failures import hint_on
-from omni_cli.loadtest.outputs import answer_arrays
 from omni_cli.loadtest.target import Target
 from omni_cli.loadtest.traffic import OpenLoop, Traffic
-from omni_cli.loadtest.window import Window, columns, median_e2e_s, window_metrics, window_work
+from omni_cli.loadtest.window import Window, window_metrics, window_work
 from omni_cli.loadtest.workload import RequestMaker, ServerWorkload
+from omni_cli.metrics import E2E
 from omni_cli.record import describe_failures
 
 
@@ -79,16 +88,17 @@ class ServerVariant:
         arrays = answer_arrays(window.answers)
         if outputs is not None:
             save_arrays(outputs, arrays)
+        metrics = window_metrics(window, self._workload.slos)
         return Ran(
-            e2e_s=median_e2e_s(window),
-            metrics=window_metrics(window, self._workload.slos),
+            e2e_s=metrics.pop(E2E),
+            metrics=metrics,
             work=window_work(window),
             # Missing answers cannot be compared.
             output_sha256=None if window.failures else hash_arrays(arrays),
             accounted={},
             memory={},
             lasted_s=window.lasted_s,
-            requests=columns(window.rows()),
+            requests=window.columns(),
             failures=window.failures,
         )
 
@@ -98,3 +108,33 @@ class ServerVariant:
             f"`{self.name}` answered none of {len(window.outcomes)} requests ({when}): {describe_failures(failures)}",
             hint=hint_on(failures),
         )
+
+
+def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
+    """Return arrays like `omni_cli.bench.outputs.output_arrays`: text as UTF-8 bytes, samples float32, pixels uint8."""
+    import numpy as np
+
+    arrays: dict[str, np.ndarray] = {}
+    for number, answer in enumerate(answers):
+        if answer.text:
+            arrays[f"{number}.tokens.text"] = np.frombuffer("".join(answer.text).encode(), np.uint8)
+        if answer.pcm:
+            whole = len(answer.pcm) // 2 * 2
+            arrays[f"{number}.audio.0"] = np.frombuffer(bytes(answer.pcm[:whole]), "<i2").astype(np.float32) / 2**15
+        for position, image in enumerate(answer.images):
+            arrays[f"{number}.image.{position}"] = _pixels(image)
+    return arrays
+
+
+def _pixels(image: bytes) -> np.ndarray:
+    """Decode to uint8 (height, width, 3); return the bytes unchanged if they are not an image."""
+    import numpy as np
+
+    from omni_cli.inputs.media.pool import in_memory
+    from omni_cli.inputs.media.reading import MediaReader
+
+    try:
+        with in_memory(image) as file:
+            return MediaReader(lambda _note: None).image(file, "image of the answer")
+    except InputError:
+        return np.frombuffer(image, np.uint8)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_cli.loadtest.answers import ServerAnswer
 from omni_cli.loadtest.client import Outcome
-from omni_cli.loadtest.slo import SLO
-from omni_cli.record import E2E, Failures, summed_failures
-from omni_cli.stats.metrics import PERCENTILES, samples_for
+from omni_cli.loadtest.slo import SLO, row_limits
+from omni_cli.metrics import E2E, ITL, TTFP, TTFT, Row, Timeline, columns, goodput, rates, summarised, values_by_metric
+from omni_cli.record import Failures, summed_failures
 
-Row = dict[str, float | None]
-"""The values of one request. Times in seconds, from when it was due; None for unknown values."""
-
-TIMES = (E2E, "ttft_s", "tpot_s", "ttfp_s", "rtf")
-"""Values of a request whose median over the window is the metric of the same name."""
-
-TAILS = (E2E, "ttft_s", "itl_s", "ttfp_s")
-"""Values whose high percentiles are metrics as well, if the window has enough requests."""
+TAILS = (E2E, TTFT, ITL, TTFP)
+"""Metrics whose high percentiles are metrics as well, if the window has enough requests."""
 
 _DIGITS = 7
 
@@ -50,32 +42,30 @@ class Window:
         return summed_failures((item.kind, Failures(count=1, first=item.message)) for item in failed)
 
     def rows(self) -> list[Row]:
+        """Return the values of each request, with its start in the window, its lag and its amounts of work."""
         return [_row(outcome, self.began_s, is_open=self.is_open) for outcome in self.outcomes]
 
-
-def columns(rows: Sequence[Row]) -> dict[str, tuple[float | None, ...]]:
-    """Return the rows by value, without values that no request has."""
-    names = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
-    return {name: tuple(_rounded(row.get(name)) for row in rows) for name in names}
+    def columns(self) -> dict[str, tuple[float | None, ...]]:
+        """Return the rows as columns of rounded values."""
+        rounded = [
+            {name: None if value is None else round(value, _DIGITS) for name, value in row.items()}
+            for row in self.rows()
+        ]
+        return columns(rounded)
 
 
 def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
-    """Compute medians over the answered requests, and rates of the whole window."""
-    rows = window.rows()
-    values = {name: [value for row in rows if (value := row.get(name)) is not None] for name in TIMES}
-    values["itl_s"] = [gap for answer in window.answers for gap in _gaps(answer)]
-    found: dict[str, float] = {}
-    for name in (*TIMES[:3], "itl_s", *TIMES[3:]):
-        if values[name] and name != E2E:
-            found[name] = statistics.median(values[name])
-        if name in TAILS:
-            found |= _tails(name, values[name])
-    return found | _rates(window, slos)
-
-
-def median_e2e_s(window: Window) -> float:
-    """Return the median over the answered requests, of which there must be at least one."""
-    return statistics.median(o.done_s - o.due_s for o in window.outcomes if o.answer is not None)
+    """Compute medians over the answered requests, that of `e2e_s` first, and rates of the whole window."""
+    timelines = [_timeline(outcome, outcome.answer) for outcome in window.outcomes if outcome.answer is not None]
+    work = window_work(window)
+    num_images = sum(len(answer.images) for answer in window.answers)
+    optional = {"output_tokens": work.get("output_tokens"), "images": num_images}
+    amounts = {"requests": work["requests"]} | {name: amount for name, amount in optional.items() if amount}
+    return {
+        **summarised(values_by_metric(timelines), TAILS),
+        **rates(amounts, window.lasted_s),
+        **goodput(window.rows(), row_limits(slos), window.lasted_s),
+    }
 
 
 def window_work(window: Window) -> dict[str, float]:
@@ -103,9 +93,19 @@ def num_pixels(png: bytes) -> int:
     return int(width * height)
 
 
-def good_requests(rows: Sequence[Mapping[str, float | None]], slos: Sequence[SLO]) -> int:
-    """Count the requests that were answered within all limits."""
-    return sum(row.get(E2E) is not None and all(slo.is_met(row) for slo in slos) for row in rows)
+def _timeline(outcome: Outcome, answer: ServerAnswer) -> Timeline:
+    """Return the times of an answer. Tokens that became sound are not counted."""
+    text_at, num_tokens = answer.text_at, answer.output_tokens
+    return Timeline(
+        start_s=outcome.due_s,
+        end_s=outcome.done_s,
+        first_token_s=text_at[0] if text_at else None,
+        last_token_s=text_at[-1] if text_at else None,
+        token_times_s=text_at,
+        num_tokens=None if num_tokens is None else num_tokens - answer.audio_tokens,
+        first_audio_s=answer.audio_at,
+        audio_s=answer.audio_s or 0.0,
+    )
 
 
 def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
@@ -115,52 +115,9 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
     answer = outcome.answer
     if answer is None:
         return row
-    e2e_s = row[E2E] = outcome.done_s - outcome.due_s
-    if answer.text_at:
-        row["ttft_s"] = answer.text_at[0] - outcome.due_s
-    row["tpot_s"] = _tpot_s(answer)
-    row["itl_max_s"] = max(_gaps(answer), default=None)
-    if answer.audio_at is not None:
-        row["ttfp_s"] = answer.audio_at - outcome.due_s
-    if answer.audio_s:
-        row |= {"rtf": e2e_s / answer.audio_s, "audio_s": answer.audio_s}
-    return row | {"input_tokens": answer.input_tokens, "output_tokens": answer.output_tokens}
-
-
-def _tpot_s(answer: ServerAnswer) -> float | None:
-    """Return the seconds per token after the first; None if the server reports no number of tokens."""
-    if not answer.text_at or answer.output_tokens is None:
-        return None
-    later_tokens = answer.output_tokens - answer.audio_tokens - 1
-    return (answer.text_at[-1] - answer.text_at[0]) / later_tokens if later_tokens > 0 else None
-
-
-def _gaps(answer: ServerAnswer) -> list[float]:
-    return [later - earlier for earlier, later in itertools.pairwise(answer.text_at)]
-
-
-def _tails(name: str, values: Sequence[float]) -> dict[str, float]:
-    return {
-        f"{name.removesuffix('_s')}_p{p}_s": statistics.quantiles(values, n=100)[p - 1]
-        for p in PERCENTILES
-        if len(values) >= samples_for(p)
+    row |= _timeline(outcome, answer).row()
+    return row | {
+        "audio_s": answer.audio_s,
+        "input_tokens": answer.input_tokens,
+        "output_tokens": answer.output_tokens,
     }
-
-
-def _rates(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
-    work = window_work(window)
-    found = {"requests_per_second": work["requests"] / window.lasted_s}
-    if work.get("output_tokens"):
-        found["output_tokens_per_second"] = work["output_tokens"] / window.lasted_s
-    images = sum(len(answer.images) for answer in window.answers)
-    if images:
-        found["images_per_second"] = images / window.lasted_s
-    if slos:
-        good = good_requests(window.rows(), slos)
-        found["goodput_per_second"] = good / window.lasted_s
-        found["slo_attainment"] = good / len(window.outcomes)
-    return found
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, _DIGITS)

@@ -84,11 +84,11 @@ class RequestMaker:
             body = workload.endpoint.body(self._model, self._prompts.draw(number, index), seed)
         else:
             requests = workload.dataset.requests
-            given = requests[position % len(requests)]
-            prompt = given.prompt or self._prompts.draw(number, index, given.input_len)
-            body = {**workload.endpoint.body(self._model, prompt, seed), **given.fields}
-            if given.parts:
-                content = [{"type": "text", "text": prompt}, *given.parts]
+            entry = requests[position % len(requests)]
+            prompt = entry.prompt or self._prompts.draw(number, index, entry.input_len)
+            body = {**workload.endpoint.body(self._model, prompt, seed), **entry.fields}
+            if entry.parts:
+                content = [{"type": "text", "text": prompt}, *entry.parts]
                 body["messages"] = [{"role": "user", "content": content}]
             # The same requests come again: what an earlier window left in a cache must not count.
             salt = {name: f"{value}/{number}" for name, value in salt.items()}

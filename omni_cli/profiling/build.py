@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from omni_cli.bench.iteration import latency_metric
 from omni_cli.config.schema import EngineConfig
 from omni_cli.outputs import StageInfo
 from omni_cli.profile_record import Overhead, Profile, StageProfile
@@ -15,7 +16,7 @@ from omni_cli.profiling.hints import hints_of
 from omni_cli.profiling.memory import added_by_step, stage_memory
 from omni_cli.profiling.operator_times import copies_of, operator_times
 from omni_cli.profiling.operators import Operators, read_operators
-from omni_cli.profiling.overhead import latency_metric, overhead_of
+from omni_cli.profiling.overhead import overhead_of
 from omni_cli.profiling.ranges import ENGINE_STEP, range_times, step_times
 from omni_cli.profiling.roofline import roofline_of
 from omni_cli.profiling.session import Profiled, RecordedSession
@@ -100,7 +101,7 @@ def _stage_profile(
         unprofiled_latency_s=latency.unprofiled_s,
         activity=activity,
         launch_gaps=None if description.ranks_elsewhere else launch_gaps(traced, description),
-        copies=copies_of(traced, [one.engagement[name] for one in session.profiled]),
+        copies=copies_of(traced, [one.execution_counters[name] for one in session.profiled]),
         ranges=range_times(recordings),
         steps=step_times(recordings, [added_by_step(operators, description.device) for operators in traced]),
         operators=operator_times(traced),

@@ -36,15 +36,15 @@ def operator_times(traced: Sequence[Operators]) -> tuple[OperatorTime, ...]:
     )  # fmt: skip
 
 
-def copies_of(traced: Sequence[Operators], engagement: Sequence[Mapping[str, float]]) -> Copies:
-    """Places where copies are made; `engagement` is what each profiled iteration added to the stage's counters."""
+def copies_of(traced: Sequence[Operators], counters: Sequence[Mapping[str, float]]) -> Copies:
+    """Places where copies are made; `counters` are those of each profiled iteration."""
     rows = _medians([_copies(operators) for operators in traced])
     largest = sorted(rows.items(), key=lambda row: (-row[1][1], -row[1][2]))[:_MAX_PLACES]
     return Copies(
-        output_copies=_counted(engagement, "copies"),
-        output_bytes=_counted(engagement, "copied_bytes"),
-        hidden_s=_counted(engagement, "copy_hidden_s"),
-        exposed_s=_counted(engagement, "copy_exposed_s"),
+        output_copies=_counted(counters, "copies"),
+        output_bytes=_counted(counters, "copied_bytes"),
+        hidden_s=_counted(counters, "copy_hidden_s"),
+        exposed_s=_counted(counters, "copy_exposed_s"),
         places=tuple(
             CopyPlace(
                 range=place, operator=operator, module=module or None, calls=calls, copied_bytes=num_bytes,
@@ -118,5 +118,5 @@ def _medians(iterations: Sequence[_Rows]) -> dict[tuple[str, ...], tuple[float, 
     return {key: (median(key, 0), median(key, 1), median(key, 2)) for key in keys}
 
 
-def _counted(engagement: Sequence[Mapping[str, float]], name: str) -> float:
-    return statistics.median([counters.get(name, 0.0) for counters in engagement] or [0.0])
+def _counted(iterations: Sequence[Mapping[str, float]], name: str) -> float:
+    return statistics.median([counters.get(name, 0.0) for counters in iterations] or [0.0])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
-from omni_cli.bench.metrics import Iteration
+from omni_cli.bench.iteration import Iteration, stage_latencies
 from omni_cli.profile_record import Overhead
 from omni_cli.record import Sample, Variant
 from omni_cli.stats.compare import compare_variants
@@ -22,18 +21,9 @@ def overhead_of(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tu
             ratio=comparison.ratio,
             ci95=comparison.ci95,
         )
-        for comparison in (each.result for each in compare_variants(a, b, same_record=True))
+        for comparison in (compared.result for compared in compare_variants(a, b, same_record=True))
         if comparison.a_median is not None and comparison.b_median is not None
     )
-
-
-def stage_latency_s(iteration: Iteration, stage: str) -> float:
-    """Return the median over the stage's requests."""
-    return statistics.median(trace.latency_s for trace in iteration.traces(stage))
-
-
-def latency_metric(stage: str) -> str:
-    return f"{stage}.latency_s"
 
 
 def _variant(name: str, iterations: Sequence[Iteration], position: int) -> Variant:
@@ -42,7 +32,7 @@ def _variant(name: str, iterations: Sequence[Iteration], position: int) -> Varia
             block=block,
             position=position,
             e2e_s=iteration.e2e_s,
-            metrics={latency_metric(stage): stage_latency_s(iteration, stage) for stage, _ in iteration.stages},
+            metrics=stage_latencies(iteration),
         )
         for block, iteration in enumerate(iterations)
     ]

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omni_cli.bench.iteration import Iteration
 from omni_cli.bench.loaded_workload import LoadedWorkload
-from omni_cli.bench.metrics import Iteration
 from omni_cli.bench.schedule import BlockSchedule
 from omni_cli.bench.workload import Workload
 from omni_cli.config.schema import EngineConfig
+from omni_cli.execution.counters import since
 from omni_cli.outputs import Event, StageInfo
 from omni_cli.stage.recording import (
     DescribeStage,
@@ -40,14 +41,14 @@ class Profiled:
     """A profiled iteration: its start (wall clock), its times and each stage's recording.
 
     `traces` are the stages' own traces in Chrome's format, kept for the first `MAX_TRACES` iterations only.
-    `engagement` is what the iteration added to each stage's counters.
+    `execution_counters` are those of the iteration alone, by stage.
     """
 
     began_ns: int
     iteration: Iteration
     recordings: dict[str, Recording]
     traces: dict[str, Path]
-    engagement: dict[str, dict[str, float]]
+    execution_counters: dict[str, dict[str, float]]
 
 
 @dataclass
@@ -129,7 +130,7 @@ class ProfilingRun:
                     self.session.plain.append(await self._iterate())
 
     async def _profile(self, number: int) -> Profiled:
-        before = self._engagement()
+        before = self._execution_counters()
         await self._ask_all(StartRecording("trace"))
         began_ns = time.time_ns()
         iteration = await self._iterate()
@@ -142,12 +143,8 @@ class ProfilingRun:
                 for info in self.session.stages
             }
         )
-        after = self._engagement()
-        engagement = {
-            name: {key: value - before[name].get(key, 0) for key, value in counters.items()}
-            for name, counters in after.items()
-        }
-        return Profiled(began_ns, iteration, recordings, traces, engagement)
+        counters = {name: since(before[name], after) for name, after in self._execution_counters().items()}
+        return Profiled(began_ns, iteration, recordings, traces, counters)
 
     async def _recorded(self, what: What, *, snapshots: bool = False) -> dict[str, Recording]:
         """Run one iteration and record it. Only CUDA devices have snapshots."""
@@ -172,8 +169,8 @@ class ProfilingRun:
         for info in self.session.stages:
             self.session.rates |= await self._ask({info.name: MeasureRates()})
 
-    def _engagement(self) -> dict[str, dict[str, float]]:
-        return {info.name: dict(info.engagement) for info in self._loaded.llm.stages}
+    def _execution_counters(self) -> dict[str, dict[str, float]]:
+        return {info.name: dict(info.execution_counters) for info in self._loaded.llm.stages}
 
     async def _ask_all(self, command: RecordingCommand) -> dict[str, Any]:
         return await self._ask({info.name: command for info in self.session.stages})

@@ -10,21 +10,21 @@ from omni_cli.report.bench_notes import verdict_note
 from omni_cli.report.bench_text import change, gate_rows, open_end, quality_text
 from omni_cli.report.bench_units import limit, title
 from omni_cli.results import GateResult
-from omni_cli.stats.findings import Findings, Pair
+from omni_cli.stats.comparison_result import ComparisonResult, Pair
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def findings_junit(findings: Findings, name: str) -> str:
+def comparison_junit(result: ComparisonResult, name: str) -> str:
     """Write one test case per limit, or a single one if there is no limit or no comparison."""
     suite = ElementTree.Element("testsuite", name=_clean(name))
-    gate = findings.gate
+    gate = result.gate
     if gate is None or gate.verdict in ("failed", "not comparable"):
         case = _case(suite, "gate" if gate else "comparable")
-        if findings.failures or not findings.is_comparable:
-            _outcome(case, "error", "failed" if findings.failures else "not comparable", verdict_note(findings).message)
+        if result.failures or not result.is_comparable:
+            _outcome(case, "error", "failed" if result.failures else "not comparable", verdict_note(result).message)
     else:
-        _gate_cases(suite, gate, findings.pairs)
+        _gate_cases(suite, gate, result.pairs)
     for tag in ("failure", "error", "skipped"):
         plural = {"failure": "failures", "error": "errors", "skipped": "skipped"}[tag]
         suite.set(plural, str(len(suite.findall(f"testcase/{tag}"))))

@@ -8,41 +8,41 @@ from omni_cli.errors import ExitCode
 from omni_cli.report.bench_notes import Note, verdict_note, warnings
 from omni_cli.report.bench_text import (
     Labels,
+    break_even_sentence,
     change,
     comparison_rows,
     gate_rows,
     pair_sentence,
-    payback_sentence,
     quality_text,
     work_sentence,
 )
 from omni_cli.report.bench_units import limit, title
 from omni_cli.results import Difference, GateResult
-from omni_cli.stats.findings import Findings, Pair
+from omni_cli.stats.comparison_result import ComparisonResult, Pair
 
 
-def findings_markdown(findings: Findings, labels: Labels, further: Sequence[Note] = ()) -> str:
+def comparison_markdown(result: ComparisonResult, labels: Labels, further: Sequence[Note] = ()) -> str:
     """Return the report, with its verdict in the first line; `further` warnings are about the machine."""
-    parts = [f"### {_headline(findings)}"]
-    if findings.exit_code != ExitCode.OK:
-        parts.append(_note(verdict_note(findings)))
-    if not findings.is_comparable:
-        rows = [(f"`{cell(item.field)}`", cell(item.a), cell(item.b)) for item in findings.mismatches]
+    parts = [f"### {_headline(result)}"]
+    if result.exit_code != ExitCode.OK:
+        parts.append(_note(verdict_note(result)))
+    if not result.is_comparable:
+        rows = [(f"`{cell(item.field)}`", cell(item.a), cell(item.b)) for item in result.mismatches]
         parts.append(table(("Field", cell(labels.a), cell(labels.b)), rows))
     else:
-        if findings.gate is not None and (findings.gate.metrics or findings.gate.quality):
-            parts.append(_gate_table(findings.gate, findings.pairs))
-        parts += [_pair(pair, labels, findings.differences) for pair in findings.pairs]
-    parts += [f"> **Warning:** {_note(note)}" for note in (*warnings(findings), *further)]
+        if result.gate is not None and (result.gate.metrics or result.gate.quality):
+            parts.append(_gate_table(result.gate, result.pairs))
+        parts += [_pair(pair, labels, result.differences) for pair in result.pairs]
+    parts += [f"> **Warning:** {_note(note)}" for note in (*warnings(result), *further)]
     return "\n\n".join(parts) + "\n"
 
 
-def _headline(findings: Findings) -> str:
-    if findings.gate is not None:
-        return f"omni gate: {findings.gate.verdict}"
-    if findings.failures:
+def _headline(result: ComparisonResult) -> str:
+    if result.gate is not None:
+        return f"omni gate: {result.gate.verdict}"
+    if result.failures:
         return "omni compare: failed"
-    return "omni compare" if findings.is_comparable else "omni compare: not comparable"
+    return "omni compare" if result.is_comparable else "omni compare: not comparable"
 
 
 def _gate_table(gate: GateResult, pairs: Sequence[Pair]) -> str:
@@ -67,7 +67,7 @@ def _gate_table(gate: GateResult, pairs: Sequence[Pair]) -> str:
 def _pair(pair: Pair, labels: Labels, differences: Sequence[Difference]) -> str:
     head, *rows = comparison_rows(pair, labels)
     parts = [table([cell(name) if place in (1, 2) else name for place, name in enumerate(head)], rows)]
-    sentences = (work_sentence(pair), pair_sentence(pair, labels), payback_sentence(pair))
+    sentences = (work_sentence(pair), pair_sentence(pair, labels), break_even_sentence(pair))
     parts += [cell(sentence) for sentence in sentences if sentence]
     listed = [f"`{cell(d.field)}` ({cell(d.a)} → {cell(d.b)})" for d in (*pair.differences, *differences)]
     parts.append("Differs only in: " + ", ".join(listed) if listed else "No setting differs")

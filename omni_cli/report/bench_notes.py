@@ -10,8 +10,8 @@ from omni_cli.report.bench_text import change, open_end, shown
 from omni_cli.report.bench_units import limit, percent, quantity, title
 from omni_cli.report.units import count
 from omni_cli.results import Difference, GateMetric, GateResult
+from omni_cli.stats.comparison_result import ComparisonResult
 from omni_cli.stats.disturbance import Disturbance
-from omni_cli.stats.findings import Findings
 
 
 @dataclass(frozen=True)
@@ -22,26 +22,26 @@ class Note:
     hint: str | None = None
 
 
-def warnings(findings: Findings) -> list[Note]:
+def warnings(result: ComparisonResult) -> list[Note]:
     """Return warnings about the verdicts, most important first."""
     notes: list[Note] = []
-    if findings.unmatched:
-        names = ", ".join(f"`{name}`" for name in findings.unmatched)
+    if result.unmatched:
+        names = ", ".join(f"`{name}`" for name in result.unmatched)
         notes.append(Note(f"only in one of the records, so not compared: {names}"))
-    if findings.comparisons and not findings.interleaved and findings.is_comparable:
+    if result.comparisons and not result.interleaved and result.is_comparable:
         message = (
             "measured one after the other: changes of the machine in between affect the ratio, but not its interval"
         )
-        command = "loadtest URL_A URL_B" if num_requests(findings.pairs[0].a) else "bench --against GIT_REF"
-        how = "repeat both, and compare again" if findings.tool else f"measure both interleaved: `omni {command}`"
+        command = "loadtest URL_A URL_B" if num_requests(result.pairs[0].a) else "bench --against GIT_REF"
+        how = "repeat both, and compare again" if result.tool else f"measure both interleaved: `omni {command}`"
         notes.append(Note(message, f"to rule that out, {how}"))
     return notes
 
 
-def disturbance_warnings(found: Sequence[Disturbance], record: Record) -> list[Note]:
+def disturbance_warnings(disturbances: Sequence[Disturbance], record: Record) -> list[Note]:
     """Return warnings about the machine or the client during the measurement, with the action to take."""
     looked = record.utilisation
-    notes = [_disturbance(item, 0 if looked is None else looked.usable_cores) for item in found]
+    notes = [_disturbance(item, 0 if looked is None else looked.usable_cores) for item in disturbances]
     if looked is not None and looked.error is not None:
         notes.append(Note(f"only part of the machine's load was recorded: {shown(looked.error)}"))
     return notes
@@ -93,18 +93,18 @@ _CAUSES = {
 }
 
 
-def verdict_note(findings: Findings) -> Note:
+def verdict_note(result: ComparisonResult) -> Note:
     """Return the reason for an exit code other than 0, in one sentence."""
-    if findings.failures:
-        return run_failed(findings.failures)
-    if findings.gate is not None:
-        note = gate_failure(findings.gate)
-    elif not findings.is_comparable:
-        note = not_comparable(findings.mismatches)
+    if result.failures:
+        return run_failed(result.failures)
+    if result.gate is not None:
+        note = gate_failure(result.gate)
+    elif not result.is_comparable:
+        note = not_comparable(result.mismatches)
     else:
         note = Note("no verdict: too noisy, or too few blocks", "measure more: raise `--time-budget` or `--num-iters`")
-    if findings.tool and note.hint:
-        return replace(note, hint=f"measure both again with {findings.tool}: the same options, and more runs")
+    if result.tool and note.hint:
+        return replace(note, hint=f"measure both again with {result.tool}: the same options, and more runs")
     return note
 
 

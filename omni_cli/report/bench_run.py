@@ -53,7 +53,7 @@ def variant_text(number: int, variant: Variant, summaries: Mapping[str, Summary]
     if num_requests(variant):
         lines = server_lines(number, variant, summaries)
     elif variant.samples:
-        did = "; ".join(filter(None, (_work(variant), *_engaged(variant))))
+        did = "; ".join(filter(None, (_work(variant), *_mode_used(variant))))
         lines = summary_lines(number, variant, summaries, did)
     else:
         lines = [f"Benchmark {number}: {variant.name}", "  no runs"]
@@ -86,16 +86,16 @@ def _work(variant: Variant) -> str:
     return ", ".join(f"{works[0][name]:g} {word}" for name, word in words.items() if works[0].get(name))
 
 
-def _engaged(variant: Variant) -> list[str]:
+def _mode_used(variant: Variant) -> list[str]:
     """Format `talker replayed 840 of 840 calls, hid 100% of the copying`: what ran in the counted runs.
 
     A single stage is not named.
     """
     by_stage = counters_of(variant)
-    engaged = []
+    sentences = []
     for stage, total in by_stage.items():
         parts = []
-        ran = [sample.engagement.get(stage, {}) for sample in variant.samples]
+        ran = [sample.execution_counters.get(stage, {}) for sample in variant.samples]
         replays, eager = (sum(counters.get(name, 0) for counters in ran) for name in ("graph_replays", "eager_calls"))
         if replays:
             parts.append(f"replayed {replays:g} of {replays + eager:g} calls")
@@ -105,8 +105,8 @@ def _engaged(variant: Variant) -> list[str]:
         if hidden and copied:
             parts.append(f"hid {hidden / copied:.0%} of the copying")
         if parts:
-            engaged.append((f"{stage} " if len(by_stage) > 1 else "") + ", ".join(parts))
-    return engaged
+            sentences.append((f"{stage} " if len(by_stage) > 1 else "") + ", ".join(parts))
+    return sentences
 
 
 def _lengths(workload: Mapping[str, Any]) -> str:

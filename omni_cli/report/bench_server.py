@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
+from omni_cli.metrics import PERCENTILES, is_percentile, samples_for
 from omni_cli.record import Record, Variant, failures_of, num_requests
 from omni_cli.report.bench_text import shown
 from omni_cli.report.bench_units import quantity, quantity_interval, title
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
 from omni_cli.results import Summary
-from omni_cli.stats.metrics import PERCENTILES, samples_for
-
-_TAIL = re.compile(r"_p\d+_s$")
 
 
 def server_title(workload: Mapping[str, object]) -> str:
@@ -74,7 +71,7 @@ def server_lines(number: int, variant: Variant, summaries: Mapping[str, Summary]
     """Format the paragraph on one server: its requests, then one line per metric, with percentiles of the requests."""
     rows = [("", "median [95% CI]", *(f"p{percentile}" for percentile in PERCENTILES))]
     for metric, summary in summaries.items():
-        if _TAIL.search(metric) and not metric.startswith("itl"):
+        if is_percentile(metric) and not metric.startswith("itl"):
             continue  # a window's percentile; those beside the median are of all requests
         median = quantity(metric, summary.median)
         bounds = quantity_interval(metric, summary.ci95, summary.median)
@@ -93,7 +90,7 @@ def _percentiles(metric: str, summary: Summary) -> list[str]:
 def server_note(variant: Variant) -> str:
     """Format `tiny-omni, 640 requests, 2 failed, 61 tokens in, 32 out, 1.28 s audio`, with means per request."""
     parts = [shown(variant.settings.get("model", "unknown model")), count(num_requests(variant), "request")]
-    failed = sum(found.count for found in failures_of(variant.samples).values())
+    failed = sum(item.count for item in failures_of(variant.samples).values())
     parts.append(f"{failed} failed" if failed else "none failed")
     words = {"input_tokens": "tokens in", "output_tokens": "tokens out", "audio_s": "s audio", "pixels": "pixels"}
     answered = sum(sample.work.get("requests", 0) for sample in variant.samples)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from omni_cli.record import E2E, Variant
+from omni_cli.metrics import ALLOCATED, E2E, HOST_RSS, higher_is_better, samples_for
+from omni_cli.record import Variant
 from omni_cli.report.bench_units import (
     limit,
     percent,
@@ -19,6 +20,7 @@ from omni_cli.report.bench_units import (
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
 from omni_cli.results import (
+    BreakEven,
     Comparison,
     Difference,
     GateMetric,
@@ -27,12 +29,10 @@ from omni_cli.results import (
     MeasureMean,
     MemoryPeak,
     Outputs,
-    Payback,
     Summary,
 )
-from omni_cli.stats.findings import Findings, Pair
-from omni_cli.stats.metrics import higher_is_better, samples_for
-from omni_cli.stats.payback import verdict_on_mode
+from omni_cli.stats.break_even import verdict_on_mode
+from omni_cli.stats.comparison_result import ComparisonResult, Pair
 
 _MAX_DIFFERENCES = 8
 
@@ -59,26 +59,26 @@ def summary_lines(number: int, variant: Variant, summaries: Mapping[str, Summary
             rows.append(("Range (min … max):", extremes, count(summary.n, "run")))
     peak = variant.memory.peak_allocated_bytes
     if peak:
-        rows.append(("Memory (peak allocated):", quantity("peak_allocated_bytes", peak), ""))
+        rows.append(("Memory (peak allocated):", quantity(ALLOCATED, peak), ""))
     elif variant.memory.peak_host_rss_bytes:
-        host = quantity("peak_host_rss_bytes", variant.memory.peak_host_rss_bytes)
+        host = quantity(HOST_RSS, variant.memory.peak_host_rss_bytes)
         rows.append(("Memory (peak host RSS):", host, ""))
     head = f"Benchmark {number}: {variant.name}"
     return [f"{head}   {note}".rstrip(), *aligned(rows, gap=3)]
 
 
-def findings_text(findings: Findings, labels: Labels) -> str:
+def comparison_text(result: ComparisonResult, labels: Labels) -> str:
     """Format all pairs as tables, their differences, one sentence per pair, and the gate."""
-    if not findings.is_comparable:
-        return "\n".join(["Not comparable", *difference_lines(findings.mismatches)])
+    if not result.is_comparable:
+        return "\n".join(["Not comparable", *difference_lines(result.mismatches)])
     parts = []
-    for pair in findings.pairs:
+    for pair in result.pairs:
         lines = [_heading(pair, labels), *pair_table(pair, labels)]
-        lines.append(_differs(pair.differences + findings.differences))
-        sentences = (work_sentence(pair), _verdict_sentence(pair, labels, findings), payback_sentence(pair))
+        lines.append(_differs(pair.differences + result.differences))
+        sentences = (work_sentence(pair), _verdict_sentence(pair, labels, result), break_even_sentence(pair))
         parts.append("\n".join([*lines, *filter(None, sentences)]))
-    if findings.gate is not None:
-        parts.append("\n".join(["Gate", *gate_lines(findings.gate, findings.pairs)]))
+    if result.gate is not None:
+        parts.append("\n".join(["Gate", *gate_lines(result.gate, result.pairs)]))
     return "\n\n".join(parts)
 
 
@@ -118,7 +118,8 @@ def pair_sentence(pair: Pair, labels: Labels) -> str | None:
     factor, bounds = item.ratio, item.ci95
     if item.verdict == "faster":
         factor, bounds = 1 / item.ratio, (1 / item.ci95[1], 1 / item.ci95[0])
-    cost = next((_cost(peak) for peak in pair.memory if peak.metric == "peak_allocated_bytes"), "")
+    peak = next((peak for peak in pair.memory if peak.metric == ALLOCATED and peak.a_bytes != peak.b_bytes), None)
+    cost = "" if peak is None else f", for {size_change(peak.a_bytes, peak.b_bytes)}"
     return f"{name_b} ran {ratio(factor, bounds)} times {item.verdict} than {name_a}{cost}"
 
 
@@ -128,20 +129,20 @@ def work_sentence(pair: Pair) -> str | None:
     return f"Does other work per run: {', '.join(listed)}" if listed else None
 
 
-def _verdict_sentence(pair: Pair, labels: Labels, findings: Findings) -> str | None:
-    """Omit undecided equality if a gate asks another question, because two numbers of missing blocks would confuse."""
+def _verdict_sentence(pair: Pair, labels: Labels, result: ComparisonResult) -> str | None:
+    """Omit undecided equality if a gate judges something else, because two numbers of missing blocks would confuse."""
     e2e = next((item for item in pair.comparisons if item.metric == E2E), None)
     is_open = e2e is not None and e2e.verdict == "inconclusive"
-    return None if is_open and findings.gate is not None else pair_sentence(pair, labels)
+    return None if is_open and result.gate is not None else pair_sentence(pair, labels)
 
 
-def payback_sentence(pair: Pair) -> str | None:
+def break_even_sentence(pair: Pair) -> str | None:
     """Format the gain and the cost of a mode; None if the pair does not differ in a mode."""
-    found = next((item for item in pair.comparisons if item.payback), None)
-    return None if found is None or not found.payback else _worth_sentence(found, found.payback)
+    sentences = (_worth_sentence(item, item.break_even) for item in pair.comparisons if item.break_even)
+    return next(sentences, None)
 
 
-def _worth_sentence(comparison: Comparison, item: Payback) -> str:
+def _worth_sentence(comparison: Comparison, item: BreakEven) -> str:
     """Format the gain and the cost of a mode, and the number of requests after which it pays for itself."""
     verdict = verdict_on_mode(comparison, item)
     cost = [] if item.bytes_more is None else [size_change(0, item.bytes_more)]
@@ -155,7 +156,7 @@ def _worth_sentence(comparison: Comparison, item: Payback) -> str:
     return f"Worth it: {item.mode} gains {_gain(item, verdict)} per request{for_what}{after}"
 
 
-def _gain(item: Payback, verdict: str) -> str:
+def _gain(item: BreakEven, verdict: str) -> str:
     """Format `12.1 ms [11.9, 12.3]`; 0 for no difference."""
     if verdict == "no difference":
         return "nothing"
@@ -276,10 +277,6 @@ def _memory_change(peak: MemoryPeak) -> str:
     if peak.bounds:
         return ratio(peak.ratio, peak.bounds)
     return f"{peak.ratio:.3f} ({size_change(peak.a_bytes, peak.b_bytes)})"
-
-
-def _cost(peak: MemoryPeak) -> str:
-    return "" if peak.a_bytes == peak.b_bytes else f", for {size_change(peak.a_bytes, peak.b_bytes)}"
 
 
 def _differs(differences: Sequence[Difference]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from omni_cli.record import E2E
+from omni_cli.metrics import E2E, unit_of
 from omni_cli.report.units import memory
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -21,25 +21,22 @@ def quantity(metric: str, value: float | None, like: float | None = None) -> str
     if value is None or not math.isfinite(value):
         return "-"
     like = value if like is None or not math.isfinite(like) else like
-    if metric.endswith("_bytes"):
+    if unit_of(metric) == "bytes":
         return memory(int(value))
-    if metric.endswith("_per_second"):
-        return f"{_digits(value, like)}/s"
-    if metric.endswith("_s"):
-        scale, unit = next((entry for entry in _TIMES if abs(like) >= entry[0]), _TIMES[-1])
-        return f"{_digits(value / scale, like / scale)} {unit}"
-    return _digits(value, like)
+    scale, unit = scale_of(metric, like)
+    digits = _digits(value / scale, like / scale)
+    return f"{digits}/s" if unit == "per second" else digits if unit == "1" else f"{digits} {unit}"
 
 
 def scale_of(metric: str, like: float) -> tuple[float, str]:
     """Return the divisor and the unit that `quantity` chooses for `like`."""
-    if metric.endswith("_bytes"):
-        return (2.0**30, "GiB") if like >= 2**30 else (2.0**20, "MiB")
-    if metric.endswith("_per_second"):
-        return 1.0, "per second"
-    if metric.endswith("_s"):
-        return next((entry for entry in _TIMES if abs(like) >= entry[0]), _TIMES[-1])
-    return 1.0, "1"
+    match unit_of(metric):
+        case "bytes":
+            return (2.0**30, "GiB") if like >= 2**30 else (2.0**20, "MiB")
+        case "s":
+            return next((entry for entry in _TIMES if abs(like) >= entry[0]), _TIMES[-1])
+        case unit:
+            return 1.0, unit
 
 
 def quantity_interval(metric: str, bounds: tuple[float, float] | None, like: float) -> str:

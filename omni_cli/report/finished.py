@@ -97,10 +97,10 @@ def _exists(output: object) -> bool:
 
 def _state(path: Path) -> list[object]:
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return [str(path)]
-    return [str(path.absolute()), found.st_size, found.st_mtime_ns]
+    return [str(path.absolute()), status.st_size, status.st_mtime_ns]
 
 
 def _digest(value: object) -> str:
@@ -110,5 +110,5 @@ def _digest(value: object) -> str:
 def _without_keys(value: object) -> object:
     """Return objects as sorted pairs: a key that is a number is not the same as its text."""
     if isinstance(value, Mapping):
-        return sorted(([repr(key), _without_keys(each)] for key, each in value.items()), key=lambda pair: str(pair[0]))
-    return [_without_keys(each) for each in value] if isinstance(value, list | tuple) else value
+        return sorted(([repr(key), _without_keys(item)] for key, item in value.items()), key=lambda pair: str(pair[0]))
+    return [_without_keys(item) for item in value] if isinstance(value, list | tuple) else value

@@ -124,4 +124,4 @@ def _trace(trace: StageTrace) -> dict[str, object]:
 
 def _integers(value: Any) -> Any:
     """Return token ids, or frames of codes, as lists of Python integers."""
-    return [_integers(each) for each in value] if isinstance(value, Sequence) else int(value)
+    return [_integers(item) for item in value] if isinstance(value, Sequence) else int(value)

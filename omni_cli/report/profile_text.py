@@ -128,25 +128,25 @@ def _copies(stage: StageProfile) -> Iterator[str]:
         )  # fmt: skip
 
 
-def _memory(found: StageMemory) -> Iterator[str]:
-    what = "allocated on the device" if found.measure == "allocated" else "resident on the host"
-    yield f"  memory: peak {memory(found.peak_bytes)} {what}, in {found.peak_phase}"
-    adding = [phase for phase in found.phases if phase.added_bytes >= _MIN_ADDED_BYTES]
+def _memory(usage: StageMemory) -> Iterator[str]:
+    what = "allocated on the device" if usage.measure == "allocated" else "resident on the host"
+    yield f"  memory: peak {memory(usage.peak_bytes)} {what}, in {usage.peak_phase}"
+    adding = [phase for phase in usage.phases if phase.added_bytes >= _MIN_ADDED_BYTES]
     adding.sort(key=lambda phase: -phase.added_bytes)
     if adding:
         rows = ", ".join(f"{phase.name} +{memory(phase.added_bytes)}" for phase in adding[:_MAX_PHASES])
         yield f"    added by phase: {rows}"
-    if found.largest:
+    if usage.largest:
         yield "    largest tensors at a request's peak"
         yield from _indented(
-            ((size(tensor.size_bytes), tensor.kind, tensor.where) for tensor in found.largest[:_MAX_TENSORS]), 4
+            ((size(tensor.size_bytes), tensor.kind, tensor.where) for tensor in usage.largest[:_MAX_TENSORS]), 4
         )
-    for budget in found.budgets:
+    for budget in usage.budgets:
         of = "" if budget.budget_bytes is None else f" of {memory(budget.budget_bytes)}"
         share = "" if budget.used_fraction is None else f" ({budget.used_fraction:.1%})"
         yield f"    {budget.what}: {size(budget.used_bytes)}{of} used{share}"
-    if found.snapshot is not None:
-        yield f"    allocations: {found.snapshot} (pytorch.org/memory_viz shows it)"
+    if usage.snapshot is not None:
+        yield f"    allocations: {usage.snapshot} (pytorch.org/memory_viz shows it)"
 
 
 def _roofline(stage: StageProfile) -> Iterator[str]:

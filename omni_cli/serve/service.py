@@ -17,7 +17,7 @@ from omni_cli.engine.describing import capabilities_of
 from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.media.pool import media_pool
-from omni_cli.outputs import AudioOutput, Event, GenerateRequest, Modality, RequestResult
+from omni_cli.outputs import Event, GenerateRequest, Modality, RequestResult, audio_seconds
 from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.errors import APIError, shutting_down, unavailable
 from omni_cli.serve.exchange import Exchange
@@ -176,7 +176,7 @@ class Service:
 
     def _ended(self, result: RequestResult, exchange: Exchange) -> None:
         self.metrics.result(result)
-        audio_s = sum(len(o.samples) / o.sample_rate for o in result.outputs if isinstance(o, AudioOutput))
+        audio_s = audio_seconds(result.outputs)
         if audio_s > 0:
             exchange.notes |= {"audio_s": round(audio_s, 6), "rtf": round(exchange.elapsed_s() / audio_s, 6)}
             self.metrics.real_time_factor(exchange, exchange.elapsed_s() / audio_s)

@@ -122,7 +122,7 @@ class MemoryReport(msgspec.Struct, frozen=True, tag=True):
     reserved: int = 0
 
 
-class EngagementReport(msgspec.Struct, frozen=True, tag=True):
+class CountersReport(msgspec.Struct, frozen=True, tag=True):
     """Counters since the stage began to load: graphs replayed, bytes copied."""
 
     counters: dict[str, float]
@@ -135,7 +135,7 @@ class StageReady(msgspec.Struct, frozen=True, tag=True):
     effective: dict[str, Any]
     memory: MemoryReport
     settings: dict[str, Any] = {}
-    engagement: dict[str, float] = {}
+    execution_counters: dict[str, float] = {}
 
 
 FailureKind = Literal["input", "checkpoint", "output", "usage", "deadline", "stage"]
@@ -266,7 +266,7 @@ Report = (
     | WaveformChunk
     | RequestDone
     | MemoryReport
-    | EngagementReport
+    | CountersReport
     | RecordingReport
 )
 

@@ -55,7 +55,7 @@ class Stage(Protocol):
         """Return configuration keys as the engine resolved them, with defaults, as far as they can be read back."""
 
     @property
-    def engagement(self) -> dict[str, float]:
+    def execution_counters(self) -> dict[str, float]:
         """Return counters since loading began: steps that ran or were replayed, compilations, copies."""
 
     def warm_up(self) -> None:

@@ -102,7 +102,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Linear(msgspec.Struct, frozen=True, array_like=True):
-    """A matrix of an AR model's own modules: `rows` tells whether it multiplies each token or each sampled one.
+    """A matrix of an AR model's own modules, which multiplies each token or each sampled one (`rows`).
 
     Of `num_experts` such matrices a token goes through `num_active`. In a code predictor, which runs once per codebook
     within a step, a sampled token becomes `num_rows` rows, and the weights are read `num_reads` times.

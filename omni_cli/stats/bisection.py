@@ -122,7 +122,7 @@ class Search:
 
     @property
     def final(self) -> Trial:
-        """The comparison that tells the size of the change, once there is no next step."""
+        """The comparison that measures the size of the change, once there is no next step."""
         ends = self.trial(0, self.last)
         final = self.trial(*self.bounds) if ends is not None and ends.verdict in _WORSE else ends
         assert final is not None, "the search has not ended"

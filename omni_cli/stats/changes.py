@@ -90,8 +90,8 @@ def steps_of(values: np.ndarray, noise: float, margin: float, threshold: float =
     """
     start, end = 0, BEFORE + AFTER
     while end <= len(values):
-        found = look(values[start:end], noise, margin, threshold)
-        step = None if found is None else found.step
+        latest = look(values[start:end], noise, margin, threshold)
+        step = None if latest is None else latest.step
         if step is not None and step.score > threshold and abs(step.size) - Z95 * step.standard_error > margin:
             yield _moved(step, start)
             start += step.at
@@ -113,15 +113,15 @@ def look(values: np.ndarray, noise: float, margin: float, threshold: float = THR
         if not _is_confirmed(kept, int(candidate) + BEFORE, _step(fits, int(candidate), score).size):
             score[candidate] = 0.0
     place = int(score.argmax())
-    found = _step(fits, place, score)
+    step = _step(fits, place, score)
     last = fits.plausible[:, -AFTER]
     error = float(fits.errors[last, -AFTER].max())
     needed = max(_size_at(threshold, fits.freedom) * error, margin + Z95 * error)
-    return Look(_moved(found, skipped), needed + NormalDist().inv_cdf(POWER) * error)
+    return Look(_moved(step, skipped), needed + NormalDist().inv_cdf(POWER) * error)
 
 
 def _is_confirmed(values: np.ndarray, at: int, size: float) -> bool:
-    """Tell whether single records show a step of this size: at least `AFTER`, and three of four of its neighbours."""
+    """Return True if single records show a step of this size: at least `AFTER`, and three of four of its neighbours."""
     shows = (values - np.median(values[at - BEFORE : at])) / size > 0.5
     shares = np.mean(~shows[at - BEFORE : at]), np.mean(shows[at : at + BEFORE])
     return bool(min(shares) >= _CONFIRMING and np.sum(shows[at:]) >= AFTER)
@@ -134,8 +134,8 @@ def outliers_of(values: np.ndarray) -> np.ndarray:
     """
     away = np.abs(values - _local_medians(values))
     reach = _OUTLIER * _MAD * 1.1 * np.maximum(np.median(away), _local_medians(away))
-    found: np.ndarray = away > reach
-    return found
+    is_outlier: np.ndarray = away > reach
+    return is_outlier
 
 
 def _local_medians(values: np.ndarray) -> np.ndarray:

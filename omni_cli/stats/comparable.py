@@ -30,16 +30,16 @@ ABSENT = "absent"
 
 def record_mismatches(a: Record, b: Record) -> tuple[Difference, ...]:
     """Return the fields of environment and workload that rule out a comparison."""
-    found = [
+    differences = [
         *_differences("environment", _without(a.environment, EXEMPT), _without(b.environment, EXEMPT)),
         *_differences("workload", _without(a.workload, {"fingerprint"}), _without(b.workload, {"fingerprint"})),
     ]
-    if not any(item.field.startswith("workload") for item in found):
+    if not any(item.field.startswith("workload") for item in differences):
         # The fingerprint differs if any field does, so it is reported only if no field explains it.
         fingerprints = a.workload.get("fingerprint", ABSENT), b.workload.get("fingerprint", ABSENT)
         if fingerprints[0] != fingerprints[1]:
-            found.append(Difference("workload.fingerprint", *fingerprints))
-    return tuple(found)
+            differences.append(Difference("workload.fingerprint", *fingerprints))
+    return tuple(differences)
 
 
 def code_differences(a: Record, b: Record) -> tuple[Difference, ...]:
@@ -60,12 +60,12 @@ def work_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
     numbers = {sample.number for sample in a.samples} & {sample.number for sample in b.samples}
     numbers = numbers or {sample.number for sample in (*a.samples, *b.samples)}
     amounts_a, amounts_b = _amounts(a, numbers), _amounts(b, numbers)
-    found = []
+    differences = []
     for name in sorted(amounts_a.keys() | amounts_b.keys()):
         left, right = amounts_a.get(name, ()), amounts_b.get(name, ())
         if len(left) != len(right) or not all(map(_close, left, right)):
-            found.append(Difference(f"work.{name}", _listed(left), _listed(right)))
-    return tuple(found)
+            differences.append(Difference(f"work.{name}", _listed(left), _listed(right)))
+    return tuple(differences)
 
 
 def changes_work(settings: Collection[Difference]) -> bool:
@@ -82,13 +82,13 @@ def changes_work(settings: Collection[Difference]) -> bool:
 
 
 def split_allowed(
-    found: Iterable[Difference], allowed: Iterable[str]
+    differences: Iterable[Difference], allowed: Iterable[str]
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
     """Return (mismatches, allowed differences); `allowed` names fields, or whole parts of a record."""
     prefixes = tuple(allowed)
     kept: list[Difference] = []
     excused: list[Difference] = []
-    for item in found:
+    for item in differences:
         is_allowed = any(item.field == name or item.field.startswith(f"{name}.") for name in prefixes)
         (excused if is_allowed else kept).append(item)
     return tuple(kept), tuple(excused)

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from omni_cli.metrics import higher_is_better
 from omni_cli.record import StoppingPlan, Variant, metric_names, values_of
 from omni_cli.results import Comparison, Verdict
 from omni_cli.stats.blocks import are_interleaved, block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, centre_of, difference_of
-from omni_cli.stats.metrics import higher_is_better
 from omni_cli.stats.power import blocks_needed
 from omni_cli.stats.sequential import level_at
 
@@ -58,8 +58,8 @@ def compare_variants(
     """
     paired = a.samples == b.samples or (same_record and are_interleaved(a, b))
     names = shared_metrics(a, b) if metrics is None else metrics
-    found = (_compare(a, b, name, paired, sampling, margin) for name in names)
-    return tuple(comparison for comparison in found if comparison is not None)
+    compared = (_compare(a, b, name, paired, sampling, margin) for name in names)
+    return tuple(comparison for comparison in compared if comparison is not None)
 
 
 def shared_metrics(a: Variant, b: Variant) -> tuple[str, ...]:
@@ -123,19 +123,19 @@ def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool) -> Estimate:
 def _judged(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
     blocks = empty.blocks
     assert empty.a_median is not None and empty.b_median is not None  # both have blocks
-    found = msgspec.structs.replace(
+    comparison = msgspec.structs.replace(
         empty, ratio=math.exp(estimate.centre), ratio_of_medians=empty.b_median / empty.a_median
     )
     if estimate.units < MIN_BLOCKS:
         reason = f"{'1 block' if blocks == 1 else f'{blocks} blocks'}; a verdict needs {MIN_BLOCKS}"
-        return msgspec.structs.replace(found, blocks_needed=MIN_BLOCKS - blocks, reason=reason)
+        return msgspec.structs.replace(comparison, blocks_needed=MIN_BLOCKS - blocks, reason=reason)
     interval = estimate.interval(level)
     verdict = verdict_of(interval, empty.margin, higher=higher_is_better(empty.metric))
     needed: int | UnsetType | None = UNSET
     if verdict == "inconclusive":
         gap = abs(abs(estimate.centre) - math.log1p(empty.margin))
         needed = blocks_needed(estimate, blocks, gap, level)
-    return msgspec.structs.replace(found, ci95=_ratios(interval), verdict=verdict, blocks_needed=needed)
+    return msgspec.structs.replace(comparison, ci95=_ratios(interval), verdict=verdict, blocks_needed=needed)
 
 
 def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:

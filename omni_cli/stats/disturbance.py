@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from omni_cli.record import E2E, GpuUtilisation, Record, Utilisation, Variant, is_of_server, request_values, values_of
+from omni_cli.metrics import E2E
+from omni_cli.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server, request_values, values_of
 
 OTHERS_CORES, OTHERS_SHARE = 0.5, 0.03
 """Other programs are reported from half a core on; on machines with many cores, from 3 % of them."""
@@ -59,12 +60,12 @@ class Disturbance:
 
 def disturbances(record: Record) -> tuple[Disturbance, ...]:
     """Return the disturbances by the client of a load test, then those of the machine."""
-    found = record.utilisation
-    of_machine = () if found is None else machine_disturbances(found)
+    utilisation = record.utilisation
+    of_machine = () if utilisation is None else machine_disturbances(utilisation)
     if not is_of_server(record):
         return of_machine
     of_client = [item for variant in record.variants for item in _client_disturbances(record, variant)]
-    busy = [cores > _BUSY_CORES for cores in found.own_cores] if found is not None else []
+    busy = [cores > _BUSY_CORES for cores in utilisation.own_cores] if utilisation is not None else []
     if busy and statistics.fmean(busy) > _BUSY_SHARE:
         of_client.append(Disturbance("busy client", statistics.fmean(busy), _BUSY_CORES))
     # A server on the same machine is not a disturbance.
@@ -72,18 +73,18 @@ def disturbances(record: Record) -> tuple[Disturbance, ...]:
 
 
 def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
-    found = []
+    disturbances = []
     lags = request_values(variant, "lag_s")
     late = statistics.fmean(lag >= LATE_S for lag in lags) if lags else 0.0
     # A client cannot send all requests at the same time.
     if late > _LATE_SHARE and "inf" not in (_rate(record.workload.get("load")), _rate(variant.settings)):
-        found.append(Disturbance("late client", late, max(lags), variant=variant.name))
+        disturbances.append(Disturbance("late client", late, max(lags), variant=variant.name))
     if record.workload.get("endpoint") == "chat" and _lacks_usage(variant):
-        found.append(Disturbance("no usage", 1.0, 0.0, variant=variant.name))
+        disturbances.append(Disturbance("no usage", 1.0, 0.0, variant=variant.name))
     gaps = [value for _, value in values_of(variant, "itl_s")]
     if gaps and statistics.median(gaps) < _BURST_S:
-        found.append(Disturbance("bursts", 1.0, statistics.median(gaps), variant=variant.name))
-    return found
+        disturbances.append(Disturbance("bursts", 1.0, statistics.median(gaps), variant=variant.name))
+    return disturbances
 
 
 def _rate(load: object) -> object:
@@ -94,18 +95,18 @@ def _lacks_usage(variant: Variant) -> bool:
     return bool(variant.samples) and bool(request_values(variant, E2E)) and not request_values(variant, "output_tokens")
 
 
-def machine_disturbances(found: Utilisation) -> tuple[Disturbance, ...]:
+def machine_disturbances(utilisation: Utilisation) -> tuple[Disturbance, ...]:
     """Return the disturbances that lasted for `MIN_SHARE` of the time and for `MIN_READINGS` readings."""
-    others = [max(0.0, busy - own) for busy, own in zip(found.busy_cores, found.own_cores, strict=True)]
-    fast = _quantile(found.cpu_mhz, _FAST)
-    clock = [mhz / fast for mhz in found.cpu_mhz] if fast else []
-    limit = max(OTHERS_CORES, OTHERS_SHARE * found.usable_cores)
+    others = [max(0.0, busy - own) for busy, own in zip(utilisation.busy_cores, utilisation.own_cores, strict=True)]
+    fast = _quantile(utilisation.cpu_mhz, _FAST)
+    clock = [mhz / fast for mhz in utilisation.cpu_mhz] if fast else []
+    limit = max(OTHERS_CORES, OTHERS_SHARE * utilisation.usable_cores)
     candidates = [
         _lasting("neighbour", others, [value > limit for value in others]),
-        _lasting("stolen", found.stolen_cores, [value > STOLEN_CORES for value in found.stolen_cores]),
-        _lasting("quota", found.held_back, [value > HELD_BACK for value in found.held_back]),
+        _lasting("stolen", utilisation.stolen_cores, [value > STOLEN_CORES for value in utilisation.stolen_cores]),
+        _lasting("quota", utilisation.held_back, [value > HELD_BACK for value in utilisation.held_back]),
         _lasting("slow processor", clock, [value < SLOW_CLOCK for value in clock]),
-        *(_throttled(gpu) for gpu in found.gpus),
+        *(_throttled(gpu) for gpu in utilisation.gpus),
     ]
     return tuple(item for item in candidates if item is not None)
 
@@ -116,13 +117,13 @@ def _throttled(gpu: GpuUtilisation) -> Disturbance | None:
     clock = [mhz / fast for mhz in gpu.sm_clock_mhz] if fast else [1.0] * len(gpu.throttled)
     active = [percent > 0 for percent in gpu.utilisation_percent]
     is_held = [bool(why) and busy for why, busy in zip(gpu.throttled, active, strict=True)]
-    found = _lasting("throttled device", clock, is_held)
-    if found is None:
+    lasting = _lasting("throttled device", clock, is_held)
+    if lasting is None:
         return None
     causes = dict.fromkeys(
         cause for why, held in zip(gpu.throttled, is_held, strict=True) if held for cause in why.split("+")
     )
-    return Disturbance(found.kind, found.share, found.amount, f"GPU {gpu.index} ({gpu.name})", tuple(causes))
+    return Disturbance(lasting.kind, lasting.share, lasting.amount, f"GPU {gpu.index} ({gpu.name})", tuple(causes))
 
 
 def _lasting(kind: Kind, amounts: Sequence[float], shows: Sequence[bool]) -> Disturbance | None:

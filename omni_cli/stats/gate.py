@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
+from omni_cli.metrics import ALLOCATED, HOST_RSS, higher_is_better
 from omni_cli.results import (
     Comparison,
     Difference,
@@ -28,7 +29,6 @@ from omni_cli.results import (
 )
 from omni_cli.stats.compare import Compared
 from omni_cli.stats.estimate import MIN_BLOCKS
-from omni_cli.stats.metrics import ALLOCATED, HOST_RSS, higher_is_better
 from omni_cli.stats.power import blocks_needed, minimum_detectable
 
 _LEVEL = 0.05
@@ -64,13 +64,13 @@ def judge(
     sizes = [_judge_memory(peak, limits) for peak in memory if peak.metric in limits.metrics]
     judged = (*_holm(timed, gated), *sizes)
     judged += tuple(_unmeasured(limits, judged, outputs))
-    findings = [found for names, item in outputs.items() if (found := _judge_outputs(*names, item, limits))]
-    quality = [found for names, item in outputs.items() for found in _judge_quality(*names, item, limits)]
-    findings += [(item.verdict, reason) for item, reason in quality if reason]
-    findings += [("inconclusive", reason) for reason in missing]
-    verdicts = {item.verdict for item in judged} | {verdict for verdict, _ in findings}
+    outcomes = [outcome for names, item in outputs.items() if (outcome := _judge_outputs(*names, item, limits))]
+    quality = [pair for names, item in outputs.items() for pair in _judge_quality(*names, item, limits)]
+    outcomes += [(item.verdict, reason) for item, reason in quality if reason]
+    outcomes += [("inconclusive", reason) for reason in missing]
+    verdicts = {item.verdict for item in judged} | {verdict for verdict, _ in outcomes}
     verdict = next(name for name in _SEVERITY if name in verdicts or name == "pass")
-    gate = _gate(verdict, limits, judged, reasons=[reason for _, reason in findings])
+    gate = _gate(verdict, limits, judged, reasons=[reason for _, reason in outcomes])
     return msgspec.structs.replace(gate, quality=tuple(item for item, _ in quality) or UNSET)
 
 

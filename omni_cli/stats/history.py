@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from omni_cli.history_folder import Kept
+from omni_cli.metrics import GATED_MEMORY, higher_is_better
 from omni_cli.record import Variant, metric_names
 from omni_cli.results import (
     Bounds,
@@ -26,8 +27,7 @@ from omni_cli.results import (
 from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Z95, Shift, look, steps_of
 from omni_cli.stats.comparable import record_mismatches, settings_differences, split_allowed
 from omni_cli.stats.compare import MARGIN
-from omni_cli.stats.findings import check_metrics
-from omni_cli.stats.metrics import GATED_MEMORY, higher_is_better
+from omni_cli.stats.comparison_result import check_metrics
 from omni_cli.stats.summary import summarise
 
 NEEDED = BEFORE + AFTER
@@ -58,15 +58,15 @@ def history_of(
     if metrics is not None:
         check_metrics(metrics, known)
     chosen = list(metrics or (*known, *GATED_MEMORY))
-    found = [
+    grouped = [
         (group, metric, points)
         for group in _grouped(kept, allowed)
         for metric in chosen
         if (points := _points(group, metric))
     ]
-    # Each further series is another chance of a false alarm, and the bound holds for all of them together.
-    threshold = math.sqrt(THRESHOLD**2 + 2 * math.log(max(len(found), 1)))
-    series = tuple(_series(*item, threshold) for item in found)
+    # Each further series is another chance of a false alarm, and the bound holds for all series together.
+    threshold = math.sqrt(THRESHOLD**2 + 2 * math.log(max(len(grouped), 1)))
+    series = tuple(_series(*item, threshold) for item in grouped)
     return HistoryRecord(folder=folder, series=series, failures=tuple(_failures(kept, allowed)))
 
 
@@ -163,8 +163,8 @@ def _commit(item: Kept) -> str | None:
 
 def _differences(a: tuple[Kept, Variant], b: tuple[Kept, Variant], allowed: Collection[str]) -> tuple[Difference, ...]:
     """Return what keeps two runs of a variant out of one series: conditions, settings, the amount of work."""
-    found = (*record_mismatches(a[0].record, b[0].record), *settings_differences(a[1], b[1]), *_work(a[1], b[1]))
-    return split_allowed(found, allowed)[0]
+    differences = (*record_mismatches(a[0].record, b[0].record), *settings_differences(a[1], b[1]), *_work(a[1], b[1]))
+    return split_allowed(differences, allowed)[0]
 
 
 def _work(a: Variant, b: Variant) -> Iterator[Difference]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from omni_cli.metrics import HOST_RSS, REPORTED_MEMORY
 from omni_cli.record import Variant
 from omni_cli.results import Bounds, MemoryPeak, MemoryVerdict
-from omni_cli.stats.metrics import HOST_RSS, REPORTED_MEMORY
 
 RUN_NOISE = 0.12
 """Standard deviation between loads, as a share of what running adds to the peak of loading; measured: 0.119."""
@@ -27,7 +27,7 @@ exceeds it."""
 
 def memory_peaks(a: Variant, b: Variant, margin: float) -> tuple[MemoryPeak, ...]:
     """Compare the peaks that both variants measured."""
-    found = []
+    peaks = []
     for metric in REPORTED_MEMORY:
         a_bytes, b_bytes = getattr(a.memory, metric), getattr(b.memory, metric)
         if a_bytes and b_bytes:
@@ -35,8 +35,8 @@ def memory_peaks(a: Variant, b: Variant, margin: float) -> tuple[MemoryPeak, ...
                 metric=metric, a=a.name, b=b.name, a_bytes=a_bytes, b_bytes=b_bytes, ratio=b_bytes / a_bytes,
                 verdict="same" if a_bytes == b_bytes else "more memory" if b_bytes > a_bytes else "less memory",
             )  # fmt: skip
-            found.append(_with_bounds(peak, a, b, margin) if metric == HOST_RSS else peak)
-    return tuple(found)
+            peaks.append(_with_bounds(peak, a, b, margin) if metric == HOST_RSS else peak)
+    return tuple(peaks)
 
 
 def _with_bounds(peak: MemoryPeak, a: Variant, b: Variant, margin: float) -> MemoryPeak:

@@ -30,7 +30,7 @@ def quality_of(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]
 
     Equal images and audio have no decibels, so they are left out, as are outputs of different shapes, and tensors.
     """
-    found: dict[str, float] = {}
+    worst: dict[str, float] = {}
     for name in sorted(first.keys() & second.keys()):
         kind, a, b = name.split(".")[1], first[name], second[name]
         if name.endswith(RATE) or kind in ("tokens", "tensor", "prompt") or a.shape != b.shape or np.array_equal(a, b):
@@ -39,8 +39,8 @@ def quality_of(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]
             measures = _audio(a, b, first.get(name + RATE))
         else:
             measures = _frames(a[None] if kind == "image" else a, b[None] if kind == "image" else b)
-        found = worst_of([found, measures])
-    return found | _tokens(first, second)
+        worst = worst_of([worst, measures])
+    return worst | _tokens(first, second)
 
 
 def request_qualities(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> list[dict[str, float]]:
@@ -159,11 +159,11 @@ def _from_sheet(pixels: np.ndarray, num_frames: int) -> np.ndarray:
 
 def worst_of(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the worst value of each measure."""
-    found: dict[str, float] = {}
+    worst: dict[str, float] = {}
     for measures in several:
         for name, value in measures.items():
-            found[name] = _WORSE.get(name, min)(found[name], value) if name in found else value
-    return found
+            worst[name] = _WORSE.get(name, min)(worst[name], value) if name in worst else value
+    return worst
 
 
 def _tokens(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -172,10 +172,10 @@ def _tokens(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -
     differing = [name for name in names if not np.array_equal(first[name], second[name])]
     if not names:
         return {}
-    found = {"exact_match": 1 - len(differing) / len(names)}
+    measures = {"exact_match": 1 - len(differing) / len(names)}
     if differing:
-        found["first_difference"] = float(min(_first_difference(first[name], second[name]) for name in differing))
-    return found
+        measures["first_difference"] = float(min(_first_difference(first[name], second[name]) for name in differing))
+    return measures
 
 
 def _first_difference(a: np.ndarray, b: np.ndarray) -> int:
@@ -188,10 +188,10 @@ def _frames(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     """Measure uint8 images (num_frames, height, width, channels); of several frames also the worst one."""
     errors = [float(np.mean((x.astype(np.float64) - y) ** 2)) for x, y in zip(a, b, strict=True)]
     similar = [structural_similarity(x, y) for x, y in zip(a, b, strict=True)]
-    found = {"psnr_db": _psnr(float(np.mean(errors))), "ssim": float(np.mean(similar))}
+    measures = {"psnr_db": _psnr(float(np.mean(errors))), "ssim": float(np.mean(similar))}
     if len(errors) > 1:
-        found |= {"worst_frame_psnr_db": _psnr(max(errors)), "worst_frame_ssim": min(similar)}
-    return found
+        measures |= {"worst_frame_psnr_db": _psnr(max(errors)), "worst_frame_ssim": min(similar)}
+    return measures
 
 
 def _psnr(error: float) -> float:
@@ -227,13 +227,13 @@ def _audio(a: np.ndarray, b: np.ndarray, rate: np.ndarray | None) -> dict[str, f
     """Measure float samples (num_samples,) or (num_samples, channels)."""
     signal = float(np.sum(a.astype(np.float64) ** 2))
     noise = float(np.sum((a.astype(np.float64) - b) ** 2))
-    found = {"snr_db": float(10 * np.log10(signal / noise))} if signal > 0 else {}
+    measures = {"snr_db": float(10 * np.log10(signal / noise))} if signal > 0 else {}
     if rate is None:
-        return found
+        return measures
     channels = zip(np.atleast_2d(a.T), np.atleast_2d(b.T), strict=True)
     gaps = [_log_mel(x, int(rate)) - _log_mel(y, int(rate)) for x, y in channels]
     distances = [np.sqrt(np.mean(gap**2, axis=-1)) for gap in gaps]
-    return {**found, "log_mel_distance_db": float(np.mean(distances))}
+    return {**measures, "log_mel_distance_db": float(np.mean(distances))}
 
 
 def _log_mel(samples: np.ndarray, rate: int) -> np.ndarray:

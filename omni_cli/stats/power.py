@@ -9,7 +9,8 @@ from statistics import NormalDist
 import numpy as np
 
 from omni_cli.errors import ExitCode, OmniError
-from omni_cli.record import E2E, Sample, Variant
+from omni_cli.metrics import E2E
+from omni_cli.record import Sample, Variant
 from omni_cli.stats.blocks import block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, centre_of
 from omni_cli.stats.sequential import ALPHA

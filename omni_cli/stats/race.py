@@ -1,11 +1,11 @@
 """A race of settings for the fastest, with a bound on the probability of returning one that is worse by the margin.
 
-Settings run in heats: several of them, each in new processes, with their runs interleaved in blocks. Two starts of the
-same code differ for as long as they live, so that more runs of a start say nothing about the next one. A round, in
+Settings run in batches: several of them, each in new processes, with their runs interleaved in blocks. Two starts of
+the same code differ for as long as they live, so that more runs of a start say nothing about the next one. A round, in
 which each running setting is started once, counts therefore as one value of a pair: the trimmed mean over the blocks of
-the difference of their log costs. If a round has several heats, one setting runs in each, and settings of different
-heats are compared through it. Rounds have processes of their own, so these values do not depend on each other, whatever
-the correlation within a heat.
+the difference of their log costs. If a round has several batches, one setting runs in each, and settings of different
+batches are compared through it. Rounds have processes of their own, so these values do not depend on each other,
+whatever the correlation within a batch.
 
 The bound on the true gap of two settings is Student's, one-sided, from the pair's own spread; nothing is borrowed from
 other pairs, because settings may differ in their noise. A wrong answer needs a bound to fail that compares the best
@@ -37,8 +37,8 @@ _CLOSE = 0.25
 _MIN_SPREAD = 0.001
 """Floor of a pair's standard deviation, for counts of requests, which may be equal by chance."""
 
-Heat = Mapping[str, Mapping[int, float]]
-"""The log cost of each setting that finished a heat, by block; less is better."""
+Batch = Mapping[str, Mapping[int, float]]
+"""The log cost of each setting that finished a batch, by block; less is better."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Pair:
 
 
 class Race:
-    """The heats so far, and the settings that further heats are about.
+    """The batches so far, and the settings that further batches are about.
 
     The first of `names` leads until another one is ahead. `margin` is a ratio: 0.02 is 2 %.
     """
@@ -75,7 +75,7 @@ class Race:
         self._edge = math.log1p(margin)
         self._share = alpha / max(len(self._names) - 1, 1)
         self._max_rounds = max_rounds
-        self._rounds: list[tuple[str, list[Heat]]] = []
+        self._rounds: list[tuple[str, list[Batch]]] = []
         self._excluded: set[str] = set()
         self._beaten_by: dict[str, str] = {}
         self._pairs: dict[tuple[str, str], _Pair] = {}
@@ -105,7 +105,7 @@ class Race:
 
     @property
     def has_started(self) -> bool:
-        return any(self._leader in heat for _, heats in self._rounds for heat in heats)
+        return any(self._leader in batch for _, batches in self._rounds for batch in batches)
 
     @property
     def excess(self) -> float:
@@ -113,9 +113,9 @@ class Race:
         bound = max((self._pair(self._leader, name).upper for name in self._running()), default=0.0)
         return max(0.0, math.expm1(bound)) if bound < 100 else math.inf
 
-    def add(self, control: str, heats: Sequence[Heat]) -> None:
-        """Add a round, with `control` in each heat; then choose the leader and drop what it has beaten."""
-        self._rounds.append((control, list(heats)))
+    def add(self, control: str, batches: Sequence[Batch]) -> None:
+        """Add a round, with `control` in each batch; then choose the leader and drop what it has beaten."""
+        self._rounds.append((control, list(batches)))
         self._lead()
         for name in self._running():
             if self._pair(self._leader, name).upper <= 0:
@@ -142,8 +142,8 @@ class Race:
 
     def _pair(self, a: str, b: str) -> _Pair:
         pair = self._pairs.setdefault((a, b), _Pair())
-        for control, heats in self._rounds[pair.seen :]:
-            value = _difference(heats, a, b, control)
+        for control, batches in self._rounds[pair.seen :]:
+            value = _difference(batches, a, b, control)
             if value is not None:
                 pair.values.append(value)
                 self._look(pair)
@@ -187,22 +187,22 @@ class Race:
             self._leader = best
 
 
-def _difference(heats: Sequence[Heat], a: str, b: str, control: str) -> float | None:
-    """Return the difference in a round, of the same heat if there is one; None without a common round."""
-    with_a = [heat for heat in heats if a in heat]
-    for heat in with_a:
-        if b in heat:
-            return _paired(heat, a, b)
+def _difference(batches: Sequence[Batch], a: str, b: str, control: str) -> float | None:
+    """Return the difference in a round, of the same batch if there is one; None without a common round."""
+    with_a = [batch for batch in batches if a in batch]
+    for batch in with_a:
+        if b in batch:
+            return _paired(batch, a, b)
     for mine in with_a:
-        for other in heats:
+        for other in batches:
             if b in other and control in mine and control in other:
                 return _paired(mine, a, control) - _paired(other, b, control)
     return None
 
 
-def _paired(heat: Heat, a: str, b: str) -> float:
+def _paired(batch: Batch, a: str, b: str) -> float:
     """Return the 20 % trimmed mean of the differences in the common blocks, of which there is at least one."""
-    values = sorted(value - heat[b][block] for block, value in heat[a].items() if block in heat[b])
+    values = sorted(value - batch[b][block] for block, value in batch[a].items() if block in batch[b])
     cut = int(TRIM * len(values))
     return math.fsum(values[cut : len(values) - cut]) / (len(values) - 2 * cut)
 

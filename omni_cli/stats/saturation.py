@@ -22,11 +22,12 @@ from typing import Literal
 
 import msgspec
 
-from omni_cli.record import Record, Variant
+from omni_cli.metrics import ATTAINMENT, GOODPUT
+from omni_cli.record import Record, Variant, num_requests
 from omni_cli.results import Bounds
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import ALPHA, level_at
-from omni_cli.stats.verdicts import Question
+from omni_cli.stats.verdicts import ComparisonSpec
 
 PRECISION = 0.1
 MAX_RATES = 16
@@ -35,7 +36,6 @@ LOWEST = 16
 """No rate below this part of the first one is tried: windows of slow rates take long."""
 
 RATE_ALPHA = ALPHA / MAX_RATES
-ATTAINMENT = "slo_attainment"
 
 RateVerdict = Literal["met", "missed", "undecided"]
 
@@ -85,8 +85,8 @@ class RateSearch:
 
 
 @dataclass(frozen=True)
-class AttainmentQuestion(Question):
-    """The question whether `target` of the requests (0.9 is 90 %) are within the SLO."""
+class AttainmentSpec(ComparisonSpec):
+    """`target` of the requests have to be within the SLO (0.9 is 90 %)."""
 
     target: float = 0.9
 
@@ -98,8 +98,8 @@ class AttainmentQuestion(Question):
         (variant,) = record.variants
         blocks = _by_block(variant)
         windows = tuple(sample.metrics[ATTAINMENT] for sample in variant.samples)
-        sent = sum(len(next(iter(sample.requests.values()), ())) for sample in variant.samples)
-        goodput = [sample.metrics["goodput_per_second"] for sample in variant.samples]
+        sent = num_requests(variant)
+        goodput = [sample.metrics[GOODPUT] for sample in variant.samples]
         trial = RateTrial(
             rate=rate,
             verdict="undecided",
@@ -141,4 +141,4 @@ def _by_block(variant: Variant) -> list[float]:
     values = defaultdict(list)
     for sample in variant.samples:
         values[sample.block].append(sample.metrics[ATTAINMENT])
-    return [fmean(found) for found in values.values()]
+    return [fmean(shares) for shares in values.values()]

@@ -8,11 +8,11 @@ from statistics import NormalDist
 import numpy as np
 from msgspec import UNSET
 
+from omni_cli.metrics import PERCENTILES, samples_for
 from omni_cli.record import Variant, metric_names, request_values, values_of
 from omni_cli.results import Summary
 from omni_cli.stats.blocks import block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS
-from omni_cli.stats.metrics import PERCENTILES, samples_for
 
 _RESAMPLES = 2000
 
@@ -24,7 +24,8 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
         return None
     values = np.array([value for _, value in pairs])
     of_requests = request_values(variant, metric)
-    p90, p99 = _percentiles(np.array(of_requests) if of_requests else values)
+    single = np.array(of_requests) if of_requests else values
+    p90, p99 = (float(np.percentile(single, p)) if len(single) >= samples_for(p) else None for p in PERCENTILES)
     return Summary(
         n=len(values),
         median=float(np.median(values)),
@@ -39,12 +40,8 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
 
 def summaries_of(variant: Variant) -> dict[str, Summary]:
     """Summarise all metrics of a variant, in the order of the record."""
-    found = {metric: summarise(variant, metric) for metric in metric_names(variant)}
-    return {metric: summary for metric, summary in found.items() if summary is not None}
-
-
-def _percentiles(values: np.ndarray) -> list[float | None]:
-    return [float(np.percentile(values, p)) if len(values) >= samples_for(p) else None for p in PERCENTILES]
+    summaries = {metric: summarise(variant, metric) for metric in metric_names(variant)}
+    return {metric: summary for metric, summary in summaries.items() if summary is not None}
 
 
 def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float]]) -> tuple[float, float] | None:

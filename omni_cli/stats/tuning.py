@@ -9,45 +9,43 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from omni_cli.metrics import GOODPUT, higher_is_better
 from omni_cli.record import Variant, values_of
 from omni_cli.results import Bounds
 from omni_cli.stats.blocks import block_medians
-from omni_cli.stats.metrics import higher_is_better
 from omni_cli.stats.race import Gap, Race
 from omni_cli.tune_record import Candidate, Standing, State, TuneRecord
-
-GOODPUT = "goodput_per_second"
 
 
 def race_of(record: TuneRecord) -> Race:
     """Return the race after the rounds of the record, without settings that were refused before any start."""
-    started = {variant.name for found in record.rounds for heat in found.heats for variant in heat}
+    started = {variant.name for round_ in record.rounds for batch in round_.batches for variant in batch}
     entered = [item for item in record.candidates if item.problem is None or item.name in started]
     race = Race([candidate.name for candidate in entered], margin=record.margin, alpha=record.alpha)
     for candidate in entered:
         if candidate.problem is not None:
             race.exclude(candidate.name)
-    for found in record.rounds:
-        race.add(found.control, [heat_costs(heat, record.objective) for heat in found.heats])
+    for round_ in record.rounds:
+        race.add(round_.control, [batch_costs(batch, record.objective) for batch in round_.batches])
     return race
 
 
-def heat_costs(heat: Sequence[Variant], objective: str) -> dict[str, Mapping[int, float]]:
-    """Return the log costs of the settings that finished a heat, by block.
+def batch_costs(batch: Sequence[Variant], objective: str) -> dict[str, Mapping[int, float]]:
+    """Return the log costs of the settings that finished a batch, by block.
 
-    Good requests are counts, often 0 in a single run: of these there is one cost, of the whole heat.
+    Good requests are counts, often 0 in a single run: of these there is one cost, of the whole batch.
     """
-    found: dict[str, Mapping[int, float]] = {}
+    costs: dict[str, Mapping[int, float]] = {}
     sign = -1 if higher_is_better(objective) else 1
-    for variant in heat:
+    for variant in batch:
         if variant.error is not None:
             continue
         blocks, medians = block_medians(variant, objective)
         if objective == GOODPUT and len(medians):
             blocks, medians = blocks[:1] * 0, np.array([statistics.fmean(v for _, v in values_of(variant, objective))])
         if len(medians) and (medians > 0).all():
-            found[variant.name] = dict(zip(blocks.tolist(), (sign * np.log(medians)).tolist(), strict=True))
-    return found
+            costs[variant.name] = dict(zip(blocks.tolist(), (sign * np.log(medians)).tolist(), strict=True))
+    return costs
 
 
 def concluded(record: TuneRecord, *, stopped: bool = False) -> TuneRecord:
@@ -74,7 +72,9 @@ def concluded(record: TuneRecord, *, stopped: bool = False) -> TuneRecord:
 
 def _standing(candidate: Candidate, record: TuneRecord, race: Race, winner: str | None) -> Standing:
     name = candidate.name
-    starts = [variant for found in record.rounds for heat in found.heats for variant in heat if variant.name == name]
+    starts = [
+        variant for round_ in record.rounds for batch in round_.batches for variant in batch if variant.name == name
+    ]
     values = [value for variant in starts for _, value in values_of(variant, record.objective)]
     peaks = [peak for variant in starts if (peak := peak_bytes(variant)) is not None]
     gap = race.gap(name, winner) if winner is not None and name != winner else None

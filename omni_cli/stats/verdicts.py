@@ -9,13 +9,14 @@ import msgspec
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode
-from omni_cli.record import E2E, Record
-from omni_cli.results import WEIGHTED_MEASURES, Difference, Summary
+from omni_cli.metrics import E2E
+from omni_cli.record import Record
+from omni_cli.results import MODEL_BASED_MEASURES, Difference, Summary
 from omni_cli.stats.blocks import block_medians
 from omni_cli.stats.comparable import record_mismatches, split_allowed
 from omni_cli.stats.compare import MARGIN
+from omni_cli.stats.comparison_result import ComparisonResult, compare_records, compare_within
 from omni_cli.stats.disturbance import Disturbance, disturbances
-from omni_cli.stats.findings import Findings, compare_records, compare_within
 from omni_cli.stats.summary import summaries_of, summarise
 
 NARROW = 0.01
@@ -23,8 +24,8 @@ NARROW = 0.01
 
 
 @dataclass(frozen=True)
-class Question:
-    """The question of a measurement. Limits apply to the comparison with `baseline`, or without one to the variants."""
+class ComparisonSpec:
+    """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants."""
 
     limits: GateLimits | None = None
     metrics: tuple[str, ...] | None = None
@@ -32,7 +33,7 @@ class Question:
     baseline: Record | None = None
     allowed: tuple[str, ...] = ()
 
-    def answer(self, record: Record) -> Answer:
+    def report(self, record: Record) -> BenchmarkReport:
         """Compute all comparisons. Raises `UsageError` for an unknown metric."""
         within = against_baseline = None
         metrics = None if self.metrics is None else list(self.metrics)
@@ -48,22 +49,22 @@ class Question:
                 margin=self.margin,
                 allowed=self.allowed,
             )
-        return Answer(record, within, against_baseline)
+        return BenchmarkReport(record, within, against_baseline)
 
-    def without_weighted(self) -> Question:
-        """Return the question without limits on measures of models, which exist only at the end."""
+    def without_model_based(self) -> ComparisonSpec:
+        """Return the specification without limits on measures of models, which exist only at the end."""
         if self.limits is None:
             return self
-        known = tuple(limit for limit in self.limits.quality if limit.metric not in WEIGHTED_MEASURES)
+        known = tuple(limit for limit in self.limits.quality if limit.metric not in MODEL_BASED_MEASURES)
         limits = replace(self.limits, quality=known)
         gates = limits.metrics or limits.quality or (limits.max_abs_diff, limits.memory) != (None, None)
         return replace(self, limits=limits if gates else None)
 
     def is_decided(self, record: Record) -> bool:
         """True if more blocks would change nothing."""
-        answer = self.answer(record)
-        if answer.findings:
-            return all(findings.is_decided for findings in answer.findings)
+        report = self.report(record)
+        if report.results:
+            return all(result.is_decided for result in report.results)
         return all(_is_narrow(summarise(variant, E2E)) for variant in record.variants)
 
     def mismatches(self, record: Record) -> tuple[Difference, ...]:
@@ -75,15 +76,15 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BenchmarkReport:
     """`within` compares the record's own variants, `against_baseline` an earlier record with this one."""
 
     record: Record
-    within: Findings | None = None
-    against_baseline: Findings | None = None
+    within: ComparisonResult | None = None
+    against_baseline: ComparisonResult | None = None
 
     @property
-    def findings(self) -> tuple[Findings, ...]:
+    def results(self) -> tuple[ComparisonResult, ...]:
         return tuple(item for item in (self.within, self.against_baseline) if item is not None)
 
     @property
@@ -91,8 +92,8 @@ class Answer:
         """The gate's exit code; without a gate, the first of the variants' and the baseline's that is not 0."""
         if any(variant.failure for variant in self.record.variants):
             return ExitCode.RUN_FAILED
-        gated = [item.exit_code for item in self.findings if item.gate is not None]
-        codes = gated or [item.exit_code for item in self.findings]
+        gated = [item.exit_code for item in self.results if item.gate is not None]
+        codes = gated or [item.exit_code for item in self.results]
         return next((code for code in codes if code != ExitCode.OK), ExitCode.OK)
 
     @cached_property
@@ -103,8 +104,8 @@ class Answer:
     @cached_property
     def block_medians(self) -> dict[str, dict[int, float]]:
         """Median end-to-end time in seconds, by variant and block."""
-        found = {variant.name: block_medians(variant, E2E) for variant in self.record.variants}
-        return {name: dict(zip(*(part.tolist() for part in parts), strict=True)) for name, parts in found.items()}
+        by_variant = {variant.name: block_medians(variant, E2E) for variant in self.record.variants}
+        return {name: dict(zip(*(part.tolist() for part in parts), strict=True)) for name, parts in by_variant.items()}
 
     @cached_property
     def disturbances(self) -> tuple[Disturbance, ...]:
@@ -112,14 +113,14 @@ class Answer:
 
     def complete_record(self) -> Record:
         """Return the record with summaries, comparisons and the gate's verdict."""
-        gates = [findings.gate for findings in self.findings if findings.gate is not None]
+        gates = [result.gate for result in self.results if result.gate is not None]
         return msgspec.structs.replace(
             self.record,
             variants=tuple(
                 msgspec.structs.replace(variant, summary=self.summaries[variant.name])
                 for variant in self.record.variants
             ),
-            comparisons=tuple(item for findings in self.findings for item in findings.comparisons),
+            comparisons=tuple(item for result in self.results for item in result.comparisons),
             gate=gates[0] if gates else None,
         )
 
@@ -131,7 +132,7 @@ def _is_narrow(summary: Summary | None) -> bool:
     return high - low <= 2 * NARROW * summary.median
 
 
-def own_answer(record: Record) -> Answer:
+def own_report(record: Record) -> BenchmarkReport:
     """Compare the variants of a saved record again, with the margin that it was made with."""
     margin = next((item.margin for item in record.comparisons if item.margin), MARGIN)
-    return Question(margin=margin).answer(record)
+    return ComparisonSpec(margin=margin).report(record)

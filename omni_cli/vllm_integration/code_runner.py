@@ -74,9 +74,12 @@ class CodeRunnerMixin(ARRunnerMixin):
             model.capture_predictor(CudaGraphBackend(self.device), compiles=compiles)
         return num_bytes + int(model.predictor_counters.graph_pool_bytes)
 
-    def engagement(self) -> dict[str, float]:
+    def execution_counters(self) -> dict[str, float]:
         counters = self.get_model().predictor_counters
-        return {**super().engagement(), **{f"predictor_{name}": getattr(counters, name) for name in PREDICTOR_COUNTERS}}
+        return {
+            **super().execution_counters(),
+            **{f"predictor_{name}": getattr(counters, name) for name in PREDICTOR_COUNTERS},
+        }
 
     def _begin_request(self, request: NewRequestData) -> None:
         super()._begin_request(request)
@@ -131,7 +134,7 @@ class CodeRunnerMixin(ARRunnerMixin):
         return output
 
     def _predict(self, hidden: torch.Tensor, sampled: torch.Tensor) -> tuple[list[ComputedSpan], torch.Tensor] | None:
-        """Codes of all requests whose token counts, None for none: those with a part of a prompt sample in vain."""
+        """Codes of all requests but those with a part of a prompt, whose sampled token is discarded; None for none."""
         step_spans = self._spans()
         (kept,) = np.nonzero(~self.discard_request_mask.np[: len(step_spans)])
         if not len(kept):

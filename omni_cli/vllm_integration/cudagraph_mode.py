@@ -20,7 +20,7 @@ def check_platform(stage: ARStageConfig) -> None:
         )
 
 
-def check_settled(stage: ARStageConfig, mode: str, engagement: Mapping[str, float]) -> None:
+def check_settled(stage: ARStageConfig, mode: str, execution_counters: Mapping[str, float]) -> None:
     """Raise `StageError` if vLLM chose another mode than the stage's or captured no graph."""
     asked = stage.cudagraph_mode
     if mode != asked:
@@ -29,7 +29,7 @@ def check_settled(stage: ARStageConfig, mode: str, engagement: Mapping[str, floa
             stage=stage.name,
             hint=f"--set {stage.name}.cudagraph_mode={mode}; `-v` shows vLLM's reason",
         )
-    if mode != "none" and not engagement["graphs_captured"]:
+    if mode != "none" and not execution_counters["graphs_captured"]:
         raise StageError(
             f"`cudagraph_mode` is {asked}, but vLLM has captured no graph",
             stage=stage.name,

@@ -68,7 +68,7 @@ class OmniRunnerMixin(VllmRunner):
         self.output_copy = make_output_copy(mode, self.device)
         return self.output_copy.mode
 
-    def engagement(self) -> dict[str, float]:
+    def execution_counters(self) -> dict[str, float]:
         """Return the counters since loading."""
         return self.output_copy.counters.as_dict()
 
@@ -201,8 +201,8 @@ class ARRunnerMixin(OmniRunnerMixin):
         self.graph_counters.captured(num_bytes, time.perf_counter() - began_s)
         return num_bytes
 
-    def engagement(self) -> dict[str, float]:
-        return {**super().engagement(), **self.graph_counters.as_dict(), "preemptions": self._num_preemptions}
+    def execution_counters(self) -> dict[str, float]:
+        return {**super().execution_counters(), **self.graph_counters.as_dict(), "preemptions": self._num_preemptions}
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> object:
         self._num_preemptions += len(scheduler_output.preempted_req_ids or ())

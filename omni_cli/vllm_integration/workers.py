@@ -89,9 +89,9 @@ class OmniWorkerMixin(VllmWorker):
         """Set the limits of requests' payloads from now on. `collective_rpc` calls this on every rank."""
         self.model_runner.payload_limits = limits
 
-    def engagement(self) -> dict[str, float] | None:
+    def execution_counters(self) -> dict[str, float] | None:
         """Return the counters since loading; None on ranks that return no outputs."""
-        return self.model_runner.engagement() if self.model_runner.returns_outputs else None
+        return self.model_runner.execution_counters() if self.model_runner.returns_outputs else None
 
     def cudagraph_mode(self) -> str:
         """Return the mode in which vLLM runs this rank's steps, by the profile's name for it."""

@@ -24,12 +24,12 @@ from omni_cli.cli.report import report
 from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
-from omni_cli.profile_record import load_profile_record, profile_document
-from omni_cli.record import Failures, Record, load_record, to_document
-from omni_cli.record_file import digest_of
+from omni_cli.profile_record import load_profile_record
+from omni_cli.record import Failures, Record, load_record
+from omni_cli.record_file import digest_of, with_digest
 from omni_cli.results import RecordOrigin
-from omni_cli.stats.findings import compare_document, compare_within
-from omni_cli.stats.verdicts import Question
+from omni_cli.stats.comparison_result import compare_document, compare_within
+from omni_cli.stats.verdicts import ComparisonSpec
 
 BOMBS = bombs()
 
@@ -47,16 +47,16 @@ class Case(NamedTuple):
 @cache
 def originals() -> dict[str, str]:
     limits = GateLimits({"e2e_s": 0.05})
-    answered = Question(limits).answer(record(*pair(blocks=4, slowdown=1.2))).complete_record()
+    answered = ComparisonSpec(limits).report(record(*pair(blocks=4, slowdown=1.2))).complete_record()
     alone = record(*pair(blocks=2)[:1])
-    findings = compare_within(record(*pair(blocks=4)), limits=limits)
+    result = compare_within(record(*pair(blocks=4)), limits=limits)
     source = RecordOrigin("a.json", "2026-11-20T10:00:00Z")
     documents = {
-        "bench": to_document(answered),
-        "server": to_document(_of_server(record(*pair(blocks=2)))),
-        "single": to_document(alone),
-        "profile": profile_document(small_profile()),
-        "compare": msgspec.to_builtins(compare_document(findings, source, source)),
+        "bench": with_digest(answered),
+        "server": with_digest(_of_server(record(*pair(blocks=2)))),
+        "single": with_digest(alone),
+        "profile": with_digest(small_profile()),
+        "compare": msgspec.to_builtins(compare_document(result, source, source)),
     }
     return {kind: json.dumps(document) for kind, document in documents.items()}
 

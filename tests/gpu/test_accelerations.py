@@ -21,7 +21,7 @@ def images(folder, **keys) -> tuple[list[np.ndarray], dict[str, float]]:
     for output in outputs:
         if output.error is not None:
             raise output.error
-    counters = dict(executor.engagement)
+    counters = dict(executor.execution_counters)
     executor.shutdown()
     return [output.pixels for output in outputs], counters
 

@@ -109,7 +109,7 @@ def test_a_pool_is_recreated_after_its_last_graph_is_freed():
 
 
 class Forgets(torch.nn.Module):
-    """Caches a table on the device, as position embeddings are, and drops it when told to."""
+    """Caches a table on the device, as position embeddings are, and drops it on request."""
 
     def __init__(self) -> None:
         super().__init__()

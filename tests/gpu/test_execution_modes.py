@@ -54,7 +54,7 @@ def test_cudagraph_equals_eager_bit_for_bit(folders, model):
             for arguments in REQUESTS[model]
             for seed in (1, 2)
         ]
-        counters, calls = executor.engagement, sum(len(seen) for _, seen in made[execution])
+        counters, calls = executor.execution_counters, sum(len(seen) for _, seen in made[execution])
         assert executor.effective["execution"] == execution
         if execution == "eager":
             assert (counters["eager_calls"], counters["graph_replays"]) == (calls, 0)
@@ -75,7 +75,7 @@ def test_graphs_do_not_outlive_the_weights_that_they_read(folders, level):
     request = DiffusionRequest("0", "a cat", seed=9)
     (before,) = run(executor, request)
     executor.sleep(level)
-    assert executor.engagement.get("graph_pool_bytes", 0) == 0
+    assert executor.execution_counters.get("graph_pool_bytes", 0) == 0
     occupied = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(64)]
     executor.wake_up()
     (after,) = run(executor, request)
@@ -93,7 +93,7 @@ def test_async_copies_bring_the_same_images_in_order_and_pinned(folders):
         executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_output=ready.append)
         assert [output.request_id for output in ready] == ["0", "1", "2", "3"]
         made[output_copy] = run(executor, *requests)
-        counters = executor.engagement
+        counters = executor.execution_counters
         assert executor.effective["output_copy"] == output_copy
         assert counters["copies"] == 8 and counters["copied_bytes"] == 8 * (64 * 64 * 3 + 1)
         assert counters["pinned_copies"] == (8 if output_copy == "async" else 0)

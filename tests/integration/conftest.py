@@ -69,9 +69,9 @@ class RunningEngine:
 
         return self._call(collect_all())
 
-    def engagement(self, stage: str) -> Mapping[str, float]:
+    def execution_counters(self, stage: str) -> Mapping[str, float]:
         """Return a stage's counters as of its last finished request."""
-        return next(info.engagement for info in self.llm.stages if info.name == stage)
+        return next(info.execution_counters for info in self.llm.stages if info.name == stage)
 
     def close(self) -> None:
         self._call(self.llm.close())

@@ -144,13 +144,13 @@ def test_equal_under_pressure_greedy_and_sampled(engine, references, start_brief
     pressed = start_brief_engine("tiny-csm", *LIMITS, *PRESSURE)
     for result in pressed.run_all(requests()):
         assert_equal(result, references[result.request_id])
-    assert pressed.engagement("backbone")["preemptions"] > 0
+    assert pressed.execution_counters("backbone")["preemptions"] > 0
     sampled = [replace(request, sampling={"temperature": 0.9, "top_k": 50}) for request in requests()]
     alone = [codes_of(engine.run(request)) for request in sampled]
     assert [codes_of(result) for result in engine.run_all(sampled)] == alone
-    before = pressed.engagement("backbone")["preemptions"]
+    before = pressed.execution_counters("backbone")["preemptions"]
     assert [codes_of(result) for result in pressed.run_all(sampled)] == alone
-    assert pressed.engagement("backbone")["preemptions"] > before
+    assert pressed.execution_counters("backbone")["preemptions"] > before
     others = [replace(request, seed=request.seed + 100) for request in sampled]
     assert all(one != other for one, other in zip(alone, map(codes_of, engine.run_all(others)), strict=True))
 

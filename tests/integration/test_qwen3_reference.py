@@ -119,7 +119,7 @@ def test_equal_under_pressure(start_brief_engine, references):
     for result in pressed.run_all(twice):
         assert_equal(result, references[result.request_id.split()[0]])
     for stage in ("thinker", "talker"):
-        assert pressed.engagement(stage)["preemptions"] > 0, stage
+        assert pressed.execution_counters(stage)["preemptions"] > 0, stage
 
 
 RANKS = {

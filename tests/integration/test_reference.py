@@ -66,7 +66,7 @@ def test_equal_under_pressure(start_brief_engine, references):
     for _ in range(2):
         for result in pressed.run_all(requests()):
             assert_equal(result, references[result.request_id])
-    assert pressed.engagement("talker")["preemptions"] > 0
+    assert pressed.execution_counters("talker")["preemptions"] > 0
 
 
 def test_full_prompt_equals_the_reference_that_keeps_its_mask(start_brief_engine, tiny_omni_path, references):

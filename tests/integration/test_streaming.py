@@ -127,7 +127,7 @@ def test_an_early_talker_says_the_same_bit_for_bit(early, whole):
     thinker, talker = made[3].stages[:2]
     assert thinker.num_output_tokens == 150 and talker.began_s < thinker.latency_s / 2
     # Answers of one and two tokens, and a given one, arrive as a whole.
-    assert early.engagement("talker")["early_requests"] == len(made) - 3
+    assert early.execution_counters("talker")["early_requests"] == len(made) - 3
 
 
 @pytest.mark.nightly

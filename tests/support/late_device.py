@@ -14,7 +14,7 @@ class LateDevice:
     """A `CopyBackend` whose clock stops unless `pass_time` is called or somebody waits.
 
     A destination is garbage until its copy is due. Like a real device it knows addresses only: it reads whatever the
-    source holds by then, and writes to where it was told even if another tensor lives there now.
+    source holds by then, and writes to its destination even if another tensor lives there now.
     """
 
     def __init__(self, bytes_per_s: float = 1.0) -> None:

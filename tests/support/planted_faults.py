@@ -49,7 +49,7 @@ def _fault():
 
 
 def _is_there(when):
-    """Tell whether the trigger has occurred; it may be slower than the stage, which must not be done before."""
+    """Return True if the trigger has occurred; it may be slower than the stage, which must not be done before."""
     _waited.append(when)
     deadline = time.monotonic() + (_WAIT_S if len(_waited) > _GOES_ON else 0)
     while not when.exists() and time.monotonic() < deadline:

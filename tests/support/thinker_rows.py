@@ -80,12 +80,12 @@ def main() -> None:
                 break
     answer = {"results": results, "preemptions": preemptions[0], "drafts": drafts}
     if ranks == 1 and not task["stock"]:
-        # One more step tells the runner which requests have ended.
+        # One more step passes the ended requests to the runner.
         engine.engine_core.engine_core.step()
         answer["left"] = _left(_runner(engine)) + len(processor.hidden_rows)
     answer["triton_cache"] = _triton_cache(engine, task.get("compile_cache"))
     if not task["stock"]:
-        (answer["engagement"],) = filter(None, engine.collective_rpc("engagement"))
+        (answer["execution_counters"],) = filter(None, engine.collective_rpc("execution_counters"))
     Path(sys.argv[1]).write_text(json.dumps(answer))
     engine.engine_core.shutdown()
 

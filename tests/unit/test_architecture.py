@@ -19,7 +19,7 @@ def named(page: str) -> list[tuple[str, str]]:
 
 
 def defines(path: Path, name: str) -> bool:
-    """Tell whether a module defines `function`, `Class` or `Class.method`."""
+    """Return True if a module defines `function`, `Class` or `Class.method`."""
     found: ast.AST = ast.parse(path.read_text())
     for part in name.split("."):
         inner = (node for node in ast.iter_child_nodes(found) if getattr(node, "name", None) == part)

@@ -32,6 +32,8 @@ _spec.loader.exec_module(prose_check)
         ("a.py", 'x = """\nmend\n"""\n', [(2, "mend: use fix")]),
         ("a.py", "class Unwanted: ...\n", [(1, f"Unwanted: use {prose_check._RENAMED}")]),
         ("a.py", "# unwanted; that is None\n", []),
+        ("a.md", "A second heat.\n", [(1, "heat: use batch, round")]),
+        ("a.md", "The counters are in `samples[].engagement`.\n", []),
     ],
 )
 def test_findings(path: str, source: str, expected: list[tuple[int, str]]) -> None:

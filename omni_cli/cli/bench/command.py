@@ -32,28 +32,28 @@ def bench(options: BenchOptions) -> int:
     from omni_cli.bench.quality_weights import parse_weights
 
     weights = parse_weights(options.weights)
-    from omni_cli.bench.local import local_plan, plan_treatments
-    from omni_cli.cli.bench.run import measure, read_question
+    from omni_cli.bench.local import local_plan, plan_variant_configs
+    from omni_cli.cli.bench.run import measure, read_spec
 
-    treatments = plan_treatments(tuple(options.vary or ()), config, workload, source)
-    given = [*source.overrides, *(text for treatment in treatments for text in treatment.overrides)]
-    workload = replace(workload, given_lengths=lengths_given_by(given))
-    count = len(treatments) + bool(options.against)
+    variants = plan_variant_configs(tuple(options.vary or ()), config, workload, source)
+    overrides = [*source.overrides, *(text for variant in variants for text in variant.overrides)]
+    workload = replace(workload, given_lengths=lengths_given_by(overrides))
+    count = len(variants) + bool(options.against)
     if limits is not None and count == 1 and options.baseline is None:
         raise UsageError("a limit needs a baseline", hint="add `--against`, `--baseline` or `--vary`")
     if weights and count == 1:
         raise UsageError("`--quality` compares variants", hint="add `--against` or `--vary`")
-    question = read_question(options, limits)
+    spec = read_spec(options, limits)
     budget_s = options.budget_s(count)
     options.check_files()
     command = ("omni", *sys.argv[1:])
     with local_plan(
         source,
         workload,
-        treatments,
+        variants,
         against=options.against,
         command=command,
         verbose=options.verbose,
         keeps_outputs=options.output_json is not None,
     ) as plan:
-        return measure(plan, question, options, budget_s, weights)
+        return measure(plan, spec, options, budget_s, weights)

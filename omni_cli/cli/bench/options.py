@@ -69,8 +69,8 @@ class WorkloadOptions(ProfileOptions):
         for flag, value in (("--batch-size", self.batch_size), ("--input-len", self.input_len)):
             if value is not None:
                 raise UsageError(f"`{flag}` and a file of requests exclude each other", hint="remove one of them")
-        given = describe_requests(self.requests, config, console.print_warning)
-        return Workload(stage, given.num_requests, output_len=self.output_len, requests=given)
+        file = describe_requests(self.requests, config, console.print_warning)
+        return Workload(stage, file.num_requests, output_len=self.output_len, requests=file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +109,11 @@ class MeasureOptions(GateOptions):
 
     def budget_s(self, num_variants: int) -> float | None:
         """Return the seconds for measuring; None if only a number of iterations was given. Raises `UsageError`."""
-        given = self.time_budget
-        if given is not None and not (math.isfinite(given) and given > 0):
+        seconds = self.time_budget
+        if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
             raise UsageError("invalid value for `--time-budget`: expected a number of seconds greater than 0")
-        if given is not None or self.num_iters is not None:
-            return given
+        if seconds is not None or self.num_iters is not None:
+            return seconds
         return DEFAULT_BUDGET_S * max(num_variants - 1, 1)
 
 

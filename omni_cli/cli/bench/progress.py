@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_line import LiveLine
-from omni_cli.record import E2E
+from omni_cli.metrics import E2E
 from omni_cli.report.bench_units import quantity, ratio
 from omni_cli.report.units import seconds
 
 if TYPE_CHECKING:
     from omni_cli.bench.harness import State
     from omni_cli.bench.protocol import Loading
-    from omni_cli.stats.verdicts import Question
+    from omni_cli.stats.verdicts import ComparisonSpec
 
 
 class BenchProgress:
     """Reports each phase, and after each block the estimate so far."""
 
-    def __init__(self, stream: TextIO, question: Question, *, quiet: bool, verbose: bool) -> None:
+    def __init__(self, stream: TextIO, spec: ComparisonSpec, *, quiet: bool, verbose: bool) -> None:
         self._line = LiveLine(stream, quiet=quiet, verbose=verbose)
-        self._question = question
+        self._spec = spec
 
     def loading(self, variant: str, event: Loading) -> None:
         state = "loading" if event.load_s is None else f"ready in {seconds(event.load_s)}"
@@ -51,9 +51,9 @@ class BenchProgress:
 
     def _known(self, state: State) -> str:
         """The ratio of the end-to-end times with its interval, or the median of a single variant."""
-        answer = self._question.answer(state.record)
-        comparisons = [item for findings in answer.findings for item in findings.comparisons if item.metric == E2E]
+        report = self._spec.report(state.record)
+        comparisons = [item for result in report.results for item in result.comparisons if item.metric == E2E]
         if comparisons:
             return "   ".join(f"{item.b} / {item.a} {ratio(item.ratio, item.ci95)}" for item in comparisons[:2])
-        summary = answer.summaries[state.record.variants[0].name][E2E]
+        summary = report.summaries[state.record.variants[0].name][E2E]
         return f"median {quantity(E2E, summary.median)}"

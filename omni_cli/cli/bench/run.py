@@ -13,34 +13,41 @@ from omni_cli.bench.harness import RunLimits
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.cli.bench.options import MeasureOptions
 from omni_cli.cli.bench.progress import BenchProgress
-from omni_cli.cli.bench.report import failure_of, show_answer
-from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction, refuse_failed
+from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction, refuse_failed, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, OmniError
-from omni_cli.record import load_record
-from omni_cli.report.bench_notes import not_comparable
+from omni_cli.loadtest.failures import hint_on
+from omni_cli.record import failures_of, load_record
+from omni_cli.record_file import with_digest
+from omni_cli.report.bench_junit import comparison_junit
+from omni_cli.report.bench_markdown import comparison_markdown
+from omni_cli.report.bench_notes import disturbance_warnings, not_comparable, verdict_note, warnings
+from omni_cli.report.bench_run import heading, short_title, variant_text
+from omni_cli.report.bench_text import Labels, comparison_text
 from omni_cli.stats.estimate import MIN_BLOCKS
-from omni_cli.stats.verdicts import Question
+from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
+
+_LABELS = Labels("baseline", "this run")
 
 
 class NotComparableError(OmniError):
     exit_code = ExitCode.NOT_COMPARABLE
 
 
-def read_question(
+def read_spec(
     options: MeasureOptions,
     limits: GateLimits | None,
     *,
     margin: str = DEFAULT_MARGIN,
     allowed: Sequence[str] | None = None,
-) -> Question:
-    """Build the question from the options. Raises `OmniError` for a baseline that failed or is no complete record."""
+) -> ComparisonSpec:
+    """Read the comparisons from the options. Raises `OmniError` for a baseline that failed or is no complete record."""
     baseline = None if options.baseline is None else load_record(options.baseline)
     if options.baseline and baseline:
         refuse_failed(baseline, options.baseline)
-    return Question(
+    return ComparisonSpec(
         limits=limits,
         metrics=tuple(options.metric) if options.metric else None,
         margin=read_fraction("--margin", margin),
@@ -51,32 +58,32 @@ def read_question(
 
 def measure(
     plan: Plan,
-    question: Question,
+    spec: ComparisonSpec,
     options: MeasureOptions,
     time_budget_s: float | None,
     weights: Mapping[str, Path] = MappingProxyType({}),
 ) -> ExitCode:
     """Measure and report; `weights` are those of models that measure outputs. Raises `OmniError` if nothing ran."""
-    mismatches = question.mismatches(plan.builder.record())
+    mismatches = spec.mismatches(plan.builder.record())
     if mismatches:
         note = not_comparable(mismatches)
         raise NotComparableError(note.message, hint=note.hint)
-    progress = BenchProgress(sys.stderr, question.without_weighted(), quiet=options.quiet, verbose=options.verbose)
+    progress = BenchProgress(sys.stderr, spec.without_model_based(), quiet=options.quiet, verbose=options.verbose)
     num_warmup = options.num_iters_warmup
-    judges = question.limits is not None and bool(question.limits.quality)
+    judges = spec.limits is not None and bool(spec.limits.quality)
     if (judges or weights) and options.num_iters is not None:
         # Each iteration has new prompts and seeds; warm-ups are not timed, but their outputs are compared.
         num_requests = plan.builder.record().workload["batch_size"]
         num_warmup = max(num_warmup, -(-MIN_BLOCKS // num_requests) - options.num_iters)
     limits = RunLimits(options.num_iters, num_warmup, time_budget_s)
-    benchmark = Benchmark(plan, question, limits, progress, record_file=options.output_json)
+    benchmark = Benchmark(plan, spec, limits, progress, record_file=options.output_json)
     stopped = asyncio.run(_run(benchmark, options.timeout))
     progress.hide()
     if stopped is not None and not benchmark.has_samples:
         raise stopped
     if weights and stopped is None:
         try:
-            benchmark.add_weighted(weights)
+            benchmark.add_model_based(weights)
         except OmniError as error:
             stopped = error
     return _report(benchmark, options, stopped)
@@ -94,12 +101,62 @@ async def _run(benchmark: Benchmark, timeout_s: float | None) -> OmniError | Non
 
 
 def _report(benchmark: Benchmark, options: MeasureOptions, stopped: OmniError | None) -> ExitCode:
-    answer = benchmark.answer()
-    show_answer(answer, options)
+    report = benchmark.report()
+    _show_report(report, options)
     for text in benchmark.setting_warnings():
         console.print_warning(text)
-    error = stopped or failure_of(answer)
+    error = stopped or _failure_of(report)
     if error is not None:
         console.print_note("")
         console.print_error(error, verbose=options.verbose)
-    return answer.exit_code if stopped is None else stopped.exit_code
+    return report.exit_code if stopped is None else stopped.exit_code
+
+
+def _show_report(report: BenchmarkReport, options: MeasureOptions) -> None:
+    """Print the document or the tables, write the files, print the warnings."""
+    if options.as_json:
+        console.print_json(with_digest(report.complete_record()))
+    else:
+        console.print_text(_text(report, options))
+    _write_files(report, options)
+    notes = [note for result in report.results for note in warnings(result)]
+    for note in (*notes, *disturbance_warnings(report.disturbances, report.record)):
+        console.print_warning(note.message, hint=note.hint)
+
+
+def _failure_of(report: BenchmarkReport) -> OmniError | None:
+    """Return the sentence for an exit code other than 0."""
+    if report.exit_code == ExitCode.OK:
+        return None
+    broken = [f"variant `{v.name}`: {v.failure}" for v in report.record.variants if v.failure]
+    if broken:
+        failures = failures_of(sample for variant in report.record.variants for sample in variant.samples)
+        return OmniError("the measurement cannot be trusted: " + "; ".join(broken), hint=hint_on(failures))
+    note = verdict_note(next(item for item in report.results if item.exit_code == report.exit_code))
+    return OmniError(note.message, hint=note.hint)
+
+
+def _text(report: BenchmarkReport, options: MeasureOptions) -> str:
+    record = report.record
+    parts = [heading(record, max(options.num_iters_warmup, 1))]
+    for number, variant in enumerate(record.variants, start=1):
+        parts.append(variant_text(number, variant, report.summaries[variant.name]))
+    parts += [comparison_text(result, _LABELS) for result in report.results]
+    if options.output_json is not None:
+        parts.append(f"Saved {options.output_json}")
+    return "\n\n".join(parts)
+
+
+def _write_files(report: BenchmarkReport, options: MeasureOptions) -> None:
+    results = report.results
+    name = f"omni bench {short_title(report.record.workload)}"
+    if options.markdown is not None:
+        notes = disturbance_warnings(report.disturbances, report.record)
+        texts = [comparison_markdown(item, _LABELS, notes) for item in results] or [
+            f"```\n{_text(report, options)}\n```\n"
+        ]
+        write_report(options.markdown, "\n".join(texts))
+    if options.junit is not None and results:
+        # One suite a file: that of the gate, where there are two.
+        gated = next((item for item in results if item.gate is not None), results[0])
+        write_report(options.junit, comparison_junit(gated, name))

@@ -13,6 +13,7 @@ from omni_cli.cli.bisect.options import BisectOptions
 from omni_cli.cli.gate_options import need_numpy
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, OmniError
+from omni_cli.metrics import E2E
 from omni_cli.report.units import count
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def bisect(options: BisectOptions) -> int:
     from omni_cli.bench.bisect import Criterion
 
     is_timed = limit is not None and options.max_memory_regression is None
-    criterion = Criterion((options.metric or "e2e_s") if is_timed else None, limit)
+    criterion = Criterion((options.metric or E2E) if is_timed else None, limit)
     bisection = _bisection(options, criterion)
     with bisection.folder.locked():
         bisection.load()
@@ -63,9 +64,9 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     root = (options.cache_dir or cache_folder().with_name("bisect")).resolve()
     own = root / f"{repository.name}-{digest_of(str(repository)).removeprefix('sha256:')[:8]}"
     built = digest_of(options.build).removeprefix("sha256:")[:8] if options.build else "sources"
-    question = {"workload": workload, **criterion.describe()}
+    spec = {"workload": workload, **criterion.describe()}
     return Bisection(
-        SearchFolder(own, question, commits),
+        SearchFolder(own, spec, commits),
         Worktrees(repository, own / "worktrees" / built, options.build),
         criterion,
         plan,
@@ -77,7 +78,7 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
 
 def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[PlanMaker, dict[str, Any]]:
     """Return the planner of a profile's comparisons and the record's description of its workload."""
-    from omni_cli.bench.local import local_plan, plan_treatments
+    from omni_cli.bench.local import local_plan, plan_variant_configs
     from omni_cli.bench.workload import lengths_given_by, measured_stages
     from omni_cli.cli.profile_choice import profile_source
 
@@ -85,11 +86,11 @@ def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[Pla
     config = source.load()
     measured_stages(config, options.stage)
     workload = options.workload(options.stage, config)
-    plan_treatments((), config, workload, source)
+    plan_variant_configs((), config, workload, source)
     workload = replace(workload, given_lengths=lengths_given_by(source.overrides))
 
-    def plan(treatments: Any) -> Any:
-        return local_plan(source, workload, treatments, against=None, command=command, verbose=options.verbose)
+    def plan(variants: Any) -> Any:
+        return local_plan(source, workload, variants, against=None, command=command, verbose=options.verbose)
 
     return plan, workload.describe(config)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli.bench.progress import BenchProgress
 from omni_cli.cli.bisect.report import trial_cells
-from omni_cli.stats.verdicts import Question
+from omni_cli.stats.verdicts import ComparisonSpec
 
 if TYPE_CHECKING:
     from omni_cli.bench.commits import CommitInfo
@@ -18,7 +18,7 @@ class BisectProgress(BenchProgress):
     """Reports the phases of each comparison as `omni bench` does, and its verdict."""
 
     def __init__(self, stream: TextIO, commits: Sequence[CommitInfo], *, quiet: bool, verbose: bool) -> None:
-        super().__init__(stream, Question(), quiet=quiet, verbose=verbose)
+        super().__init__(stream, ComparisonSpec(), quiet=quiet, verbose=verbose)
         self._commits = commits
 
     def step_begins(self, step: NextTrial) -> None:

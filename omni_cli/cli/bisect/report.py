@@ -77,19 +77,19 @@ def failure_of(record: BisectRecord) -> OmniError | None:
 
 
 def _subject(record: BisectRecord) -> str:
-    workload, metric = record.question["workload"], record.question["metric"]
+    workload, metric = record.spec["workload"], record.spec["metric"]
     what = f"`{workload['command']}`" if "command" in workload else f"{workload['profile']} {workload['stage']}"
-    if record.question["limit"] is None:
+    if record.spec["limit"] is None:
         return f"outputs of {what}"
     return f"{title(metric) if metric else 'memory'} of {what}"
 
 
 def _result_lines(record: BisectRecord, result: BisectResult) -> list[str]:
     if result.outcome == "no regression":
-        what = "The outputs are the same" if record.question["limit"] is None else "No slowdown"
-        what = what if record.question["metric"] or record.question["limit"] is None else "No more memory"
-        found = f": {percent_interval(result.change, result.ci95)}" if result.change is not None and result.ci95 else ""
-        return [f"{what}{found}"]
+        what = "The outputs are the same" if record.spec["limit"] is None else "No slowdown"
+        what = what if record.spec["metric"] or record.spec["limit"] is None else "No more memory"
+        size = f": {percent_interval(result.change, result.ci95)}" if result.change is not None and result.ci95 else ""
+        return [f"{what}{size}"]
     lines = []
     for commit in result.commits:
         lines.append(f"{commit.sha} {commit.subject}")

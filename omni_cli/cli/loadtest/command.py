@@ -31,7 +31,7 @@ def loadtest(options: LoadtestOptions) -> int:
     """
     limits = options.limits()
     need_numpy("measuring")
-    from omni_cli.cli.bench.run import measure, read_question
+    from omni_cli.cli.bench.run import measure, read_spec
     from omni_cli.cli.loadtest.reading import check_counts
     from omni_cli.loadtest.plan import server_plan
     from omni_cli.loadtest.target import parse_url
@@ -41,7 +41,7 @@ def loadtest(options: LoadtestOptions) -> int:
     count = check_counts(urls, traffics, workload.num_requests)
     if limits is not None and count == 1 and options.baseline is None:
         raise UsageError("a limit needs a baseline", hint="add a second URL, `--baseline` or `--vary`")
-    question = read_question(options, limits, margin=options.margin, allowed=options.allow_difference)
+    spec = read_spec(options, limits, margin=options.margin, allowed=options.allow_difference)
     budget_s = options.budget_s(count)
     options.check_files()
     plan_of = partial(
@@ -55,7 +55,7 @@ def loadtest(options: LoadtestOptions) -> int:
     if options.find_max_rate is not None:
         return _find_max_rate(options, traffics[0], workload, plan_of)
     with plan_of(traffics, workload) as plan:
-        return measure(plan, question, options, budget_s)
+        return measure(plan, spec, options, budget_s)
 
 
 def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:

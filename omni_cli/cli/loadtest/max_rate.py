@@ -26,7 +26,7 @@ from omni_cli.report.tables import aligned
 from omni_cli.stats.saturation import (
     MIN_WINDOWS,
     RATE_ALPHA,
-    AttainmentQuestion,
+    AttainmentSpec,
     RateSearch,
     RateTrial,
     requests_needed,
@@ -71,9 +71,9 @@ def find_max_rate(
     while stopped is None and (rate := search.next_rate()) is not None:
         limits = _limits(options, target, size(rate), rate, 1 if search.trials else warmup)
         try:
-            with plan(rate) as made:
-                trial, stopped = _try(made, rate, target, options, limits, left_s())
-                source = made.builder.record()
+            with plan(rate) as planned:
+                trial, stopped = _try(planned, rate, target, options, limits, left_s())
+                source = planned.builder.record()
             if trial.reason is not None:
                 with plan(rate):  # asks the server: if it has ended, the rate is not the reason
                     pass
@@ -108,8 +108,8 @@ def _outline(plan: RatePlan, options: LoadtestOptions, target: float, left_s: Ca
     """
     rate, grows = _FIRST, None
     while True:
-        with plan(rate) as made:
-            trial, stopped = _try(made, rate, target, options, RunLimits(1, 0, None), left_s())
+        with plan(rate) as planned:
+            trial, stopped = _try(planned, rate, target, options, RunLimits(1, 0, None), left_s())
         if stopped is not None:
             raise stopped
         if grows is None and trial.reason is not None:
@@ -137,9 +137,9 @@ def _try(
     plan: Plan, rate: float, target: float, options: LoadtestOptions, limits: RunLimits, timeout_s: float | None
 ) -> tuple[RateTrial, OmniError | None]:
     """Measure one rate; the second value is the reason for an early end. A server that answers nothing misses it."""
-    question = AttainmentQuestion(target=target)
-    progress = BenchProgress(sys.stderr, question, quiet=options.quiet, verbose=options.verbose)
-    benchmark = Benchmark(plan, question, limits, progress)
+    spec = AttainmentSpec(target=target)
+    progress = BenchProgress(sys.stderr, spec, quiet=options.quiet, verbose=options.verbose)
+    benchmark = Benchmark(plan, spec, limits, progress)
 
     async def run() -> tuple[OmniError | None, BaseException | None]:
         work, stopped = await run_until_stopped(benchmark.run(), timeout_s)
@@ -147,7 +147,7 @@ def _try(
 
     stopped, failure = asyncio.run(run())
     progress.hide()
-    trial = question.judged(plan.builder.record(), rate)
+    trial = spec.judged(plan.builder.record(), rate)
     if failure is None:
         return trial, stopped
     if not isinstance(failure, VariantError):

@@ -148,9 +148,9 @@ class LoadtestOptions(MeasureOptions):
 def without_key(arguments: Sequence[str]) -> list[str]:
     """Return the command line for the record, with the key replaced by `***`."""
     shown: list[str] = []
-    for given in arguments:
+    for word in arguments:
         if shown and shown[-1] == _KEY_OPTION:
             shown.append("***")
         else:
-            shown.append(f"{_KEY_OPTION}=***" if given.startswith(f"{_KEY_OPTION}=") else given)
+            shown.append(f"{_KEY_OPTION}=***" if word.startswith(f"{_KEY_OPTION}=") else word)
     return shown

@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 
 from omni_cli.bench.prompts import token_counter
-from omni_cli.bench.treatments import MAX_VARIANTS, split_values
+from omni_cli.bench.variant_configs import MAX_VARIANTS, split_values
 from omni_cli.cli.gate_options import read_fraction
 from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, LoadtestOptions
 from omni_cli.errors import UsageError
-from omni_cli.loadtest.arrivals import trace_rate
 from omni_cli.loadtest.dataset import Dataset, read_dataset
 from omni_cli.loadtest.endpoints import Endpoint, chat, images, parse_modalities, speech
-from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic
+from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, trace_rate
 from omni_cli.text import visible
 
 _CONCURRENCY, _RATE = "concurrency", "request_rate"

@@ -18,10 +18,11 @@ from omni_cli.cli.terminal.progress import print_stage_warnings
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OutputError
 from omni_cli.outputs import Event, StageLoading
-from omni_cli.profile_record import Profile, profile_document, save_profile
+from omni_cli.profile_record import Profile, save_profile
 from omni_cli.profiling.build import About, build_profile, read_traces
 from omni_cli.profiling.chrome_trace import merged_trace
 from omni_cli.profiling.session import ProfilingRun, RecordedSession
+from omni_cli.record_file import with_digest
 from omni_cli.report.profile_text import profile_text, saved_text
 from omni_cli.report.units import seconds
 from omni_cli.temporary_folder import scratch_folder
@@ -54,7 +55,7 @@ def run_profile(
     finally:
         line.hide()
     if options.as_json:
-        console.print_json(profile_document(profile))
+        console.print_json(with_digest(profile))
     else:
         console.print_text(profile_text(profile))
         console.print_text("")

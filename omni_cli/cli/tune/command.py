@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from omni_cli.cli.gate_options import check_weighted, need_numpy, read_fraction, read_quality
+from omni_cli.cli.gate_options import check_model_based, need_numpy, read_fraction, read_quality
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.errors import ExitCode, UsageError
@@ -48,18 +48,18 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     source = profile_source(options)
     config = source.load()
     quality = tuple(read_quality(text) for text in options.quality or ())
-    check_weighted(quality, ())
+    check_model_based(quality, ())
     max_memory_bytes = options.max_memory_bytes()
     workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
     kinds = [stage.kind for stage in workload.measured(config)]
-    made = capabilities_of(config).modalities if "diffusion" in kinds else ()
-    workload = replace(workload, slo=_read_slo(options, kinds, made))
+    modalities = capabilities_of(config).modalities if "diffusion" in kinds else ()
+    workload = replace(workload, slo=_read_slo(options, kinds, modalities))
     if options.objective == "tokens_per_second" and kinds != ["ar"]:
         raise UsageError(
             "`--objective tokens_per_second` is for a single AR stage",
             hint="name one with `--stage`, or use `--objective e2e`",
         )
-    if options.objective == "images_per_second" and "image" not in made:
+    if options.objective == "images_per_second" and "image" not in modalities:
         raise UsageError(
             f"these stages of `{config.name}` make no images, so that `images_per_second` cannot be the objective",
             hint="choose another profile, or use `--objective e2e`",
@@ -83,10 +83,10 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
         return search(wanted, options, command)
 
 
-def _read_slo(options: TuneOptions, kinds: Sequence[str], made: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    from omni_cli.loadtest.slo import COLUMNS, parse_slos
+def _read_slo(options: TuneOptions, kinds: Sequence[str], modalities: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    from omni_cli.loadtest.slo import OF_AUDIO, OF_TEXT, parse_slos, row_limits
 
-    of_tokens = ("ttft", "tpot", "itl") if "ar" in kinds else ()
-    of_audio = ("ttfp", "rtf") if "audio" in made else ()
+    of_tokens = OF_TEXT if "ar" in kinds else ()
+    of_audio = OF_AUDIO if "audio" in modalities else ()
     slos = parse_slos(tuple(options.slo or ()), (*of_tokens, "e2e", *of_audio))
-    return tuple((COLUMNS[slo.metric], slo.limit) for slo in slos)
+    return tuple(row_limits(slos).items())

@@ -17,8 +17,8 @@ from omni_cli.bench.local import local_plan
 from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.protocol import Loading
 from omni_cli.bench.search import Space
-from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.tuning import TuneLimits, Tuning
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.workload import Workload
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
@@ -28,11 +28,12 @@ from omni_cli.cli.tune.options import TuneOptions
 from omni_cli.config.schema import profile_data
 from omni_cli.config.yaml_writer import to_yaml
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
+from omni_cli.record_file import with_digest
 from omni_cli.report.tune_text import tune_text
 from omni_cli.report.units import count, seconds
 from omni_cli.stats.race import Race
 from omni_cli.stats.tuning import concluded
-from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record, tune_document
+from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record
 from omni_cli.whole_file import cannot_write, check_writable
 
 RECORD, PROFILE = "tune.json", "profile.yaml"
@@ -40,7 +41,7 @@ RECORD, PROFILE = "tune.json", "profile.yaml"
 
 @dataclass(frozen=True)
 class SettingsSearch:
-    """The settings to search, and what they are judged by. `plan` plans a heat; `profile` writes a setting as a
+    """The settings to search, and what they are judged by. `plan` plans a batch; `profile` writes a setting as a
     profile, which the load of a server is not."""
 
     workload: dict[str, object]
@@ -48,8 +49,8 @@ class SettingsSearch:
     objective: str
     margin: float
     limits: TuneLimits
-    plan: Callable[[Sequence[Treatment]], AbstractContextManager[Plan]]
-    profile: Callable[[Treatment], str] | None = None
+    plan: Callable[[Sequence[VariantConfig]], AbstractContextManager[Plan]]
+    profile: Callable[[VariantConfig], str] | None = None
     url: str | None = None
 
     def record(self, command: tuple[str, ...]) -> TuneRecord:
@@ -70,7 +71,7 @@ class SettingsSearch:
             limits=limits,
             candidates=tuple(
                 Candidate(name=item.name, settings=dict(item.settings), problem=refused.get(item.name))
-                for item in self.space.treatments
+                for item in self.space.variants
             ),
         )
 
@@ -88,22 +89,22 @@ def local_search(
 ) -> SettingsSearch:
     """A search over a profile's settings; `inputs` is a folder for the inputs of a stage in the middle of the chain."""
 
-    def plan(treatments: Sequence[Treatment]) -> AbstractContextManager[Plan]:
+    def plan(variants: Sequence[VariantConfig]) -> AbstractContextManager[Plan]:
         return local_plan(
             source,
             workload,
-            tuple(treatments),
+            tuple(variants),
             against=None,
             command=(),
             verbose=verbose,
             inputs=inputs / "inputs",
         )
 
-    def profile(treatment: Treatment) -> str:
+    def profile(variant: VariantConfig) -> str:
         """Return the complete profile, checked by loading it; variables are named in a comment."""
-        config = source.load(treatment.overrides)
-        lines = [f"# Written by omni tune: {treatment.name}."]
-        lines += [f"# Set in the environment: {name}={value}" for name, value in treatment.environment.items()]
+        config = source.load(variant.overrides)
+        lines = [f"# Written by omni tune: {variant.name}."]
+        lines += [f"# Set in the environment: {name}={value}" for name, value in variant.environment.items()]
         return "\n".join(lines) + "\n" + to_yaml(profile_data(config))
 
     return SettingsSearch(workload.describe(source.load()), space, objective, margin, limits, plan, profile)
@@ -120,7 +121,7 @@ def search(wanted: SettingsSearch, options: TuneOptions, command: tuple[str, ...
     record = _continued(wanted.record(command), folder / RECORD)
     progress = TuneProgress(quiet=options.quiet, verbose=options.verbose)
     tuning = Tuning(
-        wanted.space.treatments,
+        wanted.space.variants,
         record,
         wanted.plan,
         limits=wanted.limits,
@@ -148,7 +149,7 @@ def _continued(record: TuneRecord, path: Path) -> TuneRecord:
         earlier = load_tune_record(path)
     except InputError as error:
         raise OutputError(error.message, hint="remove it, or choose another folder with `--output-dir`") from error
-    if earlier.question != record.question:
+    if earlier.fingerprint != record.fingerprint:
         raise OutputError(
             f"`{path}` is of another search, machine or version of the code",
             hint="choose another folder with `--output-dir`, or remove that file",
@@ -170,13 +171,13 @@ def _report(wanted: SettingsSearch, record: TuneRecord, options: TuneOptions, st
         stopped.hint = again
     written = None
     if record.winner is not None and stopped is None and wanted.profile is not None:
-        winner = next(item for item in wanted.space.treatments if item.name == record.winner)
+        winner = next(item for item in wanted.space.variants if item.name == record.winner)
         written = options.output_dir / PROFILE
         write_report(written, wanted.profile(winner))
     if options.as_json:
-        console.print_json(tune_document(record))
+        console.print_json(with_digest(record))
     else:
-        files = [str(found) for found in (written, path) if found is not None]
+        files = [str(file) for file in (written, path) if file is not None]
         console.print_text(tune_text(record) + "\n\nWrote " + " and ".join(files))
     failure = stopped or _failure(record)
     if failure is None:
@@ -208,12 +209,12 @@ class TuneProgress:
     def __init__(self, *, quiet: bool, verbose: bool) -> None:
         self._line = LiveLine(sys.stderr, quiet=quiet, verbose=verbose)
         self._quiet = quiet
-        self._heat, self._leader = "", ""
+        self._batch, self._leader = "", ""
 
-    def heat_started(self, where: str, race: Race) -> None:
-        self._heat = f"{where}, {count(len(race.rivals) + 1, 'setting')}"
+    def batch_started(self, where: str, race: Race) -> None:
+        self._batch = f"{where}, {count(len(race.rivals) + 1, 'setting')}"
         self._leader = f", so far the best: {race.leader}" if race.has_started else ""
-        self._line.say(self._heat + self._leader)
+        self._line.say(self._batch + self._leader)
 
     def refused(self, name: str, reason: str) -> None:
         self.hide()
@@ -221,16 +222,16 @@ class TuneProgress:
             console.print_note(f"{name}: {reason}")
 
     def loading(self, variant: str, event: Loading) -> None:
-        self._line.say(f"{self._heat}: loading {event.stage} of {variant}")
+        self._line.say(f"{self._batch}: loading {event.stage} of {variant}")
 
     def warming_up(self, variant: str) -> None:
-        self._line.say(f"{self._heat}: warming up {variant}")
+        self._line.say(f"{self._batch}: warming up {variant}")
 
     def falling_back(self, reason: str) -> None:
-        self._line.say(f"{self._heat}: loaded one after another: {reason}")
+        self._line.say(f"{self._batch}: loaded one after another: {reason}")
 
     def block_done(self, state: State) -> None:
-        self._line.say(f"{self._heat}: block {state.blocks}/{state.planned_blocks}{self._leader}")
+        self._line.say(f"{self._batch}: block {state.blocks}/{state.planned_blocks}{self._leader}")
 
     def hide(self) -> None:
         """Clear the live line, so that other lines can be written."""

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 
 from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.search import MAX_SETTINGS, OPTION, Space, expanded
-from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.tuning import TuneLimits
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.cli.bench.options import DEFAULT_INPUT_LEN
 from omni_cli.cli.loadtest.reading import read_endpoint, read_traffics
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
@@ -62,10 +62,10 @@ def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
         slos=parse_slos(tuple(options.slo or ()), endpoint.metrics),
     )
 
-    def plan(treatments: Sequence[Treatment]) -> AbstractContextManager[Plan]:
+    def plan(variants: Sequence[VariantConfig]) -> AbstractContextManager[Plan]:
         return server_plan(
             [url],
-            [loads[treatment.name] for treatment in treatments],
+            [loads[variant.name] for variant in variants],
             workload,
             model=options.model,
             api_key=os.environ.get("OPENAI_API_KEY"),
@@ -74,7 +74,7 @@ def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
             is_varied=True,
         )
 
-    settings = tuple(Treatment(name, settings=traffic.settings) for name, traffic in loads.items())
+    settings = tuple(VariantConfig(name, settings=traffic.settings) for name, traffic in loads.items())
     has_slo = bool(workload.slos) and options.objective != "goodput"
     limits = TuneLimits(has_slo=has_slo, compares_outputs=False)  # each load has requests of its own
     described = workload.describe()

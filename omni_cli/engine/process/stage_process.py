@@ -39,7 +39,7 @@ from omni_cli.stage.messages import (
     Alive,
     AppendInput,
     Command,
-    EngagementReport,
+    CountersReport,
     Failure,
     MemoryReport,
     Report,
@@ -122,7 +122,7 @@ def _run(
         emit(load_failure(error, spec))
         return
     load_s = time.perf_counter() - started_s
-    emit(StageReady(load_s, effective, memory_report(), stage.settings, stage.engagement))
+    emit(StageReady(load_s, effective, memory_report(), stage.settings, stage.execution_counters))
     forget_peaks()
     loaded.append(stage)
     if recorder is not None:
@@ -169,7 +169,7 @@ def _send_reports(stage: Stage, reports: Sequence[Report], emit: _Emitter) -> No
     if any(isinstance(report, RequestDone) for report in reports):
         # Before the results of requests, so that those who await them see the figures.
         emit(memory_report())
-        emit(EngagementReport(stage.engagement))
+        emit(CountersReport(stage.execution_counters))
     with ranges.mark("send reports"):
         for report in reports:
             emit(report)

@@ -154,7 +154,7 @@ class Recorder:
         return "diffusion" if "execution" in self._stage.effective else "ar"
 
     def _marks_modules(self) -> bool:
-        """Tell whether modules can be marked: hooks split a compiled model, and graph replays bypass them."""
+        """Return True if modules can be marked: hooks split a compiled model, and graph replays bypass them."""
         effective: dict[str, object] = self._stage.effective
         return "compile" not in str(effective.get("execution")) and effective.get("cudagraph_mode", "none") == "none"
 

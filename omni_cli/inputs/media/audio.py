@@ -78,7 +78,7 @@ def decode_stream(
         raise InputError(f"the {name} has no samples")
     array = np.frombuffer(samples, np.float32)
     if not np.isfinite(array).all():
-        raise InputError(f"the {name} contains samples that are not numbers (NaN or infinite)")
+        raise InputError(f"the {name} contains NaN or infinite samples")
     notes = track.notes()
     if (num_streams := len(container.streams.audio)) > 1:
         notes.append(f"the {name} has {num_streams} audio streams; only one is used")

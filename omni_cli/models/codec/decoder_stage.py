@@ -111,8 +111,8 @@ class CodecStage(VllmStage):
         return {**super().effective, "execution": self.stage.execution, "stream": self.stage.streams}
 
     @property
-    def engagement(self) -> dict[str, float]:
-        return {**super().engagement, **self.model.counters.as_dict()}
+    def execution_counters(self) -> dict[str, float]:
+        return {**super().execution_counters, **self.model.counters.as_dict()}
 
     @property
     def settings(self) -> dict[str, object]:

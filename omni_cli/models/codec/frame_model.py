@@ -9,7 +9,7 @@ import torch
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper
 
-from omni_cli.execution.engagement import ExecutionCounters
+from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graphs import GraphBackend
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
 from omni_cli.models.codec.predictor_graphs import SMALLEST, PredictorGraphs

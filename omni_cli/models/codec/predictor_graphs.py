@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from omni_cli.execution.engagement import ExecutionCounters
+from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graphs import NUM_WARMUPS, Graph, GraphBackend, batch_sizes
 from omni_cli.models.codec.code_predictor import CodePredictor
 

@@ -69,8 +69,8 @@ class TalkerStage(ConditionedStage):
         return {**super().effective, **({"early_start": True} if self.spec.stage.starts_early else {})}
 
     @property
-    def engagement(self) -> dict[str, float]:
-        return {**super().engagement, "early_requests": self._num_early}
+    def execution_counters(self) -> dict[str, float]:
+        return {**super().execution_counters, "early_requests": self._num_early}
 
     def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
         request = active.request

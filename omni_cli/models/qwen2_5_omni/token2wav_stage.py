@@ -139,8 +139,8 @@ class Token2WavStage(VllmStage):
         }
 
     @property
-    def engagement(self) -> dict[str, float]:
-        return {**super().engagement, **self.denoiser.counters.as_dict()}
+    def execution_counters(self) -> dict[str, float]:
+        return {**super().execution_counters, **self.denoiser.counters.as_dict()}
 
     def _setting(self, request: StageRequest, name: str, default: float) -> float:
         stage = self.spec.stage

@@ -36,7 +36,7 @@ FAMILY = Family(
                 f"talker.{part}."
                 for part in ("model", "code_predictor", "codec_head", "hidden_projection", "text_projection")
             ),
-            switch=_SPEAKS,
+            enabled_key=_SPEAKS,
         ),
         StageRole(
             name="code2wav",
@@ -47,7 +47,7 @@ FAMILY = Family(
             makes="audio",
             settings="omni_cli.models.codec.settings:CodecConfig",
             needed_weights=("code2wav.",),
-            switch=_SPEAKS,
+            enabled_key=_SPEAKS,
         ),
     ),
     vllm_models={

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from omni_cli.record import E2E, Record, Sample, Variant
+import msgspec
+
+from omni_cli.metrics import ALLOCATED, E2E, PERCENTILES, REPORTED_MEMORY, samples_for
+from omni_cli.record import GpuUtilisation, Record, Sample, Utilisation, Variant
 from omni_cli.report.bench_units import quantity, quantity_interval, scale_of, title
 from omni_cli.report.html.elements import Figure, Part, Table
 from omni_cli.report.html.figures import MAX_DOTS, Amount, Spread, drawn_amounts, drawn_runs, drawn_spread
-from omni_cli.report.html.timelines import Bar, drawn_waterfall
+from omni_cli.report.html.svg import ACCENT, LINE, MUTED
+from omni_cli.report.html.timelines import Band, Bar, Panel, drawn_panels, drawn_waterfall
+from omni_cli.report.units import count
 from omni_cli.results import Summary
-from omni_cli.stats.metrics import PERCENTILES, REPORTED_MEMORY, samples_for
 
 MAX_TABLE_BLOCKS = 200
 
@@ -89,7 +93,7 @@ def memory_figure(name: str, record: Record) -> Figure | None:
     ]
     if not peaks:
         return None
-    scale, unit = scale_of("peak_allocated_bytes", max(value for _, _, value in peaks))
+    scale, unit = scale_of(ALLOCATED, max(value for _, _, value in peaks))
     several = len({metric for _, metric, _ in peaks}) > 1
     bars, seen = [], set()
     for variant, metric, value in peaks:
@@ -145,9 +149,9 @@ def _metrics_table(variant: Variant, summaries: Mapping[str, Summary]) -> Table:
 
 def _block_table(medians: Mapping[str, Mapping[int, float]]) -> Table:
     """List the median of each block, from which comparisons are computed."""
-    blocks = sorted({block for found in medians.values() for block in found})
+    blocks = sorted({block for by_block in medians.values() for block in by_block})
     rows = tuple(
-        (str(block), *(quantity(E2E, found.get(block)) for found in medians.values()))
+        (str(block), *(quantity(E2E, by_block.get(block)) for by_block in medians.values()))
         for block in blocks[:MAX_TABLE_BLOCKS]
     )
     left = len(blocks) - len(rows)
@@ -164,11 +168,11 @@ def _median_run(variant: Variant) -> Sample | None:
 def _parts(sample: Sample) -> list[_Part]:
     """Return the parts of a run in order: its stages, or the parts of its only stage."""
     suffix = ".latency_s"
-    found = [_Part(name.removesuffix(suffix), value) for name, value in sample.metrics.items() if name.endswith(suffix)]
-    if not found:
-        found = _within_stage(sample)
-    rest = sample.e2e_s - sum(part.seconds for part in found)
-    return [*found, _Part("everything else", rest, is_rest=True)] if found and rest > 0 else found
+    parts = [_Part(name.removesuffix(suffix), value) for name, value in sample.metrics.items() if name.endswith(suffix)]
+    if not parts:
+        parts = _within_stage(sample)
+    rest = sample.e2e_s - sum(part.seconds for part in parts)
+    return [*parts, _Part("everything else", rest, is_rest=True)] if parts and rest > 0 else parts
 
 
 def _within_stage(sample: Sample) -> list[_Part]:
@@ -189,7 +193,7 @@ def _within_stage(sample: Sample) -> list[_Part]:
 def _memory_table(record: Record) -> Table:
     rows = []
     for variant in record.variants:
-        rows.append((variant.name, "all", "run", *_peaks(_all_peaks(variant))))
+        rows.append((variant.name, "all", "run", *_peaks(msgspec.structs.asdict(variant.memory))))
         for stage, phases in variant.memory.stages.items():
             for phase, peaks in phases.items() if isinstance(phases, Mapping) else ():
                 rows.append((variant.name, stage, phase, *_peaks(peaks if isinstance(peaks, Mapping) else {})))
@@ -197,12 +201,71 @@ def _memory_table(record: Record) -> Table:
     return Table("Peak memory by stage", columns, tuple(rows), frozenset({3, 4, 5}))
 
 
-def _all_peaks(variant: Variant) -> dict[str, int | None]:
-    return {metric: getattr(variant.memory, metric) for metric in REPORTED_MEMORY}
-
-
 def _peaks(peaks: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(
         quantity(metric, value) if isinstance(value := peaks.get(metric), int) and value else "-"
         for metric in REPORTED_MEMORY
     )
+
+
+def utilisation_figure(name: str, load: Utilisation | None) -> Figure | None:
+    """Draw processor and devices over time; None if they were not sampled."""
+    if load is None or not load.end_s:
+        return None
+    panels = [_processor(load)]
+    if load.cpu_mhz:
+        panels.append(Panel("Processor clock", "MHz", (Band("clock", load.cpu_mhz, MUTED, filled=False),), 0))
+    for gpu in load.gpus:
+        panels += _gpu(gpu, load.end_s)
+    text = (
+        f"Means over {load.interval_s:g} s. The coloured area is the measurement, the grey one on top of it all other "
+        "programs. Where a device's clock was held down, its panel is shaded."
+    )
+    drawing = drawn_panels(f"{name}-machine", [0.0, *load.end_s], panels, "seconds since the first run")
+    return Figure("How busy the machine was", text, drawing, _table(load))
+
+
+def _processor(load: Utilisation) -> Panel:
+    total = [min(busy + stolen, 1e6) for busy, stolen in zip(load.busy_cores, load.stolen_cores, strict=True)]
+    bands = (Band("all programs", total, LINE), Band("the measurement", load.own_cores, ACCENT))
+    return Panel("Processor", f"of {count(load.usable_cores, 'core')}", bands, load.usable_cores)
+
+
+def _gpu(gpu: GpuUtilisation, ends: Sequence[float]) -> list[Panel]:
+    marked: list[tuple[float, float]] = []
+    for start, end, why in zip([0.0, *ends[:-1]], ends, gpu.throttled, strict=True):
+        if why and marked and marked[-1][1] == start:
+            marked[-1] = (marked[-1][0], end)
+        elif why:
+            marked.append((start, end))
+    label = f"GPU {gpu.index} {gpu.name}"
+    return [
+        Panel(f"{label}, busy", "%", (Band("busy", gpu.utilisation_percent, ACCENT),), 100),
+        Panel(f"{label}, clock", "MHz", (Band("clock", gpu.sm_clock_mhz, MUTED, filled=False),), 0, tuple(marked)),
+    ]
+
+
+def _table(load: Utilisation) -> Table:
+    others = [max(0.0, busy - own) for busy, own in zip(load.busy_cores, load.own_cores, strict=True)]
+    series = [
+        ("the measurement, cores", load.own_cores),
+        ("other programs, cores", others),
+        ("kept by the machine's host, cores", load.stolen_cores),
+        ("quota used up, % of periods", [100 * value for value in load.held_back]),
+        ("processor clock, MHz", load.cpu_mhz),
+    ]
+    for gpu in load.gpus:
+        series += [
+            (f"GPU {gpu.index} busy, %", gpu.utilisation_percent),
+            (f"GPU {gpu.index} clock, MHz", gpu.sm_clock_mhz),
+            (f"GPU {gpu.index} temperature, °C", gpu.temperature_c),
+            (f"GPU {gpu.index} power, W", gpu.power_w),
+            (f"GPU {gpu.index} throttled, % of the time", [100.0 * bool(why) for why in gpu.throttled]),
+        ]
+    rows = tuple(
+        (label, *(f"{value:.4g}" for value in (sum(values) / len(values), min(values), max(values))))
+        for label, values in series
+        if values
+    )
+    caption = f"{count(len(load.end_s), 'sample')} in {load.end_s[-1]:.0f} s, which took {1000 * load.cost_s:.0f} ms"
+    return Table(caption, ("What", "Mean", "Lowest", "Highest"), rows, frozenset({1, 2, 3}))

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_cli.record import E2E, Record, counters_of, is_of_server
+from omni_cli.metrics import ALLOCATED, E2E, HOST_RSS
+from omni_cli.record import Record, counters_of, is_of_server
 from omni_cli.report.bench_notes import disturbance_warnings, warnings
 from omni_cli.report.bench_server import load_text
 from omni_cli.report.bench_text import Labels, shown
 from omni_cli.report.bench_units import quantity, quantity_interval, title
-from omni_cli.report.html.bench_figures import Summaries, latency_figures, memory_figure, waterfall_figure
+from omni_cli.report.html.bench_figures import (
+    Summaries,
+    latency_figures,
+    memory_figure,
+    utilisation_figure,
+    waterfall_figure,
+)
 from omni_cli.report.html.comparison import comparison_parts, gate_table, page_verdict, pairs_of
 from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
 from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, sentence, workload_title
 from omni_cli.report.html.outputs_part import output_parts
-from omni_cli.report.html.utilisation import utilisation_figure
 from omni_cli.report.units import count
-from omni_cli.stats.findings import Pair
-from omni_cli.stats.verdicts import Answer
+from omni_cli.stats.comparison_result import Pair
+from omni_cli.stats.verdicts import BenchmarkReport
 from omni_cli.text import visible
 
 LABELS = Labels("baseline", "this run")
 
 
-def bench_document(name: str, answer: Answer, source: str) -> Document:
+def bench_document(name: str, report: BenchmarkReport, source: str) -> Document:
     """Return the document of a bench record; `name` is the prefix of its figures' ids.
 
-    `answer` is about the record's own variants; the verdicts of a gate and of a comparison with a baseline are taken
+    `report` is about the record's own variants; the verdicts of a gate and of a comparison with a baseline are taken
     from the record.
     """
-    record, summaries = answer.record, answer.summaries
-    pairs = _pairs(answer)
+    record, summaries = report.record, report.summaries
+    pairs = _pairs(report)
     return Document(
         kind="Benchmark",
         source=source,
@@ -38,17 +44,17 @@ def bench_document(name: str, answer: Answer, source: str) -> Document:
         details=_details(record),
         created=record.created,
         verdict=_verdict(record, pairs, summaries),
-        advice=_advice(answer),
+        advice=_advice(report),
         sections=sections_of(
             [
                 ("Results", [_results_table(record, summaries)]),
                 ("Comparison", [gate_table(record.gate, pairs), *comparison_parts(name, pairs, LABELS)]),
                 ("Outputs", output_parts(record)),
-                ("Latency", latency_figures(name, record, summaries, answer.block_medians)),
+                ("Latency", latency_figures(name, record, summaries, report.block_medians)),
                 ("Where a request waits", [waterfall_figure(name, record)]),
                 ("Memory", [memory_figure(name, record)]),
                 ("Machine", [utilisation_figure(name, record.utilisation)]),
-                ("What ran", [_engagement_table(record)]),
+                ("What ran", [_counters_table(record)]),
                 ("Environment", environment_parts(record.environment, record.workload)),
                 ("Reproduce", reproduce_parts(record.command, record.environment)),
             ]
@@ -56,11 +62,11 @@ def bench_document(name: str, answer: Answer, source: str) -> Document:
     )
 
 
-def _pairs(answer: Answer) -> tuple[Pair, ...]:
+def _pairs(report: BenchmarkReport) -> tuple[Pair, ...]:
     """Return the record's own pairs, and those with a baseline, whose samples are in another file."""
-    own = () if answer.within is None else answer.within.pairs
+    own = () if report.within is None else report.within.pairs
     names = {(pair.a.name, pair.b.name) for pair in own}
-    return (*own, *pairs_of([item for item in answer.record.comparisons if (item.a, item.b) not in names]))
+    return (*own, *pairs_of([item for item in report.record.comparisons if (item.a, item.b) not in names]))
 
 
 def _verdict(record: Record, pairs: Sequence[Pair], summaries: Summaries) -> Verdict:
@@ -72,19 +78,19 @@ def _verdict(record: Record, pairs: Sequence[Pair], summaries: Summaries) -> Ver
     verdict = page_verdict(record.gate, pairs, LABELS)
     if verdict is not None:
         return verdict
-    (name, found), *_ = summaries.items()
-    if E2E not in found:
+    (name, by_metric), *_ = summaries.items()
+    if E2E not in by_metric:
         return Verdict("nothing measured", "open")
-    latency = found[E2E]
+    latency = by_metric[E2E]
     bounds = quantity_interval(E2E, latency.ci95, latency.median)
     reach = f", with a 95% interval of {bounds}" if latency.ci95 else ""
     return Verdict(quantity(E2E, latency.median), "plain", (f"The median latency of {name}{reach}.",))
 
 
-def _advice(answer: Answer) -> tuple[Advice, ...]:
-    notes = disturbance_warnings(answer.disturbances, answer.record)
-    if answer.within is not None:
-        notes = [*warnings(answer.within), *notes]
+def _advice(report: BenchmarkReport) -> tuple[Advice, ...]:
+    notes = disturbance_warnings(report.disturbances, report.record)
+    if report.within is not None:
+        notes = [*warnings(report.within), *notes]
     return tuple(Advice(sentence(note.message), sentence(note.hint) if note.hint else None) for note in notes)
 
 
@@ -107,7 +113,7 @@ def _results_table(record: Record, summaries: Summaries) -> Table:
     for variant in record.variants:
         summary = summaries[variant.name].get(E2E)
         memory = variant.memory
-        metric = "peak_allocated_bytes" if memory.peak_allocated_bytes else "peak_host_rss_bytes"
+        metric = ALLOCATED if memory.peak_allocated_bytes else HOST_RSS
         rows.append(
             (
                 variant.name,
@@ -122,14 +128,14 @@ def _results_table(record: Record, summaries: Summaries) -> Table:
     return Table("From end to end", ("Variant", "Median", "95% CI", "Runs", peak), tuple(rows), frozenset({1, 2, 3, 4}))
 
 
-def _engagement_table(record: Record) -> Table | None:
+def _counters_table(record: Record) -> Table | None:
     """List the counters by stage at the end of the variant's last run."""
     counters = {variant.name: counters_of(variant) for variant in record.variants}
     names = dict.fromkeys(
-        (stage, name) for found in counters.values() for stage, counted in found.items() for name in counted
+        (stage, name) for by_stage in counters.values() for stage, counted in by_stage.items() for name in counted
     )
     rows = [
-        (stage, title(name), *(_counter(name, found.get(stage, {}).get(name)) for found in counters.values()))
+        (stage, title(name), *(_counter(name, by_stage.get(stage, {}).get(name)) for by_stage in counters.values()))
         for stage, name in names
     ]
     happened = tuple(row for row in rows if set(row[2:]) - {"0", "-"})

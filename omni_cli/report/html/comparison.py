@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from omni_cli.record import E2E, Variant
+from omni_cli.metrics import E2E
+from omni_cli.record import Variant
 from omni_cli.report.bench_notes import gate_failure
 from omni_cli.report.bench_text import (
     Labels,
     apart,
+    break_even_sentence,
     change,
     comparison_rows,
     gate_rows,
     metric_title,
     pair_sentence,
-    payback_sentence,
     quality_text,
     shown,
     spread_text,
@@ -27,7 +28,7 @@ from omni_cli.report.html.figures import Interval, Trade, drawn_intervals, drawn
 from omni_cli.report.html.machine import sentence
 from omni_cli.report.units import count
 from omni_cli.results import MEASURES, Comparison, GateResult, MeasureMean, MemoryPeak
-from omni_cli.stats.findings import Pair
+from omni_cli.stats.comparison_result import Pair
 from omni_cli.stats.output_quality import worst_of
 
 _GATE_TONES: dict[str, Tone] = {"pass": "good", "inconclusive": "open", "not comparable": "open"}
@@ -100,8 +101,8 @@ def _gate_sentence(gate: GateResult) -> str:
 
 
 def _sentences(pairs: Sequence[Pair], labels: Labels) -> list[str]:
-    found = [text for pair in pairs for text in (pair_sentence(pair, labels), payback_sentence(pair))]
-    return [f"{text}." for text in found if text]
+    sentences = [text for pair in pairs for text in (pair_sentence(pair, labels), break_even_sentence(pair))]
+    return [f"{text}." for text in sentences if text]
 
 
 def _forest(name: str, pairs: Sequence[Pair], labels: Labels) -> Figure | None:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from omni_cli.metrics import E2E
 from omni_cli.profile_record import Profile, Span, StageProfile
-from omni_cli.record import E2E
 from omni_cli.report.bench_text import shown
 from omni_cli.report.bench_units import quantity, scale_of
 from omni_cli.report.html.elements import Figure, Table
@@ -39,9 +39,9 @@ def request_figure(name: str, profile: Profile) -> Figure | None:
         inner = [span for span in spans if 1 <= span.depth <= _MAX_DEPTH]
         kinds = {kind: [span for span in inner if _base_name(span) == kind] for kind in map(_base_name, inner)}
         bars += [
-            replace(_bar(kind, found, scale), inner=True)
-            for kind, found in kinds.items()
-            if sum(span.duration_s for span in found) >= MIN_SHARE * profile.e2e_s
+            replace(_bar(kind, of_kind, scale), inner=True)
+            for kind, of_kind in kinds.items()
+            if sum(span.duration_s for span in of_kind) >= MIN_SHARE * profile.e2e_s
         ]
     rows = tuple(
         (shown(part), quantity(E2E, seconds, profile.e2e_s), f"{_share(seconds, profile.e2e_s):.1%}")
@@ -68,14 +68,17 @@ def activity_figure(name: str, stages: Sequence[StageProfile]) -> Figure | None:
     scale, unit = scale_of(E2E, max(stage.activity.capacity_s for stage in stages) or 1.0)
     bars, rows = [], []
     for stage in stages:
-        found = stage.activity
-        heading = f"{stage.name}: {_device(stage)}, busy {found.busy_fraction:.0%}"
-        parts = [("busy", found.busy_s), *((f"idle: {cause}", seconds) for cause, seconds in found.idle_s.items())]
+        activity = stage.activity
+        heading = f"{stage.name}: {_device(stage)}, busy {activity.busy_fraction:.0%}"
+        parts = [
+            ("busy", activity.busy_s),
+            *((f"idle: {cause}", seconds) for cause, seconds in activity.idle_s.items()),
+        ]
         for number, (label, seconds) in enumerate(parts):
-            share = _share(seconds, found.capacity_s)
-            text = f"{quantity(E2E, seconds, found.capacity_s)}  {share:.0%}"
+            share = _share(seconds, activity.capacity_s)
+            text = f"{quantity(E2E, seconds, activity.capacity_s)}  {share:.0%}"
             bars.append(Amount(label, seconds / scale, text, "" if number else heading, accent=number == 0))
-            rows.append((shown(stage.name), shown(label), quantity(E2E, seconds, found.capacity_s), f"{share:.1%}"))
+            rows.append((shown(stage.name), shown(label), quantity(E2E, seconds, activity.capacity_s), f"{share:.1%}"))
         rows += _gap_rows(stage)
     table = Table(
         "Busy and idle time per iteration", ("Stage", "What", "Time", "Share"), tuple(rows), frozenset({2, 3})
@@ -97,16 +100,16 @@ def memory_figures(name: str, stages: Sequence[StageProfile]) -> list[Figure]:
 
 
 def _memory_figure(name: str, stage: StageProfile) -> Figure:
-    found = stage.memory
-    timeline = sorted(found.timeline, key=lambda sample: sample.at_s)
-    scale, unit = scale_of("_bytes", found.peak_bytes)
-    series = [("host RSS", [sample.host_rss_bytes for sample in timeline], found.measure == "host_rss")]
+    usage = stage.memory
+    timeline = sorted(usage.timeline, key=lambda sample: sample.at_s)
+    scale, unit = scale_of("_bytes", usage.peak_bytes)
+    series = [("host RSS", [sample.host_rss_bytes for sample in timeline], usage.measure == "host_rss")]
     for label, key in (("reserved", "reserved_bytes"), ("allocated", "allocated_bytes")):
         values = [getattr(sample, key) for sample in timeline]
         if None not in values:
-            series.append((label, values, found.measure == label))
+            series.append((label, values, usage.measure == label))
     edges = [*(sample.at_s for sample in timeline), timeline[-1].at_s]
-    once = [phase for phase in found.phases if phase.name == found.peak_phase and phase.times == 1]
+    once = [phase for phase in usage.phases if phase.name == usage.peak_phase and phase.times == 1]
     marked = tuple((phase.start_s, phase.start_s + phase.duration_s) for phase in once)
     panels = []
     for label, values, is_peak in series:
@@ -115,7 +118,7 @@ def _memory_figure(name: str, stage: StageProfile) -> Figure:
         point = (timeline[highest].at_s, values[highest] / scale) if is_peak else None
         panels.append(Panel(label, unit, (band,), 0, marked, SOFT, point))
     rows = tuple((label, memory(values[0]), memory(max(values)), memory(values[-1])) for label, values, _ in series)
-    text = f"The peak, {memory(found.peak_bytes)}, is in the phase “{shown(found.peak_phase)}”."
+    text = f"The peak, {memory(usage.peak_bytes)}, is in the phase “{shown(usage.peak_phase)}”."
     text += " The phase is shaded, the highest sample marked." if once else " The highest sample is marked."
     table = Table(f"Memory of {shown(stage.name)}", ("Memory", "First", "Highest", "Last"), rows, frozenset({1, 2, 3}))
     drawing = drawn_panels(name, edges, panels, "seconds since the stage's process began")
@@ -177,8 +180,8 @@ def _gap_rows(stage: StageProfile) -> list[tuple[str, str, str, str]]:
 
 
 def _device(stage: StageProfile) -> str:
-    found = stage.activity
-    return f"{count(found.num_threads, 'thread')}" if found.device == "cpu" else found.device
+    activity = stage.activity
+    return f"{count(activity.num_threads, 'thread')}" if activity.device == "cpu" else activity.device
 
 
 def _share(part: float, whole: float) -> float:

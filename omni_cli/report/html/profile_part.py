@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from omni_cli.metrics import E2E
 from omni_cli.profile_record import Profile
-from omni_cli.record import E2E
 from omni_cli.report.bench_text import shown
 from omni_cli.report.bench_units import quantity, ratio
 from omni_cli.report.html.elements import Advice, Document, Paragraph, Part, Verdict, sections_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from omni_cli.metrics import E2E
 from omni_cli.profile_record import Profile, StageProfile
-from omni_cli.record import E2E
 from omni_cli.report.bench_text import shown
 from omni_cli.report.bench_units import quantity, ratio, size_change, title
 from omni_cli.report.html.elements import Part, Table
@@ -62,7 +62,7 @@ def copies_table(stages: Sequence[StageProfile]) -> Table | None:
 
 def memory_tables(stage: StageProfile) -> list[Part]:
     """List phases, the largest tensors at the peak, and budgets."""
-    found, name = stage.memory, shown(stage.name)
+    usage, name = stage.memory, shown(stage.name)
     phases = tuple(
         (
             shown(phase.name),
@@ -73,12 +73,12 @@ def memory_tables(stage: StageProfile) -> list[Part]:
             _size(phase.peak_reserved_bytes),
             size_change(0, phase.added_bytes),
         )
-        for phase in found.phases
+        for phase in usage.phases
     )
     columns = ("Phase", "Times", "Lasts", "Peak host RSS", "Peak allocated", "Peak reserved", "Added")
     largest = tuple(
         (shown(item.where), item.kind, _shape(item.shape), shown(item.dtype or "-"), memory(item.size_bytes))
-        for item in found.largest[:MAX_ROWS]
+        for item in usage.largest[:MAX_ROWS]
     )
     budgets = tuple(
         (
@@ -87,7 +87,7 @@ def memory_tables(stage: StageProfile) -> list[Part]:
             memory(item.used_bytes),
             "-" if item.used_fraction is None else f"{item.used_fraction:.0%}",
         )
-        for item in found.budgets
+        for item in usage.budgets
     )
     tables = (
         _table(f"Memory of {name} by phase", columns, phases, range(1, 7)),
@@ -99,7 +99,7 @@ def memory_tables(stage: StageProfile) -> list[Part]:
 
 def limits_tables(stages: Sequence[StageProfile]) -> list[Part]:
     """List the machine's limits, and how close each stage comes to them."""
-    found = [(shown(stage.name), stage.roofline) for stage in stages if stage.roofline is not None]
+    roofs = [(shown(stage.name), stage.roofline) for stage in stages if stage.roofline is not None]
     rows = tuple(
         (
             name,
@@ -111,7 +111,7 @@ def limits_tables(stages: Sequence[StageProfile]) -> list[Part]:
             quantity(E2E, roof.measured_s),
             f"{roof.fraction:.0%}",
         )
-        for name, roof in found
+        for name, roof in roofs
     )
     columns = ("Stage", "Computes", "Moves", "Machine computes", "Machine moves", "At best", "Takes", "Reached")
     whole = _table("Distance to the machine's limits", columns, rows, range(1, 8), folded=False)
@@ -131,11 +131,11 @@ def limits_tables(stages: Sequence[StageProfile]) -> list[Part]:
             ),
             (1, 2, 3),
         )
-        for name, roof in found
+        for name, roof in roofs
     ]
     omitted = [
         _table(f"Left out of the limits of {name}", ("What",), tuple((shown(text),) for text in roof.omitted), ())
-        for name, roof in found
+        for name, roof in roofs
     ]
     return [table for table in (whole, *parts, *omitted) if table is not None]
 

@@ -82,18 +82,18 @@ def _figure(
     value: Callable[[Standing], float | None],
     on_front: Callable[[Standing], bool] = lambda _: False,
 ) -> Figure | None:
-    known = [(item, found) for item in ranked if item.ratio is not None and (found := value(item)) is not None]
+    known = [(item, amount) for item in ranked if item.ratio is not None and (amount := value(item)) is not None]
     if not known:
         return None
-    scale, unit = scale_of(metric, max(found for _, found in known))
+    scale, unit = scale_of(metric, max(amount for _, amount in known))
     rows = [
-        Trade(item.name, item.ratio or 1.0, item.ci95, found / scale, on_front(item), item.state == "best")
-        for item, found in known
+        Trade(item.name, item.ratio or 1.0, item.ci95, amount / scale, on_front(item), item.state == "best")
+        for item, amount in known
     ]
     table = Table(
         heading,
         ("Setting", "Cost / best [95% CI]", title(metric)),
-        tuple((item.name, ratio(item.ratio, item.ci95), quantity(metric, found)) for item, found in known),
+        tuple((item.name, ratio(item.ratio, item.ci95), quantity(metric, amount)) for item, amount in known),
         frozenset({1, 2}),
     )
     text = "Each diamond is a setting, the bar its 95% interval; further left is faster."

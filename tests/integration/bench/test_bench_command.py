@@ -168,7 +168,7 @@ def test_a_regression_fails_the_gate(tmp_path: Path) -> None:
     assert ElementTree.parse(junit).getroot().find(".//failure") is not None
 
 
-def test_a_treatment_that_does_not_take_effect_is_no_number(tmp_path: Path) -> None:
+def test_a_setting_that_does_not_take_effect_is_no_number(tmp_path: Path) -> None:
     ended = run_omni(tmp_path, *IMAGE, "--vary", "output_copy=sync,async", "--num-iters", "2")
     ended.check_error(6, "variant `output_copy=async` cannot take effect", "needs a CUDA device")
     assert ended.out == "" and not ended.started_others

@@ -24,15 +24,15 @@ def test_the_answer_is_a_profile_and_one_document(tmp_path: Path) -> None:
     ended.check_clean()
     document = ended.document
     assert (document["schema"], document["verdict"], document["winner"]) == (
-        "omni.tune/1",
+        "omni.tune/2",
         "decided",
         "execution=eager",
     )
     states = {item["name"]: item["state"] for item in document["standings"]}
     assert states == {"execution=eager": "best", "execution=cudagraph": "infeasible"}
     assert load_profile(str(tuned / "profile.yaml")).stage("image").execution == "eager"
-    ((heat,),) = load_tune_record(tuned / "tune.json").rounds[0].heats
-    assert heat.samples[0].e2e_s > 0 and heat.memory.peak_host_rss_bytes
+    ((batch,),) = load_tune_record(tuned / "tune.json").rounds[0].batches
+    assert batch.samples[0].e2e_s > 0 and batch.memory.peak_host_rss_bytes
 
 
 @pytest.mark.nightly

@@ -18,8 +18,8 @@ from omni_cli.bench.memory import Free
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.protocol import Load, Ran
 from omni_cli.bench.record_builder import RecordBuilder
-from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.utilisation import UtilisationSampler
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.variant_process import Launch, VariantError, VariantProcess
 from omni_cli.bench.workload import Workload
 from omni_cli.checkpoints.resolve import resolve_model
@@ -145,7 +145,7 @@ def test_variants_that_do_not_fit_together_are_loaded_alternately(
     monkeypatch.setattr("omni_cli.bench.harness.MAX_PER_LOAD", 2)
     config = load_profile("tiny-image")
     session = RecordBuilder(
-        [Treatment("a"), Treatment("b")],
+        [VariantConfig("a"), VariantConfig("b")],
         command=(),
         environment={},
         workload=Workload().describe(config),

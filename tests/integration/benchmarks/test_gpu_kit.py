@@ -85,7 +85,7 @@ def test_diffusion_modes_on_a_cpu(tmp_path):
         record = load_record(tmp_path / f"{model}.json")
         plain, eager, compiled, graph = record.variants
         assert plain.output_sha256 == eager.output_sha256, "the executor's image is the plain call's"
-        assert eager.samples[0].engagement["execution=eager"]["eager_calls"] > 0
+        assert eager.samples[0].execution_counters["execution=eager"]["eager_calls"] > 0
         assert compiled.effective["engagement"]["compiled_graphs"] > 0
         assert not graph.samples and "needs a CUDA device" in graph.error
     summary = (tmp_path / "summary.txt").read_text()
@@ -115,8 +115,8 @@ def test_ar_modes_on_a_cpu(tmp_path):
     )  # fmt: skip
     with_rows, without = load_record(tmp_path / "ar.json").variants
     assert with_rows.output_sha256 == without.output_sha256, "hidden states change no token"
-    assert with_rows.samples[0].engagement["thinker"]["copies"] > 0
-    assert without.samples[0].engagement["thinker"]["copies"] == 0
+    assert with_rows.samples[0].execution_counters["thinker"]["copies"] > 0
+    assert without.samples[0].execution_counters["thinker"]["copies"] == 0
 
 
 @pytest.mark.nightly
@@ -133,7 +133,7 @@ def test_the_chain_of_qwen3_omni_on_a_cpu(tmp_path):
     # The last of 20 frames ends the speech; the codec's first samples are fewer than a whole frame's.
     assert 2 * 18 * 0.08 < sample.work["audio_s"] < 2 * 19 * 0.08 and sample.work["output_tokens"] == 24
     assert sample.work["input_tokens"] == 2 * 16, "the chat template adds eight tokens"
-    assert sample.engagement["talker"]["predictor_eager_calls"] > 0 and sample.metrics["ttfp_s"] < sample.e2e_s
+    assert sample.execution_counters["talker"]["predictor_eager_calls"] > 0 and sample.metrics["ttfp_s"] < sample.e2e_s
 
 
 @pytest.mark.nightly

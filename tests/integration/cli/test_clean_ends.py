@@ -171,7 +171,7 @@ def test_a_stage_that_is_killed_while_it_loads(folder: Path) -> None:
 
 
 def build_begun(place: Path) -> bool:
-    """Tell whether the folder has a partial file of a build."""
+    """Return True if the folder has a partial file of a build."""
     return any(any(partial.iterdir()) for partial in place.glob(".*.partial-*"))
 
 

@@ -212,7 +212,7 @@ def test_pixels_are_those_of_diffusers_own_conversion(dtype):
     images = processor.postprocess(decoded, output_type="pt")
     np.testing.assert_array_equal(from_bytes(to_bytes(images), images.shape), expected)
     decoded[1, 2, 3, 4] = float("nan")
-    with pytest.raises(ValueError, match="not numbers"):
+    with pytest.raises(ValueError, match="NaN or infinite"):
         from_bytes(to_bytes(decoded), decoded.shape)
 
 
@@ -508,7 +508,7 @@ def test_an_invalid_image_is_refused(executors):
     """One step divides by zero in this schedule; the plain call gives a black image and a warning."""
     (output,) = run(executors["qwen_image"], DiffusionRequest("0", "a cat", num_inference_steps=1))
     assert isinstance(output.error, InputError) and output.pixels is None
-    assert "not numbers" in output.error.message and "`num_inference_steps`" in output.error.hint
+    assert "NaN or infinite" in output.error.message and "`num_inference_steps`" in output.error.hint
 
 
 # --- Loading ---
@@ -612,13 +612,13 @@ def test_compiled_blocks_run_and_make_nearly_the_same_image(folders, plain):
     )
     executor = start(folders["qwen_image"], stage)
     assert executor.effective["execution"] == "compile"
-    assert (executor.engagement["compiled_regions"], executor.engagement["compiled_graphs"]) == (2, 0)
+    assert (executor.execution_counters["compiled_regions"], executor.execution_counters["compiled_graphs"]) == (2, 0)
     executor.compile_or_warm_up_model()
-    warm = executor.engagement
+    warm = executor.execution_counters
     assert warm["compiled_graphs"] >= 1 and warm["compile_s"] > 0, "asked for is not yet done"
     made = make_image(executor, DiffusionRequest("0", "warm-up", seed=3))
     assert np.abs(made.astype(int) - plain_image(plain["qwen_image"], "warm-up", 3)).max() <= 1
-    assert executor.engagement == warm, "the first request of the profile's shape compiles nothing more"
+    assert executor.execution_counters == warm, "the first request of the profile's shape compiles nothing more"
     executor.shutdown()
 
 
@@ -628,8 +628,12 @@ def test_eager_calls_and_copies_are_counted_and_a_cpu_copies_nothing(folders):
     )
     executor = start(folders["qwen_image"], stage)
     make_image(executor, DiffusionRequest("0", "a cat"))
-    engagement = executor.engagement
-    assert (engagement["eager_calls"], engagement["graph_replays"], engagement["copies"]) == (STEPS, 0, 0)
+    counters = executor.execution_counters
+    assert (counters["eager_calls"], counters["graph_replays"], counters["copies"]) == (
+        STEPS,
+        0,
+        0,
+    )
     assert executor.effective["execution"] == "eager" and executor.effective["output_copy"] == "sync"
     executor.shutdown()
 
@@ -685,15 +689,15 @@ def test_bad_levels_and_tags_are_usage_errors(executors):
 def test_weights_that_cannot_come_back_are_a_permanent_failure(folders, tmp_path):
     folder = tmp_path / "checkpoint"
     shutil.copytree(folders["qwen_image"], folder)
-    executor, told = start(folder), []
-    executor.register_failure_callback(lambda: told.append("early"))
+    executor, reported = start(folder), []
+    executor.register_failure_callback(lambda: reported.append("early"))
     executor.sleep(2)
     shutil.rmtree(folder)
-    assert told == []
+    assert reported == []
     with pytest.raises(CheckpointError):
         executor.wake_up()
-    executor.register_failure_callback(lambda: told.append("late"))
-    assert told == ["early", "late"]
+    executor.register_failure_callback(lambda: reported.append("late"))
+    assert reported == ["early", "late"]
     with pytest.raises(StageError, match="has failed: its weights could not be put back"):
         executor.check_health()
     executor.shutdown()

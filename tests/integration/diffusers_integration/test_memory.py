@@ -87,7 +87,7 @@ def test_an_offloaded_pipeline_makes_the_same_image_again_and_after_sleep(folder
     np.testing.assert_array_equal(make(executor)[0], expected)
     np.testing.assert_array_equal(make(executor)[0], expected)
     assert executor.effective == {**executor.effective, "offload": keys["offload"], **left}
-    assert executor.engagement["eager_calls"] == 4
+    assert executor.execution_counters["eager_calls"] == 4
     executor.sleep()
     executor.wake_up()
     np.testing.assert_array_equal(make(executor)[0], expected)
@@ -168,16 +168,16 @@ def test_tiles_and_slices_are_those_of_the_plain_pipeline(folder, expected):
     executor = start(folder, enable_vae_tiling=True, enable_vae_slicing=True, batching="stacked")
     assert (executor.effective["vae_tiling"], executor.effective["vae_slicing"]) == (True, True)
     np.testing.assert_array_equal(make(executor)[0], expected)
-    assert executor.engagement["tiled_decodes"] == 0, "an image smaller than a tile is decoded whole"
+    assert executor.execution_counters["tiled_decodes"] == 0, "an image smaller than a tile is decoded whole"
     for name, pixels in TILES.items():
         setattr(executor.pipeline.vae, name, pixels)
     np.testing.assert_array_equal(make(executor)[0], tiled)
-    assert executor.engagement["tiled_decodes"] == 1
+    assert executor.execution_counters["tiled_decodes"] == 1
     reference.vae.enable_slicing()
     two = ("a red cat", "a red dog")
     for ours, theirs in zip(make(executor, *two), plain(reference, *two), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert executor.engagement["tiled_decodes"] == 3, "each image of the batch is decoded alone"
+    assert executor.execution_counters["tiled_decodes"] == 3, "each image of the batch is decoded alone"
     executor.shutdown()
 
 

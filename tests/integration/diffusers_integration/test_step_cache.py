@@ -96,7 +96,7 @@ def plain(folder: str, seed: int) -> np.ndarray:
 def test_threshold_0_is_the_exact_run_and_skips_nothing(folder):
     executor = start(folder, cache={"method": "first_block", "threshold": 0.0})
     np.testing.assert_array_equal(run(executor, guided(1)).pixels, plain(folder, 1))
-    assert (executor.engagement["cached_calls"], executor.engagement["eager_calls"]) == (0, 2 * STEPS)
+    assert (executor.execution_counters["cached_calls"], executor.execution_counters["eager_calls"]) == (0, 2 * STEPS)
     assert executor.effective["cache"] == {"method": "first_block", "threshold": 0.0}
     executor.shutdown()
 
@@ -115,17 +115,17 @@ def test_skipped_steps_are_those_of_the_hook(folder, monkeypatch):
     monkeypatch.undo()
     blocks = len(executor.pipeline.transformer.transformer_blocks)
     # The first step of each half of guidance is computed.
-    assert executor.engagement["cached_calls"] == decisions.count(False) == 2 * (STEPS - 1)
-    assert executor.engagement["cached_module_calls"] == decisions.count(False) * (blocks - 1)
+    assert executor.execution_counters["cached_calls"] == decisions.count(False) == 2 * (STEPS - 1)
+    assert executor.execution_counters["cached_module_calls"] == decisions.count(False) * (blocks - 1)
     executor.shutdown()
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_each_cache_engages_and_a_request_takes_nothing_from_those_before(folder, method):
+def test_each_cache_is_used_and_a_request_takes_nothing_from_those_before(folder, method):
     executor = start(folder, cache={"method": method, **SKIPPING[method]})
     alone = run(executor, guided(2)).pixels
     assert np.abs(alone.astype(int) - plain(folder, 2)).max() > 0
-    counted = executor.engagement
+    counted = executor.execution_counters
     assert 0 < counted["cached_calls"] < counted["eager_calls"] <= counted["cached_module_calls"] * 10
 
     def abort(request_id: str, done: int, _total: int) -> None:
@@ -142,7 +142,7 @@ def test_each_cache_engages_and_a_request_takes_nothing_from_those_before(folder
 def test_cache_dit_skips_in_each_half_of_guidance_what_it_says(folder):
     exact = start(folder, cache={**CACHE_DIT, "threshold": 0.0})
     np.testing.assert_array_equal(run(exact, guided(1)).pixels, plain(folder, 1))
-    assert (exact.engagement["cached_calls"], exact.engagement["eager_calls"]) == (0, 2 * STEPS)
+    assert (exact.execution_counters["cached_calls"], exact.execution_counters["eager_calls"]) == (0, 2 * STEPS)
     exact.shutdown()
 
     executor = start(folder, cache={**CACHE_DIT, "threshold": 1e9, "max_continuous_cached_steps": 2})
@@ -155,7 +155,10 @@ def test_cache_dit_skips_in_each_half_of_guidance_what_it_says(folder):
     run(executor, guided(1))
     # Each half: two steps of warm-up, two skipped, one computed, one skipped; the first block always runs.
     assert (computed.count(0), computed.count(1)) == (2 * STEPS, 2 * 3)
-    assert (executor.engagement["cached_calls"], executor.engagement["cached_module_calls"]) == (2 * 3, 2 * 3)
+    assert (executor.execution_counters["cached_calls"], executor.execution_counters["cached_module_calls"]) == (
+        2 * 3,
+        2 * 3,
+    )
     computed.clear()
     # Without guidance there is one call per step, and none is taken for the other half.
     run(executor, DiffusionRequest("0", "a red cat", seed=1))
@@ -175,7 +178,7 @@ def test_cache_dit_extrapolates_what_it_skips(folder):
     for cache in (keys, {**keys, "taylorseer_order": 1}):
         executor = start(folder, cache=cache)
         made.append(run(executor, guided(1)).pixels)
-        assert executor.engagement["cached_calls"] == 2 * (STEPS - 4)
+        assert executor.execution_counters["cached_calls"] == 2 * (STEPS - 4)
         executor.shutdown()
     assert np.abs(made[0].astype(int) - made[1]).max() > 0
 
@@ -192,7 +195,7 @@ def test_cache_dit_serves_models_for_which_diffusers_has_no_cache(name, tmp_path
         executor = DiffusersPipelineExecutor(stage, str(tmp_path), "float32", "cpu")
         call = {key: declared.call[key] for key in ("text_encoder_out_layers",) if key in declared.call}
         made.append(run(executor, DiffusionRequest.from_arguments("0", "a red cat", 1, call)).pixels)
-        counted = executor.engagement
+        counted = executor.execution_counters
         executor.shutdown()
     np.testing.assert_array_equal(made[0], made[1])
     assert np.abs(made[0].astype(int) - made[2]).max() > 0
@@ -200,7 +203,7 @@ def test_cache_dit_serves_models_for_which_diffusers_has_no_cache(name, tmp_path
 
 
 @pytest.mark.parametrize("method", BROADCASTING)
-def test_a_cache_of_attention_engages_where_guidance_is_one_call(video_folder, method):
+def test_a_cache_of_attention_is_used_where_guidance_is_one_call(video_folder, method):
     declared = declarations()["CogVideoXPipeline"]
     made = []
     for keys in ({}, {"cache": {"method": method, **BROADCASTING[method]}}):
@@ -211,7 +214,7 @@ def test_a_cache_of_attention_engages_where_guidance_is_one_call(video_folder, m
         frames = [run(executor, DiffusionRequest("0", "a cat", seed=seed)).videos[0].numpy() for seed in (1, 2, 1)]
         np.testing.assert_array_equal(frames[0], frames[2])
         made.append(frames[0].astype(int))
-        counted = executor.engagement
+        counted = executor.execution_counters
         executor.shutdown()
     assert np.abs(made[0] - made[1]).max() > 0
     assert 0 < counted["cached_calls"] < counted["eager_calls"] == 3 * STEPS
@@ -232,8 +235,12 @@ def test_a_cache_decides_between_compiled_blocks(folder, monkeypatch, cache, com
     eager, compiled = start(folder, **keys), start(folder, execution="compile", **keys)
     pixels = [run(executor, guided(3)).pixels.astype(int) for executor in (eager, compiled)]
     assert np.abs(pixels[0] - pixels[1]).max() <= 1
-    assert compiled.engagement["compiled_graphs"] > 0
-    assert compiled.engagement["cached_calls"] == eager.engagement["cached_calls"] == 2 * (STEPS - computed)
+    assert compiled.execution_counters["compiled_graphs"] > 0
+    assert (
+        compiled.execution_counters["cached_calls"]
+        == eager.execution_counters["cached_calls"]
+        == 2 * (STEPS - computed)
+    )
     for executor in (eager, compiled):
         executor.shutdown()
 

@@ -9,7 +9,7 @@ import torch
 from support.fake_graphs import FakeBackend
 
 from omni_cli.errors import StageError
-from omni_cli.execution.engagement import ExecutionCounters
+from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graphs import GraphManager
 
 CPU = torch.device("cpu")

@@ -61,9 +61,9 @@ def test_the_stage_compiles_while_it_loads_and_sounds_nearly_as_it_did():
         emitted: list = []
         stage = load_stage(spec(execution), emitted.append)
         assert stage.effective["execution"] == stage.settings["execution"] == execution
-        loaded = stage.engagement
+        loaded = stage.execution_counters
         made[execution] = waveform(stage, emitted, "0", 33)
-        ran = {name: value - loaded[name] for name, value in stage.engagement.items()}
+        ran = {name: value - loaded[name] for name, value in stage.execution_counters.items()}
         if execution == "eager":
             assert ran["eager_calls"] == 12 and loaded["compiled_graphs"] == 0
         else:
@@ -151,9 +151,9 @@ def test_padded_equals_exact_within_its_bound_and_both_report_their_batching(num
             assert (stage.effective["batching"], stage.effective["precision"]) == (batching, "float32")
             for name, num_codes in lengths.items():
                 stage.add(codes(name, num_codes))
-            before = stage.engagement["eager_calls"]
+            before = stage.execution_counters["eager_calls"]
             finish(stage, emitted)
-            calls = stage.engagement["eager_calls"] - before
+            calls = stage.execution_counters["eager_calls"] - before
             # Twelve evaluations for each request alone, or for those on each thread.
             assert calls == 12 * (3 if batching == "exact" else num_threads)
             made[batching] = waveforms(emitted, *lengths)

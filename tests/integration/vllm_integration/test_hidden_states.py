@@ -151,7 +151,7 @@ def test_one_late_copy_per_step_from_memory_that_the_next_step_overwrites(tiny_o
     for name in ("short", "long", "middle", "one"):
         assert_rows(late["results"][name], thinker)
         assert late["results"][name]["token_ids"] == plain["results"][name]["token_ids"]
-    counters = late["engagement"]
+    counters = late["execution_counters"]
     # One of the requests that want rows is the last one to end.
     assert counters["copies"] == counters["pinned_copies"] == counters["eager_calls"] == 30
     rows = sum(len(late["results"][name]["rows"]) for name in ("short", "long", "middle", "one"))

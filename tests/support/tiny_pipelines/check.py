@@ -233,7 +233,7 @@ def _images(value: Any) -> list[np.ndarray]:
         return [image for item in value for image in _images(item)]
     array = np.asarray(value)
     if not np.isfinite(array).all():
-        raise ValueError("the output has values that are not numbers")
+        raise ValueError("the output has NaN or infinite values")
     if array.dtype.kind == "f":
         array = (array.astype(np.float32) * 255).round().astype(np.uint8)
     if array.shape[-1] > 4 and array.shape[-3] in (1, 3):
@@ -257,7 +257,7 @@ def _check_worth(arrays: list[np.ndarray]) -> None:
     """Raise `ValueError` for outputs that would equal anything."""
     numbers = [array for array in arrays if array.dtype.kind in "fu"]
     if any(not np.isfinite(array).all() for array in numbers if array.dtype.kind == "f"):
-        raise ValueError("the output has values that are not numbers")
+        raise ValueError("the output has NaN or infinite values")
     if numbers and all(array.std() == 0 for array in numbers):
         raise ValueError("the output is one value throughout")
 

@@ -60,7 +60,7 @@ def noise(*shape: int, seed: int = 7) -> Any:
 
 
 def is_medium(value: object) -> bool:
-    """Tell whether a call's argument holds images, frames or samples."""
+    """Return True if a call's argument holds images, frames or samples."""
     if isinstance(value, list | tuple):
         return bool(value) and is_medium(value[0])
     if isinstance(value, Mapping):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.bench.checks import ineffective, treatment_failure, unaccounted, warnings
+from omni_cli.bench.checks import ineffective, setting_not_in_effect, unaccounted, warnings
 from omni_cli.bench.memory import Free, lacking, memory_of
 from omni_cli.bench.protocol import LoadedStage, StagePeaks
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 
 STAGE = LoadedStage(
     "thinker",
@@ -24,18 +24,18 @@ def test_ineffective_settings() -> None:
     assert (found.key, found.requested, found.effective) == ("output_copy", "async", "sync")
 
 
-def test_a_variant_whose_treatment_did_not_engage() -> None:
-    on = Treatment("copy", overrides=("thinker.output_copy=async",))
-    assert treatment_failure(on, [STAGE]) == "thinker.output_copy is sync, not async as requested"
-    other = Treatment("seqs", overrides=("thinker.max_num_seqs=8",))
-    assert treatment_failure(other, [STAGE]) is None
+def test_a_variant_whose_setting_is_not_in_effect() -> None:
+    on = VariantConfig("copy", overrides=("thinker.output_copy=async",))
+    assert setting_not_in_effect(on, [STAGE]) == "thinker.output_copy is sync, not async as requested"
+    other = VariantConfig("seqs", overrides=("thinker.max_num_seqs=8",))
+    assert setting_not_in_effect(other, [STAGE]) is None
     assert warnings(other, [STAGE]) == []
 
 
 def test_threads_that_the_engine_chose_itself() -> None:
-    one = Treatment("one", environment={"OMP_NUM_THREADS": "1"})
+    one = VariantConfig("one", environment={"OMP_NUM_THREADS": "1"})
     assert any("the engine chose 2 threads itself" in text for text in warnings(one, [STAGE]))
-    two = Treatment("two", environment={"OMP_NUM_THREADS": "2"})
+    two = VariantConfig("two", environment={"OMP_NUM_THREADS": "2"})
     assert not any("OMP_NUM_THREADS" in text for text in warnings(two, [STAGE]))
 
 

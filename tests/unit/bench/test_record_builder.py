@@ -11,18 +11,18 @@ import pytest
 from omni_cli.bench.outputs import save_arrays
 from omni_cli.bench.protocol import LoadedStage, Ran, StagePeaks
 from omni_cli.bench.record_builder import MAX_OUTPUT_FILES, RecordBuilder
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.workload import Workload
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import ExitCode
 from omni_cli.record import load_record, save_record
-from omni_cli.stats.verdicts import Question
+from omni_cli.stats.verdicts import ComparisonSpec
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> RecordBuilder:
-    variants = [Treatment("a", settings={"k": 1}), Treatment("b", settings={"k": 2})]
+    variants = [VariantConfig("a", settings={"k": 1}), VariantConfig("b", settings={"k": 2})]
     workload = Workload().describe(load_profile("tiny-omni"))
     return RecordBuilder(variants, command=("omni", "bench"), environment={}, workload=workload, folder=tmp_path)
 
@@ -56,10 +56,10 @@ def test_it_is_a_valid_record_at_any_moment(session: RecordBuilder, tmp_path: Pa
 
 def test_a_whole_record_has_summaries_comparisons_and_a_gate(session: RecordBuilder, tmp_path: Path) -> None:
     measure(session, 12, factor=1.2)
-    answer = Question(GateLimits({"e2e_s": 0.05})).answer(session.record())
-    assert answer.exit_code == ExitCode.REGRESSION
+    report = ComparisonSpec(GateLimits({"e2e_s": 0.05})).report(session.record())
+    assert report.exit_code == ExitCode.REGRESSION
     path = tmp_path / "record.json"
-    save_record(answer.complete_record(), path)
+    save_record(report.complete_record(), path)
     record = load_record(path)
     assert record.gate.verdict == "regression"
     assert record.variants[0].summary["e2e_s"].n == 24
@@ -71,16 +71,16 @@ def test_a_whole_record_has_summaries_comparisons_and_a_gate(session: RecordBuil
 
 def test_equal_variants_are_decided_and_pass(session: RecordBuilder) -> None:
     measure(session, 40)
-    question = Question(GateLimits({"e2e_s": 0.05}))
-    assert question.is_decided(session.record())
-    assert question.answer(session.record()).exit_code == ExitCode.OK
+    spec = ComparisonSpec(GateLimits({"e2e_s": 0.05}))
+    assert spec.is_decided(session.record())
+    assert spec.report(session.record()).exit_code == ExitCode.OK
 
 
 def test_few_blocks_decide_nothing(session: RecordBuilder) -> None:
     measure(session, 3, factor=2)
-    question = Question()
-    assert not question.is_decided(session.record())
-    assert question.answer(session.record()).exit_code == ExitCode.INCONCLUSIVE
+    spec = ComparisonSpec()
+    assert not spec.is_decided(session.record())
+    assert spec.report(session.record()).exit_code == ExitCode.INCONCLUSIVE
 
 
 def test_a_variant_whose_times_do_not_add_up_has_failed(session: RecordBuilder) -> None:
@@ -90,7 +90,7 @@ def test_a_variant_whose_times_do_not_add_up_has_failed(session: RecordBuilder) 
     session.check()
     assert "make up 5% of the end-to-end time" in session.measured[0].error
     assert session.measured[1].error is None
-    assert Question().answer(session.record()).exit_code == ExitCode.RUN_FAILED
+    assert ComparisonSpec().report(session.record()).exit_code == ExitCode.RUN_FAILED
 
 
 def outputs(session: RecordBuilder) -> dict:

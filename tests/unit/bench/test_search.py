@@ -47,7 +47,7 @@ def test_a_range_without_values(text: str) -> None:
 
 
 def test_all_combinations_with_the_profile_as_it_is_first() -> None:
-    names = [item.name for item in space("num_inference_steps=2,8", "env.A=1,2").treatments]
+    names = [item.name for item in space("num_inference_steps=2,8", "env.A=1,2").variants]
     assert names == [
         AS_IT_IS, "num_inference_steps=2, env.A=1", "num_inference_steps=2, env.A=2",
         "num_inference_steps=8, env.A=1", "num_inference_steps=8, env.A=2",
@@ -55,14 +55,14 @@ def test_all_combinations_with_the_profile_as_it_is_first() -> None:
 
 
 def test_a_setting_that_the_profile_has_is_not_tried_twice() -> None:
-    names = [item.name for item in space("num_inference_steps=2,4,8").treatments]
+    names = [item.name for item in space("num_inference_steps=2,4,8").variants]
     assert names == ["num_inference_steps=4", "num_inference_steps=2", "num_inference_steps=8"]
 
 
 def test_settings_that_this_machine_refuses_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_cli.engine.devices.has_cuda_device", lambda: False)
     found = space("execution=eager,cudagraph")
-    assert [item.name for item in found.treatments] == ["execution=eager", "execution=cudagraph"]
+    assert [item.name for item in found.variants] == ["execution=eager", "execution=cudagraph"]
     (reason,) = found.refused.values()
     assert "CUDA" in reason
 
@@ -104,5 +104,5 @@ def test_groups_are_of_about_equal_size_and_contain_every_rival_once() -> None:
     names = [str(number) for number in range(24)]
     groups = list(groups_of(Race(names, margin=0.05), random.Random(0)))
     assert sorted(name for group in groups for name in group) == sorted(names[1:])
-    # The leader is in each heat as well.
+    # The leader is in each batch as well.
     assert {len(group) for group in groups} <= {5, 6} and all(len(group) < MAX_TOGETHER for group in groups)

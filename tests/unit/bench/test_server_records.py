@@ -12,7 +12,7 @@ import pytest
 
 from omni_cli.bench.protocol import Ran
 from omni_cli.bench.record_builder import RecordBuilder
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError
 from omni_cli.loadtest.endpoints import chat
@@ -26,7 +26,7 @@ from omni_cli.report.html.bench_part import bench_document
 from omni_cli.stats.comparable import work_differences
 from omni_cli.stats.disturbance import disturbances
 from omni_cli.stats.summary import summarise
-from omni_cli.stats.verdicts import Question, own_answer
+from omni_cli.stats.verdicts import ComparisonSpec, own_report
 
 URL = "http://127.0.0.1:8000"
 REQUESTS = 60
@@ -61,7 +61,7 @@ def ran(number: int, *, failed: int = 0, lag_s: float | None = None, usage: bool
 
 
 def session(folder: Path, runs: list[Ran], names: tuple[str, ...] = (URL,), **changes: Any) -> RecordBuilder:
-    variants = [Treatment(name, settings={"url": URL, "model": "tiny-omni"}) for name in names]
+    variants = [VariantConfig(name, settings={"url": URL, "model": "tiny-omni"}) for name in names]
     found = RecordBuilder(
         variants, command=("omni", "bench"), environment={}, workload=workload(**changes).describe(), folder=folder
     )
@@ -87,9 +87,9 @@ def test_percentiles_are_of_all_requests(tmp_path: Path) -> None:
 
 
 def test_a_whole_record_can_be_saved_and_read(tmp_path: Path) -> None:
-    answer = Question().answer(session(tmp_path, [ran(number) for number in range(9)]).record())
-    assert answer.exit_code == ExitCode.OK
-    save_record(answer.complete_record(), tmp_path / "r.json")
+    report = ComparisonSpec().report(session(tmp_path, [ran(number) for number in range(9)]).record())
+    assert report.exit_code == ExitCode.OK
+    save_record(report.complete_record(), tmp_path / "r.json")
     record = load_record(tmp_path / "r.json")
     summary = record.variants[0].summary["ttft_s"]
     assert summary.requests == 540 and summary.p90 < summary.p99
@@ -121,9 +121,9 @@ def test_failed_requests_fail_the_run_and_its_gate(tmp_path: Path) -> None:
         "10 of 600 requests failed: 10 x HTTP 429 queue_full; the first one: 64 are inside"
     )
     found.check()
-    answer = Question(GateLimits({"e2e_s": 0.05})).answer(found.record())
-    assert answer.exit_code == ExitCode.RUN_FAILED
-    assert answer.complete_record().gate.verdict == "failed"
+    report = ComparisonSpec(GateLimits({"e2e_s": 0.05})).report(found.record())
+    assert report.exit_code == ExitCode.RUN_FAILED
+    assert report.complete_record().gate.verdict == "failed"
     # A window with failures has no verdict on its outputs, the others do.
     assert set(found.measured[0].hashes) == {0, 2, 4, 6, 8}
 
@@ -159,7 +159,7 @@ def test_text(tmp_path: Path) -> None:
 
 def test_the_page_knows_servers(tmp_path: Path) -> None:
     record = session(tmp_path, [ran(number) for number in range(9)]).record()
-    document = bench_document("r0", own_answer(record), "r.json")
+    document = bench_document("r0", own_report(record), "r.json")
     assert document.title == "chat of a server"
     assert "concurrency 4" in document.details and "9 windows" in document.details
 

@@ -17,8 +17,8 @@ from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.harness import RunLimits
 from omni_cli.bench.protocol import Load, Loaded, LoadedStage, Ran, StagePeaks
 from omni_cli.bench.record_builder import RecordBuilder
-from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.tuning import TuneLimits, Tuning
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.errors import UsageError
 from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record
@@ -72,7 +72,7 @@ class Notes:
         self.refusals: dict[str, str] = {}
         self.rounds: list[int] = []
 
-    def heat_started(self, where: str, race: Any) -> None:
+    def batch_started(self, where: str, race: Any) -> None:
         number = int(where.removeprefix("round ").partition(",")[0])
         if self.stop_after is not None and number > self.stop_after:
             raise asyncio.CancelledError
@@ -109,13 +109,13 @@ def tuning_of(
     rng = random.Random(0)
 
     @contextmanager
-    def plan(treatments: Sequence[Treatment]) -> Iterator[Plan]:
-        builder = RecordBuilder(treatments, command=(), environment={}, workload={}, folder=folder)
-        names = [treatment.name for treatment in treatments]
+    def plan(variant_configs: Sequence[VariantConfig]) -> Iterator[Plan]:
+        builder = RecordBuilder(variant_configs, command=(), environment={}, workload={}, folder=folder)
+        names = [variant_config.name for variant_config in variant_configs]
         yield Plan(builder, lambda index: PlannedVariant(names[index], settings[names[index]], rng))
 
     return Tuning(
-        [Treatment(name) for name in settings],
+        [VariantConfig(name) for name in settings],
         record or record_of(settings),
         plan,
         limits=limits or TuneLimits(),
@@ -139,7 +139,7 @@ def test_the_best_is_found_and_the_worst_start_least(tmp_path: Path) -> None:
     assert (record.verdict, record.winner) == ("decided", "s7")
     assert record.excess is not None and record.excess <= 0.05
     starts = {item.name: item.starts for item in record.standings}
-    # The first round has two heats, with the setting that leads it in both.
+    # The first round has two batches, with the setting that leads it in both.
     assert starts["s0"] <= 5 < starts["s7"] + 2 and record.starts == sum(starts.values())
     assert load_tune_record(tmp_path / "tune.json") == msgspec.structs.replace(
         record, digest=load_tune_record(tmp_path / "tune.json").digest
@@ -207,7 +207,7 @@ def test_an_interrupted_search_continues_from_its_file(tmp_path: Path) -> None:
     tuning = tuning_of(settings, tmp_path, notes)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(tuning.run())
-    assert len(tuning.record.rounds) == 2, "the third round has no heat"
+    assert len(tuning.record.rounds) == 2, "the third round has no batch"
     kept = load_tune_record(tmp_path / "tune.json")
     assert (len(kept.rounds), kept.verdict) == (2, "unfinished")
     record, later = searched(settings, tmp_path, record=kept)

@@ -56,7 +56,7 @@ def fail(
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> int | None:
-    """Fail as told."""
+    """Raise the error of the test."""
     if print_first:
         console.print_json({"schema": "test/1"})
     if how == "code":

@@ -66,7 +66,7 @@ def test_the_slower_commit_is_found_beside_one_that_does_not_run(
 ) -> None:
     before = git(repository, "status", "--porcelain"), git(repository, "rev-parse", "HEAD")
     code, found = search(capsys, "c0", "main", *PROGRAM)
-    assert code == 1 and found["schema"] == "omni.bisect/1"
+    assert code == 1 and found["schema"] == "omni.bisect/2"
     assert found["result"]["outcome"] == "found" and changes(found) == ["change 7"]
     assert found["result"]["change"] == pytest.approx(0.05) and found["result"]["confidence"] >= 0.95
     (skipped,) = [trial for trial in found["trials"] if trial["verdict"] == "failed"]

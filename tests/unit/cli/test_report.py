@@ -13,7 +13,8 @@ from support.profile_records import small_profile
 
 from omni_cli.cli.app import run
 from omni_cli.profile_record import save_profile
-from omni_cli.record import save_record, to_document
+from omni_cli.record import save_record
+from omni_cli.record_file import with_digest
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_a_record_that_was_changed(bench: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_verdicts_that_no_omni_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = to_document(record(*pair(blocks=8)))
+    document = with_digest(record(*pair(blocks=8)))
     del document["digest"]
     document["gate"] = {"verdict": "excellent"}
     path = tmp_path / "record.json"

@@ -238,7 +238,7 @@ def test_a_file_that_ends_early_is_not_cut_silently(tmp_path: Path, name: str) -
 
 
 def test_a_recording_without_sizes_that_was_stopped(tmp_path: Path) -> None:
-    """As a killed recorder leaves it: nothing in it tells its length."""
+    """As a killed recorder leaves it: it does not state its length."""
     path = write_moving(tmp_path / "a.mkv", *X264, "-g", "5", "-live", "1", seconds=2)
     path.write_bytes(path.read_bytes()[:-3000])
     assert 30 < len(check_against_ffmpeg(path).video.frames) < 50

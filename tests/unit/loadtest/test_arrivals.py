@@ -9,7 +9,7 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.loadtest.arrivals import arrival_times
+from omni_cli.loadtest.traffic import arrival_times
 
 rates = st.floats(0.01, 10_000)
 counts = st.integers(1, 200)

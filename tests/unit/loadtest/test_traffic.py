@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from omni_cli.loadtest.arrivals import arrival_times
 from omni_cli.loadtest.client import Outcome
-from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic
+from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, arrival_times
 
 
 class Server:

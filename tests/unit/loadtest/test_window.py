@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from omni_cli.loadtest.answers import SAMPLE_RATE, ServerAnswer
 from omni_cli.loadtest.client import Outcome, RequestFailure
 from omni_cli.loadtest.slo import SLO
-from omni_cli.loadtest.window import Window, columns, good_requests, num_pixels, window_metrics, window_work
+from omni_cli.loadtest.window import Window, num_pixels, window_metrics, window_work
+from omni_cli.metrics import E2E, ITL_MAX, TTFT, goodput
 from omni_cli.record import Failures
 
 BEGAN = 100.0
@@ -37,7 +38,8 @@ def test_one_request() -> None:
     times = [1.2, 1.3, 1.5, 1.6, 1.8]
     found = window_metrics(window(outcome(1.0, 2.0, times, input_tokens=7, output_tokens=5)), [])
     assert found == pytest.approx({
-        "ttft_s": 0.2, "tpot_s": 0.6 / 4, "itl_s": 0.15, "requests_per_second": 0.1, "output_tokens_per_second": 0.5,
+        "e2e_s": 1.0, "ttft_s": 0.2, "tpot_s": 0.6 / 4, "itl_s": 0.15, "requests_per_second": 0.1,
+        "output_tokens_per_second": 0.5,
     })  # fmt: skip
 
 
@@ -59,7 +61,7 @@ def test_a_chunk_may_contain_several_tokens() -> None:
 
 def test_without_usage_token_metrics_are_left_out() -> None:
     one = window(outcome(0.0, 1.0, [0.5, 0.6]))
-    assert set(window_metrics(one, [])) == {"ttft_s", "itl_s", "requests_per_second"}
+    assert set(window_metrics(one, [])) == {"e2e_s", "ttft_s", "itl_s", "requests_per_second"}
     assert window_work(one) == {"requests": 1}
 
 
@@ -100,8 +102,13 @@ def test_goodput_counts_failed_requests_as_not_good(times: list[float | None], l
 
 def test_every_limit_has_to_be_kept() -> None:
     rows = [{"e2e_s": 1.0, "ttft_s": 0.1}, {"e2e_s": 1.0, "ttft_s": 0.3}, {"e2e_s": 3.0, "ttft_s": 0.1}, {}]
-    assert good_requests(rows, [SLO("ttft", 0.2), SLO("e2e", 2.0)]) == 1
-    assert good_requests(rows, [SLO("ttft", 0.2)]) == 2
+    assert goodput(rows, {TTFT: 0.2, E2E: 2.0}, 10.0) == {"goodput_per_second": 0.1, "slo_attainment": 1 / 4}
+    assert goodput(rows, {TTFT: 0.2}, 10.0) == {"goodput_per_second": 0.2, "slo_attainment": 2 / 4}
+
+
+def test_the_limit_itself_is_kept_and_a_missing_value_is_not() -> None:
+    gaps = [{E2E: 1.0, ITL_MAX: 0.1}, {E2E: 1.0, ITL_MAX: 0.1000001}, {E2E: 1.0, ITL_MAX: None}, {E2E: 1.0, TTFT: 0.01}]
+    assert [goodput([row], {ITL_MAX: 0.1}, 1.0)["slo_attainment"] for row in gaps] == [1, 0, 0, 0]
 
 
 def test_failures_are_counted_by_kind_with_the_first_message() -> None:
@@ -113,16 +120,16 @@ def test_failures_are_counted_by_kind_with_the_first_message() -> None:
         "HTTP 429 queue_full": Failures(count=2, first="64 are inside"), "timeout": Failures(count=1, first="late"),
     }  # fmt: skip
     assert list(mixed.failures) == ["HTTP 429 queue_full", "timeout"]
-    table = columns(mixed.rows())
+    table = mixed.columns()
     assert table["e2e_s"] == (1.0, None, None, None) and table["start_s"] == (0, 0, 0, 0)
     assert window_work(mixed)["requests"] == 1
 
 
 def test_only_an_open_loop_has_a_lag() -> None:
     late = Outcome(BEGAN, BEGAN + 0.25, BEGAN + 1, ServerAnswer())
-    assert columns(window(late, is_open=True).rows())["lag_s"] == (0.25,)
-    assert "lag_s" not in columns(window(late).rows())
-    assert columns(window(late).rows())["e2e_s"] == (1.0,)
+    assert window(late, is_open=True).columns()["lag_s"] == (0.25,)
+    assert "lag_s" not in window(late).columns()
+    assert window(late).columns()["e2e_s"] == (1.0,)
 
 
 def test_pixels_by_the_header() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from omni_cli.bench.metrics import Finished, Iteration
+from omni_cli.bench.iteration import Finished, Iteration
 from omni_cli.errors import InputError, OutputError
 from omni_cli.outputs import RequestResult, StageTrace
 from omni_cli.profile_record import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from omni_cli.bench.metrics import Iteration
+from omni_cli.bench.iteration import Iteration
 from omni_cli.engine.recording.range_log import RangeLog
 from omni_cli.errors import OutputError
 from omni_cli.execution.ranges import listen, mark

@@ -22,9 +22,9 @@ def test_without_ray_the_extra_is_named() -> None:
 @pytest.mark.skipif(has_cuda_device(), reason="this machine has what the test says that it lacks")
 def test_on_a_cpu_vllms_sentence_is_the_commands_one_error(capsys: pytest.CaptureFixture[str]) -> None:
     code = run(["generate", "--set", "thinker.distributed_executor_backend=ray", "hello"])
-    told = capsys.readouterr()
-    assert code == ExitCode.USAGE and told.out == ""
-    assert told.err == (
+    printed = capsys.readouterr()
+    assert code == ExitCode.USAGE and printed.out == ""
+    assert printed.err == (
         "error: stage `thinker`: `distributed_executor_backend: ray` needs CUDA devices, and this machine has none; "
         "vLLM says: current platform cpu does not support ray.\n\n"
         "hint: --set thinker.distributed_executor_backend=mp\n"

@@ -14,13 +14,13 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.record import Memory
 from omni_cli.report import bench_units as units
 from omni_cli.report.bench_json import smaller_is_better_json
-from omni_cli.report.bench_junit import findings_junit
-from omni_cli.report.bench_markdown import findings_markdown
+from omni_cli.report.bench_junit import comparison_junit
+from omni_cli.report.bench_markdown import comparison_markdown
 from omni_cli.report.bench_notes import gate_failure, warnings
 from omni_cli.report.bench_run import variant_text
-from omni_cli.report.bench_text import Labels, findings_text, summary_lines
+from omni_cli.report.bench_text import Labels, comparison_text, summary_lines
 from omni_cli.results import RecordOrigin
-from omni_cli.stats.findings import compare_document, compare_within
+from omni_cli.stats.comparison_result import compare_document, compare_within
 from omni_cli.stats.summary import summarise
 
 LABELS = Labels("a.json", "b.json")
@@ -40,7 +40,7 @@ def test_the_table_of_a_comparison() -> None:
         "cudagraph", 1.616, ABBA[1], settings={"execution": "cudagraph"}, memory=Memory(peak_allocated_bytes=28 << 30)
     )
     found = compare_within(record(eager, graph), limits=GateLimits({"e2e_s": 0.03, "peak_allocated_bytes": 0.02}))
-    assert findings_text(found, LABELS).splitlines() == [
+    assert comparison_text(found, LABELS).splitlines() == [
         "cudagraph (B) against eager (A), 30 blocks each, measured interleaved",
         "  Metric             eager  cudagraph  B / A [95% CI]        Verdict",
         "  e2e              1.842 s    1.616 s  0.877 [0.877, 0.877]  faster",
@@ -59,12 +59,12 @@ def test_the_table_of_a_comparison() -> None:
     )
 
 
-def test_engagement_is_reported_per_stage_if_there_are_several() -> None:
+def test_the_mode_used_is_reported_per_stage_if_there_are_several() -> None:
     talker = {"graph_replays": 32.0, "eager_calls": 1.0, "copy_s": 0.2, "copy_hidden_s": 0.2}
 
-    def title(engagement: dict[str, dict[str, float]]) -> str:
-        ran = steady("full", 0.1, ABBA[0], blocks=2, work={"output_tokens": 64}, effective={"engagement": engagement})
-        samples = tuple(msgspec.structs.replace(sample, engagement=engagement) for sample in ran.samples)
+    def title(counters: dict[str, dict[str, float]]) -> str:
+        ran = steady("full", 0.1, ABBA[0], blocks=2, work={"output_tokens": 64}, effective={"engagement": counters})
+        samples = tuple(msgspec.structs.replace(sample, execution_counters=counters) for sample in ran.samples)
         return variant_text(1, msgspec.structs.replace(ran, samples=samples), {}).splitlines()[0]
 
     assert title({"talker": talker}) == (
@@ -97,7 +97,7 @@ def test_the_paragraph_of_a_variant() -> None:
 def test_an_undecided_pair_names_the_missing_blocks() -> None:
     measured = record(*pair(12, 1.02, seed=0))
     found = compare_within(measured)
-    text = findings_text(found, LABELS)
+    text = comparison_text(found, LABELS)
     needed = found.comparisons[0].blocks_needed
     assert needed > 1
     change = units.percent(found.comparisons[0].ratio - 1)
@@ -108,7 +108,7 @@ def test_an_inconclusive_gate_names_only_its_own_missing_blocks() -> None:
     found = compare_within(record(*pair(12, 1.02, seed=0)), limits=GateLimits({"e2e_s": 0.03}))
     change = units.percent(found.comparisons[0].ratio - 1)
     # Whether the two are equal is another question, with another number of missing blocks.
-    assert "more blocks would decide" not in findings_text(found, LABELS)
+    assert "more blocks would decide" not in comparison_text(found, LABELS)
     note = gate_failure(found.gate)
     assert note.message.startswith(f"gate inconclusive: e2e {change} [")
     assert note.hint.startswith(f"measure about {found.gate.blocks_needed} more block")
@@ -122,13 +122,13 @@ def test_work_that_was_varied_is_beside_the_ratio() -> None:
     )
     found = compare_within(record(a, longer))
     assert warnings(found) == []
-    assert "\nDoes other work per run: output tokens 16 -> 32\n" in findings_text(found, LABELS)
-    assert "Does other work per run: output tokens 16 -> 32" in findings_markdown(found, LABELS)
+    assert "\nDoes other work per run: output tokens 16 -> 32\n" in comparison_text(found, LABELS)
+    assert "Does other work per run: output tokens 16 -> 32" in comparison_markdown(found, LABELS)
 
 
 def test_markdown_starts_with_the_verdict() -> None:
     found = compare_within(record(*pair(40, 1.2, cv=0.01)), limits=GateLimits({"e2e_s": 0.05}))
-    lines = findings_markdown(found, LABELS).splitlines()
+    lines = comparison_markdown(found, LABELS).splitlines()
     assert lines[0] == "### omni gate: regression"
     tables = [line for line in lines if line.startswith("|")]
     assert tables[0] == "| Gated | A | B | Change [95% CI] | Limit | Verdict |"
@@ -141,7 +141,7 @@ def test_markdown_starts_with_the_verdict() -> None:
 )
 def test_junit(slowdown: float, tag: str | None, count: int) -> None:
     found = compare_within(record(*pair(40, slowdown, cv=0.01)), limits=GateLimits({"e2e_s": 0.05}, 0.0))
-    (suite,) = ElementTree.fromstring(findings_junit(found, "x"))
+    (suite,) = ElementTree.fromstring(comparison_junit(found, "x"))
     assert suite.get("tests") == "2"
     for name, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         assert suite.get(plural) == str(count if name == tag else 0)

@@ -17,7 +17,7 @@ from omni_cli.record import GpuUtilisation, Memory, Record, Utilisation, save_re
 from omni_cli.report.bench_units import quantity, quantity_interval, ratio
 from omni_cli.report.html.page import render_page
 from omni_cli.results import Comparison, MeasureMean, Outputs
-from omni_cli.stats.verdicts import Question
+from omni_cli.stats.verdicts import ComparisonSpec
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def page_of(found: Record, folder: Path) -> Element:
 def complete(found: Record, limit: float | None = None, baseline: Record | None = None) -> Record:
     """A record as `omni bench` saves it at its end."""
     limits = None if limit is None else GateLimits({"e2e_s": limit})
-    return Question(limits, baseline=baseline).answer(found).complete_record()
+    return ComparisonSpec(limits, baseline=baseline).report(found).complete_record()
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_speed_is_drawn_against_each_measure_of_quality(tmp_path: Path) -> None:
     found = record(first, msgspec.structs.replace(second, output_sha256="beef"))
     known = Comparison(metric="e2e_s", a=first.name, b=second.name, outputs=outputs)
     limits = GateLimits({}, quality=(QualityLimit("psnr_db", ">=", 38.0),))
-    saved = Question(limits).answer(msgspec.structs.replace(found, comparisons=(known,))).complete_record()
+    saved = ComparisonSpec(limits).report(msgspec.structs.replace(found, comparisons=(known,))).complete_record()
     page = page_of(saved, tmp_path)
     (row,) = table(page, "Speed against psnr db")
     assert row["Mean [95% CI] of requests"] == "41 [40, 42] of 8" and row["Worst"] == "38.5"

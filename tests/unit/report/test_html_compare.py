@@ -18,7 +18,7 @@ from omni_cli.record import save_record
 from omni_cli.report.bench_units import ratio
 from omni_cli.report.html.page import render_page
 from omni_cli.results import RecordOrigin
-from omni_cli.stats.findings import compare_document, compare_records, compare_within
+from omni_cli.stats.comparison_result import compare_document, compare_records, compare_within
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +33,8 @@ def compare_page(document: dict, folder: Path) -> Element:
 
 
 def test_a_comparison_shows_the_findings_of_compare(tmp_path: Path) -> None:
-    findings = compare_within(record(*pair(slowdown=1.3)), limits=GateLimits({"e2e_s": 0.05}))
-    document = msgspec.to_builtins(compare_document(findings, *SOURCES))
+    result = compare_within(record(*pair(slowdown=1.3)), limits=GateLimits({"e2e_s": 0.05}))
+    document = msgspec.to_builtins(compare_document(result, *SOURCES))
     page = compare_page(document, tmp_path)
     assert page.one("p", class_="word").text == "gate: regression"
     rows = {row["Metric"]: row for row in table(page, "b (B) against a (A)")}
@@ -47,8 +47,8 @@ def test_a_comparison_shows_the_findings_of_compare(tmp_path: Path) -> None:
 
 
 def test_a_passing_gate_lists_its_limits(tmp_path: Path) -> None:
-    findings = compare_within(record(*pair(slowdown=0.8)), limits=GateLimits({"e2e_s": 0.05}))
-    page = compare_page(msgspec.to_builtins(compare_document(findings, *SOURCES)), tmp_path)
+    result = compare_within(record(*pair(slowdown=0.8)), limits=GateLimits({"e2e_s": 0.05}))
+    page = compare_page(msgspec.to_builtins(compare_document(result, *SOURCES)), tmp_path)
     verdict = page.one("div", class_="verdict good")
     assert "Within all limits: e2e -2" in verdict.text and "limit +5%" in verdict.text
 

@@ -22,12 +22,11 @@ from support.profile_records import small_profile
 from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
-from omni_cli.profile_record import profile_document
-from omni_cli.record import to_document
+from omni_cli.record_file import with_digest
 from omni_cli.report.html.page import render_page
 from omni_cli.results import RecordOrigin
-from omni_cli.stats.findings import compare_document, compare_within
-from omni_cli.stats.verdicts import Question
+from omni_cli.stats.comparison_result import compare_document, compare_within
+from omni_cli.stats.verdicts import ComparisonSpec
 
 pytestmark = pytest.mark.slow
 
@@ -61,16 +60,16 @@ PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x10\x00\x00\x00\x10"
 
 def bench_json() -> dict[str, Any]:
     found = record(*pair(blocks=8, slowdown=1.5))
-    return to_document(Question(GateLimits({"e2e_s": 0.05})).answer(found).complete_record())
+    return with_digest(ComparisonSpec(GateLimits({"e2e_s": 0.05})).report(found).complete_record())
 
 
 def compare_json() -> dict[str, Any]:
-    findings = compare_within(record(*pair(blocks=8)), limits=GateLimits({"e2e_s": 0.05}))
+    result = compare_within(record(*pair(blocks=8)), limits=GateLimits({"e2e_s": 0.05}))
     source = RecordOrigin("a.json", "2026-11-20T10:00:00Z")
-    return msgspec.to_builtins(compare_document(findings, source, source))
+    return msgspec.to_builtins(compare_document(result, source, source))
 
 
-DOCUMENTS = {"bench": bench_json, "compare": compare_json, "profile": lambda: profile_document(small_profile())}
+DOCUMENTS = {"bench": bench_json, "compare": compare_json, "profile": lambda: with_digest(small_profile())}
 
 
 def page_of(document: dict[str, Any], folder: Path) -> str:
@@ -170,7 +169,7 @@ def poisoned_compare(attacks: Iterator[str]) -> dict[str, Any]:
 
 
 def poisoned_profile(attacks: Iterator[str]) -> dict[str, Any]:
-    intact = profile_document(small_profile())
+    intact = with_digest(small_profile())
     document = poisoned(intact, attacks)
     document |= {"schema": intact["schema"], "stage_seconds": {next(attacks): 0.1}}
     for stage, kept in zip(document["stages"], intact["stages"], strict=True):

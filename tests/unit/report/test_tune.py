@@ -45,7 +45,8 @@ def record(rounds: int = 6) -> TuneRecord:
             margin=0.05,
             candidates=(*candidates, Candidate(name="execution=cudagraph", problem="it needs CUDA")),
             rounds=tuple(
-                Round(control="execution=eager", heats=(tuple(variant(name) for name in COSTS),)) for _ in range(rounds)
+                Round(control="execution=eager", batches=(tuple(variant(name) for name in COSTS),))
+                for _ in range(rounds)
             ),
         )
     )
@@ -107,7 +108,7 @@ def test_an_edited_record_is_rejected(tmp_path: Path) -> None:
     [
         {"margin": 0.0},
         {"candidates": ()},
-        {"rounds": (Round(control="a", heats=((Variant(name="unknown"),),)),)},
+        {"rounds": (Round(control="a", batches=((Variant(name="unknown"),),)),)},
     ],
 )
 def test_a_record_that_no_search_writes_is_rejected(change: dict, tmp_path: Path) -> None:

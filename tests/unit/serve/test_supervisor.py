@@ -58,14 +58,14 @@ class ScriptedEngine:
 
 
 @pytest.fixture
-def told() -> list[str]:
+def events() -> list[str]:
     return []
 
 
-def run(test: Callable[[ScriptedEngine, Supervisor], Any], told: list[str]) -> None:
+def run(test: Callable[[ScriptedEngine, Supervisor], Any], events: list[str]) -> None:
     async def with_supervisor() -> None:
         engine = ScriptedEngine()
-        supervisor = Supervisor(engine, on_log_event=lambda event, **fields: told.append(event), metrics=Metrics(1))
+        supervisor = Supervisor(engine, on_log_event=lambda event, **fields: events.append(event), metrics=Metrics(1))
         await supervisor.start(lambda event: None)
         try:
             await test(engine, supervisor)
@@ -86,7 +86,7 @@ async def collect(supervisor: Supervisor) -> list[Event]:
     return [event async for event in supervisor.generate(GenerateRequest("r"))]
 
 
-def test_a_lost_stage_is_restarted_immediately(told: list[str]) -> None:
+def test_a_lost_stage_is_restarted_immediately(events: list[str]) -> None:
     async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
         assert supervisor.state is EngineState.READY
         engine.fail("b")
@@ -96,11 +96,11 @@ def test_a_lost_stage_is_restarted_immediately(told: list[str]) -> None:
         await until(lambda: supervisor.state is EngineState.READY)
         assert [name for name, _ in engine.restarted] == ["b"]
 
-    run(test, told)
-    assert told == ["engine_ready", "stage_lost", "stage_ready"]
+    run(test, events)
+    assert events == ["engine_ready", "stage_lost", "stage_ready"]
 
 
-def test_each_further_try_waits_longer(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_further_try_waits_longer(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     real_sleep = asyncio.sleep
 
@@ -114,13 +114,13 @@ def test_each_further_try_waits_longer(told: list[str], monkeypatch: pytest.Monk
         engine.fail("a")
         await until(lambda: supervisor.state is EngineState.READY)
 
-    run(test, told)
+    run(test, events)
     tries = [seconds for seconds in waits if seconds not in (0.001,)]
     assert [seconds for seconds in tries if seconds >= 1] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert told.count("stage_not_started") == 9 and told[-1] == "stage_ready"
+    assert events.count("stage_not_started") == 9 and events[-1] == "stage_ready"
 
 
-def test_a_stage_that_dies_as_soon_as_it_is_back_is_not_forgotten(told: list[str]) -> None:
+def test_a_stage_that_dies_as_soon_as_it_is_back_is_not_forgotten(events: list[str]) -> None:
     async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
         real = engine.restart
         deaths = iter([True, False])
@@ -136,18 +136,18 @@ def test_a_stage_that_dies_as_soon_as_it_is_back_is_not_forgotten(told: list[str
         await until(lambda: supervisor.state is EngineState.READY)
         assert [name for name, _ in engine.restarted] == ["a", "a"]
 
-    run(test, told)
-    assert told.count("stage_lost") == 2 and told[-1] == "stage_ready"
+    run(test, events)
+    assert events.count("stage_lost") == 2 and events[-1] == "stage_ready"
 
 
-def test_two_stages_are_restarted_one_after_another(told: list[str]) -> None:
+def test_two_stages_are_restarted_one_after_another(events: list[str]) -> None:
     async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
         engine.fail("a")
         engine.fail("b")
         await until(lambda: supervisor.state is EngineState.READY)
         assert sorted(name for name, _ in engine.restarted) == ["a", "b"]
 
-    run(test, told)
+    run(test, events)
 
 
 def test_nothing_is_run_before_the_start_and_after_the_end() -> None:

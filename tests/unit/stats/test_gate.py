@@ -13,7 +13,7 @@ from omni_cli.errors import ExitCode
 from omni_cli.record import Memory, Variant
 from omni_cli.results import EXIT_CODES, Difference, GateResult, Outputs
 from omni_cli.stats.compare import MARGIN, compare_variants
-from omni_cli.stats.findings import compare_within
+from omni_cli.stats.comparison_result import compare_within
 from omni_cli.stats.gate import judge
 from omni_cli.stats.memory import memory_peaks
 

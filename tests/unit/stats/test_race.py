@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from omni_cli.stats.race import MAX_ROUNDS, MIN_ROUNDS, Heat, Race, student_quantile
+from omni_cli.stats.race import MAX_ROUNDS, MIN_ROUNDS, Batch, Race, student_quantile
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
@@ -21,8 +21,8 @@ def calibration(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("tune_calibration")
 
 
-def heat(**costs: float) -> Heat:
-    """One heat of two blocks with these log costs."""
+def batch(**costs: float) -> Batch:
+    """One batch of two blocks with these log costs."""
     return {name: {0: cost, 1: cost + 0.001} for name, cost in costs.items()}
 
 
@@ -30,7 +30,7 @@ def raced(race: Race, rounds: int, rng: random.Random, noise: float, **costs: fl
     for _ in range(rounds):
         assert race.leader is not None
         running = {race.leader, *race.rivals}
-        race.add(race.leader, [heat(**{n: c + rng.gauss(0, noise) for n, c in costs.items() if n in running})])
+        race.add(race.leader, [batch(**{n: c + rng.gauss(0, noise) for n, c in costs.items() if n in running})])
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_noise_between_starts_keeps_a_pair_open() -> None:
     assert not race.is_decided
 
 
-def test_settings_of_different_heats_are_compared_through_the_control() -> None:
+def test_settings_of_different_batches_are_compared_through_the_control() -> None:
     race = Race(["a", "b", "c"], margin=0.05)
     for drift in (0.0, 0.2, -0.1, 0.3):
-        # The machine is slower in the second heat by another amount each time.
-        race.add("a", [heat(a=0.0, b=0.1), heat(a=drift, c=drift + 0.3)])
+        # The machine is slower in the second batch by another amount each time.
+        race.add("a", [batch(a=0.0, b=0.1), batch(a=drift, c=drift + 0.3)])
     gap = race.gap("c", "b")
     assert gap.rounds == 4
     assert gap.centre == pytest.approx(0.2)
@@ -107,7 +107,7 @@ def test_no_setting_left() -> None:
 def test_a_single_setting_needs_one_round() -> None:
     race = Race(["a"], margin=0.05)
     assert not race.is_decided
-    race.add("a", [heat(a=0.0)])
+    race.add("a", [batch(a=0.0)])
     assert race.is_decided and race.excess == 0.0
 
 
@@ -126,7 +126,7 @@ def test_answers_are_within_the_margin(calibration: ModuleType, surface: str) ->
         random.Random(seed + 1).shuffle(costs)
         outcome = calibration.search(costs, calibration.Noise(seed, uneven=seed % 2 == 1), 0.05, seed)
         assert outcome.excess <= 0.05
-        # At most all 24 settings until the last look, with one more start for each of the other heats of a round.
+        # At most all 24 settings until the last look, with one more start for each of the other batches of a round.
         assert outcome.blocks < MAX_ROUNDS * 28
 
 
@@ -147,7 +147,7 @@ def test_a_leader_stays_while_another_is_hardly_ahead(ahead: float, leader: str)
     """`a` ran side by side with `c` and `d`; `b`, which is noisier, is compared with them through it."""
     race = Race(["a", "b", "c", "d"], margin=0.05)
     for noise in (0.05, 0.01, 0.03, -0.05, -0.01, -0.03):
-        heats = [heat(a=0.0, b=noise - ahead), heat(a=0.0, c=0.001), heat(a=0.0, d=0.001)]
-        race.add("a", heats)
+        batches = [batch(a=0.0, b=noise - ahead), batch(a=0.0, c=0.001), batch(a=0.0, d=0.001)]
+        race.add("a", batches)
     assert race.gap("a", "b").centre == pytest.approx(ahead)
     assert race.leader == leader

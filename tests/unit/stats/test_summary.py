@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from support.bench_records import correlated, variant
 
+from omni_cli.metrics import samples_for
 from omni_cli.record import Variant
 from omni_cli.stats.estimate import MIN_BLOCKS
-from omni_cli.stats.summary import samples_for, summarise
+from omni_cli.stats.summary import summarise
 
 
 def test_samples_needed_for_a_percentile() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.bench.treatments import Treatment, check_distinct, parse_vary, split_values
+from omni_cli.bench.variant_configs import VariantConfig, check_distinct, parse_vary, split_values
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import UsageError
 
@@ -97,6 +97,6 @@ def test_mistakes(texts: list[str], part: str) -> None:
 
 
 def test_values_that_mean_the_same_configuration_are_a_mistake() -> None:
-    variants = [Treatment("a", settings={"k": 1}), Treatment("b", settings={"k": 2})]
+    variants = [VariantConfig("a", settings={"k": 1}), VariantConfig("b", settings={"k": 2})]
     with pytest.raises(UsageError, match="same configuration"):
         check_distinct(variants, [CONFIG, CONFIG])

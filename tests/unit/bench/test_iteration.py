@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omni_cli.bench.metrics import Finished, Iteration, accounted_of, metrics_of, work_of
+from omni_cli.bench.iteration import Finished, Iteration, accounted_of, metrics_of, work_of
 from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from omni_cli.record import E2E, Variant, counters_of
-from omni_cli.results import Comparison, MemoryPeak, Payback, Verdict
+from omni_cli.metrics import E2E
+from omni_cli.record import Variant, counters_of
+from omni_cli.results import BreakEven, Comparison, MemoryPeak, Verdict
 from omni_cli.stats.compare import reversed_verdict
 
 PREPARATION = ("capture_s", "compile_s")
@@ -16,8 +17,8 @@ PREPARED_MODES = frozenset({"execution", "cudagraph_mode"})
 MODES = PREPARED_MODES | {"output_copy"}
 
 
-def payback(a: Variant, b: Variant, comparison: Comparison, memory: Sequence[MemoryPeak]) -> Payback | None:
-    """Return the payback of the variant that took longer to prepare; None without preparation and modes."""
+def break_even(a: Variant, b: Variant, comparison: Comparison, memory: Sequence[MemoryPeak]) -> BreakEven | None:
+    """Return the break-even point of the variant that took longer to prepare; None without preparation and modes."""
     prepared = {variant.name: _preparation_s(variant) for variant in (a, b)}
     varied = _varied_keys(a, b)
     more_s = prepared[b.name] - prepared[a.name]
@@ -38,15 +39,15 @@ def payback(a: Variant, b: Variant, comparison: Comparison, memory: Sequence[Mem
         bytes_more = None if bytes_more is None else -bytes_more
         wanted = "slower"
     requests = math.ceil(more_s / gained_s) if comparison.verdict == wanted else None
-    return Payback(
+    return BreakEven(
         mode=mode, other=other, gained_s=gained_s, ci95=interval, bytes_more=bytes_more, preparation_s=more_s,
         requests=requests,
     )  # fmt: skip
 
 
-def verdict_on_mode(comparison: Comparison, found: Payback) -> Verdict:
-    """Return the verdict on the payback's mode, which may be either side of the comparison."""
-    return comparison.verdict if found.mode == comparison.b else reversed_verdict(comparison.verdict)
+def verdict_on_mode(comparison: Comparison, item: BreakEven) -> Verdict:
+    """Return the verdict on the mode, which may be either side of the comparison."""
+    return comparison.verdict if item.mode == comparison.b else reversed_verdict(comparison.verdict)
 
 
 def _preparation_s(variant: Variant) -> float:

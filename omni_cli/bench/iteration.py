@@ -1,25 +1,35 @@
-"""From the traces of one iteration to its metrics, under their established names, and to its work."""
+"""An iteration of a workload: its metrics and its work, from the traces of its requests."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace, VideoOutput
-from omni_cli.stats.metrics import samples_for
+from omni_cli.metrics import (
+    ITL,
+    PERCENTILES,
+    RTF,
+    TPOT,
+    TTFP,
+    TTFT,
+    Timeline,
+    goodput,
+    rates,
+    summarised,
+    values_by_metric,
+)  # fmt: skip
+from omni_cli.outputs import ImageOutput, RequestResult, StageTrace, VideoOutput, audio_seconds
 
-_ITL_PERCENTILE = 90
 SLACK_S = 0.005
 """Time allowed for messages between processes, which does not shrink with the work."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished request of an iteration; `e2e_s` is its time in seconds."""
+    """A finished request of an iteration; `seconds` is its time from end to end."""
 
     result: RequestResult
     seconds: float
@@ -42,52 +52,60 @@ class Iteration:
 
 
 def metrics_of(iteration: Iteration, slo: Mapping[str, float] = MappingProxyType({})) -> dict[str, float]:
-    """Compute medians over the iteration's requests; units are in the names.
+    """Compute medians over the iteration's requests, and rates.
 
     The first AR stage has `ttft_s`, `tpot_s` and `itl_s`; those of further stages are prefixed with the stage's name.
     If several stages run, each has a `NAME.latency_s`. With limits on values of a request (`slo`), good requests are
     counted as well.
     """
-    found: dict[str, float] = {}
-    first_of_kind: set[str] = set()
+    metrics: dict[str, float] = {}
+    seen_kinds: set[str] = set()
+    latencies = stage_latencies(iteration)
     for name, kind in iteration.stages:
+        prefix = f"{name}." if kind in seen_kinds else ""
+        seen_kinds.add(kind)
         traces = iteration.traces(name)
-        prefix = f"{name}." if kind in first_of_kind else ""
-        first_of_kind.add(kind)
         of_stage = _ar_metrics(traces) if kind == "ar" else _diffusion_metrics(traces)
-        found |= {prefix + metric: value for metric, value in of_stage.items()}
+        metrics |= {prefix + metric: value for metric, value in of_stage.items()}
         if len(iteration.stages) > 1:
-            found[f"{name}.latency_s"] = statistics.median(trace.latency_s for trace in traces)
-    return found | _rates(iteration) | _goodput(iteration, slo)
+            metrics[latency_metric(name)] = latencies[latency_metric(name)]
+    timelines = _timelines(iteration)
+    rows = [timeline.row() for timeline in timelines]
+    return metrics | _rates(iteration, timelines) | goodput(rows, slo, iteration.e2e_s)
 
 
-def _goodput(iteration: Iteration, slo: Mapping[str, float]) -> dict[str, float]:
-    """Count the requests whose values are all within the limits; a missing value is not."""
-    if not slo:
-        return {}
-    rows = [_values(request, iteration.stages) for request in iteration.requests]
-    good = sum(all(row.get(name, math.inf) <= limit for name, limit in slo.items()) for row in rows)
-    return {"goodput_per_second": good / iteration.e2e_s, "slo_attainment": good / len(rows)}
+def latency_metric(stage: str) -> str:
+    return f"{stage}.latency_s"
 
 
-def _values(request: Finished, stages: Sequence[tuple[str, str]]) -> dict[str, float]:
-    """Return one request's values under the names of `omni loadtest`."""
-    result = request.result
-    row = {"e2e_s": request.seconds}
-    audio_s = sum(len(o.samples) / o.sample_rate for o in result.outputs if isinstance(o, AudioOutput))
-    if audio_s:
-        row["rtf"] = request.seconds / audio_s
-    if result.ttfp_s is not None:
-        row["ttfp_s"] = result.ttfp_s
-    first = next((name for name, kind in stages if kind == "ar"), None)
-    for trace in result.stages:
-        if trace.name == first:
-            of_trace = _ar_metrics([trace])
-            row |= {name: of_trace[name] for name in ("ttft_s", "tpot_s") if name in of_trace}
-            gaps = [later - earlier for earlier, later in itertools.pairwise(trace.token_times_s or ())]
-            if gaps:
-                row["itl_max_s"] = max(gaps)
-    return row
+def stage_latencies(iteration: Iteration) -> dict[str, float]:
+    """Return `NAME.latency_s` of each stage, the median over its requests."""
+    return {
+        latency_metric(name): statistics.median(trace.latency_s for trace in iteration.traces(name))
+        for name, _ in iteration.stages
+    }
+
+
+def _timelines(iteration: Iteration) -> list[Timeline]:
+    """Return the timelines of the requests; tokens are those of the first AR stage."""
+    first = next((name for name, kind in iteration.stages if kind == "ar"), None)
+    timelines = []
+    for request in iteration.requests:
+        traces = [_stage_timeline(trace) for trace in request.result.stages if trace.name == first]
+        timeline = traces[0] if traces else Timeline(end_s=request.seconds)
+        audio_s = audio_seconds(request.result.outputs)
+        timelines.append(replace(timeline, end_s=request.seconds, first_audio_s=request.result.ttfp_s, audio_s=audio_s))
+    return timelines
+
+
+def _stage_timeline(trace: StageTrace) -> Timeline:
+    return Timeline(
+        end_s=trace.latency_s,
+        first_token_s=trace.ttft_s,
+        last_token_s=trace.latency_s,
+        token_times_s=trace.token_times_s or (),
+        num_tokens=trace.num_output_tokens,
+    )
 
 
 def work_of(iteration: Iteration) -> dict[str, float]:
@@ -100,75 +118,47 @@ def work_of(iteration: Iteration) -> dict[str, float]:
             work["output_tokens"] = work.get("output_tokens", 0.0) + _total(t.num_output_tokens for t in traces)
         elif any(trace.num_inference_steps is not None for trace in traces):
             work["denoise_steps"] = work.get("denoise_steps", 0.0) + _total(t.num_inference_steps for t in traces)
-    made = _made(iteration)
-    if made.audio_s:
-        work["audio_s"] = made.audio_s
-    if made.pixels:
-        work["pixels"] = made.pixels
-    if made.frames:
-        work["frames"] = float(made.frames)
+    produced = _produced(iteration)
+    if produced.audio_s:
+        work["audio_s"] = produced.audio_s
+    if produced.pixels:
+        work["pixels"] = produced.pixels
+    if produced.frames:
+        work["frames"] = float(produced.frames)
     return work
 
 
 def _ar_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    ttft = [trace.ttft_s for trace in traces if trace.ttft_s is not None]
-    if ttft:
-        found["ttft_s"] = statistics.median(ttft)
-    tpot = [
-        (trace.latency_s - trace.ttft_s) / (trace.num_output_tokens - 1)
-        for trace in traces
-        if trace.ttft_s is not None and trace.num_output_tokens is not None and trace.num_output_tokens > 1
-    ]
-    if tpot:
-        found["tpot_s"] = statistics.median(tpot)
-    gaps = sorted(
-        later - earlier for trace in traces for earlier, later in itertools.pairwise(trace.token_times_s or ())
-    )
-    if gaps:
-        found["itl_s"] = statistics.median(gaps)
+    values = values_by_metric([_stage_timeline(trace) for trace in traces])
+    chosen = {name: values[name] for name in (TTFT, TPOT, ITL)}
     for name in ("code_predictor_s", "backbone_s"):
-        steps = [step for trace in traces for step in getattr(trace, name) or ()]
-        if steps:
-            found[name] = statistics.median(steps)
-    if len(gaps) >= samples_for(_ITL_PERCENTILE):
-        found[f"itl_p{_ITL_PERCENTILE}_s"] = statistics.quantiles(gaps, n=100)[_ITL_PERCENTILE - 1]
-    return found
+        chosen[name] = [step for trace in traces for step in getattr(trace, name) or ()]
+    return summarised(chosen, tails=(ITL,), percentiles=PERCENTILES[:1])
 
 
 def _diffusion_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    steps = [step for trace in traces for step in trace.denoise_step_s or ()]
-    if steps:
-        found["denoise_step_s"] = statistics.median(steps)
+    values = {"denoise_step_s": [step for trace in traces for step in trace.denoise_step_s or ()]}
     for name in ("text_encode_s", "vae_encode_s", "vae_decode_s", "vocoder_s", "encode_s"):
-        values = [getattr(trace, name) for trace in traces if getattr(trace, name) is not None]
-        if values:
-            found[name] = statistics.median(values)
-    return found
+        values[name] = [value for trace in traces if (value := getattr(trace, name)) is not None]
+    return summarised(values)
 
 
-def _rates(iteration: Iteration) -> dict[str, float]:
-    found: dict[str, float] = {}
-    made = _made(iteration)
+def _rates(iteration: Iteration, timelines: Sequence[Timeline]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    produced, e2e_s = _produced(iteration), iteration.e2e_s
     if [kind for _, kind in iteration.stages] == ["ar"]:
         tokens = _total(trace.num_output_tokens for trace in iteration.traces(iteration.stages[0][0]))
-        found["output_tokens_per_second"] = tokens / iteration.e2e_s
-    if made.audio_s:
-        found["rtf"] = iteration.e2e_s / made.audio_s
-        found["audio_seconds_per_second"] = made.audio_s / iteration.e2e_s
-        first = [request.result.ttfp_s for request in iteration.requests if request.result.ttfp_s is not None]
-        if first:
-            found["ttfp_s"] = statistics.median(first)
-    if made.images:
-        found["images_per_second"] = made.images / iteration.e2e_s
-    if made.frames:
-        found["frames_per_second"] = made.frames / iteration.e2e_s
-    return found
+        metrics |= rates({"output_tokens": tokens}, e2e_s)
+    if produced.audio_s:
+        metrics[RTF] = e2e_s / produced.audio_s
+        metrics |= rates({"audio_seconds": produced.audio_s}, e2e_s)
+        metrics |= summarised({TTFP: values_by_metric(timelines)[TTFP]})
+    counts = {"images": produced.images, "frames": produced.frames}
+    return metrics | rates({name: count for name, count in counts.items() if count}, e2e_s)
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Produced:
     """Amounts of all outputs; `pixels` are those of the images and of the frames of videos."""
 
     audio_s: float
@@ -177,12 +167,12 @@ class _Made:
     pixels: float
 
 
-def _made(iteration: Iteration) -> _Made:
+def _produced(iteration: Iteration) -> _Produced:
     outputs = [output for request in iteration.requests for output in request.result.outputs]
     shapes = [output.pixels.shape for output in outputs if isinstance(output, ImageOutput)]
     videos = [output for output in outputs if isinstance(output, VideoOutput)]
-    return _Made(
-        audio_s=float(sum(len(o.samples) / o.sample_rate for o in outputs if isinstance(o, AudioOutput))),
+    return _Produced(
+        audio_s=audio_seconds(outputs),
         images=len(shapes),
         frames=sum(video.num_frames for video in videos),
         pixels=float(

@@ -1,8 +1,15 @@
-"""Counters of how a denoiser ran. Imports nothing heavy."""
+"""Execution counters: graphs replayed, calls that ran eagerly, regions compiled. Imports nothing heavy."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+
+LEVELS = frozenset({
+    "graph_pool_bytes", "predictor_graph_pool_bytes", "compiled_regions", "loaded_weight_bytes", "weight_bytes",
+    "channels_last_convolutions",
+})  # fmt: skip
+"""Counters of a level, such as a number of graphs, and not of events."""
 
 
 @dataclass
@@ -27,3 +34,8 @@ class ExecutionCounters:
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
+
+
+def since(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return the difference of counts, and levels as they are afterwards."""
+    return {name: value if name in LEVELS else value - before.get(name, 0.0) for name, value in after.items()}

@@ -1,4 +1,4 @@
-"""The treatments that a benchmark compares: `--vary KEY=A,B`."""
+"""The configurations of the variants that a benchmark compares: `--vary KEY=A,B`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _OPENING = {"[": "]", "{": "}", '"': '"', "'": "'"}
 
 
 @dataclass(frozen=True)
-class Treatment:
-    """One treatment: overrides as in `--set`, environment variables, or another folder of code.
+class VariantConfig:
+    """The configuration of one variant: overrides as in `--set`, environment variables, or another folder of code.
 
     `settings` describes it in the record.
     """
@@ -56,7 +56,7 @@ class Setting:
 
 def parse_vary(
     texts: Sequence[str], config: EngineConfig, stage: str, *, option: str = "--vary", at_most: int = MAX_VARIANTS
-) -> tuple[Treatment, ...]:
+) -> tuple[VariantConfig, ...]:
     """Return all combinations of the values, in the given order; empty without `--vary`, or the `option` like it.
 
     A key without a stage's name applies to the measured stages that have it. Raises `UsageError`.
@@ -74,7 +74,7 @@ def parse_vary(
         )
     if not axes:
         return ()
-    variants = [_treatment(settings) for settings in itertools.product(*axes)]
+    variants = [_variant_config(settings) for settings in itertools.product(*axes)]
     return tuple(_with_unique_name(variants, position) for position in range(len(variants)))
 
 
@@ -110,7 +110,7 @@ def _full_keys(key: str, config: EngineConfig, stage: str) -> list[str]:
     holders = [item.name for item in measured_stages(config, stage) if first in type(item).model_fields]
     if not holders and "." in key:
         return [key]  # the check of the profile reports an unknown stage
-    # If no stage has it, the check of the profile reports it, with a suggestion.
+    # If no stage has the key, the check of the profile reports it, with a suggestion.
     return [f"{name}.{key}" for name in holders] or [f"{measured_stages(config, stage)[0].name}.{key}"]
 
 
@@ -130,8 +130,8 @@ def split_values(text: str) -> list[str]:
     return [value.strip() for value in values]
 
 
-def _treatment(settings: Sequence[Setting]) -> Treatment:
-    return Treatment(
+def _variant_config(settings: Sequence[Setting]) -> VariantConfig:
+    return VariantConfig(
         name=", ".join(f"{setting.key}={setting.value}" for setting in settings),
         overrides=tuple(text for setting in settings for text in setting.overrides),
         environment={s.key.removeprefix(ENVIRONMENT): s.value for s in settings if s.is_variable},
@@ -139,7 +139,7 @@ def _treatment(settings: Sequence[Setting]) -> Treatment:
     )
 
 
-def _with_unique_name(variants: Sequence[Treatment], position: int) -> Treatment:
+def _with_unique_name(variants: Sequence[VariantConfig], position: int) -> VariantConfig:
     """Name a repeated value (A against A) apart, because variants of a record need distinct names."""
     name = variants[position].name
     earlier = sum(variant.name == name for variant in variants[:position])
@@ -148,7 +148,7 @@ def _with_unique_name(variants: Sequence[Treatment], position: int) -> Treatment
     )
 
 
-def check_distinct(variants: Sequence[Treatment], configs: Sequence[EngineConfig]) -> None:
+def check_distinct(variants: Sequence[VariantConfig], configs: Sequence[EngineConfig]) -> None:
     """Raise `UsageError` if values that are written differently give the same configuration."""
     for (a, config_a), (b, config_b) in itertools.combinations(zip(variants, configs, strict=True), 2):
         is_same = config_a == config_b and a.environment == b.environment and a.code == b.code

@@ -1,4 +1,4 @@
-"""Findings about one record, or about two: what `omni bench` and `omni compare` report."""
+"""The comparison of one record's variants, or of two records: what `omni bench` and `omni compare` report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from msgspec import UNSET
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError, UsageError
-from omni_cli.record import E2E, Record, Variant, metric_names
+from omni_cli.metrics import E2E, GATED_MEMORY
+from omni_cli.record import Record, Variant, metric_names
 from omni_cli.results import (
     CompareRecord,
     Comparison,
@@ -20,6 +21,7 @@ from omni_cli.results import (
     Outputs,
     RecordOrigin,
 )
+from omni_cli.stats.break_even import break_even
 from omni_cli.stats.comparable import (
     changes_work,
     code_differences,
@@ -31,9 +33,7 @@ from omni_cli.stats.comparable import (
 from omni_cli.stats.compare import MARGIN, Compared, compare_variants, shared_metrics
 from omni_cli.stats.gate import judge
 from omni_cli.stats.memory import memory_peaks
-from omni_cli.stats.metrics import GATED_MEMORY
 from omni_cli.stats.output_quality import kept_distance
-from omni_cli.stats.payback import payback
 from omni_cli.text import suggest, visible
 
 _UNKNOWN = Outputs()
@@ -61,7 +61,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Findings:
+class ComparisonResult:
     """`interleaved`: all pairs were measured interleaved.
 
     `unmatched` are variants without a counterpart, `failures` sentences on variants that failed. `gate` is None
@@ -113,7 +113,7 @@ def compare_within(
     limits: GateLimits | None = None,
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
-) -> Findings:
+) -> ComparisonResult:
     """Compare each further variant of a record with its first one. Raises `UsageError` for an unknown metric."""
     first, *others = record.variants
     failures = failed_variants(record.variants)
@@ -132,7 +132,7 @@ def compare_records(
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
     allowed: Iterable[str] = (),
-) -> Findings:
+) -> ComparisonResult:
     """Compare the variants of `b` with those of `a`: by name, or the only one with the only one.
 
     `allowed` names fields of environment, workload or settings that may differ. Raises `UsageError` for an unknown
@@ -153,8 +153,8 @@ def compare_records(
     tool = a.workload.get("tool")
     gone = {item.name for item in a.variants} & set(unmatched) if tool == _LEAVES_OUT else ()
     missing = tuple(f"`{name}` is only in A, and {tool} leaves out what failed" for name in sorted(gone))
-    found = _judged(pairs, unique, differences, limits, failures, missing)
-    return replace(found, unmatched=unmatched, tool=tool)
+    result = _judged(pairs, unique, differences, limits, failures, missing)
+    return replace(result, unmatched=unmatched, tool=tool)
 
 
 def failed_variants(variants: Sequence[Variant], where: str = "") -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def _judged(
     limits: GateLimits | None,
     failures: tuple[str, ...],
     missing: tuple[str, ...] = (),
-) -> Findings:
+) -> ComparisonResult:
     gate = None
     if limits is not None:
         gate = judge(
@@ -187,7 +187,7 @@ def _judged(
         )
     comparisons = [item for pair in pairs for item in pair.comparisons]
     interleaved = bool(comparisons) and all(item.interleaved for item in comparisons)
-    return Findings(pairs, mismatches, differences, (), failures, interleaved, gate)
+    return ComparisonResult(pairs, mismatches, differences, (), failures, interleaved, gate)
 
 
 def _pair(
@@ -201,13 +201,13 @@ def _pair(
     allowed: tuple[str, ...] = (),
 ) -> Pair:
     settings = settings_differences(a, b)
-    # Where some of it failed or nothing ran, less was done.
+    # A variant that failed, or has no samples, did less work.
     is_whole = all(variant.samples and not variant.failure for variant in (a, b))
     work = work_differences(a, b) if is_whole else ()
     unexplained = () if changes_work(settings) else work
     mismatches, differences = split_allowed(unexplained, allowed)
     if not same_record and a.name == b.name:
-        # Variants of the same name are the same treatment, so that other settings are an error.
+        # Variants of the same name have the same configuration, so that other settings are an error.
         forbidden, settings = split_allowed(settings, allowed)
         mismatches += forbidden
     estimates = compare_variants(
@@ -223,30 +223,30 @@ def _pair(
     differs = (*differences, *settings)
     comparisons = tuple(
         msgspec.structs.replace(
-            item.result, work=work or UNSET, outputs=outputs, payback=payback(a, b, item.result, memory) or UNSET
+            item.result, work=work or UNSET, outputs=outputs, break_even=break_even(a, b, item.result, memory) or UNSET
         )
         for item in estimates
     )
     return Pair(a, b, comparisons, memory, mismatches, work, differs, outputs, estimates)
 
 
-def compare_document(findings: Findings, a: RecordOrigin, b: RecordOrigin) -> CompareRecord:
+def compare_document(result: ComparisonResult, a: RecordOrigin, b: RecordOrigin) -> CompareRecord:
     """Return the document of `omni compare --json`; `a` and `b` are the files of the records."""
-    shown = findings.pairs if findings.is_comparable else ()
+    shown = result.pairs if result.is_comparable else ()
     return CompareRecord(
         a=a,
         b=b,
-        comparable=findings.is_comparable,
-        mismatches=findings.mismatches,
+        comparable=result.is_comparable,
+        mismatches=result.mismatches,
         differences=(
-            *findings.differences,
-            *(item for pair in findings.pairs for item in (*pair.work, *pair.differences)),
+            *result.differences,
+            *(item for pair in result.pairs for item in (*pair.work, *pair.differences)),
         ),
-        unmatched=findings.unmatched,
-        failures=findings.failures,
+        unmatched=result.unmatched,
+        failures=result.failures,
         comparisons=tuple(item for pair in shown for item in pair.comparisons),
         memory=tuple(peak for pair in shown for peak in pair.memory),
-        gate=findings.gate,
+        gate=result.gate,
     )
 
 

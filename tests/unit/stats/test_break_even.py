@@ -11,9 +11,9 @@ from msgspec import UNSET, UnsetType
 from support.bench_records import record, variant
 
 from omni_cli.record import Memory, Variant
-from omni_cli.report.bench_text import payback_sentence
-from omni_cli.results import Payback, RecordOrigin
-from omni_cli.stats.findings import Pair, compare_document, compare_within
+from omni_cli.report.bench_text import break_even_sentence
+from omni_cli.results import BreakEven, RecordOrigin
+from omni_cli.stats.comparison_result import Pair, compare_document, compare_within
 
 MIB = 2**20
 
@@ -39,8 +39,8 @@ def pair_of(a: Variant, b: Variant) -> Pair:
     return pair
 
 
-def payback_of(pair: Pair) -> Payback | UnsetType:
-    return pair.comparisons[0].payback
+def break_even_of(pair: Pair) -> BreakEven | UnsetType:
+    return pair.comparisons[0].break_even
 
 
 EAGER = measured("execution=eager", 0.2, reserved=100 * MIB)
@@ -48,14 +48,14 @@ EAGER = measured("execution=eager", 0.2, reserved=100 * MIB)
 
 def test_a_faster_mode_pays_for_itself_after_so_many_requests() -> None:
     pair = pair_of(EAGER, measured("execution=compile", 0.16, compile_s=7.0, reserved=112 * MIB))
-    found = payback_of(pair)
+    found = break_even_of(pair)
     # 40 ms of a run, which is two requests.
     assert found.gained_s == pytest.approx(0.02, rel=0.02)
     assert found.requests == pytest.approx(350, rel=0.02)
     assert (found.bytes_more, found.preparation_s, found.mode) == (12 * MIB, 7.0, "execution=compile")
     low, high = found.ci95
     assert low <= found.gained_s <= high
-    sentence = payback_sentence(pair)
+    sentence = break_even_sentence(pair)
     assert sentence.startswith("Worth it: execution=compile gains ")
     assert "+12 MiB and 7.000 s to compile or capture; pays for itself after " in sentence
 
@@ -66,14 +66,14 @@ def test_equal_preparation_is_not_a_cost() -> None:
         return msgspec.structs.replace(found, settings={"output_copy": mode, "execution": "compile"})
 
     pair = pair_of(with_copy("sync", 0.2, 7.0), with_copy("async", 0.16, 7.1))
-    assert payback_of(pair).preparation_s == 0
-    assert payback_sentence(pair).startswith("Worth it: output_copy=async gains ")
-    assert "compile or capture" not in payback_sentence(pair)
+    assert break_even_of(pair).preparation_s == 0
+    assert break_even_sentence(pair).startswith("Worth it: output_copy=async gains ")
+    assert "compile or capture" not in break_even_sentence(pair)
 
 
 def test_it_is_about_the_mode_whichever_comes_first() -> None:
     compiled = measured("execution=compile", 0.16, compile_s=7.0, reserved=112 * MIB)
-    forward, backward = payback_of(pair_of(EAGER, compiled)), payback_of(pair_of(compiled, EAGER))
+    forward, backward = break_even_of(pair_of(EAGER, compiled)), break_even_of(pair_of(compiled, EAGER))
     assert backward.mode == "execution=compile" and backward.gained_s > 0
     assert backward.bytes_more == forward.bytes_more
     assert backward.requests == pytest.approx(forward.requests, rel=0.01)
@@ -81,24 +81,24 @@ def test_it_is_about_the_mode_whichever_comes_first() -> None:
 
 def test_a_mode_without_gain_is_not_worth_it() -> None:
     pair = pair_of(EAGER, measured("execution=compile", 0.2, compile_s=7.0, reserved=112 * MIB))
-    assert payback_of(pair).requests is None
-    assert payback_sentence(pair) == (
+    assert break_even_of(pair).requests is None
+    assert break_even_sentence(pair) == (
         "Not worth it: execution=compile gains nothing per request for +12 MiB and 7.000 s to compile or capture"
     )
     slower = pair_of(EAGER, measured("execution=compile", 0.25, compile_s=7.0))
-    assert payback_of(slower).gained_s < 0 and payback_of(slower).requests is None
-    assert payback_sentence(slower).startswith("Not worth it: execution=compile gains -")
+    assert break_even_of(slower).gained_s < 0 and break_even_of(slower).requests is None
+    assert break_even_sentence(slower).startswith("Not worth it: execution=compile gains -")
 
 
 def test_variants_without_a_mode_have_nothing_to_pay_back() -> None:
     a, b = (measured(name, 0.2) for name in ("x=eager", "y=compile"))
     plain = [Variant(name=v.name, samples=v.samples, settings={"max_num_seqs": n}) for n, v in enumerate((a, b))]
     pair = pair_of(*plain)
-    assert payback_of(pair) is UNSET and payback_sentence(pair) is None
+    assert break_even_of(pair) is UNSET and break_even_sentence(pair) is None
 
 
 def test_the_document_has_it_with_the_end_to_end_time() -> None:
-    findings = compare_within(record(EAGER, measured("execution=compile", 0.16, compile_s=7.0)))
-    (entry,) = compare_document(findings, RecordOrigin("a"), RecordOrigin("b")).comparisons
-    assert entry.payback.preparation_s == 7.0 and entry.payback.requests > 0
+    result = compare_within(record(EAGER, measured("execution=compile", 0.16, compile_s=7.0)))
+    (entry,) = compare_document(result, RecordOrigin("a"), RecordOrigin("b")).comparisons
+    assert entry.break_even.preparation_s == 7.0 and entry.break_even.requests > 0
     assert entry.ratio_of_medians == pytest.approx(entry.b_median / entry.a_median)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from omni_cli.bench.engagement import since, unengaged
+from omni_cli.bench.checks import mode_not_used
 from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.record_builder import Measured
-from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_configs import VariantConfig
+from omni_cli.execution.counters import since
 
 
 def stage(**effective: str) -> LoadedStage:
@@ -41,19 +42,19 @@ CASES = [
 
 @pytest.mark.parametrize(("effective", "counters", "reason"), CASES)
 def test_counters_against_the_requested_mode(effective: dict[str, str], counters: dict, reason: str | None) -> None:
-    found = unengaged(stage(**effective), counters, counters, varied=())
+    found = mode_not_used(stage(**effective), counters, counters, varied=())
     assert found is None if reason is None else reason in found
 
 
 def test_a_comparison_of_copies_needs_copies() -> None:
     counters = {"copies": 0, "eager_calls": 1}
-    assert unengaged(stage(output_copy="sync"), counters, counters, varied=()) is None
-    found = unengaged(stage(output_copy="sync"), counters, counters, varied=("output_copy",))
+    assert mode_not_used(stage(output_copy="sync"), counters, counters, varied=()) is None
+    found = mode_not_used(stage(output_copy="sync"), counters, counters, varied=("output_copy",))
     assert found == "x.output_copy is sync, but nothing was copied"
 
 
 def test_code_that_does_not_count_proves_nothing_and_is_not_accused() -> None:
-    assert unengaged(stage(execution="cudagraph"), {}, {}, varied=("execution",)) is None
+    assert mode_not_used(stage(execution="cudagraph"), {}, {}, varied=("execution",)) is None
 
 
 def test_counters_are_of_one_run_and_levels_are_as_they_are() -> None:
@@ -67,8 +68,8 @@ def ran(**counters: Mapping[str, float]) -> Ran:
 
 
 def test_a_stage_that_is_loaded_again_counts_from_its_new_beginning() -> None:
-    measured = Measured(Treatment("a"))
-    loaded = LoadedStage("x", "diffusion", 1.0, {}, {}, {}, engagement={"graph_replays": 2})
+    measured = Measured(VariantConfig("a"))
+    loaded = LoadedStage("x", "diffusion", 1.0, {}, {}, {}, execution_counters={"graph_replays": 2})
     measured.loaded((loaded,))
     assert measured.ran(ran(x={"graph_replays": 12})) == {"x": {"graph_replays": 10}}
     measured.loaded((loaded,))
@@ -76,9 +77,11 @@ def test_a_stage_that_is_loaded_again_counts_from_its_new_beginning() -> None:
     assert measured.effective()["engagement"] == {"x": {"graph_replays": 5}}
 
 
-def test_tiling_that_tiled_nothing_is_no_treatment() -> None:
+def test_tiling_that_tiled_nothing_is_not_in_effect() -> None:
     tiled = stage(execution="eager", vae_tiling=True)
     varied = ("enable_vae_tiling",)
-    assert "nothing was decoded in tiles" in (unengaged(tiled, {"tiled_decodes": 0}, {"eager_calls": 4}, varied) or "")
-    assert unengaged(tiled, {"tiled_decodes": 2}, {"eager_calls": 4}, varied) is None
-    assert unengaged(stage(execution="eager", vae_tiling=False), {}, {"eager_calls": 4}, varied) is None
+    assert "nothing was decoded in tiles" in (
+        mode_not_used(tiled, {"tiled_decodes": 0}, {"eager_calls": 4}, varied) or ""
+    )
+    assert mode_not_used(tiled, {"tiled_decodes": 2}, {"eager_calls": 4}, varied) is None
+    assert mode_not_used(stage(execution="eager", vae_tiling=False), {}, {"eager_calls": 4}, varied) is None

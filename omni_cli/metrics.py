@@ -1,0 +1,195 @@
+"""The metrics of measurements: one declaration of each, and their derivation from the timelines of requests.
+
+A metric's name ends in its unit. It begins with a stage (`talker.ttft_s`) where several stages have the metric, and
+contains the percentile, if it is one (`ttft_p90_s`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+E2E, TTFT, TPOT, ITL, ITL_MAX = "e2e_s", "ttft_s", "tpot_s", "itl_s", "itl_max_s"
+TTFP, RTF = "ttfp_s", "rtf"
+GOODPUT, ATTAINMENT = "goodput_per_second", "slo_attainment"
+ALLOCATED, RESERVED, HOST_RSS = "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"
+
+GATED_MEMORY = (ALLOCATED, HOST_RSS)
+REPORTED_MEMORY = (ALLOCATED, RESERVED, HOST_RSS)
+PERCENTILES = (90, 99)
+_CONFIDENCE = 0.99
+
+Unit = Literal["s", "bytes", "per second", "1"]
+Row = dict[str, float | None]
+"""The values of one request by metric; None, or no entry, for unknown values. A row without `e2e_s` failed."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`description` continues the name: "time to the first token"."""
+
+    name: str
+    description: str
+    higher_is_better: bool = False
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric(E2E, "time of a request, or of an iteration of `omni bench`, from end to end"),
+        Metric(TTFT, "time to the first token; of a server to its first chunk of text"),
+        Metric(TPOT, "time per output token after the first"),
+        Metric(ITL, "time between tokens; of a server between chunks of text"),
+        Metric(ITL_MAX, "longest time between tokens of a request, which `--slo itl:LIMIT` limits"),
+        Metric(TTFP, "time to the first packet of audio"),
+        Metric(RTF, "seconds per second of audio"),
+        Metric("latency_s", "time of a request in a stage"),
+        Metric("backbone_s", "time of a talker's step in the forward pass"),
+        Metric("code_predictor_s", "time of a talker's step for all codes after the first"),
+        Metric("denoise_step_s", "time of a denoising step"),
+        Metric("text_encode_s", "time for the encoding of the prompt"),
+        Metric("vae_encode_s", "time for the encoding of input images"),
+        Metric("vae_decode_s", "time for the decoding of latents"),
+        Metric("vocoder_s", "time for the waveform"),
+        Metric("encode_s", "time for the encoding of a video file"),
+        Metric("requests_per_second", "requests that were answered", higher_is_better=True),
+        Metric("output_tokens_per_second", "output tokens of all requests", higher_is_better=True),
+        Metric("audio_seconds_per_second", "seconds of audio of all requests", higher_is_better=True),
+        Metric("images_per_second", "images of all requests", higher_is_better=True),
+        Metric("frames_per_second", "frames of the videos of all requests", higher_is_better=True),
+        Metric(GOODPUT, "requests that meet every limit of `--slo`", higher_is_better=True),
+        Metric(ATTAINMENT, "share of the requests that meet every limit of `--slo`", higher_is_better=True),
+        Metric("rtfx", "seconds of audio per second, in earlier records", higher_is_better=True),
+        Metric(ALLOCATED, "peak of allocated device memory"),
+        Metric(RESERVED, "peak of reserved device memory"),
+        Metric(HOST_RSS, "peak of resident host memory"),
+    )
+}
+
+
+def unit_of(metric: str) -> Unit:
+    """Return the unit that a name ends in; `1` for ratios and shares."""
+    if metric.endswith("_per_second"):
+        return "per second"
+    return "bytes" if metric.endswith("_bytes") else "s" if metric.endswith("_s") else "1"
+
+
+def higher_is_better(metric: str) -> bool:
+    """True for rates, `rtfx` and `slo_attainment`; everything else is a time, a size or a ratio to one."""
+    declared = METRICS.get(metric.rpartition(".")[2])
+    return unit_of(metric) == "per second" if declared is None else declared.higher_is_better
+
+
+def percentile_name(metric: str, percentile: int) -> str:
+    """Name a percentile of a time: `ttft_p90_s`."""
+    return f"{metric.removesuffix('_s')}_p{percentile}_s"
+
+
+def is_percentile(metric: str) -> bool:
+    return re.search(r"_p\d+_s$", metric) is not None
+
+
+def samples_for(percentile: int) -> int:
+    """Return the number of samples of which, with 99 % confidence, at least one exceeds the percentile (90: 44)."""
+    return math.ceil(math.log(1 - _CONFIDENCE) / math.log(percentile / 100))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """The times of one answered request on one clock, or those in one stage.
+
+    `token_times_s` are the times of all tokens, or of the chunks in which a server sends them; `num_tokens` counts
+    tokens and is None if they are not known.
+    """
+
+    start_s: float = 0.0
+    end_s: float
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    token_times_s: Sequence[float] = ()
+    num_tokens: int | None = None
+    first_audio_s: float | None = None
+    audio_s: float = 0.0
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """The times between tokens, whose median is `itl_s`."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.token_times_s)]
+
+    def row(self) -> Row:
+        """Return the values of the request."""
+        e2e_s = self.end_s - self.start_s
+        return {
+            E2E: e2e_s,
+            TTFT: None if self.first_token_s is None else self.first_token_s - self.start_s,
+            TPOT: time_per_output_token(self.first_token_s, self.last_token_s, self.num_tokens),
+            ITL_MAX: max(self.gaps_s, default=None),
+            TTFP: None if self.first_audio_s is None else self.first_audio_s - self.start_s,
+            RTF: e2e_s / self.audio_s if self.audio_s else None,
+        }
+
+
+def time_per_output_token(first_s: float | None, last_s: float | None, num_tokens: int | None) -> float | None:
+    """Return the seconds per token after the first; None for a single token, or if something is not known."""
+    if first_s is None or last_s is None or num_tokens is None or num_tokens < 2:
+        return None
+    return (last_s - first_s) / (num_tokens - 1)
+
+
+def known_values(rows: Sequence[Row], metric: str) -> list[float]:
+    """Return the values of the requests that have the metric."""
+    return [value for row in rows if (value := row.get(metric)) is not None]
+
+
+def values_by_metric(timelines: Sequence[Timeline]) -> dict[str, list[float]]:
+    """Return the values that are summarised: one per request, for `itl_s` all times between tokens."""
+    rows = [timeline.row() for timeline in timelines]
+    values = {name: known_values(rows, name) for name in (E2E, TTFT, TPOT)}
+    values[ITL] = [gap for timeline in timelines for gap in timeline.gaps_s]
+    return values | {name: known_values(rows, name) for name in (TTFP, RTF)}
+
+
+def columns(rows: Sequence[Row]) -> dict[str, tuple[float | None, ...]]:
+    """Return the rows by metric, without those that no request has."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
+    return {name: tuple(row.get(name) for row in rows) for name in names}
+
+
+def summarised(
+    values: Mapping[str, Sequence[float]], tails: Collection[str] = (), percentiles: Sequence[int] = PERCENTILES
+) -> dict[str, float]:
+    """Return the median of each metric that has values; of `tails` also the percentiles that they are enough for."""
+    metrics: dict[str, float] = {}
+    for name in values:
+        if values[name]:
+            metrics[name] = statistics.median(values[name])
+        for percentile in percentiles if name in tails else ():
+            if len(values[name]) >= samples_for(percentile):
+                percentile_s = statistics.quantiles(values[name], n=100)[percentile - 1]
+                metrics[percentile_name(name, percentile)] = percentile_s
+    return metrics
+
+
+def rates(amounts: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Return `NAME_per_second` of each amount."""
+    return {f"{name}_per_second": amount / seconds for name, amount in amounts.items()}
+
+
+def goodput(rows: Sequence[Row], limits: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Return the rate and the share of the requests that were answered within all limits; empty without limits.
+
+    A missing value is not within its limit.
+    """
+    if not limits:
+        return {}
+    good = sum(
+        row.get(E2E) is not None
+        and all((value := row.get(name)) is not None and value <= limit for name, limit in limits.items())
+        for row in rows
+    )
+    return {GOODPUT: good / seconds, ATTAINMENT: good / len(rows)}
