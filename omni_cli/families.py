@@ -139,7 +139,7 @@ class Family:
 @functools.cache
 def families() -> Mapping[str, Family]:
     """Return the installed families by name; raises `OmniError`, naming the package, for an unusable one."""
-    found: dict[str, Family] = {}
+    by_name: dict[str, Family] = {}
     claimed: dict[str, str] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if _is_of_another_commit(point):
@@ -152,8 +152,8 @@ def families() -> Mapping[str, Family]:
                     hint=f"uninstall one of them: pip uninstall {_package(point)}",
                 )
             claimed[claim] = _package(point)
-        found[family.name] = family
-    return MappingProxyType(found)
+        by_name[family.name] = family
+    return MappingProxyType(by_name)
 
 
 def published_needs(model: str) -> CheckpointNeeds | None:
@@ -225,8 +225,8 @@ def family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
 
 def builtins() -> Mapping[str, Family]:
     """Return the names of the built-in checkpoints, sorted, with the family that builds each."""
-    found = {name: family for family in families().values() for name in family.builtins}
-    return dict(sorted(found.items()))
+    by_name = {name: family for family in families().values() for name in family.builtins}
+    return dict(sorted(by_name.items()))
 
 
 def load(reference: Reference) -> Any:

@@ -135,13 +135,13 @@ def judge_profile(profile: EngineConfig, facts: MachineFacts, problems: Iterable
 
 
 def visible_devices(facts: MachineFacts) -> tuple[machine.Gpu, ...]:
-    """Return the devices that torch sees, in its order; the driver's if torch cannot be asked."""
+    """Return the devices that torch sees, in its order; the driver's if torch cannot be imported."""
     if not facts.torch.facts:
         return facts.gpus.devices
     by_uuid = {gpu.uuid: gpu for gpu in facts.gpus.devices}
     return tuple(
-        by_uuid.get(each["uuid"]) or machine.Gpu(index, each["name"], each["total_bytes"], each["total_bytes"])
-        for index, each in enumerate(facts.torch.facts["devices"])
+        by_uuid.get(device["uuid"]) or machine.Gpu(index, device["name"], device["total_bytes"], device["total_bytes"])
+        for index, device in enumerate(facts.torch.facts["devices"])
     )
 
 

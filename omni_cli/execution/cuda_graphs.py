@@ -92,7 +92,7 @@ class CudaGraphBackend:
         try:
             graph.capture_end()
         except RuntimeError:
-            # Reports only the failed capture, which is known, but skips the rest of its own work.
+            # `capture_end` reports the failed capture, which is known, and skips its own clean-up.
             torch._C._cuda_endAllocateToPool(self._device.index, pool)
             torch._C._cuda_releasePool(self._device.index, pool)
             generator = torch.cuda.default_generators[self._device.index]
@@ -106,9 +106,9 @@ class CudaGraphBackend:
             # A pool without graphs is freed, and its id must not be reused.
             self._pool = None if self._pool == pool else self._pool
 
-    def load(self, static: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-        if static:
-            torch._foreach_copy_(static, given, non_blocking=True)
+    def load(self, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        if inputs:
+            torch._foreach_copy_(inputs, values, non_blocking=True)
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()

@@ -15,7 +15,7 @@ from omni_cli.importers.building import (
     FailedRun,
     Imported,
     counted,
-    record_of,
+    make_record,
     request_variant,
     summary_variant,
 )
@@ -31,8 +31,8 @@ _SGLANG_SETTINGS = ("backend", "dataset_name", "random_input_len", "random_outpu
 
 
 class ServingRun(msgspec.Struct):
-    """The fields that `vllm bench serve` and `bench_serving` call alike; lists have an item per request, and so have
-    those that failed, with 0 and empty lists. SGLang and older versions of vLLM do not count `failed`."""
+    """The fields with the same name in files of `vllm bench serve` and `bench_serving`. Lists have an item per request,
+    0 or an empty list for one that failed. SGLang and older versions of vLLM do not count `failed`."""
 
     completed: int
     failed: int | None = None
@@ -84,7 +84,7 @@ def _serving(tool: str, document: Any, created: str, settings: dict[str, Any], o
         missing.append(f"it has only medians of the whole run, from which no interval follows: run it with `{option}`")
         if run.failed is None and run.num_prompts is None:
             missing.append(f"it does not say whether requests failed: run it with `{option}`")
-    return Imported(record_of(tool, created, [variant], settings), tuple(missing))
+    return Imported(make_record(tool, created, [variant], settings), tuple(missing))
 
 
 def _of_medians(name: str, run: ServingRun, option: str) -> Variant:
@@ -163,7 +163,7 @@ def aiperf_requests(lines: list[Any], written: str) -> list[Imported]:
     variant = request_variant("requests", [_aiperf_row(item) for item in requests])
     starts_s = [item.metadata.request_start_ns * _NS for item in requests]
     created = f"{datetime.fromtimestamp(starts_s[0], UTC):%Y-%m-%dT%H:%M:%SZ}" if starts_s else written
-    return [Imported(record_of("aiperf", created, [variant], {"num_requests": len(requests)}), (NO_ORIGIN,))]
+    return [Imported(make_record("aiperf", created, [variant], {"num_requests": len(requests)}), (NO_ORIGIN,))]
 
 
 def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
@@ -198,7 +198,7 @@ def aiperf_summary(document: Any, written: str) -> list[Imported]:
     if E2E not in medians and error is None:
         raise InputError("it has no median of `request_latency`", hint="pass `profile_export.jsonl` beside it")
     version = str(document.get("aiperf_version"))
-    record = record_of(
+    record = make_record(
         "aiperf", written, [summary_variant("requests", medians.pop(E2E, None), medians, error)], {"summary": True},
         versions={"aiperf": version},
     )  # fmt: skip

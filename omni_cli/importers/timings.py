@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_cli.errors import InputError
-from omni_cli.importers.building import FailedRun, Imported, counted, record_of, summary_variant, timed_variant
+from omni_cli.importers.building import FailedRun, Imported, counted, make_record, summary_variant, timed_variant
 from omni_cli.record import Variant, failure_sentence
 
 NO_ORIGIN: Final = "it names neither the machine nor versions nor a commit: they are assumed to be equal"
@@ -42,7 +42,7 @@ def hyperfine(document: Any, written: str) -> list[Imported]:
     results = msgspec.convert(document, HyperfineFile).results
     missing = [NO_ORIGIN]
     missing += [f"`{item.command}` has no `times`: {_ONE_VALUE}" for item in results if not item.times]
-    return [Imported(record_of("hyperfine", written, [_command(item) for item in results], {}), tuple(missing))]
+    return [Imported(make_record("hyperfine", written, [_command(item) for item in results], {}), tuple(missing))]
 
 
 def _command(result: HyperfineResult) -> Variant:
@@ -105,7 +105,7 @@ def pytest_benchmark(document: Any, written: str) -> list[Imported]:
     brand = cpu.get("brand_raw") if isinstance(cpu, dict) else None
     machine = {"node": info.get("node"), "cpu": brand, "kernel": info.get("release")}
     versions = {"python": str(info.get("python_version")), "pytest-benchmark": file.version}
-    record = record_of(
+    record = make_record(
         "pytest-benchmark", file.datetime or written, variants, {}, machine=machine, versions=versions,
         commit=None if file.commit_info.id == "unversioned" else file.commit_info.id,
     )  # fmt: skip
@@ -156,7 +156,7 @@ def _action_record(created: str, benches: list[ActionBench], settings: dict[str,
     missing = [_ONE_VALUE, "it names neither the machine nor versions: they are assumed to be equal"]
     if unread:
         missing.append(f"{LEFT_OUT}: {', '.join(unread)}")
-    record = record_of("github-action-benchmark", created, variants, settings, commit=commit)
+    record = make_record("github-action-benchmark", created, variants, settings, commit=commit)
     return Imported(record, tuple(missing))
 
 

@@ -124,7 +124,7 @@ class _Renumbered:
             if pid in self._used
         ]
         threads = [
-            _name_event("thread_name", *place, name) for place, name in self._threads.items() if place[0] in self._used
+            _name_event("thread_name", *key, name) for key, name in self._threads.items() if key[0] in self._used
         ]
         return processes + threads
 

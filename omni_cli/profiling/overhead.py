@@ -10,7 +10,7 @@ from omni_cli.record import Sample, Variant
 from omni_cli.stats.compare import compare_variants
 
 
-def overhead_of(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tuple[Overhead, ...]:
+def measure_overhead(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tuple[Overhead, ...]:
     """Compare end to end and per stage; iteration n of both sides ran in the same block, interleaved."""
     a, b = _variant("unprofiled", plain, 0), _variant("profiled", profiled, 1)
     return tuple(

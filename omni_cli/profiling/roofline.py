@@ -12,7 +12,7 @@ _MAX_PARTS = 12
 _NOT_MATRICES = "norms, activations, embeddings and sampling: assumed fused into the neighbouring matrix products"
 
 
-def roofline_of(
+def compute_roofline(
     description: StageDescription,
     rates: MachineRates,
     work: Recording,

@@ -40,8 +40,7 @@ from omni_cli.stage.messages import (
 )
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.cudagraph_mode import check_platform, check_settled
-from omni_cli.vllm_integration.device_settings import execution_args, use_whole_float32, with_given_cache
+from omni_cli.vllm_integration import device_settings
 from omni_cli.vllm_integration.output_processor import TextEngine
 from omni_cli.vllm_integration.prompts import PromptMaker, one_line
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
@@ -84,7 +83,7 @@ class VllmStage:
 
     engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
     can_pad: ClassVar[bool] = False
-    """It has `batching: padded`, and a choice of `precision`."""
+    """True for a model with `batching: padded` and a choice of `precision`."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         for key, default in (("batching", "exact"), ("precision", None)):
@@ -99,7 +98,8 @@ class VllmStage:
             prepare_ranks(spec.stage.num_ranks, spec.stage.name)
         prepare_models(spec)
         with naming_missing_weights(spec):
-            self.engine = self.engine_cls.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
+            arguments = device_settings.with_given_cache(self.engine_args())
+            self.engine = self.engine_cls.from_engine_args(EngineArgs(**arguments))
         if spec.stage.has_ranks_elsewhere:
             forget_shared_memory(self.engine)
         self.payload_limits = PayloadLimits.of(spec.stage)
@@ -112,18 +112,18 @@ class VllmStage:
         # Profile keys have vLLM's names, so engine arguments need no list here.
         keys = {name for name, key in type(stage).model_fields.items() if has_effect(key, "vllm")}
         names = keys & {item.name for item in fields(EngineArgs)}
-        given = {name: getattr(stage, name) for name in sorted(names)}
+        arguments = {name: getattr(stage, name) for name in sorted(names)}
         return {
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in arguments.items() if value is not None},
             "model": folder_for_vllm(self.spec.model),
             "dtype": self.spec.dtype,
             "seed": self.spec.seed % 2**32,  # it seeds NumPy's generator too
             "trust_remote_code": self.spec.trust_remote_code,
             "disable_log_stats": True,
             "worker_cls": self.worker_cls(stage.kind),
-            **execution_args(getattr(stage, "cudagraph_mode", "none")),
+            **device_settings.execution_args(getattr(stage, "cudagraph_mode", "none")),
             **(_DIFFUSION_ARGS if stage.kind == "diffusion" else {}),
-            # It compiles kernels for every way of sampling, for a minute or two; `warm_up` those of the profile only.
+            # vLLM would compile kernels for every way of sampling, for a minute or two; `warm_up` needs the profile's.
             **({} if current_platform.is_cpu() else {"kernel_config": {"enable_jit_warmup": False}}),
         }
 
@@ -193,7 +193,7 @@ class VllmStage:
         message, hint = translate(one_line(error), self.spec.stage)
         return InputError(message, hint=hint)
 
-    def information_of(self, handoff: bytes | None) -> dict[str, Any]:
+    def decode_input(self, handoff: bytes | None) -> dict[str, Any]:
         """Decode the previous stage's output; raises `PayloadError`."""
         assert handoff is not None, "this stage cannot begin a chain"
         return decode_additional_information(handoff, self.payload_limits)
@@ -223,7 +223,7 @@ class VllmStage:
             try:
                 reports += self.output(active, output)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with one request's output is its own fault
-                request_id = self.request_id_of(active)
+                request_id = self.get_request_id(active)
                 reports.append(request_failure(error, request_id, self.spec.stage))
                 self.abort(request_id)
             if output.finished:
@@ -235,7 +235,7 @@ class VllmStage:
         state = self.engine.output_processor.request_states.get(engine_id)
         return None if state is None else self.active.get(state.external_req_id)
 
-    def request_id_of(self, active: ActiveRequest) -> str:
+    def get_request_id(self, active: ActiveRequest) -> str:
         """Return the command's id of an engine's request."""
         return active.request.request_id
 
@@ -260,14 +260,14 @@ class TextStage(VllmStage):
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, ARStageConfig)
-        check_platform(spec.stage)
+        device_settings.check_platform(spec.stage)
         if spec.dtype == "float32":
-            use_whole_float32()
+            device_settings.use_whole_float32()
         if describes_encoder(Path(spec.model)):
             accept_separate_videos()
         super().__init__(spec, emit)
         *_, self._cudagraph_mode = self.engine.collective_rpc("cudagraph_mode")
-        check_settled(spec.stage, self._cudagraph_mode, self.execution_counters)
+        device_settings.check_effective(spec.stage, self._cudagraph_mode, self.execution_counters)
         self.processor = self.engine.output_processor
         self.prompts = PromptMaker(self.engine, spec.stage)
 
@@ -301,7 +301,7 @@ class TextStage(VllmStage):
                 sampling = {"max_tokens": 3, "min_tokens": 0}
                 try:
                     self.add(msgspec.structs.replace(request, request_id=f"warm-up {index}", sampling=sampling))
-                except InputError:  # a model of something else than text, such as sound
+                except InputError:  # the model takes something else than text, such as sound
                     return
             while self.has_work():
                 self.step()
@@ -324,9 +324,9 @@ class TextStage(VllmStage):
 
     def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
         assert isinstance(self.spec.stage, ARStageConfig)
-        given = {"seed": request.seed, **self.spec.stage.sampling.given(), **request.sampling, **extra}
+        sampling = {"seed": request.seed, **self.spec.stage.sampling.given(), **request.sampling, **extra}
         try:
-            return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
+            return SamplingParams(**sampling, output_kind=RequestOutputKind.DELTA)
         except (ValueError, TypeError, VLLMClientError) as error:
             raise InputError(f"sampling: {one_line(error)}") from error
 
@@ -368,7 +368,7 @@ class TextStage(VllmStage):
         with mark("make handoff"):
             handoff = self.handoff(active, output) if wants_whole else None
         trace = {
-            # With the handoff.
+            # Includes making the handoff.
             "latency_s": time.perf_counter() - active.added_s,
             "ttft_s": None if first_token_s is None else first_token_s - active.added_s,
             "num_input_tokens": len(output.prompt_token_ids),

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
+from vllm import envs
+
 from omni_cli.execution.ranges import mark
-from omni_cli.execution.stacks import write_stacks_on_signal
+from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
+from omni_cli.vllm_integration.ranks import forget_cpu_channels, forget_message_queues
 from omni_cli.vllm_integration.registry import resolve_inner
-from omni_cli.vllm_integration.shared_memory import forget_cpu_channels, forget_message_queues
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as VllmWorker
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from omni_cli.config.schema import OutputCopy
     from omni_cli.stage.payloads import PayloadLimits
 else:
-    VllmWorker = object  # which of vLLM's workers is behind the mixin is said where it is used
+    VllmWorker = object  # `cpu.py` and `gpu.py` combine the mixin with vLLM's workers
 
 
 class OmniWorkerMixin(VllmWorker):
@@ -34,7 +36,9 @@ class OmniWorkerMixin(VllmWorker):
     distributed_init_method: str
 
     def init_device(self, *args: object, **kwargs: object) -> None:
-        write_stacks_on_signal()
+        stacks_file = stacks_in(envs.VLLM_RPC_BASE_PATH)
+        if stacks_file.exists():  # only below a stage's process, on its machine
+            write_stacks_on_signal(stacks_file)
         if self.distributed_init_method == "env://":
             # With an external launcher. vLLM names the shared memory of CPU ranks by the part after the colon: without
             # a name per launch, two launches would share it, and a killed one would block all later ones.

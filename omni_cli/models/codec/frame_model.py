@@ -13,14 +13,15 @@ from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graphs import GraphBackend
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
 from omni_cli.models.codec.predictor_graphs import SMALLEST, PredictorGraphs
-from omni_cli.vllm_integration.conditioned_model import ConditionedModel
+from omni_cli.vllm_integration.input_embeds_model import InputEmbedsModel
 
 
-class FrameModel(ConditionedModel):
+class FrameModel(InputEmbedsModel):
     """vLLM samples the first code of each frame; `predict_codes` draws the others within the step.
 
-    A position's input is its condition row plus the embeddings of all its codes. `predictor_name` is the attribute with
-    the predictor's module, missing on ranks without one, and the prefix of its weights' names after `weights_prefix`.
+    A position's input is a row from the request plus the embeddings of all its codes. `predictor_name` is the attribute
+    with the predictor's module, missing on ranks without one, and the prefix of its weights' names after
+    `weights_prefix`.
     """
 
     predictor_name: ClassVar[str]
@@ -46,7 +47,6 @@ class FrameModel(ConditionedModel):
         if not isinstance(getattr(self, self.predictor_name), PPMissingLayer):
             network = self.code_network()
             weight = next(network.layers.parameters())
-            # Not a module attribute, because vLLM would look for weights of that name.
             predictor = CodePredictor(
                 network,
                 num_codebooks=self.num_codebooks,
@@ -55,7 +55,7 @@ class FrameModel(ConditionedModel):
                 dtype=weight.dtype,
                 device=weight.device,
             )
-            self._predictors = (predictor, PredictorGraphs(predictor))
+            self._graphs = PredictorGraphs(predictor)
         return loaded | apart
 
     def _load_predictor(
@@ -83,21 +83,20 @@ class FrameModel(ConditionedModel):
         is_greedy: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return codes (batch, num_codebooks) and input rows (batch, hidden_size), without the first code's row."""
-        _, graphs = self._predictors
-        return graphs(hidden, first_codes, draws, is_greedy)
+        return self._graphs(hidden, first_codes, draws, is_greedy)
 
     def capture_predictor(self, backend: GraphBackend, *, compiles: bool) -> None:
         """Capture the predictor's CUDA graphs, of compiled code if `compiles`."""
-        predictor, graphs = self._predictors
+        predictor = self._graphs.predictor
         if compiles:
             predictor.compile_parts()
         codes = torch.arange(predictor.max_batch, device=predictor.device) % self.num_codebooks
-        graphs.capture(backend, self.embed_codes(0, codes))
+        self._graphs.capture(backend, self.embed_codes(0, codes))
 
     @property
     def predictor_counters(self) -> ExecutionCounters:
         """Counters of the predictor's calls."""
-        return self._predictors[1].counters
+        return self._graphs.counters
 
     def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
         """Return input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as `predict_codes` does."""
@@ -107,5 +106,5 @@ class FrameModel(ConditionedModel):
         return rows
 
     def add_rows(self, rows: torch.Tensor) -> None:
-        """Add rows (num_tokens, hidden_size) to the conditions of the next forward pass."""
-        self.conditions[: rows.shape[0]] += rows
+        """Add rows (num_tokens, hidden_size) to the input embeddings of the next forward pass."""
+        self.input_embeds[: rows.shape[0]] += rows

@@ -31,7 +31,7 @@ class PredictorGraphs:
     """
 
     def __init__(self, predictor: CodePredictor) -> None:
-        self._predictor = predictor
+        self.predictor = predictor
         self._backend: GraphBackend | None = None
         self._graphs: dict[tuple[int, bool], _Captured] = {}
         self.counters = ExecutionCounters()
@@ -41,13 +41,13 @@ class PredictorGraphs:
         """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is an example of the backbone's."""
         start_s = time.perf_counter()
         self._backend = backend
-        num_later = self._predictor.num_codebooks - 1
+        num_later = self.predictor.num_codebooks - 1
         for size in batch_sizes(len(hidden), SMALLEST):
             firsts = torch.zeros(size, dtype=torch.long, device=hidden.device)
             greedy = [hidden[:size].clone(), firsts]
             draws = torch.full((size, num_later), 0.5, device=hidden.device)
             is_greedy = torch.zeros((size, 1), dtype=torch.bool, device=hidden.device)
-            for inputs in (greedy, [*(each.clone() for each in greedy), draws, is_greedy]):
+            for inputs in (greedy, [*(tensor.clone() for tensor in greedy), draws, is_greedy]):
                 self._graphs[size, len(inputs) > len(greedy)] = self._captured(backend, inputs)
         self.counters.graphs_captured = len(self._graphs)
         self.counters.graph_pool_bytes = backend.pool_bytes() + sum(
@@ -57,8 +57,8 @@ class PredictorGraphs:
 
     def _captured(self, backend: GraphBackend, inputs: list[torch.Tensor]) -> _Captured:
         def run() -> tuple[torch.Tensor, torch.Tensor]:
-            made: tuple[torch.Tensor, torch.Tensor] = self._predictor(*inputs)
-            return made
+            outputs: tuple[torch.Tensor, torch.Tensor] = self.predictor(*inputs)
+            return outputs
 
         for _ in range(NUM_WARMUPS):
             backend.warm_up(run)
@@ -76,13 +76,15 @@ class PredictorGraphs:
         """Like `CodePredictor.forward`; the results belong to the caller."""
         if self._backend is None:
             self.counters.eager_calls += 1
-            codes, rows = self._predictor(hidden, first_codes, draws, is_greedy)
+            codes, rows = self.predictor(hidden, first_codes, draws, is_greedy)
             return codes, rows
-        given = [hidden, first_codes] if draws is None or is_greedy is None else [hidden, first_codes, draws, is_greedy]
+        inputs = [hidden, first_codes]
+        if draws is not None and is_greedy is not None:
+            inputs += [draws, is_greedy]
         count = len(hidden)
         size = min(size for size, _ in self._graphs if size >= count)
-        captured = self._graphs[size, len(given) > 2]
-        self._backend.load([tensor[:count] for tensor in captured.inputs], given)
+        captured = self._graphs[size, len(inputs) > 2]
+        self._backend.load([tensor[:count] for tensor in captured.inputs], inputs)
         captured.graph.replay()
         self.counters.graph_replays += 1
         codes, rows = (self._backend.clone(tensor[:count]) for tensor in captured.outputs)

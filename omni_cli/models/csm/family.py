@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from omni_cli.families import CheckpointNeeds, Family, StageRole
-from omni_cli.models.csm.architectures import BACKBONE, CODEC, CSM
 
 _HERE = "omni_cli.models.csm"
+# Architecture names in vLLM.
+BACKBONE = "CsmBackboneForCodes"
+CODEC = "CsmCodecForDiffusion"
 
 FAMILY = Family(
     name="csm",
     title="CSM",
-    architectures=(CSM,),
+    architectures=("CsmForConditionalGeneration",),
     roles=(
         StageRole(
             name="backbone",
@@ -34,6 +36,6 @@ FAMILY = Family(
     ),
     vllm_models={BACKBONE: f"{_HERE}.backbone:CsmBackbone", CODEC: f"{_HERE}.codec:CsmCodec"},
     builtins={"tiny-csm": f"{_HERE}.checkpoint.builder:tiny_csm"},
-    profile=f"{_HERE}.profile:stages_of",
+    profile=f"{_HERE}.profile:derive_stages",
     published={"sesame/csm-1b": CheckpointNeeds(7 * 10**9, {"backbone": 1553 * 10**6, "codec": 79 * 10**6})},
 )

@@ -8,13 +8,13 @@ from functools import partial
 import torch
 from vllm.outputs import RequestOutput
 
-from omni_cli.models.qwen2_5_omni.architectures import TALKER
 from omni_cli.models.qwen2_5_omni.connectors import (
     ReplyRows,
     ThinkerHandoff,
-    more_conditions,
+    more_embeds,
     thinker_to_talker,
 )
+from omni_cli.models.qwen2_5_omni.family import TALKER
 from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
@@ -22,7 +22,7 @@ from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
 from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, ConditionedStage, EmbeddingTable, talker_part
+from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable, InputEmbedsStage, PromptWithEmbeds, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest
 
 # Codes are sent to token2wav in blocks of its attention, which are also the units of its chunks.
@@ -44,7 +44,7 @@ class ThinkerStage(OmniThinkerStage):
         return None if part is None else encode_additional_information(part)
 
 
-class TalkerStage(ConditionedStage):
+class TalkerStage(InputEmbedsStage):
     """Generates codec tokens from the thinker's output."""
 
     makes_text = False
@@ -61,8 +61,8 @@ class TalkerStage(ConditionedStage):
         return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
 
     def warm_up_request(self) -> StageRequest | None:
-        given = ThinkerHandoff([0] * 7, [0] * 2, self._embed([0] * 8), {})
-        return StageRequest("", handoff=encode_additional_information(given.information()))
+        handoff = ThinkerHandoff([0] * 7, [0] * 2, self._embed([0] * 8), {})
+        return StageRequest("", handoff=encode_additional_information(handoff.information()))
 
     @property
     def effective(self) -> dict[str, object]:
@@ -72,12 +72,12 @@ class TalkerStage(ConditionedStage):
     def execution_counters(self) -> dict[str, float]:
         return {**super().execution_counters, "early_requests": self._num_early}
 
-    def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
+    def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
         self._num_early += request.more_follows
         speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
-        given = thinker_to_talker(
-            ThinkerHandoff.from_information(self.information_of(request.handoff)),
+        prompt = thinker_to_talker(
+            ThinkerHandoff.from_information(self.decode_input(request.handoff)),
             config=self.config,
             embed=self._embed,
             text_bos_token_id=int(speaker["bos_token"]),
@@ -85,11 +85,11 @@ class TalkerStage(ConditionedStage):
             is_whole=not request.more_follows,
         )
         ends = [self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id]
-        return given, {"stop_token_ids": ends}
+        return prompt, {"stop_token_ids": ends}
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        reply = ReplyRows.from_information(self.information_of(command.handoff))
-        return more_conditions(reply, config=self.config, embed=self._embed, is_last=command.is_last)
+        reply = ReplyRows.from_information(self.decode_input(command.handoff))
+        return more_embeds(reply, config=self.config, embed=self._embed, is_last=command.is_last)
 
     def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         return encode_additional_information({"codec_token_ids": active.token_ids})
