@@ -106,7 +106,12 @@ def plan_treatments(
 
 def check_treatment(treatment: Treatment, config: EngineConfig) -> None:
     """Reject settings that the checkpoint does not fit or this machine cannot run. Raises `OmniError`."""
-    _check_checkpoint(config)
+    from omni_cli.checkpoints.resolve import find_folder
+    from omni_cli.engine.checkpoint_fit import check_fit
+
+    folder = find_folder(config.model)
+    if folder is not None:
+        check_fit(config, folder)
     _check_device(treatment, config)
 
 
@@ -148,13 +153,3 @@ def _check_device(treatment: Treatment, config: EngineConfig) -> None:
     for stage in config.stages:
         if stage.output_copy == "async" and "output_copy" in treatment.varied_keys(stage.name):
             raise StageError(f"variant `{treatment.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
-
-
-def _check_checkpoint(config: EngineConfig) -> None:
-    """Reject a local checkpoint that does not fit. Raises `OmniError`."""
-    from omni_cli.checkpoints.resolve import is_built, resolve_model
-    from omni_cli.engine.checkpoint_fit import check_fit
-
-    model = resolve_model(config.model) if is_built(config.model) else config.model
-    if Path(model).is_dir():
-        check_fit(config, model)

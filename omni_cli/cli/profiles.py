@@ -35,9 +35,9 @@ def _profiles() -> None:
 def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False) -> None:
     """List the bundled profiles."""
     from omni_cli.config.bundled import bundled_profiles
-    from omni_cli.config.loader import load_profile
+    from omni_cli.config.loader import load_bundled
 
-    configs = {path: load_profile(name) for name, path in bundled_profiles().items()}
+    configs = load_bundled()
     if as_json:
         entries = [
             {
@@ -46,9 +46,9 @@ def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, q
                 "model": config.model,
                 "dtype": config.dtype,
                 "stages": [{"name": stage.name, "kind": stage.kind} for stage in config.stages],
-                "path": str(path),
+                "path": str(bundled_profiles()[name]),
             }
-            for path, config in configs.items()
+            for name, config in configs.items()
         ]
         console.print_json({"schema": "omni.profiles.list/1", "profiles": entries})
         return

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from omni_cli.config.bundled import find_profile, shown_path
+from omni_cli.config.bundled import bundled_profiles, find_profile, shown_path
 from omni_cli.config.diagnostics import Diagnostic, InvalidProfileError, Place, SourceText, in_source_order
 from omni_cli.config.overrides import apply_overrides
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
@@ -32,6 +32,11 @@ def load_profile(
     if profile is None:
         raise InvalidProfileError(diagnostics)
     return profile.trusting_remote_code() if trust_remote_code else profile
+
+
+def load_bundled() -> dict[str, EngineConfig]:
+    """Return the bundled profiles by name."""
+    return {name: load_profile(name) for name in bundled_profiles()}
 
 
 def check_profile(path: Path) -> tuple[Diagnostic, ...]:

@@ -31,14 +31,14 @@ def generate(options: GenerateOptions) -> int:
     Text is streamed to stdout; audio and images are written to files in the output folder, whose paths follow.
     """
     from omni_cli.cli.generate.inputs import decode_specs, read_specs
-    from omni_cli.engine.describing import capabilities_of
+    from omni_cli.engine.describing import get_capabilities
 
     replicas, requests = options.replicas, options.requests
     if replicas is not None and requests is None:
         raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
     config = profile_source(options).load()
     began_s = time.monotonic()
-    capabilities = capabilities_of(config, verbose=options.verbose, timeout_s=options.timeout)
+    capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
     if options.help_inputs:
         from omni_cli.cli.generate.help_inputs import show_inputs
 

@@ -41,7 +41,7 @@ def serve(options: ServeOptions) -> int:
     if options.hang_timeout is not None:
         timeouts = {"step_timeout_s": options.hang_timeout}
         config = config.with_stages(stage.model_copy(update=timeouts) for stage in config.stages)
-    from omni_cli.engine.describing import capabilities_of
+    from omni_cli.engine.describing import get_capabilities
     from omni_cli.serve.access_log import AccessLog
     from omni_cli.serve.server import Server, ServerSettings, bind, is_loopback
 
@@ -50,7 +50,7 @@ def serve(options: ServeOptions) -> int:
     loopback = is_loopback(listener)
     if not loopback and api_key is None:
         console.print_warning(f"anyone who can reach {host} can use this server", hint="set a key: `--api-key`")
-    capabilities = capabilities_of(config, verbose=verbose)
+    capabilities = get_capabilities(config, verbose=verbose)
     if options.output_dir is not None and "video" not in capabilities.modalities:
         capabilities.check_field("output_dir", "`--output-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
