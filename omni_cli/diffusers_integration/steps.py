@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from omni_cli.compat.replaced import replaced
+
 # The argument of the call that reports steps; without one, the scheduler's `step` tells.
 StepCallback = Literal["callback_on_step_end", "callback", "scheduler", "none"]
 
@@ -57,11 +59,8 @@ def scheduler_steps(pipeline: Any, note_step: Callable[[], None]) -> Iterator[No
             note_step()
         return result
 
-    owner.step = noted
-    try:
+    with replaced(owner, step=noted):
         yield
-    finally:
-        owner.step = step
 
 
 def windowed_steps(pipeline: Any, arguments: Mapping[str, Any]) -> int | None:
