@@ -7,7 +7,6 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from omni_cli.config import chain
 from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.key_notes import Backend, has_effect, notes_on
 from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
@@ -68,7 +67,7 @@ class _Checker:
         self._check_model()
         for name, stage in self.stages.items():
             self._check_stage(name, stage)
-        chain.check_inputs(self.tree, self.stages)
+        self._check_inputs()
 
     def _add(self, path: Path, message: str, hint: str | None = None, *, at_key: bool = False) -> None:
         if path in self.tree.faulty:
@@ -312,6 +311,41 @@ class _Checker:
             message = f"`offload: {offload}` moves weights that `execution: {stage['execution']}` needs in place"
             self._add((*path, "offload"), message, "write `execution: eager` or `offload: none`")
 
+    def _check_inputs(self) -> None:
+        """Report each input that names no stage, the stage itself, a cycle, or a later stage."""
+        order = {name: position for position, name in enumerate(self.stages)}
+        inputs = {name: _input(stage) for name, stage in self.stages.items()}
+        in_cycle: set[str] = set()
+        for name, source in inputs.items():
+            if source is None:
+                self._check_first(name)
+                continue
+            path: Path = ("stages", name, "input")
+            cycle = _cycle(name, inputs)
+            if source == name:
+                self._add(path, f"stage `{name}` takes its own output as its input")
+            elif source not in self.stages:
+                message = f"`input` of stage `{visible(name, 80)}` names no stage: `{visible(source, 80)}`"
+                others = [other for other in self.stages if other != name]
+                known = f"stages are {', '.join(visible(other, 80) for other in others)}" if others else None
+                self._add(path, message, suggest(source, others) or known)
+            elif cycle:
+                if name not in in_cycle:
+                    self._add(path, f"stages feed each other in a cycle: {' -> '.join([*cycle, cycle[0]])}")
+                in_cycle.update(cycle)
+            elif order[source] > order[name]:
+                hint = f"write stage `{source}` before stage `{name}`"
+                self._add(path, f"stage `{name}` takes its input from a later stage, `{source}`", hint)
+
+    def _check_first(self, name: str) -> None:
+        """Require an input of every stage but the first, which takes the request itself."""
+        names, stage = list(self.stages), self.stages[name]
+        if name == names[0] or not isinstance(stage, dict) or "input" in stage:
+            return
+        message = f"stage `{visible(name, 80)}` has no `input`, and is not the first stage"
+        hint = f"add `input: {visible(names[names.index(name) - 1], 80)}`"
+        self._add(("stages", name), message, hint, at_key=True)
+
 
 def _likely_kind(stage: Mapping[str, object]) -> str:
     kind = stage.get("kind")
@@ -328,3 +362,18 @@ def _mapping(mapping: Mapping[str, object], key: str) -> dict[str, object]:
 def _integer(mapping: Mapping[str, object], key: str, default: Default) -> int | Default:
     value = mapping.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _input(stage: object) -> str | None:
+    source = stage.get("input") if isinstance(stage, dict) else None
+    return source if isinstance(source, str) else None
+
+
+def _cycle(start: str, inputs: Mapping[str, str | None]) -> list[str]:
+    """Return the stages of the cycle that contains `start`, in the direction of the data; [] if there is none."""
+    stages = [start]
+    current = inputs[start]
+    while current is not None and current in inputs and current not in stages:
+        stages.append(current)
+        current = inputs[current]
+    return list(reversed(stages)) if current == start else []
