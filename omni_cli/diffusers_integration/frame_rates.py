@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.errors import InputError
 from omni_cli.inputs.fields import MAX_FRAMES_MADE
 from omni_cli.inputs.pipeline_call import PipelineCall
@@ -55,7 +54,7 @@ def frame_rate(call: PipelineCall, settings: Mapping[str, object], chosen: objec
 
 
 def with_num_frames(
-    arguments: Mapping[str, object], pipeline: object, call: PipelineCall, config: DiffusionStageConfig
+    arguments: Mapping[str, object], rate: Fraction, pipeline: object, call: PipelineCall
 ) -> Mapping[str, object]:
     """A request's arguments with the number of frames that comes closest to its `duration` in seconds.
 
@@ -67,9 +66,7 @@ def with_num_frames(
     others = {key: value for key, value in arguments.items() if key != "duration"}
     if {"num_frames", name} & others.keys():
         raise InputError("`duration` and `num_frames` exclude each other", hint="remove one of them")
-    rate = frame_rate(call, {**config.call, **others}, others.get("fps", config.fps))
-    assert rate is not None  # it makes a video
-    wanted = Fraction(str(arguments["duration"])) * rate.rate
+    wanted = Fraction(str(arguments["duration"])) * rate
     group = _group(pipeline, call.arguments[name].default) or 1
     count = 1 + group * max(0, round((wanted - 1) / group))
     if count > MAX_FRAMES_MADE:

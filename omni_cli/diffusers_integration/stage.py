@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.arguments import named, with_instances
+from omni_cli.diffusers_integration.arguments import with_instances
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.failures import describe_failure
-from omni_cli.diffusers_integration.frame_rates import with_num_frames
 from omni_cli.diffusers_integration.frames import Frames
 from omni_cli.diffusers_integration.notes import differences
 from omni_cli.diffusers_integration.parallel import Rank
@@ -123,11 +122,10 @@ class DiffusersStage:
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
         """The arguments of the pipeline's call."""
-        executor, call = self.executor, self.executor.call
-        arguments = with_num_frames(request.diffusion, executor.pipeline, call, executor.config)
-        conditions = {**self._media_arguments(request), **self._call_files(request)}
+        files = {**self._media_arguments(request), **self._call_files(request)}
+        conditions = with_instances(files, self.executor.call)
         return DiffusionRequest.from_arguments(
-            request.request_id, request.prompt, request.seed, named(arguments, call), with_instances(conditions, call)
+            request.request_id, request.prompt, request.seed, request.diffusion, conditions
         )
 
     def _media_arguments(self, request: StageRequest) -> dict[str, object]:

@@ -53,6 +53,8 @@ _OTHER_NAMES = {
 _NAMED = ("negative_prompt", "num_inference_steps", "guidance_scale", "strength", "height", "width")
 # All fields of a request that a call can take, in the order of the command's options.
 FIELDS = ("prompt", *MEDIA_ARGUMENTS, *_NAMED, "duration", *_VIDEO_ARGUMENTS)
+# Fields for which pipelines have several names.
+_RENAMED = (*_OTHER_NAMES, "num_frames")
 # Arguments of pipelines with a network for a control image; where no other takes that, `image` does.
 _OF_CONTROL = {"controlnet_conditioning_scale", "adapter_conditioning_scale"}
 
@@ -148,6 +150,16 @@ class PipelineCall:
         if name in _VIDEO_ARGUMENTS:
             return self._first_of(_VIDEO_ARGUMENTS[name]) if self.makes == "video" else None
         return self._first_of(_OTHER_NAMES.get(name, (name,)))
+
+    def own_names(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a request's arguments by the call's names for them; raises `InputError` for fields that it lacks."""
+        renamed = dict(arguments)
+        for name in (name for name in _RENAMED if name in arguments and name not in self.arguments):
+            own_name = self.argument_for(name)
+            if own_name is None:
+                raise InputError(f"{self.pipeline} takes no `{name}`", hint=f"remove {_option(name)}")
+            renamed[own_name] = renamed.pop(name)
+        return renamed
 
     def field_of(self, name: str) -> str:
         """Return the field of a request that sets an argument; "arg" for one without a field of its own."""
