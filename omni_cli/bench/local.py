@@ -133,9 +133,9 @@ def load_treatment(source: ProfileSource, treatment: Treatment, option: str = "-
         varied = {f"--set {text}" for text in treatment.overrides}
         named = []
         for item in error.diagnostics:
-            if item.place.source.label in varied:
-                written = replace(item.place.source, label=f"{option} {treatment.name}")
-                item = replace(item, place=replace(item.place, source=written), order=len(error.diagnostics))
+            if item.location.source.label in varied:
+                written = replace(item.location.source, label=f"{option} {treatment.name}")
+                item = replace(item, location=replace(item.location, source=written), order=len(error.diagnostics))
             named.append(item)
         # One option sets a key of several stages, and is one mistake.
         raise InvalidProfileError(dict.fromkeys(named)) from error

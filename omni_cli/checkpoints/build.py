@@ -41,20 +41,20 @@ def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] =
     called when all is built and nothing is in place yet; an exception from it stops the build.
     """
     try:
-        place = target.resolve()
-        if place.exists() and not place.is_dir():
+        path = target.resolve()
+        if path.exists() and not path.is_dir():
             raise OutputError(f"`{target}` is a file, not a folder", hint=_ELSEWHERE)
-        empty = place.is_dir() and not any(place.iterdir())
-        occupied = place.is_dir() and not empty
-        if occupied and not any((place / name).exists() for name in _ENTRY_FILES):
+        empty = path.is_dir() and not any(path.iterdir())
+        occupied = path.is_dir() and not empty
+        if occupied and not any((path / name).exists() for name in _ENTRY_FILES):
             raise OutputError(f"`{target}` is not empty and holds no checkpoint", hint=_ELSEWHERE)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         raise OutputError(f"`{error.filename}` is a file, not a folder", hint=_ELSEWHERE) from error
     except OSError as error:
         raise _cannot_write(target, error) from error
     # Next to the target, to be renamed into place; inside an empty folder, whose parent may be read-only.
-    prefix, parent = (_PARTIAL, place) if empty else (f".{place.name}{_PARTIAL}", place.parent)
+    prefix, parent = (_PARTIAL, path) if empty else (f".{path.name}{_PARTIAL}", path.parent)
     with ExitStack() as stack:
         try:
             partial = stack.enter_context(scratch_folder(prefix, parent, mode=0o777))
@@ -68,9 +68,9 @@ def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] =
         try:
             if empty:
                 for entry in sorted(partial.iterdir(), key=lambda entry: entry.name in _ENTRY_FILES):
-                    entry.rename(place / entry.name)
+                    entry.rename(path / entry.name)
             else:
-                partial.rename(place)
+                partial.rename(path)
         except OSError as error:
             raise _cannot_write(target, error) from error
     return True

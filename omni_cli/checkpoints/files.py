@@ -72,12 +72,12 @@ class Component:
     folder: Path | None
 
 
-def components_of(folder: Path) -> dict[str, Component]:
+def read_components(folder: Path) -> dict[str, Component]:
     """Return the components that a diffusers folder's index names, without those that are null."""
     index = index_file(folder)
     entries = {} if index is None else read_object(index)
-    found = {name: _component(folder, name, value) for name, value in entries.items() if not name.startswith("_")}
-    return {name: component for name, component in found.items() if component is not None}
+    components = {name: _component(folder, name, value) for name, value in entries.items() if not name.startswith("_")}
+    return {name: component for name, component in components.items() if component is not None}
 
 
 def _component(folder: Path, name: str, value: object) -> Component | None:
@@ -205,16 +205,16 @@ def loaded_bytes(folder: Path, itemsize: int, prefixes: Collection[str] = ("",))
 def _nearby(folder: Path) -> str | None:
     """Return a hint at a checkpoint one level down, as after unpacking into another folder."""
     for name in ("config.json", "model_index.json", MODULAR_INDEX):
-        for found in sorted(folder.glob(f"*/{name}")):
-            return f"did you mean `{found.parent}`?"
+        for file in sorted(folder.glob(f"*/{name}")):
+            return f"did you mean `{file.parent}`?"
     return None
 
 
 def _check_pipeline(folder: Path) -> None:
     """Check a diffusers folder: each component that its index names, and weights if it has a config.json."""
-    made = read_family(folder).unsaved_parts.get(read_model_kind(folder), ())
-    for name, component in components_of(folder).items():
-        if component.folder is None or (not component.folder.is_dir() and name in made):
+    unsaved = read_family(folder).unsaved_parts.get(read_model_kind(folder), ())
+    for name, component in read_components(folder).items():
+        if component.folder is None or (not component.folder.is_dir() and name in unsaved):
             continue
         if not component.folder.is_dir():
             raise CheckpointError(f"`{folder}` has no component `{name}`", hint=_COPY_AGAIN)

@@ -37,10 +37,10 @@ def cached_settings(repo_id: str, file: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(repo_id, file)
+        cached = try_to_load_from_cache(repo_id, file)
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def download(repo_id: str, *, settings_only: bool = False) -> Path:

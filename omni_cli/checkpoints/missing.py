@@ -18,11 +18,11 @@ _LAYER = re.compile(r"\d+(?=\.[^.]+\.)")
 def lacking(folder: str | Path, names: Sequence[str], *, finder: str | None = None) -> CheckpointError:
     """Return the error of a checkpoint without these weights, or of a `finder` that has these names for them."""
     first = ", ".join(names[:_NUM_NAMED]) + (", ..." if len(names) > _NUM_NAMED else "")
-    found = f"`{folder}` lacks {len(names)} of its weights"
+    message = f"`{folder}` lacks {len(names)} of its weights"
     if finder is not None:
-        found = f"{finder} finds no weights in `{folder}` for {len(names)} of its parameters"
+        message = f"{finder} finds no weights in `{folder}` for {len(names)} of its parameters"
     return CheckpointError(
-        f"{found}: {first}", hint="get the checkpoint again, or save it again with `save_pretrained`"
+        f"{message}: {first}", hint="get the checkpoint again, or save it again with `save_pretrained`"
     )
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from omni_cli.config.diagnostics import Diagnostic, Place, SourceText, in_source_order, render_all
+from omni_cli.config.diagnostics import Diagnostic, Location, SourceText, in_source_order, render_all
 from omni_cli.config.gate_limits import (
     DEFAULT_METRIC,
     MEMORY,
@@ -48,9 +48,9 @@ def load_gate_file(path: Path) -> GateLimits:
     if len(content) > MAX_BYTES:
         raise InputError(f"`{label}` is larger than {MAX_BYTES // 1024} KiB, the maximum for a gate file")
     tree = parse_yaml(SourceText.of_text(label, text), text)
-    found = [_reworded(item) for item in tree.diagnostics]
-    if tree.data is None or found:
-        raise GateFileError(tuple(found))
+    diagnostics = [_reworded(item) for item in tree.diagnostics]
+    if tree.data is None or diagnostics:
+        raise GateFileError(tuple(diagnostics))
     return _GateReader(tree, tree.data).read()
 
 
@@ -159,8 +159,8 @@ class _GateReader:
                 self._add(("quality", number), str(error))
 
     def _add(self, path: tuple[str | int, ...], message: str, hint: str | None = None, *, key: bool = False) -> None:
-        place: Place = self.tree.key_place(path) if key else self.tree.place(path)
-        self.diagnostics.append(Diagnostic(place, message, hint))
+        location: Location = self.tree.key_location(path) if key else self.tree.location(path)
+        self.diagnostics.append(Diagnostic(location, message, hint))
 
     def _label(self, path: tuple[str, ...]) -> str:
-        return self.tree.key_place(path).label
+        return self.tree.key_location(path).label

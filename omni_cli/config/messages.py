@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from omni_cli.config.key_notes import StrictKeys, notes_on
 from omni_cli.config.pipeline_keys import ContextParallel
-from omni_cli.config.roles import family_roles, settings_of
+from omni_cli.config.roles import family_roles, get_stage_class
 from omni_cli.config.schema import (
     PROFILE_KEYS,
     STAGE_MODELS,
@@ -148,7 +148,7 @@ def known_keys(path: Path, models: Models) -> Iterable[str]:
 
 
 def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
-    """Return a hint at the place of a key that is known elsewhere."""
+    """Return a hint at the location of a key that is known elsewhere."""
     if len(path) == 1:
         homes = _stages_with(key, data, models)
         is_stage_key = any(key in model.model_fields for model in (*STAGE_MODELS.values(), *models.values()))
@@ -167,7 +167,7 @@ def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
         if other != kind and key in model.model_fields:
             return f"`{key}` is a key of stages of kind `{other}`"
     for family, role in family_roles():
-        if key in settings_of(role).model_fields:
+        if key in get_stage_class(role).model_fields:
             return f"`{key}` is a key of {family.title}'s stage `{role.name}`"
     if kind == "diffusion" and suggest(key, models[str(path[1])].model_fields) is None:
         return "further arguments of a diffusers pipeline belong in `call`"
@@ -177,15 +177,15 @@ def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
 def _stages_with(key: str, data: object, models: Models) -> list[str]:
     """Return `STAGE.KEY` of all stages that can have the key, even if the rest of the profile is invalid."""
     stages = data.get("stages") if isinstance(data, Mapping) else None
-    found = []
+    names = []
     for name, stage in stages.items() if isinstance(stages, Mapping) else ():
         kind = stage.get("kind") if isinstance(stage, Mapping) else None
         model = models.get(str(name)) if isinstance(kind, str) else None
         if model is not None and key in model.model_fields:
-            found.append(f"`{visible(str(name), 40)}.{key}`")
+            names.append(f"`{visible(str(name), 40)}.{key}`")
         elif kind == "ar" and key in Sampling.model_fields:
-            found.append(f"`{visible(str(name), 40)}.sampling.{key}`")
-    return found
+            names.append(f"`{visible(str(name), 40)}.sampling.{key}`")
+    return names
 
 
 def _where(path: Path) -> str:

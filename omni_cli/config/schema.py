@@ -87,8 +87,8 @@ class Sampling(StrictKeys):
         None, ge=-1, le=MAX_TOKENS, description="Log probabilities of this many most likely tokens; -1: all."
     )
 
-    def given(self) -> dict[str, object]:
-        """The parameters that the profile sets."""
+    def set_values(self) -> dict[str, object]:
+        """Return the parameters that the profile sets."""
         return self.model_dump(exclude_none=True)
 
 

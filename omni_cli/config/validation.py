@@ -11,7 +11,7 @@ from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.key_notes import Backend, has_effect, notes_on
 from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.pipeline_keys import CACHE_FIELDS, CACHES_BETWEEN_BLOCKS
-from omni_cli.config.roles import family_of_model, stage_model
+from omni_cli.config.roles import find_family, find_stage_class
 from omni_cli.config.schema import (
     MAX_STAGES,
     RESERVED_STAGE_NAMES,
@@ -73,13 +73,13 @@ class _Checker:
         if path in self.tree.faulty:
             return
         self.tree.faulty.add(path)
-        place = self.tree.key_place(path) if at_key else self.tree.place(path)
-        self.tree.diagnostics.append(Diagnostic(place, message, hint))
+        location = self.tree.key_location(path) if at_key else self.tree.location(path)
+        self.tree.diagnostics.append(Diagnostic(location, message, hint))
 
     def _add_stage_name(self, name: str, message: str, hint: str | None) -> None:
         """Add a mistake in a stage's name; the stage's content is still checked."""
-        place = self.tree.key_place(("stages", name))
-        self.tree.diagnostics.append(Diagnostic(place, message, hint))
+        location = self.tree.key_location(("stages", name))
+        self.tree.diagnostics.append(Diagnostic(location, message, hint))
 
     def _refuse_nulls(self, path: Path, node: object) -> None:
         is_argument = path[2:3] == ("call",) and len(path) > 3  # null is a value that a pipeline's call can take
@@ -106,11 +106,11 @@ class _Checker:
             stage["kind"] = _likely_kind(stage)
 
     def _check_schema(self) -> None:
-        family = family_of_model(self.data.get("model"))
+        family = find_family(self.data.get("model"))
         stages = {}
         for name, stage in self.stages.items():
             if isinstance(stage, dict):
-                self.models[name] = stage_model(family, name, stage)
+                self.models[name] = find_stage_class(family, name, stage)
                 stages[name] = self._checked(self.models[name], stage, "stages", name)
         # A stage whose mistakes are already reported is validated unchanged; only messages about its name are new.
         data = self.data
@@ -308,7 +308,7 @@ class _Checker:
             message = f"`offload: {offload}` cannot move quantized weights"
             self._add((*path, "offload"), message, "write `offload: model`, or remove `quantization`")
         if (stage.get("execution"), offload) in _IN_PLACE:
-            message = f"`offload: {offload}` moves weights that `execution: {stage['execution']}` needs in place"
+            message = f"`offload: {offload}` moves weights that `execution: {stage['execution']}` needs in location"
             self._add((*path, "offload"), message, "write `execution: eager` or `offload: none`")
 
     def _check_inputs(self) -> None:

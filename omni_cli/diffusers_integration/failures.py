@@ -71,7 +71,7 @@ def describe_failure(
 
 
 def _is_of_pipeline(raised: Exception) -> bool:
-    """Tell whether a pipeline of diffusers raised it itself: some check their inputs only where they use them."""
+    """Return True if a pipeline of diffusers raised it itself: some check their inputs only where they use them."""
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(raised.__traceback__)]
     return isinstance(raised, ValueError | TypeError) and bool(modules) and modules[-1].startswith(PIPELINE_MODULES)
 

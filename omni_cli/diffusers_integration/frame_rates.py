@@ -95,5 +95,5 @@ def _checked(name: str, value: object) -> Fraction:
 
 
 def _value(call: PipelineCall, name: str, rate: Fraction) -> float | int:
-    types = {each.name for each in call.arguments[name].types}
+    types = {value_type.name for value_type in call.arguments[name].types}
     return rate.numerator if rate.denominator == 1 and "int" in types and "float" not in types else float(rate)

@@ -162,9 +162,9 @@ class PipelineMemory:
         """The settings in effect, read from the pipeline."""
         vae = getattr(self._pipeline, "vae", None)
         switches = {f"vae_{name}": getattr(vae, f"use_{name}") for name in _VAE_SWITCHES.values() if _has(vae, name)}
-        types = {name: _dtype_of(getattr(self._pipeline, name)) for name in self._config.torch_dtype}
+        types = {name: _get_dtype(getattr(self._pipeline, name)) for name in self._config.torch_dtype}
         named = {"torch_dtype": types} if types else {}
-        offload = _offload_of(self._pipeline)
+        offload = _get_offload(self._pipeline)
         return {**offload, **switches, **named, **self._weights.effective}
 
     @property
@@ -176,7 +176,7 @@ def _has(vae: object, switch: str) -> bool:
     return isinstance(getattr(vae, f"use_{switch}", None), bool)
 
 
-def _dtype_of(model: Any) -> str:
+def _get_dtype(model: Any) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
@@ -205,7 +205,7 @@ def _models(pipeline: Any) -> Iterator[tuple[str, Any]]:
     return ((name, part) for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module))
 
 
-def _offload_of(pipeline: Any) -> dict[str, object]:
+def _get_offload(pipeline: Any) -> dict[str, object]:
     """Tell an offload, and models that it leaves on the device, by the hooks on the pipeline's models."""
     from accelerate.hooks import AlignDevicesHook, CpuOffload
     from diffusers.hooks.group_offloading import _is_group_offload_enabled

@@ -28,14 +28,14 @@ def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> 
     backend, ranks = config.attention_backend, config.num_ranks
     if backend is None and ranks == 1:
         return
-    names = [each.value for each in AttentionBackendName]
+    names = [backend_name.value for backend_name in AttentionBackendName]
     if backend is not None and backend not in names:
         raise _refusal(config, f"diffusers has no attention backend `{backend}`", suggest(backend, names))
     models = denoiser_classes(parts)
     if not models:
         raise _refusal(config, "`attention_backend` and `context_parallel` need a pipeline with a transformer")
     for model in empty_models(folder, models) if backend is not None else ():
-        if not _backends_of(model):
+        if not _get_backends(model):
             raise _refusal(
                 config, f"`attention_backend` has no effect: {type(model).__name__} computes its attention itself"
             )
@@ -135,7 +135,7 @@ def stop_sharing() -> None:
         torch.distributed.destroy_process_group()
 
 
-def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]:
+def get_sharing(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]:
     """Attention backend and degrees in effect, read from the denoiser; empty for a stage without such keys."""
     from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
@@ -143,7 +143,7 @@ def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]
     if config.attention_backend is None and config.num_ranks == 1:
         return values
     for model in denoisers(pipeline):
-        if backends := _backends_of(model):
+        if backends := _get_backends(model):
             (backend,) = backends
             values["attention_backend"] = (backend or _AttentionBackendRegistry.get_active_backend()[0]).value
         shared = getattr(model._parallel_config, "context_parallel_config", None)
@@ -153,10 +153,14 @@ def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]
     return values
 
 
-def _backends_of(model: Any) -> set[Any]:
+def _get_backends(model: Any) -> set[Any]:
     """The attention backends of a model's layers, None for the default; empty if it has no choice."""
     processors = [getattr(module, "processor", None) for module in model.modules()]
-    return {each._attention_backend for each in processors if each and hasattr(each, "_attention_backend")}
+    return {
+        processor._attention_backend
+        for processor in processors
+        if processor and hasattr(processor, "_attention_backend")
+    }
 
 
 def empty_models(folder: Path, classes: Mapping[str, type[Any]]) -> Iterator[Any]:

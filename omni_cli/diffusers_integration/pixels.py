@@ -68,7 +68,7 @@ def from_bytes(flat: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
 
 def pil_to_uint8(images: Iterable[Any]) -> list[np.ndarray]:
     """Convert PIL images, in any nesting of lists, to uint8 RGB, or RGBA where they have transparency."""
-    flat = [image for each in images for image in (each if isinstance(each, list | tuple) else [each])]
+    flat = [image for item in images for image in (item if isinstance(item, list | tuple) else [item])]
     if any(isinstance(image, list | tuple) for image in flat):
         return pil_to_uint8(flat)
     return [np.asarray(image.convert("RGBA" if image.mode in ("RGBA", "LA") else "RGB")) for image in flat]
@@ -78,7 +78,7 @@ def visualized(pipeline: Any, prediction: torch.Tensor) -> list[Any]:
     """Depth, normals or intrinsics (N, 1 or 3, H, W) as PIL images, in the colours of the pipeline's own processor."""
     processor, targets = pipeline.image_processor, getattr(pipeline, "target_properties", None)
     if targets:
-        return [list(each.values()) for each in processor.visualize_intrinsics(prediction, targets)]
+        return [list(item.values()) for item in processor.visualize_intrinsics(prediction, targets)]
     show = processor.visualize_depth if prediction.shape[1] == 1 else processor.visualize_normals
     images: list[Any] = show(prediction)
     return images

@@ -56,8 +56,8 @@ class DiffusionRequest:
         """Build a request from flat call arguments by diffusers' names, such as `GenerateRequest.diffusion`."""
         standard = {name: arguments[name] for name in PIPELINE_ARGUMENTS if name in arguments}
         call = {name: value for name, value in arguments.items() if name not in standard and name != "fps"}
-        given = {"seed": seed, "fps": arguments.get("fps"), **standard}
-        return cls(request_id, prompt, call=call, conditions=conditions or {}, **given)
+        settings = {"seed": seed, "fps": arguments.get("fps"), **standard}
+        return cls(request_id, prompt, call=call, conditions=conditions or {}, **settings)
 
 
 def batch_key(request: DiffusionRequest) -> Hashable:

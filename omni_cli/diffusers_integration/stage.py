@@ -130,7 +130,7 @@ class DiffusersStage:
 
     def _media_arguments(self, request: StageRequest) -> dict[str, object]:
         """The arguments for a request's media."""
-        media, call = media_of(request), self.executor.call
+        media, call = get_media(request), self.executor.call
         if not request.audio:
             return call.media_arguments(media)
         pipeline, device = self.executor.pipeline, self.executor.device
@@ -142,15 +142,15 @@ class DiffusersStage:
 
     def _call_files(self, request: StageRequest) -> dict[str, object]:
         """Values with files: images and frames as Pillow images, tensors on the stage's device, and references."""
-        found: dict[str, object] = {}
+        arguments: dict[str, object] = {}
         for name, value in request.call_files.items():
             argument = self.executor.call.check_name(name)
             if argument.file_kind == "media":
-                found[name] = [self.executor.pipeline.reference(name, file) for file in items_of(value)]
+                arguments[name] = [self.executor.pipeline.reference(name, file) for file in items_of(value)]
                 continue
             read = changed_items(value, functools.partial(_file_value, self.executor.device))
-            found[name] = self.executor.call.checked(name, read)
-        return found
+            arguments[name] = self.executor.call.checked(name, read)
+        return arguments
 
     def warm_up(self) -> None:
         """Do nothing: the shortest request is a whole image."""
@@ -277,13 +277,13 @@ class DiffusersStage:
             self.executor.shutdown()
 
 
-def media_of(request: StageRequest) -> dict[Medium, list[object]]:
+def get_media(request: StageRequest) -> dict[Medium, list[object]]:
     """Return the request's images and videos as Pillow images."""
     from PIL import Image
 
-    given: dict[Medium, tuple[Array, ...]] = {"image": request.images, "control_image": request.control_images}
+    images: dict[Medium, tuple[Array, ...]] = {"image": request.images, "control_image": request.control_images}
     media: dict[Medium, list[object]] = {
-        medium: [Image.fromarray(array.numpy()) for array in arrays] for medium, arrays in given.items() if arrays
+        medium: [Image.fromarray(array.numpy()) for array in arrays] for medium, arrays in images.items() if arrays
     }
     if request.videos:
         media["video"] = [[Image.fromarray(frame) for frame in video.frames.numpy()] for video in request.videos]

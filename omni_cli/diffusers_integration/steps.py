@@ -14,7 +14,7 @@ from omni_cli.compat.replaced import replaced
 StepCallback = Literal["callback_on_step_end", "callback", "scheduler", "none"]
 
 
-def step_callback_of(names: Collection[str], pipeline: object) -> StepCallback:
+def choose_step_callback(names: Collection[str], pipeline: object) -> StepCallback:
     """Return how steps are noticed; `names` are the arguments of the call."""
     if "callback_on_step_end" in names:
         return "callback_on_step_end"
@@ -45,7 +45,7 @@ def callback_arguments(kind: StepCallback, names: Collection[str], note_step: Ca
 def scheduler_steps(pipeline: Any, note_step: Callable[[], None]) -> Iterator[None]:
     """Run `note_step` after each step of the pipeline's scheduler, if it has one that makes steps."""
     scheduler = getattr(pipeline, "scheduler", None)
-    owner: Any = next((each for each in type(scheduler).__mro__ if "step" in vars(each)), None)
+    owner: Any = next((base for base in type(scheduler).__mro__ if "step" in vars(base)), None)
     if owner is None:
         yield
         return

@@ -31,7 +31,7 @@ def read_requests(
     """
     requests: list[RequestSpec | BadRequest] = []
     taken: dict[str, str] = {}
-    for number, line in lines_of(path):
+    for number, line in read_lines(path):
         place = f"{path}:{number}"
         request_id = str(len(requests))
         try:
@@ -57,7 +57,7 @@ def read_requests(
     return requests
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line) for each non-blank line, cut to one byte over the cap."""
     with open_input(path, "requests file") as file:
         number = 0

@@ -326,7 +326,7 @@ class TextStage(VllmStage):
 
     def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
         assert isinstance(self.spec.stage, ARStageConfig)
-        given = {"seed": request.seed, **self.spec.stage.sampling.given(), **request.sampling, **extra}
+        given = {"seed": request.seed, **self.spec.stage.sampling.set_values(), **request.sampling, **extra}
         try:
             return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
         except (ValueError, TypeError, VLLMClientError) as error:

@@ -44,7 +44,7 @@ def generate(options: GenerateOptions) -> int:
 
         show_inputs(config, capabilities, as_json=options.as_json)
         return ExitCode.OK
-    specs = read_specs(options.given(), requests, capabilities)
+    specs = read_specs(options.set_fields(), requests, capabilities)
     if replicas is not None:
         return run_on_replicas(specs, config, capabilities, replicas, options)
     return run(decode_specs(specs, config, capabilities), config, options, began_s)

@@ -103,8 +103,8 @@ class TuneOptions(WorkloadOptions):
         """Parse `--max-memory`. Raises `UsageError`."""
         if self.max_memory is None:
             return None
-        found = _SIZE.fullmatch(self.max_memory.strip())
-        if found is None or not float(found[1]) > 0:
+        match = _SIZE.fullmatch(self.max_memory.strip())
+        if match is None or not float(match[1]) > 0:
             message = f"invalid value for `--max-memory`: `{visible(self.max_memory, 80)}` is not a size"
             raise UsageError(message, hint="for example `--max-memory 20GiB`")
-        return int(float(found[1]) * _UNITS[found[2]])
+        return int(float(match[1]) * _UNITS[match[2]])

@@ -23,8 +23,8 @@ def check_scans(content: bytes, name: str) -> None:
     if content.count(b"\xff\xda") <= _FEW_SCANS:
         return
     num_scans, num_pixels, position = 0, 0, 2
-    while (found := _MARKER.search(content, position)) and (marker := found[1][0]) != _END:
-        start = found.end()
+    while (match := _MARKER.search(content, position)) and (marker := match[1][0]) != _END:
+        start = match.end()
         position = start + int.from_bytes(content[start : start + 2], "big")
         num_scans += marker == _SCAN
         if marker in _FRAMES:

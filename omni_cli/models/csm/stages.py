@@ -84,7 +84,7 @@ class BackboneStage(FrameStage):
 
     def is_end(self, active: ActiveRequest) -> bool:
         """As in the reference, a frame of end ids ends the speech, with any last code."""
-        given = {**self.spec.ar.sampling.given(), **active.request.sampling}
+        given = {**self.spec.ar.sampling.set_values(), **active.request.sampling}
         frames = active.context["codes"]
         if given.get("ignore_eos") or len(frames) < int(given.get("min_tokens", 0)):
             return False
