@@ -74,5 +74,5 @@ def _pcm16(samples: np.ndarray) -> np.ndarray:
     import numpy as np
 
     if not np.isfinite(samples).all():
-        raise OmniError("the model produced audio with samples that are not numbers (NaN or infinite)")
+        raise OmniError("the model produced audio with NaN or infinite samples")
     return np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")

@@ -85,7 +85,7 @@ def encode_video(
     """Encode `pieces` of a video with `num_frames` frames in all, each uint8 RGB (height, width, 3).
 
     Every frame lasts exactly 1 / `fps` seconds. The default codec is H.264, or AV1 where PyAV has none; sound becomes
-    AAC. Raises `OmniError` for sound with samples that are not numbers.
+    AAC. Raises `OmniError` for sound with NaN or infinite samples.
     """
     import av
 
@@ -188,7 +188,7 @@ def _audio_packets(stream: Any, sound: Sound) -> Iterator[Any]:
     import numpy as np
 
     if not np.isfinite(sound.samples).all():
-        raise OmniError("the model produced audio with samples that are not numbers (NaN or infinite)")
+        raise OmniError("the model produced audio with NaN or infinite samples")
     channels = sound.samples[None] if sound.samples.ndim == 1 else sound.samples.T
     layout = stream.codec_context.layout.name
     frame = av.AudioFrame.from_ndarray(

@@ -126,7 +126,7 @@ def cache_folder() -> Path:
     Raises `OmniError` for a user without a home folder.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification tells programs to ignore a relative path.
+    # By the XDG specification, a relative path is ignored.
     root = Path(base) if Path(base).is_absolute() else home_folder() / ".cache"
     return root / "omni-cli" / "checkpoints"
 

@@ -106,7 +106,7 @@ def _bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
 def weights_bytes(folder: Path) -> int:
     """Return the size of the files with weights.
 
-    For those that are not downloaded yet, what their index says, else an estimate from the configuration.
+    Files that are not downloaded yet count with the size in their index, else with an estimate from the configuration.
     """
     index = folder / "model.safetensors.index.json"
     named = read_object(index).get("metadata", {}).get("total_size", 0) if index.is_file() else 0

@@ -48,7 +48,7 @@ def download(repo_id: str, *, settings_only: bool = False) -> Path:
 
     With `settings_only`, only its configuration files.
     """
-    hub_cache_folder()  # without a home folder, it would be one with the name `~` in the current folder
+    hub_cache_folder()  # fails without a home folder, where the library would create a folder named `~`
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError

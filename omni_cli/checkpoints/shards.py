@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def shards_with_prefix(model: str, prefix: str) -> list[str] | None:
     """Return the file names of the safetensors shards that contain weights called `prefix...`.
 
-    None if there are none (a repo id, another format), which means all files. A stage that reads only its shards loads
+    None, which means all files, if there are none, as in another format. A stage that reads only its shards loads
     faster.
     """
     files = weight_files(Path(model))
-    # vLLM takes them for patterns.
+    # vLLM reads the names as patterns.
     return [
         glob.escape(file.name) for file in files if any(name.startswith(prefix) for name in read_header(file))
     ] or None

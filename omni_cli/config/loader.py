@@ -63,7 +63,7 @@ def read_profile(
 
 
 def _mark_droppable(config: EngineConfig, tree: Tree) -> None:
-    """Mark the file's pipeline arguments, which are for its own checkpoint, as droppable; not those of an option."""
+    """Mark the pipeline arguments in the file, but not in options, as droppable: they are for the file's checkpoint."""
     for stage in config.stages:
         if isinstance(stage, DiffusionStageConfig) and stage.backend == "diffusers":
             paths = [*((name,) for name in PIPELINE_ARGUMENTS), *(("call", name) for name in stage.call)]

@@ -19,7 +19,7 @@ Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 
 
 class MemoryKeys(StrictKeys):
-    """Keys of a diffusers pipeline that save memory on its device, mostly for time."""
+    """Keys of a diffusers pipeline that save memory on its device, mostly at the cost of time."""
 
     offload: Annotated[Offload, DIFFUSERS_ONLY] = Field(
         "none",

@@ -169,7 +169,7 @@ class _Stage(StrictKeys):
 
     @property
     def starts_early(self) -> bool:
-        """True if it begins while its input stage runs, for requests that are not streamed, too."""
+        """True if it begins while its input stage runs, also for requests that are not streamed."""
         return False
 
 

@@ -81,7 +81,7 @@ def stage_for(call: PipelineCall, config: DiffusionStageConfig) -> DiffusionStag
 def grey_media(call: PipelineCall, config: DiffusionStageConfig) -> Iterator[dict[str, object]]:
     """Yield media to warm up with, grey: none, an image for each argument that takes one, and a video beside them.
 
-    The signature of a pipeline does not tell the ones that it needs.
+    A pipeline's signature does not show which media it needs.
     """
     from PIL import Image
 

@@ -112,7 +112,7 @@ class BatchRun:
         if called.outputs is not None:
             try:
                 outputs, times = called.outputs.get()
-            except Exception as raised:  # noqa: BLE001 - what the device has to say about the call comes out here
+            except Exception as raised:  # noqa: BLE001 - errors of the device during the call are raised here
                 error = self._error(raised, called.group)
         for index, (request, is_aborted) in enumerate(zip(called.group, called.aborted, strict=True)):
             if is_aborted:

@@ -138,7 +138,7 @@ class DiffusersPipelineExecutor:
         self.config = stage_for(self.call, self.config)
         self._precision = precision_in(pipeline)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
-        # After compilation: they decide between compiled blocks.
+        # After compilation, because caches decide between compiled blocks.
         caches = StepCaches.of(pipeline, self.config)
         self._runner = PipelineRunner(
             pipeline, self.call, clock_for(self.device), self._output_copy, self.prompt_cache_entries, caches

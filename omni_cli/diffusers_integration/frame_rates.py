@@ -11,7 +11,7 @@ from omni_cli.inputs.fields import MAX_FRAMES_MADE
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.video_encoding import MAX_FPS
 
-# That of diffusers' functions that write files, `export_to_video` and `export_to_gif`.
+# The rate of diffusers' functions that write files, `export_to_video` and `export_to_gif`.
 DEFAULT_FPS = Fraction(10)
 
 
@@ -28,9 +28,9 @@ class FrameRate:
 
 
 def frame_rate(call: PipelineCall, settings: Mapping[str, object], chosen: object) -> FrameRate | None:
-    """The rate of a request's video; None for a pipeline that makes none. Raises `InputError`.
+    """Return the rate of a request's video; None for a pipeline that makes none. Raises `InputError`.
 
-    `chosen` is that of the request or the profile, a number or a Fraction; None means the first of: the call's own
+    `chosen` is the rate in the request or the profile, a number or a Fraction; None means the first of: the call's own
     argument among `settings`, its default, the rate of the file in the documentation of the pipeline's class,
     `DEFAULT_FPS`.
     """
@@ -56,7 +56,7 @@ def frame_rate(call: PipelineCall, settings: Mapping[str, object], chosen: objec
 def with_num_frames(
     arguments: Mapping[str, object], rate: Fraction, pipeline: object, call: PipelineCall
 ) -> Mapping[str, object]:
-    """A request's arguments with the number of frames that comes closest to its `duration` in seconds.
+    """Return a request's arguments with the number of frames that comes closest to its `duration` in seconds.
 
     Raises `InputError` for one that has both.
     """
@@ -75,7 +75,7 @@ def with_num_frames(
 
 
 def _group(pipeline: object, default: object) -> int | None:
-    """The number of frames per latent frame after the first one; None where that is not the rule."""
+    """Return the number of frames per latent frame after the first one; None where that is not the rule."""
     group = getattr(pipeline, "vae_temporal_compression_ratio", None)
     if isinstance(default, int):
         group = group or getattr(pipeline, "vae_scale_factor_temporal", None)

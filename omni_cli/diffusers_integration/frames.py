@@ -19,7 +19,7 @@ _PIECE_BYTES = 16 * 2**20
 class Frames:
     """A video as its pipeline made it.
 
-    `made` is a tensor (num_frames, 3 or 1, height, width) or an array (num_frames, height, width, 3 or 1) with values
+    `frames` is a tensor (num_frames, 3 or 1, height, width) or an array (num_frames, height, width, 3 or 1) with values
     in [0, 1] (uint8 arrays: [0, 255]), or a list of PIL images.
     """
 
@@ -43,7 +43,7 @@ class Frames:
     def pieces(self) -> Iterator[Sequence[np.ndarray]]:
         """Yield some frames at a time, uint8 RGB (height, width, 3) each, the next ones being copied meanwhile.
 
-        Raises `BadOutputError` for values that are not numbers.
+        Raises `BadOutputError` for NaN or infinite values.
         """
         import torch
 

@@ -85,7 +85,7 @@ def load_pipeline(
 def _modular(
     folder: Path, dtypes: Mapping[str, object], models: Mapping[str, object], trust_remote_code: bool
 ) -> ModularAdapter:
-    """The modular pipeline of a folder with `models` and its other components.
+    """Return the modular pipeline of a folder with `models` and its other components.
 
     Not by `load_components`, which only logs that a component cannot be loaded, and leaves it out.
     """
@@ -105,7 +105,7 @@ def _modular(
 
 
 def _model_classes(parts: Mapping[str, Component]) -> dict[str, type[Any]]:
-    """The classes of those parts in this folder that are models."""
+    """Return the classes of those parts in this folder that are models."""
     import torch
 
     named = {

@@ -126,7 +126,7 @@ class PipelineMemory:
                         exclude_modules=[*(config.exclude_modules or ()), *_unmovable(pipeline, kind)],
                     )
         except (ValueError, NotImplementedError) as error:
-            # Models say themselves that they cannot be offloaded in groups.
+            # The error is that of a model that cannot be offloaded in groups.
             raise StageError(
                 f"stage `{config.name}`: `offload: {config.offload}` cannot be followed: {error}",
                 stage=config.name,
@@ -206,7 +206,7 @@ def _models(pipeline: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _get_offload(pipeline: Any) -> dict[str, object]:
-    """Tell an offload, and models that it leaves on the device, by the hooks on the pipeline's models."""
+    """Read an offload, and the models that it leaves on the device, from the hooks on the pipeline's models."""
     from accelerate.hooks import AlignDevicesHook, CpuOffload
     from diffusers.hooks.group_offloading import _is_group_offload_enabled
 

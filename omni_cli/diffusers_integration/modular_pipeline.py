@@ -101,7 +101,7 @@ class ModularAdapter(DiffusionPipeline):
         return [f"`{name}` has no effect beside {_listed(chosen, name)}" for name in ignored]
 
     def reference(self, name: str, file: CallFileInput) -> object:
-        """A file as the class that its kind has among the values of an input."""
+        """Return a file as the class that its kind has among the values of an input."""
         declared = next(entry.type_hint for entry in self.modular.blocks.inputs if entry.name == name)
         kinds = {kind_class.kind: kind_class for kind_class in get_args(declared)[0].__subclasses__()}
         array, sound = file.array.numpy(), file if file.kind == "audio" else file.sound
@@ -140,7 +140,7 @@ def _blocks(block: Any) -> Iterator[Any]:
 
 
 def _guiders(modular: ModularPipeline) -> list[Any]:
-    """The components that guide a step, which have the scale that is an argument of other pipelines.
+    """Return the components that guide a step, which have the scale that is an argument of other pipelines.
 
     Some models are distilled, and theirs are off.
     """

@@ -123,7 +123,7 @@ def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, devic
                     config=ContextParallelConfig(**config.context_parallel.model_dump(exclude_none=True))
                 )
     except (ValueError, RuntimeError, ImportError) as error:
-        # Backends say themselves which package, device or type they need.
+        # The error names the package, device or type that a backend needs.
         raise _refusal(config, f"its parallel settings cannot be followed: {error}") from error
 
 
@@ -136,7 +136,7 @@ def stop_sharing() -> None:
 
 
 def get_sharing(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]:
-    """Attention backend and degrees in effect, read from the denoiser; empty for a stage without such keys."""
+    """Return the attention backend and degrees in effect, read from the denoiser; empty without such keys."""
     from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
     values: dict[str, object] = {}
@@ -154,7 +154,7 @@ def get_sharing(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object
 
 
 def _get_backends(model: Any) -> set[Any]:
-    """The attention backends of a model's layers, None for the default; empty if it has no choice."""
+    """Return the attention backends of a model's layers, None for the default; empty if it has no choice."""
     processors = [getattr(module, "processor", None) for module in model.modules()]
     return {
         processor._attention_backend
@@ -173,14 +173,14 @@ def empty_models(folder: Path, classes: Mapping[str, type[Any]]) -> Iterator[Any
 
 
 def denoiser_classes(parts: Parts) -> dict[str, type[Any]]:
-    """The classes of the models that run in each step, by the names of their components."""
+    """Return the classes of the models that run in each step, by the names of their components."""
     from diffusers.models.modeling_utils import ModelMixin
 
     return {name: parts[name] for name in DENOISERS if issubclass(parts.get(name, object), ModelMixin)}
 
 
 def denoisers(pipeline: Any) -> Iterator[Any]:
-    """The models of a pipeline that run in each step."""
+    """Return the models of a pipeline that run in each step."""
     from diffusers.models.modeling_utils import ModelMixin
 
     models = (getattr(pipeline, name, None) for name in DENOISERS)

@@ -72,7 +72,7 @@ class Made:
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def of(self, index: int, num_requests: int) -> Made:
-        """The outputs of one request."""
+        """Return the outputs of one request."""
 
         def own(outputs: T) -> T:
             count = len(outputs) // num_requests
@@ -108,7 +108,7 @@ class PendingOutputs:
     def get(self) -> tuple[Made, DiffusionTimes]:
         """Return all outputs, and the call's times.
 
-        Waits for both. Raises `BadOutputError` for values that are not numbers.
+        Waits for both. Raises `BadOutputError` for NaN or infinite values.
         """
         with mark("wait for output copy"):
             images = () if self.pixels is None else tuple(self.pixels.get())
@@ -341,12 +341,12 @@ def find_denoiser(pipeline: Any) -> Any | None:
 
 
 def _get_first(output: object, fields: Sequence[str]) -> Any:
-    """The first of these fields that a pipeline's output has; None if it has none."""
+    """Return the first of these fields that a pipeline's output has; None if it has none."""
     return next((getattr(output, field) for field in fields if hasattr(output, field)), None)
 
 
 def _on_host(name: str, value: object) -> np.ndarray:
-    """A tensor as an array; bfloat16, which NumPy lacks, as float32. Raises `BadOutputError`."""
+    """Return a tensor as an array; bfloat16, which NumPy lacks, as float32. Raises `BadOutputError`."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -354,12 +354,12 @@ def _on_host(name: str, value: object) -> np.ndarray:
     if not isinstance(value, np.ndarray) or not value.ndim:
         raise BadOutputError(f"the pipeline made a {type(value).__name__} of `{name}` instead of a tensor")
     if not np.isfinite(value).all():
-        raise BadOutputError(f"`{name}` has values that are not numbers (NaN or infinite)")
+        raise BadOutputError(f"`{name}` has NaN or infinite values")
     return value
 
 
 def _batched(videos: Any, sound: Any) -> tuple[Any, Any]:
-    """Videos and their sound with an axis for the batch, which some pipelines leave out: they make one at a time."""
+    """Return videos and their sound with an axis for the batch, which pipelines leave out that make one at a time."""
     if videos[0].ndim == 4 if hasattr(videos[0], "ndim") else isinstance(videos[0], list | tuple):
         return videos, sound
     return [videos], None if sound is None else sound[None]

@@ -17,7 +17,7 @@ OutputType = Literal["pt", "pil"]
 
 
 class BadOutputError(ValueError):
-    """Invalid images or audio: values that are not numbers, or none."""
+    """Invalid images or audio: NaN or infinite values, or none."""
 
 
 def output_type_for(pipeline: object, makes: Literal["image", "video"]) -> OutputType:
@@ -44,23 +44,23 @@ def to_bytes(images: torch.Tensor) -> torch.Tensor:
     quarter of the bytes to copy.
 
     The same bytes as through diffusers' float32 numpy: float32 times 255, half to even, both exact in either. One more
-    byte at the end is 1 if all values are numbers: checking here would make the host wait.
+    byte at the end is 1 if all values are finite: checking here would make the host wait.
     """
     import torch
 
     pixels = images.permute(0, 2, 3, 1).float().mul(255).round_().to(torch.uint8)
-    # A sum is no number if one of its terms is none, and takes a twentieth of the time of looking at each.
-    is_sound = torch.isfinite(images.sum(dtype=torch.float32))
-    return torch.cat([pixels.reshape(-1), is_sound.to(torch.uint8).reshape(1)])
+    # A sum is finite only if each term is, and takes a twentieth of the time of checking each.
+    is_finite = torch.isfinite(images.sum(dtype=torch.float32))
+    return torch.cat([pixels.reshape(-1), is_finite.to(torch.uint8).reshape(1)])
 
 
 def from_bytes(flat: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
     """Convert the output of `to_bytes` on the host to uint8 RGB or RGBA images (N, H, W, 3 or 4); `shape` is that of
-    the floats, (N, 1, 3 or 4, H, W). Raises `BadOutputError` if a value was not a number.
+    the floats, (N, 1, 3 or 4, H, W). Raises `BadOutputError` if a value was NaN or infinite.
     """
     array = flat.numpy()
     if not array[-1]:
-        raise BadOutputError("the image has values that are not numbers (NaN or infinite)")
+        raise BadOutputError("the image has NaN or infinite values")
     count, channels, height, width = shape
     pixels = array[:-1].reshape(count, height, width, channels)
     return np.repeat(pixels, 3, axis=-1) if channels == 1 else pixels

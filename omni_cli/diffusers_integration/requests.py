@@ -61,7 +61,7 @@ class DiffusionRequest:
 
 
 def batch_key(request: DiffusionRequest) -> Hashable:
-    """A key that is equal for requests whose pipeline calls differ only in prompt, negative prompt and seed.
+    """Return a key that is equal for requests whose pipeline calls differ only in prompt, negative prompt and seed.
 
     It includes whether there is a negative prompt, which doubles the work of a step, and not the dtype, which is the
     executor's.

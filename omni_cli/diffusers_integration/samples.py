@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from omni_cli.execution.copies import PendingCopy
 
-# Where pipelines keep the rate of what they make: it is not in their output.
+# Attributes in which pipelines keep their sample rate, which is not in their output.
 _LOCATIONS = (
     "sample_rate",
     "audio_sample_rate",
@@ -25,13 +25,13 @@ _LOCATIONS = (
     "vae.config.sampling_rate",
     "vae.config.sample_rate",
     "sound_tokenizer.config.sampling_rate",
-    # Last: that of an audio VAE whose output a vocoder may bring to another rate.
+    # Last, because a vocoder may resample the output of an audio VAE.
     "audio_sampling_rate",
 )
 
 
 def get_sample_rate(pipeline: object) -> int | None:
-    """Samples per second of the pipeline's audio; None if it does not say."""
+    """Return the samples per second of the pipeline's audio; None if it does not say."""
     for location in _LOCATIONS:
         value: Any = pipeline
         for name in location.split("."):
@@ -84,11 +84,11 @@ class PendingSamples:
     def get(self) -> np.ndarray:
         """Return float32 (N, num_samples), with several channels (N, num_samples, channels); waits for the copy.
 
-        Raises `BadOutputError` for values that are not numbers.
+        Raises `BadOutputError` for NaN or infinite values.
         """
         samples: np.ndarray = self.copy.get().numpy().reshape(self.shape)
         if not np.isfinite(samples).all():
-            raise BadOutputError("the audio has values that are not numbers (NaN or infinite)")
+            raise BadOutputError("the audio has NaN or infinite values")
         if samples.ndim == 2:
             return samples
         return samples[:, 0] if samples.shape[1] == 1 else np.ascontiguousarray(samples.swapaxes(1, 2))

@@ -121,7 +121,7 @@ class DiffusersStage:
             self.ranks.send(request)
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
-        """The arguments of the pipeline's call."""
+        """Return the arguments of the pipeline's call."""
         files = {**self._media_arguments(request), **self._call_files(request)}
         conditions = with_instances(files, self.executor.call)
         return DiffusionRequest.from_arguments(
@@ -129,7 +129,7 @@ class DiffusersStage:
         )
 
     def _media_arguments(self, request: StageRequest) -> dict[str, object]:
-        """The arguments for a request's media."""
+        """Return the arguments for a request's media."""
         media, call = get_media(request), self.executor.call
         if not request.audio:
             return call.media_arguments(media)
@@ -141,7 +141,7 @@ class DiffusersStage:
         return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.arguments}}
 
     def _call_files(self, request: StageRequest) -> dict[str, object]:
-        """Values with files: images and frames as Pillow images, tensors on the stage's device, and references."""
+        """Return values with files: Pillow images, also for frames, tensors on the stage's device, and references."""
         arguments: dict[str, object] = {}
         for name, value in request.call_files.items():
             argument = self.executor.call.check_name(name)
@@ -208,7 +208,7 @@ class DiffusersStage:
         began_s = time.perf_counter()
         try:
             videos = self._encoded(output, waiting)
-        except Exception as raised:  # noqa: BLE001 - as a pipeline's: it becomes the request's error
+        except Exception as raised:  # noqa: BLE001 - whatever it is becomes the request's error
             if not isinstance(raised, OmniError):
                 raised = describe_failure(raised, self.executor.config, [waiting.request])
             return [Failure.of(raised, request_id=output.request_id)]
@@ -238,7 +238,7 @@ class DiffusersStage:
         return [RequestDone(output.request_id, trace, images=images, tensors=tensors, notes=notes)]
 
     def _encoded(self, output: DiffusionOutput, waiting: _Waiting) -> tuple[VideoFile, ...]:
-        """The videos of a request as files."""
+        """Return the videos of a request as files."""
         rate = self.executor.sample_rate or 0
         return tuple(
             self._video_file(frames, None if samples is None else Sound(samples, rate), waiting)

@@ -22,7 +22,7 @@ _CONFIGURATIONS = {
     "pyramid_attention_broadcast": "PyramidAttentionBroadcastConfig",
     "faster": "FasterCacheConfig",
 }
-# These take no notice of which half of guidance is computed.
+# These caches ignore which half of guidance is computed.
 _FOR_BOTH_HALVES_AT_ONCE = ("pyramid_attention_broadcast", "faster")
 
 
@@ -197,7 +197,7 @@ class StepCaches:
 def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any] | None) -> None:
     """Raise `UsageError` if both halves of guidance would take each other's results.
 
-    Pipelines name the half that they compute, which not all caches heed.
+    Pipelines name the half that they compute, which some caches ignore.
     """
     kinds = [kind for kind in getattr(pipeline_class, "__mro__", ()) if kind.__module__.startswith("diffusers.")]
     code = "".join(Path(inspect.getfile(kind)).read_text() for kind in kinds)
@@ -206,7 +206,9 @@ def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any] | No
     separates = 'cache_context("uncond"' in code
     if "cache_context(" not in code or (separates and config.cache.method in _FOR_BOTH_HALVES_AT_ONCE):
         name = "the pipeline" if pipeline_class is None else pipeline_class.__name__
-        why = "computes the halves of guidance one after another" if separates else "does not tell it the halves apart"
+        why = (
+            "computes the halves of guidance one after another" if separates else "does not name the halves of guidance"
+        )
         raise _refusal(config, f"{name} {why}")
 
 

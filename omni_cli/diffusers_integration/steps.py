@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from omni_cli.compat.replaced import replaced
 
-# The argument of the call that reports steps; without one, the scheduler's `step` tells.
+# The argument of the call that reports steps; without one, calls of the scheduler's `step` are counted.
 StepCallback = Literal["callback_on_step_end", "callback", "scheduler", "none"]
 
 
@@ -64,7 +64,7 @@ def scheduler_steps(pipeline: Any, note_step: Callable[[], None]) -> Iterator[No
 
 
 def windowed_steps(pipeline: Any, arguments: Mapping[str, Any]) -> int | None:
-    """Steps of a call that denoises the windows of a video one after another, each in stages; None for other calls."""
+    """Return the steps of a call that denoises a video in windows, each in stages; None for other calls."""
     if "history_sizes" not in arguments:
         return None
     num_frames = (arguments["num_latent_frames_per_chunk"] - 1) * pipeline.vae_scale_factor_temporal + 1

@@ -51,7 +51,7 @@ def check_quantization_needs(config: DiffusionStageConfig) -> None:
 
 
 def _get_package(config: DiffusionStageConfig) -> tuple[str, str]:
-    """The package that a quantization needs, and the extra that brings it."""
+    """Return the package that a quantization needs, and the extra that brings it."""
     if reads_gguf(config):
         return "gguf", "quantization"
     return ("bitsandbytes",) * 2 if config.quantization in _BITSANDBYTES else ("torchao", "quantization")
@@ -213,7 +213,7 @@ def _stored_bytes(weight: Any) -> int:
 
 
 def _whole_bytes(model: Any) -> int:
-    """Size of a model's weights that a GGUF file has quantized, as the model's type would have them."""
+    """Return the size of a model's weights that a GGUF file has quantized, as the model's type would have them."""
     shapes = (getattr(weight, "quant_shape", weight.shape) for weight in model.parameters())
     return sum(map(math.prod, shapes)) * int(model.dtype.itemsize)
 

@@ -42,7 +42,7 @@ class Capabilities:
 
     @classmethod
     def of(cls, config: EngineConfig, call: PipelineCall | None = None) -> Capabilities:
-        """Derive them from the roles of its stages; raises `UsageError` if no model family has such stages.
+        """Derive them from the roles of a profile's stages; raises `UsageError` if no model family has such stages.
 
         `call` is that of the first stage's pipeline. Without it, a pipeline makes what its stage is named after.
         """

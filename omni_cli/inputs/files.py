@@ -62,7 +62,7 @@ def load_tensor(path: Path) -> np.ndarray:
         if path.stat().st_size > MAX_TENSOR_BYTES:
             raise InputError(f"the NumPy file `{path}` is larger than {MAX_TENSOR_BYTES // 2**20} MiB")
         try:
-            # Mapped: a header that promises more than the file has would have memory allocated for it.
+            # Mapped, because memory would be allocated for a header that promises more than the file has.
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except Exception as error:
             # Broken headers raise many things: ValueError, SyntaxError, TokenError, BadZipFile.

@@ -16,7 +16,7 @@ from omni_cli.text import suggest
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
-# Separate options on the command line; keys of `sampling` in a line.
+# `max_tokens` and `temperature` are options of the command, and keys of `sampling` in a line.
 KEYS = tuple(name for name in CHECKERS if name not in ("max_tokens", "temperature"))
 
 
@@ -103,7 +103,7 @@ def _check_keys(fields: Mapping[str, object]) -> None:
 
 
 def _claim_id(fields: Mapping[str, Any], default: str, place: str, taken: dict[str, str]) -> str:
-    """Return the line's request id, unique among the lines so far; adds it to `taken`, which maps ids to places."""
+    """Return the line's request id, unique among the lines so far; adds it to `taken`, which maps ids to FILE:LINE."""
     request_id = default
     if "request_id" in fields:
         try:

@@ -55,7 +55,7 @@ _NAMED = ("negative_prompt", "num_inference_steps", "guidance_scale", "strength"
 FIELDS = ("prompt", *MEDIA_ARGUMENTS, *_NAMED, "duration", *_VIDEO_ARGUMENTS)
 # Fields for which pipelines have several names.
 _RENAMED = (*_OTHER_NAMES, "num_frames")
-# Arguments of pipelines with a network for a control image; where no other takes that, `image` does.
+# Only pipelines with a network for a control image have these; without `control_image`, their `image` is that image.
 _OF_CONTROL = {"controlnet_conditioning_scale", "adapter_conditioning_scale"}
 
 # Fields of a pipeline's output, by their kind; those of a video may have sound beside them.
@@ -309,7 +309,7 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _takes_frames(argument: Argument) -> bool:
-    """Return True if its values can be lists of images, and not tensors only."""
+    """Return True if an argument's values can be lists of images, and not only tensors."""
     return file_kind(argument.types) == "image" or any(value_type.name == "Any" for value_type in argument.types)
 
 
@@ -322,7 +322,7 @@ def _field_for(medium: Medium, types: Types) -> str:
 
 
 def _is_item_alone(argument: Argument, value: object) -> bool:
-    """Return True if it is one item of a list; a video is a whole list of frames."""
+    """Return True if a value is one item of a list; a video is a whole list of frames."""
     if not takes_only_lists(argument.types) or isinstance(value, list | tuple) or value is None:
         return False
     return not (isinstance(value, Path) and argument.file_kind == "image" and kind_of_file(value) == "video")

@@ -98,7 +98,7 @@ def run_on_replicas(
     from omni_cli.replicas.batch_job import BatchJob
     from omni_cli.report.finished import FinishedRequests
 
-    ForkServer.end_spare()  # the engines are not this process's
+    ForkServer.end_spare()  # the engines run below Ray
     finished = FinishedRequests(options.output_dir, config)
     good = [spec for spec in specs if isinstance(spec, RequestSpec)]
     if not any(capabilities.makes_files(spec.modalities) for spec in good):

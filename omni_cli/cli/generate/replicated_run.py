@@ -65,7 +65,7 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
 
     def _take(self, index: int, spec: RequestSpec, answer: BatchAnswer) -> None:
         if answer.load_error is not None and not self._started:
-            raise answer.load_error  # it is everybody's, and nothing has come of anything yet
+            raise answer.load_error  # all requests would fail with it, and none has finished
         if answer.stages and not self._started:
             for stage in answer.stages:
                 self._progress.handle(StageLoading(stage.name, stage.kind, stage))

@@ -71,7 +71,7 @@ def _make_engine(config: EngineConfig, options: ServeOptions, limits: Limits, lo
     from omni_cli.engine.process.fork_server import ForkServer
     from omni_cli.replicas.replicated_engine import ReplicatedEngine
 
-    ForkServer.end_spare()  # the engines are not this process's
+    ForkServer.end_spare()  # the engines run below Ray
     return ReplicatedEngine(
         config, options.replicas, max_requests=limits.max_requests, on_log_event=log.event, verbose=options.verbose
     )

@@ -21,11 +21,11 @@ MAX_CHANNELS = 32
 MAX_SAMPLES = 600 * 48_000 * 2
 # Samples that are decoded, of all channels: 600 s of 48 kHz in 7.1.
 MAX_DECODED_SAMPLES = 600 * 48_000 * 8
-# Beyond these a header is more likely broken than intended.
+# A rate outside this range is more likely a broken header than intended.
 SAMPLE_RATE_RANGE_HZ = (1_000, 384_000)
 
 _HINT = "WAV, FLAC, MP3, Ogg, M4A, AAC and the sound of MP4, MOV, WebM, MKV and AVI can be read"
-# Their headers give the exact number of samples. That of other formats is an estimate, or a duration in other units.
+# The headers of these formats give the exact number of samples; others give an estimate or a duration in other units.
 _EXACT_FORMATS = ("aiff", "au", "caf", "flac", "w64", "wav")
 
 
@@ -78,7 +78,7 @@ def decode_stream(
         raise InputError(f"the {name} has no samples")
     array = np.frombuffer(samples, np.float32)
     if not np.isfinite(array).all():
-        raise InputError(f"the {name} contains samples that are not numbers (NaN or infinite)")
+        raise InputError(f"the {name} contains NaN or infinite samples")
     notes = track.notes()
     if (num_streams := len(container.streams.audio)) > 1:
         notes.append(f"the {name} has {num_streams} audio streams; only one is used")
@@ -92,7 +92,7 @@ def _parts(track: Track) -> Iterator[tuple[int, np.ndarray]]:
     kind: object = None
     for frame in track.frames():
         if kind != (kind := (frame.format.name, frame.layout.name, frame.sample_rate)):
-            # It changes no rate, so that it holds nothing back.
+            # The resampler changes no rate, so it keeps no samples back.
             packed = av.AudioResampler(format="flt")
         for part in packed.resample(frame):
             yield part.sample_rate, part.to_ndarray().reshape(-1, part.layout.nb_channels)

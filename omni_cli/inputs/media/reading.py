@@ -1,4 +1,4 @@
-"""Read media, decoded by another process: of a file that the user names, or of content that somebody sent."""
+"""Read media, decoded by another process: from a file that the user names, or from content of a request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Warn = Callable[[str], None]
 
 
 class MediaReader:
-    """Decodes media for one requester; `warn` gets a sentence on whatever is changed or left out.
+    """Decodes media for one requester; `warn` is called with a sentence on everything that is changed or left out.
 
     `name` identifies a medium in messages. The methods block, and raise `InputError` for a medium that cannot be used
     or exceeds a limit.

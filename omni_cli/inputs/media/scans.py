@@ -10,9 +10,9 @@ from omni_cli.errors import InputError
 MAX_SCANS = 100
 # 0.7 s at most, if the scans hold next to nothing.
 MAX_SCANNED_PIXELS = 2**30
-# Neither a stuffed byte nor a restart within a scan.
+# A marker that is neither a stuffed byte nor a restart within a scan.
 _MARKER = re.compile(rb"\xff+([\x02-\xcf\xd9-\xfe])", re.DOTALL)
-# Allowed for any size that is decoded, so that most files need no walk.
+# Allowed at every size, so that most files are not searched for markers.
 _FEW_SCANS = 12
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN, _END = 0xDA, 0xD9

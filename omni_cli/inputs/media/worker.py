@@ -1,4 +1,4 @@
-"""The main program of a process that decodes media of strangers, one at a time, within limits of memory and time.
+"""The main program of a process that decodes untrusted media, one at a time, within limits of memory and time.
 
 It is started with the number of a connected socket as its only argument, and ends when the other side closes it.
 """

@@ -151,7 +151,7 @@ def test_frames_that_are_no_numbers_fail_their_request_alone(stage, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(stage.executor.pipeline.vae, "decode", broken)
         failure = one_report(stage, diffusion={"num_frames": 5})
-    assert isinstance(failure, Failure) and "not numbers" in failure.message
+    assert isinstance(failure, Failure) and "NaN or infinite" in failure.message
     assert one_report(stage, diffusion={"num_frames": 5}).videos[0].num_frames == 5
 
 

@@ -230,7 +230,7 @@ def test_unusable_audio() -> None:
     cases = {
         "cannot read the audio file": (b"", b"this is not audio, whatever its name says", b"RIFF\0\0\0\0WAVE"),
         "no samples": (written(np.zeros(0)),),
-        "not numbers": (written(np.array([0.0, np.nan])), written(np.array([0.0, np.inf]))),
+        "NaN or infinite": (written(np.array([0.0, np.nan])), written(np.array([0.0, np.inf]))),
         "sample rate of 8 Hz": (written(np.zeros(10), 8),),
         "64 channels": (written(np.zeros((10, 64))),),
         "longer than 1 s": (written(np.zeros(16_100)),),
