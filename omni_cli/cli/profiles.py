@@ -80,6 +80,7 @@ def show(
     """Show a profile as YAML, fully resolved: with its defaults, `--set`, `--model` and `--seed`."""
     from omni_cli.config.loader import load_profile
     from omni_cli.config.schema import profile_data
+    from omni_cli.config.yaml_writer import to_yaml
 
     if profile is not None and option_profile is not None:
         raise UsageError("the profile is given twice", hint="omit `--profile` or the argument")
@@ -100,7 +101,7 @@ def show(
             }
         )
         return
-    console.print_text(_to_yaml(data))
+    console.print_text(to_yaml(data))
 
 
 @profiles.command("validate")
@@ -135,16 +136,18 @@ def create(
     quiet: QuietOption = False,
 ) -> None:
     """Write a profile derived from a checkpoint, with defaults for this machine."""
+    from omni_cli.config.yaml_writer import to_yaml
+
     data = derive(model)
     if output is not None:
         if output.exists():
             raise OutputError(f"`{output}` exists already", hint="name a new file, or remove that one")
-        write_report(output, _to_yaml(data))
+        write_report(output, to_yaml(data))
     if as_json:
         path = None if output is None else str(output)
         console.print_json({"schema": "omni.profiles.create/1", "profile": data, "path": path})
     elif output is None:
-        console.print_text(_to_yaml(data))
+        console.print_text(to_yaml(data))
     elif not quiet:
         console.print_note(f"wrote {output}; use it with `--profile {output}`")
 
@@ -180,10 +183,3 @@ def _check(name_or_path: str) -> dict[str, object]:
         entry["valid"] = False
         entry["diagnostics"] = diagnostics or [{**unreadable, "message": error.message, "hint": error.hint}]
     return entry
-
-
-def _to_yaml(data: dict[str, object]) -> str:
-    """Dump YAML that `omni` reads back to the same data, without YAML 1.1's guessed types."""
-    from omni_cli.config.yaml_writer import to_yaml
-
-    return to_yaml(data)

@@ -73,8 +73,7 @@ def describe_error(error: Mapping[str, Any], path: Path, tree: Tree, models: Mod
         if len(path) == 2:
             return f"invalid stage name {name}", notes_on(PROFILE_KEYS["stages"]).pattern
         return f"invalid argument name {name}{_where(path[:-1])}", None
-    if _is_union(path):
-        expected = _union_expected(path)
+    if (expected := _union_expected(path)) is not None:
         return f"invalid type for {name}: expected {expected}, got {_describe_type(value)}", None
     if kind in _EXPECTED_TYPE:
         hint = _type_hint(kind, value, path in tree.quoted)
@@ -202,15 +201,12 @@ def _name(path: Path) -> str:
     return f"`{visible(str(path[-1]), 80)}`" if path else "the profile"
 
 
-def _is_union(path: Path) -> bool:
-    return (path[2:3] == ("call",) and len(path) == 4) or path[2:] == ("sampling", "stop")
-
-
-def _union_expected(path: Path) -> str:
-    if path[-1] == "stop":
+def _union_expected(path: Path) -> str | None:
+    """Return the types of a key that may have several; None for other keys."""
+    if path[2:] == ("sampling", "stop"):
         return "a string or a list of strings"
-    plain = "a number, a string, true or false"
-    return f"{plain}, null, or lists of them" if "call" in path else plain
+    is_argument = path[2:3] == ("call",) and len(path) == 4
+    return "a number, a string, true or false, null, or lists of them" if is_argument else None
 
 
 def _describe_type(value: object) -> str:

@@ -119,10 +119,6 @@ class DiffusersPipelineExecutor:
         self._output_copy = make_output_copy(config.output_copy, self.device)
         self._load_model()
 
-    def _load_pipeline(self) -> Any:
-        code, unused = self.trust_remote_code, self.unused_parts
-        return load_pipeline(self.model, self.dtype, self.config, trust_remote_code=code, unused_parts=unused)
-
     def _load_model(self) -> None:
         start = time.perf_counter()
         with mark("load weights"), memory_errors(self.config, self.model, self.device):
@@ -132,7 +128,11 @@ class DiffusersPipelineExecutor:
     def _load_parts(self) -> None:
         from omni_cli.diffusers_integration.description import described_pipeline
 
-        pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
+        if self._make_pipeline is None:
+            code, unused = self.trust_remote_code, self.unused_parts
+            pipeline = load_pipeline(self.model, self.dtype, self.config, trust_remote_code=code, unused_parts=unused)
+        else:
+            pipeline = self._make_pipeline()
         self.call = described_pipeline(pipeline)
         self.dropped_arguments += foreign_arguments(self.config, self.call)
         self.config = stage_for(self.call, self.config)

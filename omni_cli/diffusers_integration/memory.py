@@ -162,7 +162,9 @@ class PipelineMemory:
         """The settings in effect, read from the pipeline."""
         vae = getattr(self._pipeline, "vae", None)
         switches = {f"vae_{name}": getattr(vae, f"use_{name}") for name in _VAE_SWITCHES.values() if _has(vae, name)}
-        types = {name: _get_dtype(getattr(self._pipeline, name)) for name in self._config.torch_dtype}
+        types = {
+            name: str(getattr(self._pipeline, name).dtype).removeprefix("torch.") for name in self._config.torch_dtype
+        }
         named = {"torch_dtype": types} if types else {}
         offload = _get_offload(self._pipeline)
         return {**offload, **switches, **named, **self._weights.effective}
@@ -174,10 +176,6 @@ class PipelineMemory:
 
 def _has(vae: object, switch: str) -> bool:
     return isinstance(getattr(vae, f"use_{switch}", None), bool)
-
-
-def _get_dtype(model: Any) -> str:
-    return str(model.dtype).removeprefix("torch.")
 
 
 def _unmovable(pipeline: Any, offload_type: str) -> list[str]:

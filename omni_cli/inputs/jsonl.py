@@ -40,7 +40,8 @@ def read_requests(
             request_id = _claim_id(fields, request_id, place, taken)
             checked = check_fields(fields, capabilities, _label)
             merged = {**defaults, **checked}
-            merged["sampling"] = {**_sampling_of(defaults), **checked.get("sampling", {})}
+            sampling = {name: defaults[name] for name in ("max_tokens", "temperature") if name in defaults}
+            merged["sampling"] = {**sampling, **checked.get("sampling", {})}
             if "arg" in defaults:
                 merged["arg"] = {**defaults["arg"], **checked.get("arg", {})}
             merged = {name: value for name, value in merged.items() if name in KEYS}
@@ -114,10 +115,6 @@ def _claim_id(fields: Mapping[str, Any], default: str, place: str, taken: dict[s
         raise InputError(f"the request id `{request_id}` is already used at {taken[request_id]}")
     taken[request_id] = place
     return request_id
-
-
-def _sampling_of(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: defaults[name] for name in ("max_tokens", "temperature") if name in defaults}
 
 
 def _label(name: str) -> str:
