@@ -48,10 +48,18 @@ def decode_audio(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S, mo
         stream = container.streams.best("audio")
         if stream is None:
             raise InputError(f"the {name} has no audio stream")
-        return decode_stream(container, stream, name, max_s=max_s, mono=mono)
+        return _decode_stream(container, stream, name, max_s=max_s, mono=mono)
 
 
-def decode_stream(
+def decode_sound(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S) -> DecodedAudio | None:
+    """Decode the sound of a video with its channels; None if it has none."""
+    name = f"sound of the {name}"
+    with open_container(content, name, _HINT) as container:
+        stream = container.streams.best("audio")
+        return None if stream is None else _decode_stream(container, stream, name, max_s=max_s, mono=False)
+
+
+def _decode_stream(
     container: av.container.InputContainer, stream: Any, name: str, *, max_s: float, mono: bool
 ) -> DecodedAudio:
     """Decode an audio stream of an open container, see `decode_audio`."""
