@@ -48,9 +48,9 @@ def load_gate_file(path: Path) -> GateLimits:
     if len(content) > MAX_BYTES:
         raise InputError(f"`{label}` is larger than {MAX_BYTES // 1024} KiB, the maximum for a gate file")
     tree = parse_yaml(SourceText.of_text(label, text), text)
-    diagnostics = [_reworded(item) for item in tree.diagnostics]
-    if tree.data is None or diagnostics:
-        raise GateFileError(tuple(diagnostics))
+    problems = [_reworded(item) for item in tree.diagnostics]
+    if tree.data is None or problems:
+        raise GateFileError(tuple(problems))
     return _GateReader(tree, tree.data).read()
 
 

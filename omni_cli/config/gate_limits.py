@@ -111,8 +111,8 @@ def merge_limits(
             merged.pop(name, None)
             places.pop(name, None)
     difference = 0.0 if identical_outputs else limits.max_abs_diff if limits else None
-    limited = {limit.metric for limit in quality}
-    quality += tuple(limit for limit in (limits.quality if limits else ()) if limit.metric not in limited)
+    names = {limit.metric for limit in quality}
+    quality += tuple(limit for limit in (limits.quality if limits else ()) if limit.metric not in names)
     if not merged and difference is None and memory is None and not quality:
         return None
     return GateLimits(merged, difference, places, memory, quality)

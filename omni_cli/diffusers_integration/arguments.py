@@ -142,7 +142,7 @@ def _fill(
 
 
 def _note_on_steps(resolved: DiffusionRequest, request: DiffusionRequest) -> list[str]:
-    """Return a note if a schedule overrides the request's number of steps; it overrides the stage's without a note."""
+    """Report a request's number of steps that its own schedule overrides; the stage's value is overridden silently."""
     steps = request.num_inference_steps
     for name in ("sigmas", "timesteps"):
         schedule = resolved.call.get(name)

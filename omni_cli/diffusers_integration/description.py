@@ -139,7 +139,7 @@ def _read_output_fields(call: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _compares_with_latents(call: Callable[..., Any]) -> bool:
-    """Return True if a call returns tensors as it returns latents: one list that it checks names both types."""
+    """Return True if a call returns tensors as it returns latents: it looks for the output type in a list of both."""
     lists = (set(value) for value in call.__code__.co_consts if isinstance(value, tuple | frozenset))
     return any({"pt", "latent"} <= values and "pil" not in values for values in lists)
 

@@ -309,7 +309,7 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _takes_frames(argument: Argument) -> bool:
-    """Return True if an argument's values can be lists of images, and not only tensors."""
+    """Return True if its values can be lists of images, and not tensors only."""
     return file_kind(argument.types) == "image" or any(value_type.name == "Any" for value_type in argument.types)
 
 
@@ -322,7 +322,7 @@ def _field_for(medium: Medium, types: Types) -> str:
 
 
 def _is_item_alone(argument: Argument, value: object) -> bool:
-    """Return True if a value is one item of a list; a video is a whole list of frames."""
+    """Return True if it is one item of a list; a video is a whole list of frames."""
     if not takes_only_lists(argument.types) or isinstance(value, list | tuple) or value is None:
         return False
     return not (isinstance(value, Path) and argument.file_kind == "image" and kind_of_file(value) == "video")

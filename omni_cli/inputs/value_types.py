@@ -75,7 +75,7 @@ def is_plain(types: Types) -> bool:
 
 
 def is_finite_number(value: object) -> TypeGuard[int | float]:
-    """Return True for a number that can be sent to a stage; whole numbers in JSON have any length."""
+    """Return True if it is a number that a stage can be sent: JSON has whole ones of any length."""
     if isinstance(value, float):
         return abs(value) <= sys.float_info.max
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**64
@@ -186,7 +186,7 @@ def _key(types: Types, key: object) -> object:
 
 
 def _is_numeric(value: object) -> bool:
-    """Return True if a value can become a tensor: a number, or nested lists with at least one number."""
+    """Return True if a tensor can be made of it: a number, or nested lists of them with at least one."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_numeric, value))
     return isinstance(value, bool) or is_finite_number(value)

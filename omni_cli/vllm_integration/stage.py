@@ -242,7 +242,9 @@ class VllmStage:
     def check_numbers(self, made: torch.Tensor | None, what: str) -> None:
         """Raise `StageError` if the model's output contains a NaN or an infinity."""
         if made is not None and not torch.isfinite(made).all():
-            raise StageError(f"the model made NaN or infinite {what}", stage=self.spec.stage.name)
+            raise StageError(
+                f"the model made {what} that are not numbers (NaN or infinite)", stage=self.spec.stage.name
+            )
 
     def output(self, active: ActiveRequest, output: RequestOutput | PoolingRequestOutput) -> list[Report]:
         raise NotImplementedError
@@ -335,7 +337,7 @@ class TextStage(VllmStage):
         now = time.perf_counter()
         request_id = active.request.request_id
         if request_id in self.processor.not_numbers:
-            raise StageError("the model made NaN logits", stage=self.spec.stage.name)
+            raise StageError("the model made logits that are not numbers (NaN)", stage=self.spec.stage.name)
         if completion.token_ids and active.first_token_s is None:
             active.first_token_s = now
         active.token_ids += completion.token_ids

@@ -103,8 +103,8 @@ class TuneOptions(WorkloadOptions):
         """Parse `--max-memory`. Raises `UsageError`."""
         if self.max_memory is None:
             return None
-        match = _SIZE.fullmatch(self.max_memory.strip())
-        if match is None or not float(match[1]) > 0:
+        size = _SIZE.fullmatch(self.max_memory.strip())
+        if size is None or not float(size[1]) > 0:
             message = f"invalid value for `--max-memory`: `{visible(self.max_memory, 80)}` is not a size"
             raise UsageError(message, hint="for example `--max-memory 20GiB`")
-        return int(float(match[1]) * _UNITS[match[2]])
+        return int(float(size[1]) * _UNITS[size[2]])
