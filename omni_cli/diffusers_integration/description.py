@@ -63,9 +63,8 @@ def class_named(name: str) -> type[Any]:
     """Return one of diffusers' classes. Raises `CheckpointError` for one that it lacks, or that lacks a package."""
     pipeline_class = getattr(diffusers, name, None)
     if not isinstance(pipeline_class, type):
-        near = difflib.get_close_matches(
-            name, [class_name for class_name in dir(diffusers) if class_name.endswith("Pipeline")], n=1
-        )
+        pipelines = [class_name for class_name in dir(diffusers) if class_name.endswith("Pipeline")]
+        near = difflib.get_close_matches(name, pipelines, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"this is diffusers {diffusers.__version__}"
         raise CheckpointError(f"diffusers has no class `{name}`", hint=hint)
     for package in getattr(pipeline_class, "_backends", ()):  # of a placeholder
@@ -104,16 +103,14 @@ def described_modular(modular: ModularPipeline) -> PipelineCall:
     """Describe a modular pipeline by the inputs of its blocks, which do not say what each of their workflows needs."""
     blocks, pipeline_class = modular.blocks, type(modular)
     arguments = {
-        input_parameter.name: Argument(
-            _read_types(
-                input_parameter.type_hint or INPUT_PARAM_TEMPLATES.get(input_parameter.name, {}).get("type_hint")
-            ),
-            _plain(input_parameter.default),
+        block_input.name: Argument(
+            _read_types(block_input.type_hint or INPUT_PARAM_TEMPLATES.get(block_input.name, {}).get("type_hint")),
+            _plain(block_input.default),
         )
-        for input_parameter in blocks.inputs
-        if input_parameter.name is not None
+        for block_input in blocks.inputs
+        if block_input.name is not None
     }
-    if any("guider" in input_parameter.name for input_parameter in blocks.expected_components):
+    if any("guider" in component.name for component in blocks.expected_components):
         # A component has it, which is not an input of the blocks.
         arguments.setdefault("guidance_scale", Argument((ValueType("float"), ValueType("None"))))
     module = sys.modules[pipeline_class.__module__]

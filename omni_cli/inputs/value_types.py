@@ -89,9 +89,9 @@ def described(types: Types) -> str:
 def converted(types: Types, value: object, *, is_strict: bool = True) -> object:
     """Return a value of JSON for a pipeline's call: `@FILE` as a path, lists as tuples and whole numbers as floats.
 
-    Values that are not JSON are files that have been read. Without `is_strict`, also those that pipelines
-    accept although their annotations do not say so: null, a number of the other kind, several files for one, tuples of
-    another length, and objects and lists instead of a text. Raises `ValueError` for a value that does not fit.
+    Values that are not JSON are files that have been read. Without `is_strict`, values fit that pipelines accept
+    although their annotations do not say so: null, a number of the other kind, several files for one, tuples of another
+    length, and objects and lists instead of a text. Raises `ValueError` for a value that does not fit.
     """
     # A whole number stays one where the call takes both.
     for value_type in sorted(types or ANY, key=lambda value_type: value_type.name == "float"):

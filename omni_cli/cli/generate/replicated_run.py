@@ -52,7 +52,7 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
                 self._progress.handle(RequestResult(spec.request_id, (), ()))
         if len(open_specs) < len(specs):
             done = count(len(specs) - len(open_specs), "request")
-            self._tell(f"{done} of {len(specs)} done before: {self._finished.path}")
+            self._print_note(f"{done} of {len(specs)} done before: {self._finished.path}")
         if not open_specs:
             return
         for stage in self._worker.config.stages:
@@ -77,7 +77,7 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
         record = RequestRecord(spec.request_id, outputs, result.stages, result.error, spec.place, answer.total_s)
         self._end(index, replace(record, notes=result.notes))
 
-    def _tell(self, message: str) -> None:
+    def _print_note(self, message: str) -> None:
         self._progress.hide()
         console.print_note(message)
         self._progress.show()
