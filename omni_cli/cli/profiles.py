@@ -178,8 +178,8 @@ def _check(name_or_path: str) -> dict[str, object]:
     except ProfileError as error:
         console.print_error(error)
         console.print_note("")
-        diagnostics = [item.as_dict() for item in getattr(error, "diagnostics", ())]
+        mistakes = [item.as_dict() for item in getattr(error, "diagnostics", ())]
         unreadable = {"source": name_or_path, "line": None, "column": None}
         entry["valid"] = False
-        entry["diagnostics"] = diagnostics or [{**unreadable, "message": error.message, "hint": error.hint}]
+        entry["diagnostics"] = mistakes or [{**unreadable, "message": error.message, "hint": error.hint}]
     return entry
