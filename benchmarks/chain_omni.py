@@ -63,7 +63,7 @@ class SingleStage:
     def __init__(self, config: EngineConfig, name: str) -> None:
         self.config = config
         self.name = name
-        self._fork_server = ForkServer(config)
+        self._fork_server = ForkServer(config.backends)
         self._client: StageClient | None = None
         self._reports: asyncio.Queue[Report | None] = asyncio.Queue()
 

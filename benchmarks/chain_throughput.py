@@ -32,7 +32,7 @@ from chain_omni import OmniSide
 from chain_workload import CHAIN, PROFILE, STAGES, RequestWork, Round, overrides
 from common import Ratio, interleaved, machine, machine_line, ratio_of_medians
 
-from omni_cli.checkpoints.resolve import is_built, resolve_model
+from omni_cli.checkpoints.resolve import find_folder, resolve_model
 from omni_cli.config.loader import load_profile
 
 GOALS = {"thinker": 3.0, "talker": 3.0, "token2wav": 2.5, CHAIN: 4.0}
@@ -62,7 +62,7 @@ def main() -> int:
 
 def _build(model: str) -> None:
     """Build in a separate process, so that this one never imports torch."""
-    if not is_built(model):
+    if find_folder(model) is None:
         code = f"import sys; sys.path[:0] = {sys.path!r}; from omni_cli.checkpoints.resolve import resolve_model as r"
         subprocess.run([sys.executable, "-c", f"{code}; r({model!r})"], check=True)
 

@@ -14,7 +14,6 @@ from omni_cli.bench.iteration import Finished, Iteration
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.request_file import MeasuredRequest, measured_requests
 from omni_cli.bench.workload import Workload, has_successor, measured_stages, stages_before, with_fixed_work
-from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
@@ -40,7 +39,7 @@ class LoadedWorkload:
         self._verbose = verbose
         self._records = records
         # One fork server for all engines of this process, because its imports take seconds.
-        self._fork_server = ForkServer(self.config, verbose=verbose)
+        self._fork_server = ForkServer(self.config.backends, verbose=verbose)
         self._prompts: Prompts | None = None
         self._file_requests: tuple[MeasuredRequest, ...] = ()
         self._handoffs: list[bytes] = []
@@ -103,7 +102,7 @@ class LoadedWorkload:
         if self._prompts is None and file is None and not self._handoffs:
             family = family_of_stages(self.config.model, self.config.stages)
             frame = ("", "") if family is None else family.prompt_frame
-            self._prompts = Prompts(resolve_model(self.config.model), self._workload.input_len, frame=frame)
+            self._prompts = Prompts(str(self.llm.checkpoint), self._workload.input_len, frame=frame)
         wants_handoff = has_successor(self.config, self.measured)
         requests = []
         for index in range(self._workload.batch_size):

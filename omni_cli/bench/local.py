@@ -106,18 +106,13 @@ def plan_variant_configs(
 
 def check_variant_config(variant: VariantConfig, config: EngineConfig) -> None:
     """Reject settings that the checkpoint does not fit or this machine cannot run. Raises `OmniError`."""
-    from omni_cli.checkpoints.resolve import is_built, resolve_model
+    from omni_cli.checkpoints.resolve import find_folder
     from omni_cli.engine.checkpoint_fit import check_fit
-    from omni_cli.engine.devices import check_devices, has_cuda_device
-    from omni_cli.execution.copies import why_not_async
 
-    model = resolve_model(config.model) if is_built(config.model) else config.model
-    if Path(model).is_dir():
-        check_fit(config, model)
-    check_devices(config)
-    for stage in () if has_cuda_device() else config.stages:
-        if stage.output_copy == "async" and "output_copy" in variant.varied_keys(stage.name):
-            raise StageError(f"variant `{variant.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
+    folder = find_folder(config.model)
+    if folder is not None:
+        check_fit(config, folder)
+    _check_device(variant, config)
 
 
 def _two_commits(
@@ -128,25 +123,35 @@ def _two_commits(
     name = "this code" if mine.startswith(ref) else mine or "this code"
     return (
         replace(variant, name=ref, settings={**variant.settings, "code": commit}),
-        replace(
-            variant,
-            name=name if name != ref else "this code",
-            settings={**variant.settings, "code": mine},
-        ),
+        replace(variant, name=name if name != ref else "this code", settings={**variant.settings, "code": mine}),
     )
 
 
 def load_variant_config(source: ProfileSource, variant: VariantConfig, option: str = "--vary") -> EngineConfig:
-    """Load a variant's profile; errors in its settings name the option. Raises `InvalidProfileError`."""
+    """Load a variant's configuration; errors in its settings name the option. Raises `InvalidProfileError`."""
     try:
         return source.load(variant.overrides)
     except InvalidProfileError as error:
         varied = {f"--set {text}" for text in variant.overrides}
         named = []
         for item in error.diagnostics:
-            if item.place.source.label in varied:
-                written = replace(item.place.source, label=f"{option} {variant.name}")
-                item = replace(item, place=replace(item.place, source=written), order=len(error.diagnostics))
+            if item.location.source.label in varied:
+                written = replace(item.location.source, label=f"{option} {variant.name}")
+                item = replace(item, location=replace(item.location, source=written), order=len(error.diagnostics))
             named.append(item)
         # One option sets a key of several stages, and is one mistake.
         raise InvalidProfileError(dict.fromkeys(named)) from error
+
+
+def _check_device(variant: VariantConfig, config: EngineConfig) -> None:
+    """Reject settings that this machine cannot run. Raises `StageError`."""
+    from omni_cli.engine.devices import check_devices, has_cuda_device
+
+    check_devices(config)
+    if has_cuda_device():
+        return
+    from omni_cli.execution.copies import why_not_async
+
+    for stage in config.stages:
+        if stage.output_copy == "async" and "output_copy" in variant.varied_keys(stage.name):
+            raise StageError(f"variant `{variant.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.engine.describing import capabilities_of
+from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
@@ -56,7 +56,7 @@ def measured_requests(path: Path, config: EngineConfig) -> tuple[MeasuredRequest
 
 def _read_specs(path: Path, config: EngineConfig) -> list[RequestSpec]:
     specs = []
-    for spec in read_requests(path, capabilities_of(config), {}):
+    for spec in read_requests(path, get_capabilities(config), {}):
         if isinstance(spec, BadRequest):
             raise _at(spec.place, spec.error)
         if spec.modalities is not None:

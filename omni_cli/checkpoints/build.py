@@ -1,22 +1,36 @@
-"""Build a checkpoint folder, complete or not at all. Imports nothing heavy until something is built."""
+"""Build a built-in checkpoint, complete or not at all, in a folder or in the user's cache.
+
+Imports nothing heavy until something is built.
+"""
 
 from __future__ import annotations
 
+import ast
+import fcntl
 import filecmp
+import functools
+import hashlib
+import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from omni_cli.errors import OmniError, OutputError
-from omni_cli.families import builtins, load
+from omni_cli.checkpoints.hub import home_folder
+from omni_cli.errors import CheckpointError, OmniError, OutputError
+from omni_cli.families import BUILTIN_PREFIX, builtins, load
 from omni_cli.temporary_folder import scratch_folder
 
+# These packages, besides our own code, determine the bytes of a built folder.
+_PACKAGES = ("transformers", "diffusers", "tokenizers", "safetensors", "torch", "numpy")
 _PARTIAL = ".partial-"
 # Every loader reads these first, so they are written last.
 _ENTRY_FILES = ("config.json", "model_index.json")
+_ELSEWHERE = "choose another folder with `--output-dir`"
+_OS_ERROR = re.compile(r"os error (\d+)")
 
 
 def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] = lambda: None) -> bool:
@@ -27,20 +41,20 @@ def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] =
     called when all is built and nothing is in place yet; an exception from it stops the build.
     """
     try:
-        place = target.resolve()
-        if place.exists() and not place.is_dir():
+        path = target.resolve()
+        if path.exists() and not path.is_dir():
             raise OutputError(f"`{target}` is a file, not a folder", hint=_ELSEWHERE)
-        empty = place.is_dir() and not any(place.iterdir())
-        occupied = place.is_dir() and not empty
-        if occupied and not any((place / name).exists() for name in _ENTRY_FILES):
+        empty = path.is_dir() and not any(path.iterdir())
+        occupied = path.is_dir() and not empty
+        if occupied and not any((path / name).exists() for name in _ENTRY_FILES):
             raise OutputError(f"`{target}` is not empty and holds no checkpoint", hint=_ELSEWHERE)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         raise OutputError(f"`{error.filename}` is a file, not a folder", hint=_ELSEWHERE) from error
     except OSError as error:
         raise _cannot_write(target, error) from error
     # Next to the target, to be renamed into place; inside an empty folder, whose parent may be read-only.
-    prefix, parent = (_PARTIAL, place) if empty else (f".{place.name}{_PARTIAL}", place.parent)
+    prefix, parent = (_PARTIAL, path) if empty else (f".{path.name}{_PARTIAL}", path.parent)
     with ExitStack() as stack:
         try:
             partial = stack.enter_context(scratch_folder(prefix, parent, mode=0o777))
@@ -54,21 +68,12 @@ def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] =
         try:
             if empty:
                 for entry in sorted(partial.iterdir(), key=lambda entry: entry.name in _ENTRY_FILES):
-                    entry.rename(place / entry.name)
+                    entry.rename(path / entry.name)
             else:
-                partial.rename(place)
+                partial.rename(path)
         except OSError as error:
             raise _cannot_write(target, error) from error
     return True
-
-
-def remove_partials(target: Path) -> None:
-    """Remove the leftovers of killed builds of `target`. Call only while no other build of it can run."""
-    for stale in target.parent.glob(f".{target.name}{_PARTIAL}*"):
-        shutil.rmtree(stale, ignore_errors=True)
-
-
-_ELSEWHERE = "choose another folder with `--output-dir`"
 
 
 def _build(name: str, folder: Path, seed: int, target: Path) -> None:
@@ -86,9 +91,6 @@ def _build(name: str, folder: Path, seed: int, target: Path) -> None:
         if not _is_write_failure(error):
             raise
         raise _cannot_write(target, error) from error
-
-
-_OS_ERROR = re.compile(r"os error (\d+)")
 
 
 def _is_write_failure(error: Exception) -> bool:
@@ -116,3 +118,105 @@ def _cannot_write(path: Path, error: Exception) -> OutputError:
         number = int(match[1])
     reason = os.strerror(number) if number else str(error).splitlines()[0]
     return OutputError(f"cannot write `{path}`: {reason}", hint=_ELSEWHERE)
+
+
+def cache_folder() -> Path:
+    """Return the cache of built-in models: `$XDG_CACHE_HOME/omni-cli/checkpoints`, by default below `~/.cache`.
+
+    Raises `OmniError` for a user without a home folder.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # By the XDG specification, a relative path is ignored.
+    root = Path(base) if Path(base).is_absolute() else home_folder() / ".cache"
+    return root / "omni-cli" / "checkpoints"
+
+
+def cached_folder(name: str) -> Path:
+    """Return the folder in the cache for the built-in checkpoint `name`, which may not be built yet."""
+    return cache_folder() / f"{name}-{_fingerprint(name)}"
+
+
+def build_in_cache(name: str) -> Path:
+    """Return the cached folder, building it if necessary; a second process waits for the first."""
+    target = cached_folder(name)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent / f".{target.name}.lock"):
+            if not target.is_dir():
+                for stale in target.parent.glob(f".{target.name}{_PARTIAL}*"):  # of killed builds
+                    shutil.rmtree(stale, ignore_errors=True)
+                build_folder(name, target, seed=0)
+    except OutputError as error:
+        raise _cache_unusable(error.message) from error
+    except OSError as error:
+        raise _cache_unusable(f"cannot write `{target.parent}`: {error.strerror or error}") from error
+    return target
+
+
+def _cache_unusable(reason: str) -> OutputError:
+    return OutputError(
+        f"cannot store the built-in model: {reason}",
+        hint="set XDG_CACHE_HOME to a folder with space, or use `omni models build` and `--model DIR`",
+    )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock, which the system releases even if the process is killed."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@functools.cache
+def _fingerprint(name: str) -> str:
+    """Hash everything that may change the built bytes: the builder's modules and the libraries."""
+    digest = hashlib.sha256(name.encode())
+    sources = _imported(builtins()[name].builtins[name].partition(":")[0])
+    if not sources:
+        raise CheckpointError(f"the builder of `{BUILTIN_PREFIX}{name}` is not installed")
+    for _, source in sorted(sources.items()):
+        digest.update(source)
+    for package in _PACKAGES:
+        digest.update(f"{package}=={_version(package)}".encode())
+    return digest.hexdigest()[:12]
+
+
+def _imported(builder: str) -> dict[str, bytes]:
+    """Return the sources of a module and of its imports from its own package and omni, found without running them."""
+    packages = (builder.partition(".")[0], "omni_cli")
+    sources: dict[str, bytes] = {}
+    pending = {builder}
+    while pending:
+        module = pending.pop()
+        origin = _origin(module)
+        if origin is None or module in sources:
+            continue
+        sources[module] = origin.read_bytes()
+        for node in ast.walk(ast.parse(sources[module])):
+            if isinstance(node, ast.ImportFrom):
+                base = importlib.util.resolve_name("." * node.level + (node.module or ""), module.rpartition(".")[0])
+                names = {base, *(f"{base}.{alias.name}" for alias in node.names)}
+            else:
+                names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            pending.update(name for name in names if name.partition(".")[0] in packages)
+    return sources
+
+
+def _origin(module: str) -> Path | None:
+    """Return the file of a module; None for a class or function, and for a module that is not installed."""
+    package, *parts = module.split(".")
+    # Only the package: looking up the whole name would import everything in front of it.
+    spec = importlib.util.find_spec(package)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    stems = [Path(folder, *parts) for folder in folders]
+    files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _version(package: str) -> str | None:
+    """Return the installed version; None if it is not installed, which the build reports."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

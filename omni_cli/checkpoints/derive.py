@@ -83,10 +83,10 @@ def decoder_settings(
 ) -> dict[str, Any]:
     """Return settings of an AR stage that shares the machine: `share` of a device, `room_bytes` of a host."""
     is_cpu = machine.device == "cpu"
-    given = {"max_model_len": 4096 if is_cpu else 32768, "max_num_seqs": 8 if is_cpu else 32}
-    sizes = kv_cache(decoder, dtype, **given, room_bytes=room_bytes)
+    limits = {"max_model_len": 4096 if is_cpu else 32768, "max_num_seqs": 8 if is_cpu else 32}
+    sizes = kv_cache(decoder, dtype, **limits, room_bytes=room_bytes)
     return {
-        **(sizes if is_cpu else {**given, "gpu_memory_utilization": share}),
+        **(sizes if is_cpu else {**limits, "gpu_memory_utilization": share}),
         "cudagraph_mode": "none" if is_cpu else "full_and_piecewise",
         "output_copy": "async",
     }
@@ -106,7 +106,7 @@ def _bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
 def weights_bytes(folder: Path) -> int:
     """Return the size of the files with weights.
 
-    For those that are not downloaded yet, what their index says, else an estimate from the configuration.
+    Files that are not downloaded yet count with the size in their index, else with an estimate from the configuration.
     """
     index = folder / "model.safetensors.index.json"
     named = read_object(index).get("metadata", {}).get("total_size", 0) if index.is_file() else 0

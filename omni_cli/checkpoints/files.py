@@ -72,12 +72,12 @@ class Component:
     folder: Path | None
 
 
-def components_of(folder: Path) -> dict[str, Component]:
+def read_components(folder: Path) -> dict[str, Component]:
     """Return the components that a diffusers folder's index names, without those that are null."""
     index = index_file(folder)
     entries = {} if index is None else read_object(index)
-    found = {name: _component(folder, name, value) for name, value in entries.items() if not name.startswith("_")}
-    return {name: component for name, component in found.items() if component is not None}
+    components = {name: _component(folder, name, value) for name, value in entries.items() if not name.startswith("_")}
+    return {name: component for name, component in components.items() if component is not None}
 
 
 def _component(folder: Path, name: str, value: object) -> Component | None:
@@ -85,7 +85,7 @@ def _component(folder: Path, name: str, value: object) -> Component | None:
         case [str() as library, str() as class_name]:
             return Component(library, class_name, folder / name)
         case [_, _, {"type_hint": [library, class_name], "pretrained_model_name_or_path": str() as source, **others}]:
-            # A modular pipeline names where each was loaded from; diffusers prefers a copy in the folder.
+            # A modular pipeline names the source of each component; diffusers prefers a copy in the folder.
             part = str(others.get("subfolder") or "")
             elsewhere = Path(source) / part if Path(source).is_absolute() else None
             return Component(library, class_name, folder / part if (folder / part).is_dir() else elsewhere)
@@ -175,9 +175,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def used_files(files: Iterable[Path]) -> list[Path]:
-    """Return those of a folder's files of weights that hold the model, sorted.
+    """Return the weight files of a folder that hold the model, sorted.
 
-    The others are a LoRA adapter and, beside a model in one file, the shards that it was saved in before.
+    Left out are a LoRA adapter and, beside a model in one file, the shards of an earlier save.
     """
     known = sorted(file for file in files if not file.name.startswith("adapter_"))
     whole = {file.stem for file in known}
@@ -187,8 +187,8 @@ def used_files(files: Iterable[Path]) -> list[Path]:
 def loaded_bytes(folder: Path, itemsize: int, prefixes: Collection[str] = ("",)) -> int | None:
     """Return the size of a folder's weights in memory, of those whose names begin with one of `prefixes`.
 
-    A number has `itemsize` bytes; types that are not loaded as another, such as those of quantized weights, have their
-    size in the file. None for a folder without weights.
+    A floating-point number has `itemsize` bytes; types that are loaded as they are, such as those of quantized weights,
+    have their size in the file. None for a folder without weights.
     """
     files = weight_files(folder)
     files = [file for file in files if "." not in file.stem] or files  # without variants, such as `.fp16`
@@ -205,16 +205,16 @@ def loaded_bytes(folder: Path, itemsize: int, prefixes: Collection[str] = ("",))
 def _nearby(folder: Path) -> str | None:
     """Return a hint at a checkpoint one level down, as after unpacking into another folder."""
     for name in ("config.json", "model_index.json", MODULAR_INDEX):
-        for found in sorted(folder.glob(f"*/{name}")):
-            return f"did you mean `{found.parent}`?"
+        for file in sorted(folder.glob(f"*/{name}")):
+            return f"did you mean `{file.parent}`?"
     return None
 
 
 def _check_pipeline(folder: Path) -> None:
     """Check a diffusers folder: each component that its index names, and weights if it has a config.json."""
-    made = read_family(folder).unsaved_parts.get(read_model_kind(folder), ())
-    for name, component in components_of(folder).items():
-        if component.folder is None or (not component.folder.is_dir() and name in made):
+    unsaved = read_family(folder).unsaved_parts.get(read_model_kind(folder), ())
+    for name, component in read_components(folder).items():
+        if component.folder is None or (not component.folder.is_dir() and name in unsaved):
             continue
         if not component.folder.is_dir():
             raise CheckpointError(f"`{folder}` has no component `{name}`", hint=_COPY_AGAIN)
@@ -225,7 +225,7 @@ def _check_pipeline(folder: Path) -> None:
 
 def _check_weights(folder: Path, roles: tuple[StageRole, ...] = ()) -> None:
     """Check that every file an index names exists, and every safetensors file of the model is complete."""
-    # Files with tensors that are not the model's: a trainer's, and those that a family's stages read.
+    # Tensors in these files are not the model's: a trainer's arguments, and files that a family's stages read.
     others = {"training_args.bin", *(name for role in roles for names in role.needed_files for name in names)}
     files = used_files(file for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES and file.name not in others)
     # An index of another format may be left of a download without its shards.

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from omni_cli.checkpoints.files import check_checkpoint
 from omni_cli.errors import CheckpointError, OmniError
-
-# Files that identify a checkpoint: everything but weights.
-_SETTINGS = ("*.json",)
 
 
 def home_folder() -> Path:
@@ -33,34 +29,26 @@ def hub_cache_folder() -> Path:
     return home_folder() / ".cache/huggingface/hub"
 
 
-def download(repo_id: str) -> str:
-    """Return the folder with a repo's files, downloading what the cache lacks. Raises `CheckpointError`."""
-    folder = _snapshot(repo_id)
-    check_checkpoint(folder)
-    return str(folder)
-
-
-def download_settings(repo_id: str) -> Path:
-    """Return the folder with a repo's configuration files, without its weights. Raises `CheckpointError`."""
-    return _snapshot(repo_id, allow_patterns=list(_SETTINGS))
-
-
 def cached_settings(repo_id: str, file: str) -> Path | None:
-    """The folder of a repo that was downloaded before and has `file`; None if there is none. Uses no network."""
+    """Return the folder of a repo that was downloaded before and has `file`, else None. Uses no network."""
     if repo_id.count("/") != 1 or ":" in repo_id:
         return None
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(repo_id, file)
+        cached = try_to_load_from_cache(repo_id, file)
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
-def _snapshot(repo_id: str, **options: Any) -> Path:
-    hub_cache_folder()  # without a home folder, it would be one with the name `~` in the current folder
+def download(repo_id: str, *, settings_only: bool = False) -> Path:
+    """Return the folder with a repo's files, downloading what the cache lacks. Raises `CheckpointError`.
+
+    With `settings_only`, only its configuration files.
+    """
+    hub_cache_folder()  # fails without a home folder, where the library would create a folder named `~`
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -69,7 +57,7 @@ def _snapshot(repo_id: str, **options: Any) -> Path:
         raise OmniError(f"a repo id needs huggingface_hub: {error}", hint="run `omni doctor`") from error
     disable_progress_bars()
     try:
-        return Path(snapshot_download(repo_id, **options))
+        folder = Path(snapshot_download(repo_id, allow_patterns="*.json" if settings_only else None))
     except RepositoryNotFoundError as error:
         raise CheckpointError(
             f"`{repo_id}` is not on the Hugging Face hub, or you have no access to it",
@@ -85,3 +73,6 @@ def _snapshot(repo_id: str, **options: Any) -> Path:
         raise CheckpointError(
             f"cannot download `{repo_id}`: {reason}", hint="check the network and the disk"
         ) from error
+    if not settings_only:
+        check_checkpoint(folder)
+    return folder

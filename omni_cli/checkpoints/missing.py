@@ -18,21 +18,21 @@ _LAYER = re.compile(r"\d+(?=\.[^.]+\.)")
 def lacking(folder: str | Path, names: Sequence[str], *, finder: str | None = None) -> CheckpointError:
     """Return the error of a checkpoint without these weights, or of a `finder` that has these names for them."""
     first = ", ".join(names[:_NUM_NAMED]) + (", ..." if len(names) > _NUM_NAMED else "")
-    found = f"`{folder}` lacks {len(names)} of its weights"
+    message = f"`{folder}` lacks {len(names)} of its weights"
     if finder is not None:
-        found = f"{finder} finds no weights in `{folder}` for {len(names)} of its parameters"
+        message = f"{finder} finds no weights in `{folder}` for {len(names)} of its parameters"
     return CheckpointError(
-        f"{found}: {first}", hint="get the checkpoint again, or save it again with `save_pretrained`"
+        f"{message}: {first}", hint="get the checkpoint again, or save it again with `save_pretrained`"
     )
 
 
 def find_fault(folder: Path, aliases: Iterable[str], prefix: str, *, is_loaded: bool) -> CheckpointError | None:
     """Compare the weights in `folder` whose names begin with `prefix` with those that transformers would save.
 
-    `aliases` are other names of the checkpoint's class. Where a model `is_loaded`, it has all that it needs, and only
-    shapes are compared, if those of the layers differ: vLLM takes the first rows of a matrix that has too many. Returns
-    None if there is no fault, and for checkpoints that transformers would save in another way: of classes that it
-    lacks, quantized, or of an older version.
+    `aliases` are other names of the checkpoint's class. A model that `is_loaded` has all its weights; only shapes are
+    compared then, and only if they differ between layers, because vLLM takes the first rows of a matrix that has too
+    many. Returns None if there is no fault, and for checkpoints that transformers would save in another way: of classes
+    that transformers lacks, quantized, or of an older version.
     """
     shapes = weight_shapes(folder) or ({} if is_loaded else _pickled_shapes(folder))
     saved = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}

@@ -12,7 +12,7 @@ from pathlib import Path
 def quiet_transformers() -> Iterator[None]:
     """Disable progress bars and warnings of transformers.
 
-    The intended text ids of the talker outside its own vocabulary would be reported.
+    They would report the talker's text ids outside its own vocabulary, which are intended.
     """
     from transformers.utils import logging
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from omni_cli.checkpoints.derive import ITEMSIZES, weights_bytes
-from omni_cli.checkpoints.files import components_of, entry_file, loaded_bytes, read_dtype, read_family
+from omni_cli.checkpoints.files import entry_file, loaded_bytes, read_components, read_dtype, read_family
 from omni_cli.config.schema import DiffusionStageConfig, EngineConfig, StageConfig
 from omni_cli.families import Family, StageRole, published_needs
 
@@ -23,9 +23,9 @@ def stage_weights(config: EngineConfig, folder: Path | None, *, is_complete: boo
     """
     if folder is not None and is_complete:
         family = read_family(folder)
-        found = {stage.name: _in_files(config, stage, family, folder) for stage in config.stages}
-        if all(found.values()):
-            return found
+        weights = {stage.name: _in_files(config, stage, family, folder) for stage in config.stages}
+        if all(weights.values()):
+            return weights
     published = published_needs(config.model)
     if published is not None:
         return {stage.name: _stated(config, stage, published.parameters) for stage in config.stages}
@@ -44,7 +44,7 @@ def _in_files(config: EngineConfig, stage: StageConfig, family: Family, folder: 
         whole = loaded_bytes(folder, ITEMSIZES[config.dtype])
         return {} if whole is None else {"": whole // sharing}
     if not wanted:
-        wanted = {name: () for name, part in components_of(folder).items() if part.folder == folder / name}
+        wanted = {name: () for name, part in read_components(folder).items() if part.folder == folder / name}
     sizes = {
         component: loaded_bytes(folder / component, _itemsize(config, stage, component), prefixes or ("",))
         for component, prefixes in wanted.items()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
 from typer.main import get_group
@@ -13,15 +14,27 @@ from typer.main import get_group
 from omni_cli import __version__
 from omni_cli.cli.lazy import LazyCommand, LazyGroup
 from omni_cli.cli.terminal import console, interrupts
-from omni_cli.cli.usage import is_missing_command, usage_error
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 from omni_cli.machine_limits import allow_open_files, known_failure
+from omni_cli.text import suggest
 
-# The shell's code for a program ended by SIGPIPE; 0 or 1 could be mistaken for a verdict.
 _MAX_WORDS = 10_000  # more would take seconds to parse
+# The shell's code for a program ended by SIGPIPE; 0 or 1 could be mistaken for a verdict.
 _BROKEN_PIPE = 141
 # The usual limit, 1024, is less than a server with as many clients needs.
 _OPEN_FILES = 65536
+
+_SERVER_HINT = "`omni loadtest URL` measures a running server"
+# Options that moved to another command.
+_MOVED = {
+    "omni bench": {
+        "--url": _SERVER_HINT, "--concurrency": _SERVER_HINT, "--request-rate": _SERVER_HINT, "--slo": _SERVER_HINT,
+        "--margin": "`omni compare RECORD --margin PERCENT` judges a saved record again",
+        "--allow-difference": "`omni compare A.json B.json --allow-difference FIELD` compares saved records",
+        "--self-check": "`omni compare RECORD --self-check` checks a saved record of one variant",
+        "--smaller-is-better": "`omni report RECORD --smaller-is-better FILE` writes it from a saved record",
+    },
+}  # fmt: skip
 
 
 class _Commands(LazyGroup):
@@ -139,10 +152,10 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
     except OmniError as error:
         failure = error
     except typer.TyperException as error:
-        if is_missing_command(error) and not as_json:
+        if _is_missing_command(error) and not as_json:
             console.print_note(error.message)
             return ExitCode.USAGE
-        failure = UsageError("missing command") if is_missing_command(error) else usage_error(error)
+        failure = UsageError("missing command") if _is_missing_command(error) else _usage_error(error)
     except Exception as error:  # noqa: BLE001 - the last resort: whatever is expected is an OmniError
         failure = _lost_folder() or known_failure(error) or _internal_error(error)
     if interrupts.was_interrupted():
@@ -166,3 +179,57 @@ def _internal_error(error: Exception) -> OmniError:
     )
     failure.__cause__ = error
     return failure
+
+
+def _is_missing_command(error: Exception) -> bool:
+    """True if a group was called without a command; `error.message` is then the group's whole help."""
+    return type(error).__name__ == "NoArgsIsHelpError"
+
+
+def _usage_error(error: Any) -> UsageError:
+    """Convert a Typer exception, with the nearest option or the command's help as its hint."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoSuchOption":
+        return UsageError(f"unknown option `{error.option_name}`", hint=_option_hint(error.option_name, context))
+    return UsageError(_message(error), hint=_help_hint(context))
+
+
+def _message(error: Any) -> str:
+    """Return Typer's sentence without its capital, full stop and quotation marks."""
+    param = getattr(error, "param", None)
+    detail = error.message.rstrip(".")
+    if param is not None and type(error).__name__ == "MissingParameter":
+        text = f"missing {param.param_type_name} `{_name(param)}`"
+    elif param is not None:
+        context = getattr(error, "ctx", None)
+        source = context and context.get_parameter_source(param.name)
+        name = param.envvar if source and source.name == "ENVIRONMENT" else _name(param)
+        text = f"invalid value for `{name}`: {detail[:1].lower()}{detail[1:]}"
+    else:
+        text = error.format_message().rstrip(".")
+        text = text[:1].lower() + text[1:]
+    return re.sub(r"'([^'\n]*)'", r"`\1`", text)
+
+
+def _name(param: Any) -> str:
+    """Return an option as typed, in its long form, and an argument by its placeholder."""
+    if param.param_type_name == "option":
+        return str(max(param.opts, key=len))
+    return str(param.metavar or param.name).upper()
+
+
+def _option_hint(option: str, context: Any) -> str | None:
+    if context is None:
+        return None
+    known = [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
+    if moved := _MOVED.get(context.command_path, {}).get(option):
+        return moved
+    # Short words that only share their dashes are not typos of each other.
+    suggestion = suggest(option, [*known, "--help"], cutoff=0.75)
+    if suggestion is None and context.parent is None:
+        return f"options of a command follow its name; see `{context.command_path} --help`"
+    return suggestion or _help_hint(context)
+
+
+def _help_hint(context: Any) -> str | None:
+    return f"see `{context.command_path} --help`" if context is not None else None

@@ -39,14 +39,14 @@ def file_stems(request_ids: Iterable[str]) -> dict[str, str]:
 @contextmanager
 def folder_if_used(folder: Path) -> Iterator[None]:
     """Create a folder and its parents, and remove at the end those that are empty. Raises `OSError`."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
         with suppress(OSError):  # the first that is not empty
-            for place in missing:
-                place.rmdir()
+            for parent in missing:
+                parent.rmdir()
 
 
 class ArtifactWriter:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from omni_cli.cli.compare_options import CompareOptions
-from omni_cli.cli.gate_options import need_numpy, read_fraction, refuse_failed, write_report
+from omni_cli.cli.gate_options import (
+    DEFAULT_MARGIN,
+    AllowDifferenceOption,
+    GateOptions,
+    MarginOption,
+    MaxMemoryRegressionOption,
+    need_numpy,
+    read_fraction,
+    refuse_failed,
+    write_report,
+)
+from omni_cli.cli.options import argument, option
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, InputError, OmniError, UsageError
 
@@ -19,6 +29,26 @@ if TYPE_CHECKING:
     from omni_cli.stats.comparison_result import ComparisonResult
 
 _EDITED_HINT = "measure again with `omni bench --output-json FILE`; records must not be edited by hand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(GateOptions):
+    """Two records, and the limits to judge them by."""
+
+    a: Annotated[Path, argument("A.json", "The record to compare with, or the file of another tool.")]
+    b: Annotated[Path | None, argument("B.json", "The record to judge; without it, the variants of A.json.")] = None
+    max_memory_regression: MaxMemoryRegressionOption = None
+    margin: MarginOption = DEFAULT_MARGIN
+    allow_difference: AllowDifferenceOption = None
+    self_check: Annotated[
+        bool,
+        option(
+            "--self-check",
+            None,
+            "Compare a single variant with itself: the smallest regression that its noise lets show; refuses limits "
+            "below it.",
+        ),
+    ] = False
 
 
 def compare(options: CompareOptions) -> int:

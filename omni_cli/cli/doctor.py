@@ -20,17 +20,15 @@ def doctor(
 
     Exits with 0 if the profiles that need no download, or the given one, can run, else with 6.
     """
-    from omni_cli.checkpoints.resolve import cache_folder
-    from omni_cli.config.bundled import bundled_profiles
-    from omni_cli.config.loader import load_profile
+    from omni_cli.checkpoints.build import cache_folder
+    from omni_cli.config.loader import load_bundled, load_profile
     from omni_cli.doctor import checkup, report
 
     facts = checkup.inspect_machine(cache_folder())
     problems = checkup.find_problems(facts)
     is_asked = profile is not None or model is not None
-    names = [choose_profile(profile, model)] if is_asked else list(bundled_profiles())
-    configs = [load_profile(name, model=model) for name in names]
-    verdicts = [checkup.judge_profile(config, facts, problems) for config in configs]
+    profiles = [load_profile(choose_profile(profile, model), model=model)] if is_asked else load_bundled().values()
+    verdicts = [checkup.judge_profile(config, facts, problems) for config in profiles]
     if as_json:
         console.print_json(report.document(facts, problems, verdicts))
     else:

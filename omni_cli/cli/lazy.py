@@ -106,8 +106,8 @@ def _load(name: str, command: LazyCommand) -> Any:
         single.command(name, cls=_Command)(_with_single_parameters(target))
         parser = get_command(single)
     parser.name = name
-    for each in getattr(parser, "commands", {name: parser}).values():
-        each.make_parser = functools.partial(_parser_of_single_options, each.make_parser)
+    for subcommand in getattr(parser, "commands", {name: parser}).values():
+        subcommand.make_parser = functools.partial(_parser_of_single_options, subcommand.make_parser)
     return parser
 
 
@@ -117,12 +117,12 @@ def _parser_of_single_options(make_parser: Callable[[Any], Any], context: Any) -
     parse = parser.parse_args
 
     def parse_args(args: list[str]) -> Any:
-        found = parse(args=args)
-        for option, count in Counter(found[2]).items():
+        parsed = parse(args=args)
+        for option, count in Counter(parsed[2]).items():
             repeats = option.param_type_name != "option" or option.multiple
             if count > 1 and not repeats and (option.secondary_opts or not option.is_flag):
                 raise UsageError(f"`{max(option.opts, key=len)}` is given twice", hint="remove one of them")
-        return found
+        return parsed
 
     parser.parse_args = parse_args
     return parser

@@ -36,7 +36,9 @@ def choose_profile(profile: str | None, model: str | None, *, quiet: bool = Fals
         return profile
     if model is None:
         return DEFAULT_PROFILE
-    bundled = _bundled_for(model)
+    from omni_cli.config.loader import load_bundled
+
+    bundled = next((name for name, config in load_bundled().items() if config.model == model), None)
     if bundled is not None:
         if not quiet:
             console.print_note(f"profile: {bundled}, which is for {model}")
@@ -54,20 +56,17 @@ def choose_profile(profile: str | None, model: str | None, *, quiet: bool = Fals
 def derive(model: str) -> dict[str, Any]:
     """Derive the data of a profile for a checkpoint and this machine; downloads no weights."""
     from omni_cli.checkpoints.derive import derive_profile
-    from omni_cli.checkpoints.hub import download_settings
+    from omni_cli.checkpoints.files import read_family
     from omni_cli.checkpoints.resolve import resolve_model
-    from omni_cli.config.loader import load_profile
-    from omni_cli.config.yaml_writer import to_yaml
-    from omni_cli.engine.describing import capabilities_of
+    from omni_cli.engine.describing import read_call
 
-    found = resolve_model(model)
-    folder = Path(found) if Path(found).is_dir() else download_settings(found)
+    folder = Path(resolve_model(model, settings_only=True))
     data = derive_profile(folder, this_machine(), model)
-    capabilities = capabilities_of(load_profile(_in_memory(to_yaml(data))))
-    if capabilities.call is not None:
-        # The stage of a pipeline is named after what that makes.
-        (made,), (stage,) = capabilities.modalities, data["stages"].values()
-        data["stages"] = {made: stage}
+    role = read_family(folder).roles[0]
+    if isinstance(role.takes, str):
+        # The stage of a pipeline is named after the pipeline's output.
+        (stage,) = data["stages"].values()
+        data["stages"] = {read_call(role, model).makes or role.name: stage}
     return data
 
 
@@ -102,11 +101,3 @@ def this_machine() -> Machine:
             hint="name a profile with `--profile`, or run on the CPU: `CUDA_VISIBLE_DEVICES= omni ...`",
         )
     return Machine("cuda", min(device.total_bytes or host_bytes for device in gpus.devices))  # 0: the host's is shared
-
-
-def _bundled_for(model: str) -> str | None:
-    """Return the bundled profile that names this model, if any."""
-    from omni_cli.config.bundled import bundled_profiles
-    from omni_cli.config.loader import load_profile
-
-    return next((name for name in bundled_profiles() if load_profile(name).model == model), None)

@@ -35,9 +35,9 @@ def _profiles() -> None:
 def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False) -> None:
     """List the bundled profiles."""
     from omni_cli.config.bundled import bundled_profiles
-    from omni_cli.config.loader import load_profile
+    from omni_cli.config.loader import load_bundled
 
-    configs = {path: load_profile(name) for name, path in bundled_profiles().items()}
+    configs = load_bundled()
     if as_json:
         entries = [
             {
@@ -46,9 +46,9 @@ def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, q
                 "model": config.model,
                 "dtype": config.dtype,
                 "stages": [{"name": stage.name, "kind": stage.kind} for stage in config.stages],
-                "path": str(path),
+                "path": str(bundled_profiles()[name]),
             }
-            for path, config in configs.items()
+            for name, config in configs.items()
         ]
         console.print_json({"schema": "omni.profiles.list/1", "profiles": entries})
         return
@@ -80,6 +80,7 @@ def show(
     """Show a profile as YAML, fully resolved: with its defaults, `--set`, `--model` and `--seed`."""
     from omni_cli.config.loader import load_profile
     from omni_cli.config.schema import profile_data
+    from omni_cli.config.yaml_writer import to_yaml
 
     if profile is not None and option_profile is not None:
         raise UsageError("the profile is given twice", hint="omit `--profile` or the argument")
@@ -100,7 +101,7 @@ def show(
             }
         )
         return
-    console.print_text(_to_yaml(data))
+    console.print_text(to_yaml(data))
 
 
 @profiles.command("validate")
@@ -135,16 +136,18 @@ def create(
     quiet: QuietOption = False,
 ) -> None:
     """Write a profile derived from a checkpoint, with defaults for this machine."""
+    from omni_cli.config.yaml_writer import to_yaml
+
     data = derive(model)
     if output is not None:
         if output.exists():
             raise OutputError(f"`{output}` exists already", hint="name a new file, or remove that one")
-        write_report(output, _to_yaml(data))
+        write_report(output, to_yaml(data))
     if as_json:
         path = None if output is None else str(output)
         console.print_json({"schema": "omni.profiles.create/1", "profile": data, "path": path})
     elif output is None:
-        console.print_text(_to_yaml(data))
+        console.print_text(to_yaml(data))
     elif not quiet:
         console.print_note(f"wrote {output}; use it with `--profile {output}`")
 
@@ -175,15 +178,8 @@ def _check(name_or_path: str) -> dict[str, object]:
     except ProfileError as error:
         console.print_error(error)
         console.print_note("")
-        found = [item.as_dict() for item in getattr(error, "diagnostics", ())]
+        mistakes = [item.as_dict() for item in getattr(error, "diagnostics", ())]
         unreadable = {"source": name_or_path, "line": None, "column": None}
         entry["valid"] = False
-        entry["diagnostics"] = found or [{**unreadable, "message": error.message, "hint": error.hint}]
+        entry["diagnostics"] = mistakes or [{**unreadable, "message": error.message, "hint": error.hint}]
     return entry
-
-
-def _to_yaml(data: dict[str, object]) -> str:
-    """Dump YAML that `omni` reads back to the same data, without YAML 1.1's guessed types."""
-    from omni_cli.config.yaml_writer import to_yaml
-
-    return to_yaml(data)

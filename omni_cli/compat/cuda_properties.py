@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from omni_cli.compat.replaced import replaced
+
 
 class _Properties:
     """Properties of a device: its compute capability from NVML, anything else from torch when it is first read."""
@@ -44,8 +46,5 @@ def capabilities_by_nvml() -> Iterator[None]:
             return usual_properties(device)
         return _Properties(0 if device is None else _get_device_index(device), usual_properties)
 
-    cuda.current_device, cuda.get_device_properties = current_device, get_device_properties
-    try:
+    with replaced(cuda, current_device=current_device, get_device_properties=get_device_properties):
         yield
-    finally:
-        cuda.current_device, cuda.get_device_properties = usual_device, usual_properties

@@ -1,4 +1,4 @@
-"""Which distribution each importable package comes from, without a look at each file."""
+"""The distribution of each importable package, read quickly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from importlib import metadata
-from unittest.mock import patch
+
+from omni_cli.compat.replaced import replaced
 
 
 @contextlib.contextmanager
@@ -17,18 +18,18 @@ def quick_package_names() -> Iterator[None]:
     transformers and diffusers call it while they are imported. Since Python 3.12 it looks for every file that a RECORD
     lists, tens of thousands next to torch.
     """
-    with patch.object(metadata, "packages_distributions", packages_distributions):
+    with replaced(metadata, packages_distributions=packages_distributions):
         yield
 
 
 def packages_distributions() -> dict[str, list[str]]:
     """Return the names of the distributions of each importable top-level name."""
-    by_name: defaultdict[str, list[str]] = defaultdict(list)
+    distributions: defaultdict[str, list[str]] = defaultdict(list)
     for distribution in metadata.distributions():
         declared = (distribution.read_text("top_level.txt") or "").split()
         for name in declared or _inferred(distribution):
-            by_name[name].append(distribution.metadata["Name"])
-    return dict(by_name)
+            distributions[name].append(distribution.metadata["Name"])
+    return dict(distributions)
 
 
 def _inferred(distribution: metadata.Distribution) -> Iterable[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest.mock import patch
+
+from omni_cli.compat.replaced import replaced
 
 
 @contextmanager
@@ -15,5 +16,6 @@ def one_device_at_least() -> Iterator[None]:
     """Make torch count the CPU as a device while diffusers sets up its ranks; does nothing with an accelerator."""
     import torch
 
-    with patch.object(torch.accelerator, "device_count", return_value=max(1, torch.accelerator.device_count())):
+    num_devices = max(1, torch.accelerator.device_count())
+    with replaced(torch.accelerator, device_count=lambda: num_devices):
         yield

@@ -34,14 +34,14 @@ class SourceText:
     def of_text(cls, label: str, text: str) -> SourceText:
         return cls(label, tuple(_LINE_BREAK.split(text)))
 
-    def place_after(self, before: str) -> Place:
-        """Return the place of the character after `before`, which is the beginning of the text."""
+    def location_after(self, before: str) -> Location:
+        """Return the location of the character after `before`, which is the beginning of the text."""
         lines = _LINE_BREAK.split(before)
-        return Place(self, len(lines) - 1, len(lines[-1]))
+        return Location(self, len(lines) - 1, len(lines[-1]))
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Position of a token: line and column from 0, length in characters."""
 
     source: SourceText
@@ -60,25 +60,25 @@ class Place:
 class Diagnostic:
     """One mistake; `order` sorts the file before the options, and these in the given order."""
 
-    place: Place
+    location: Location
     message: str
     hint: str | None = None
     order: int = 0
 
     def render(self) -> str:
         """Format the mistake without the leading `error:`; lines joined with newlines, none at the end."""
-        parts = [f"{self.place.label}: {self.message}", *_snippet(self.place)]
+        parts = [f"{self.location.label}: {self.message}", *_snippet(self.location)]
         if self.hint:
             parts.append(f"hint: {self.hint}")
         return "\n".join(parts)
 
     def as_dict(self) -> dict[str, object]:
         """Convert for JSON; `line` and `column` count from 1 and are None for a command-line option."""
-        in_file = bool(self.place.source.lines)
+        in_file = bool(self.location.source.lines)
         return {
-            "source": self.place.source.label,
-            "line": self.place.line + 1 if in_file else None,
-            "column": self.place.column + 1 if in_file else None,
+            "source": self.location.source.label,
+            "line": self.location.line + 1 if in_file else None,
+            "column": self.location.column + 1 if in_file else None,
             "message": self.message,
             "hint": self.hint,
         }
@@ -93,7 +93,7 @@ class InvalidProfileError(ProfileError):
 
 
 def in_source_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    return tuple(sorted(diagnostics, key=lambda item: (item.order, item.place.line, item.place.column)))
+    return tuple(sorted(diagnostics, key=lambda item: (item.order, item.location.line, item.location.column)))
 
 
 def render_all(diagnostics: Sequence[Diagnostic]) -> str:
@@ -101,21 +101,21 @@ def render_all(diagnostics: Sequence[Diagnostic]) -> str:
     parts = [diagnostic.render() for diagnostic in diagnostics[:_MAX_SHOWN]]
     left = len(diagnostics) - len(parts)
     if left > 0:
-        parts.append(f"{left} more in {visible(diagnostics[-1].place.source.label)}; fix these first")
+        parts.append(f"{left} more in {visible(diagnostics[-1].location.source.label)}; fix these first")
     return "\n\nerror: ".join(parts)
 
 
-def _snippet(place: Place) -> list[str]:
+def _snippet(location: Location) -> list[str]:
     """Return the source line with a caret under the token; empty for an option or an empty file."""
-    if place.line >= len(place.source.lines) or not place.source.lines[place.line].strip():
+    if location.line >= len(location.source.lines) or not location.source.lines[location.line].strip():
         return []
-    line = place.source.lines[place.line]
-    column = min(place.column, len(line))
+    line = location.source.lines[location.line]
+    column = min(location.column, len(line))
     start = max(0, column - _MAX_LINE // 2) if len(line) > _MAX_LINE else 0
     shown = line[start : start + _MAX_LINE]
     before = shown[: column - start]
-    token = shown[column - start : column - start + max(place.length, 1)]
-    number = str(place.line + 1)
+    token = shown[column - start : column - start + max(location.length, 1)]
+    number = str(location.line + 1)
     gutter = " " * len(number)
     carets = "^" * max(_width(token), 1)
     return [

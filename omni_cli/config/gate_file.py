@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from omni_cli.config.diagnostics import Diagnostic, Place, SourceText, in_source_order, render_all
+from omni_cli.config.diagnostics import Diagnostic, Location, SourceText, in_source_order, render_all
 from omni_cli.config.gate_limits import (
     MEMORY,
     GateLimits,
@@ -159,8 +159,8 @@ class _GateReader:
                 self._add(("quality", number), str(error))
 
     def _add(self, path: tuple[str | int, ...], message: str, hint: str | None = None, *, key: bool = False) -> None:
-        place: Place = self.tree.key_place(path) if key else self.tree.place(path)
-        self.diagnostics.append(Diagnostic(place, message, hint))
+        location: Location = self.tree.key_location(path) if key else self.tree.location(path)
+        self.diagnostics.append(Diagnostic(location, message, hint))
 
     def _label(self, path: tuple[str, ...]) -> str:
-        return self.tree.key_place(path).label
+        return self.tree.key_location(path).label

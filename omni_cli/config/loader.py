@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from omni_cli.config.bundled import find_profile, shown_path
-from omni_cli.config.diagnostics import Diagnostic, InvalidProfileError, Place, SourceText, in_source_order
+from omni_cli.config.bundled import bundled_profiles, find_profile, shown_path
+from omni_cli.config.diagnostics import Diagnostic, InvalidProfileError, Location, SourceText, in_source_order
 from omni_cli.config.overrides import apply_overrides
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
 from omni_cli.config.validation import validate
@@ -34,6 +34,11 @@ def load_profile(
     return profile.trusting_remote_code() if trust_remote_code else profile
 
 
+def load_bundled() -> dict[str, EngineConfig]:
+    """Return the bundled profiles by name."""
+    return {name: load_profile(name) for name in bundled_profiles()}
+
+
 def check_profile(path: Path) -> tuple[Diagnostic, ...]:
     """Return every mistake in a file, in source order; raises `ProfileError` if it cannot be read."""
     return read_profile(path)[1]
@@ -51,17 +56,19 @@ def read_profile(
     profile = validate(tree)
     if profile is not None and profile.model != own_model:
         _mark_droppable(profile, tree)
-    found = (dataclasses.replace(item, order=order.get(item.place.source.label, 0)) for item in tree.diagnostics)
-    return profile, in_source_order(found)
+    diagnostics = (
+        dataclasses.replace(item, order=order.get(item.location.source.label, 0)) for item in tree.diagnostics
+    )
+    return profile, in_source_order(diagnostics)
 
 
 def _mark_droppable(config: EngineConfig, tree: Tree) -> None:
-    """Mark the file's pipeline arguments, which are for its own checkpoint, as droppable; not those of an option."""
+    """Mark the pipeline arguments in the file, but not in options, as droppable: they are for the file's checkpoint."""
     for stage in config.stages:
         if isinstance(stage, DiffusionStageConfig) and stage.backend == "diffusers":
-            given = [*((name,) for name in PIPELINE_ARGUMENTS), *(("call", name) for name in stage.call)]
-            places = {path[-1]: tree.keys.get(("stages", stage.name, *path)) for path in given}
-            in_file = [name for name, place in places.items() if place is not None and place.source.lines]
+            paths = [*((name,) for name in PIPELINE_ARGUMENTS), *(("call", name) for name in stage.call)]
+            locations = {path[-1]: tree.keys.get(("stages", stage.name, *path)) for path in paths}
+            in_file = [name for name, location in locations.items() if location is not None and location.source.lines]
             stage._droppable_arguments = tuple(in_file)
 
 
@@ -75,7 +82,7 @@ def _read_tree(path: Path) -> Tree:
         raise ProfileError(f"cannot read profile `{label}`: {reason}") from error
     if len(content) > MAX_BYTES:
         message = f"larger than {MAX_BYTES // 1024} KiB, the maximum for a profile"
-        return _refused(Diagnostic(Place(SourceText(label, ("",))), message))
+        return _refused(Diagnostic(Location(SourceText(label, ("",))), message))
     return _decode(label, content)
 
 
@@ -85,9 +92,9 @@ def _decode(label: str, content: bytes) -> Tree:
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8-sig", errors="replace")
         source = SourceText.of_text(label, content.decode("utf-8-sig", errors="replace"))
-        return _refused(Diagnostic(source.place_after(before), "not UTF-8 text", "save the file as UTF-8"))
+        return _refused(Diagnostic(source.location_after(before), "not UTF-8 text", "save the file as UTF-8"))
     return parse_yaml(SourceText.of_text(label, text), text)
 
 
 def _refused(diagnostic: Diagnostic) -> Tree:
-    return Tree(None, values={(): diagnostic.place}, diagnostics=[diagnostic])
+    return Tree(None, values={(): diagnostic.location}, diagnostics=[diagnostic])

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from omni_cli.config.key_notes import StrictKeys, notes_on
 from omni_cli.config.pipeline_keys import ContextParallel
-from omni_cli.config.roles import family_roles, settings_of
+from omni_cli.config.roles import family_roles, get_stage_class
 from omni_cli.config.schema import (
     PROFILE_KEYS,
     STAGE_MODELS,
@@ -73,8 +73,7 @@ def describe_error(error: Mapping[str, Any], path: Path, tree: Tree, models: Mod
         if len(path) == 2:
             return f"invalid stage name {name}", notes_on(PROFILE_KEYS["stages"]).pattern
         return f"invalid argument name {name}{_where(path[:-1])}", None
-    if _is_union(path):
-        expected = _union_expected(path)
+    if (expected := _union_expected(path)) is not None:
         return f"invalid type for {name}: expected {expected}, got {_describe_type(value)}", None
     if kind in _EXPECTED_TYPE:
         hint = _type_hint(kind, value, path in tree.quoted)
@@ -148,7 +147,7 @@ def known_keys(path: Path, models: Models) -> Iterable[str]:
 
 
 def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
-    """Return a hint at the place of a key that is known elsewhere."""
+    """Return a hint at the location of a key that is known elsewhere."""
     if len(path) == 1:
         homes = _stages_with(key, data, models)
         is_stage_key = any(key in model.model_fields for model in (*STAGE_MODELS.values(), *models.values()))
@@ -167,7 +166,7 @@ def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
         if other != kind and key in model.model_fields:
             return f"`{key}` is a key of stages of kind `{other}`"
     for family, role in family_roles():
-        if key in settings_of(role).model_fields:
+        if key in get_stage_class(role).model_fields:
             return f"`{key}` is a key of {family.title}'s stage `{role.name}`"
     if kind == "diffusion" and suggest(key, models[str(path[1])].model_fields) is None:
         return "further arguments of a diffusers pipeline belong in `call`"
@@ -177,15 +176,15 @@ def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
 def _stages_with(key: str, data: object, models: Models) -> list[str]:
     """Return `STAGE.KEY` of all stages that can have the key, even if the rest of the profile is invalid."""
     stages = data.get("stages") if isinstance(data, Mapping) else None
-    found = []
+    names = []
     for name, stage in stages.items() if isinstance(stages, Mapping) else ():
         kind = stage.get("kind") if isinstance(stage, Mapping) else None
         model = models.get(str(name)) if isinstance(kind, str) else None
         if model is not None and key in model.model_fields:
-            found.append(f"`{visible(str(name), 40)}.{key}`")
+            names.append(f"`{visible(str(name), 40)}.{key}`")
         elif kind == "ar" and key in Sampling.model_fields:
-            found.append(f"`{visible(str(name), 40)}.sampling.{key}`")
-    return found
+            names.append(f"`{visible(str(name), 40)}.sampling.{key}`")
+    return names
 
 
 def _where(path: Path) -> str:
@@ -202,15 +201,12 @@ def _name(path: Path) -> str:
     return f"`{visible(str(path[-1]), 80)}`" if path else "the profile"
 
 
-def _is_union(path: Path) -> bool:
-    return (path[2:3] == ("call",) and len(path) == 4) or path[2:] == ("sampling", "stop")
-
-
-def _union_expected(path: Path) -> str:
-    if path[-1] == "stop":
+def _union_expected(path: Path) -> str | None:
+    """Return the types of a key that may have several; None for other keys."""
+    if path[2:] == ("sampling", "stop"):
         return "a string or a list of strings"
-    plain = "a number, a string, true or false"
-    return f"{plain}, null, or lists of them" if "call" in path else plain
+    is_argument = path[2:3] == ("call",) and len(path) == 4
+    return "a number, a string, true or false, null, or lists of them" if is_argument else None
 
 
 def _describe_type(value: object) -> str:

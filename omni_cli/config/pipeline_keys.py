@@ -1,4 +1,4 @@
-"""Keys of a diffusers pipeline that place it: its memory, and the devices that share its work."""
+"""Keys of a diffusers pipeline for its memory, its speed and the devices that share its work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 
 
 class MemoryKeys(StrictKeys):
-    """Keys of a diffusers pipeline that save memory on its device, mostly for time."""
+    """Keys of a diffusers pipeline that save memory on its device, mostly at the cost of time."""
 
     offload: Annotated[Offload, DIFFUSERS_ONLY] = Field(
         "none",
@@ -96,7 +96,7 @@ CACHE_FIELDS: dict[str, tuple[str, ...]] = {
         "max_continuous_cached_steps", "taylorseer_order",
     ),
 }  # fmt: skip
-# Methods that decide between blocks; the others decide within them, where compiled code has no place for it.
+# Methods that decide between blocks; the others decide within them, which compiled code cannot do.
 CACHES_BETWEEN_BLOCKS = frozenset({"none", "first_block", "mag", "cache_dit"})
 _Blocks = Annotated[int, Field(ge=0, le=1000)]
 _Steps = Annotated[int, Field(ge=0, le=1000)]

@@ -15,7 +15,7 @@ from omni_cli.families import BUILTIN_PREFIX, Family, StageRole, builtins, famil
 from omni_cli.text import suggest
 
 
-def family_of_model(model: object) -> Family | None:
+def find_family(model: object) -> Family | None:
     """Return the family of a profile's `model` if it is known without a download; otherwise None."""
     if not isinstance(model, str):
         return None
@@ -29,7 +29,7 @@ def family_of_model(model: object) -> Family | None:
     return family_of(architecture) if isinstance(architecture, str) else None
 
 
-def stage_model(family: Family | None, name: str, stage: Mapping[str, Any]) -> type[StageConfig]:
+def find_stage_class(family: Family | None, name: str, stage: Mapping[str, Any]) -> type[StageConfig]:
     """Return the class for a stage with a usable `kind`.
 
     If the family is unknown, or has no such stage (which the check of the checkpoint reports), the stage's name and
@@ -41,11 +41,11 @@ def stage_model(family: Family | None, name: str, stage: Mapping[str, Any]) -> t
         roles = [role]
     else:
         roles = [role for one in families().values() for role in one.roles if role.name == name]
-    candidates = [settings_of(role) for role in roles if role.kind == kind and role.settings]
+    candidates = [get_stage_class(role) for role in roles if role.kind == kind and role.settings]
     return max(candidates, key=lambda model: len(model.model_fields.keys() & stage.keys()), default=STAGE_MODELS[kind])
 
 
-def settings_of(role: StageRole) -> type[StageConfig]:
+def get_stage_class(role: StageRole) -> type[StageConfig]:
     """Return the class that declares the keys of a role's stage."""
     model: type[StageConfig] = load(role.settings) if role.settings else STAGE_MODELS[role.kind]
     return model
@@ -61,7 +61,7 @@ def family_roles(kind: str | None = None) -> Iterator[tuple[Family, StageRole]]:
 
 def family_models(kind: str) -> list[type[StageConfig]]:
     """Return the classes with keys of their own, each once."""
-    return list(dict.fromkeys(settings_of(role) for _, role in family_roles(kind)))
+    return list(dict.fromkeys(get_stage_class(role) for _, role in family_roles(kind)))
 
 
 def for_family(config: EngineConfig, family: Family) -> EngineConfig:
@@ -74,7 +74,7 @@ def for_family(config: EngineConfig, family: Family) -> EngineConfig:
 
 def _for_role(stage: StageConfig, family: Family) -> StageConfig:
     role = family.role(stage.name)
-    model = settings_of(role) if role and role.kind == stage.kind else STAGE_MODELS[stage.kind]
+    model = get_stage_class(role) if role and role.kind == stage.kind else STAGE_MODELS[stage.kind]
     if type(stage) is model:
         return stage
     try:

@@ -87,8 +87,8 @@ class Sampling(StrictKeys):
         None, ge=-1, le=MAX_TOKENS, description="Log probabilities of this many most likely tokens; -1: all."
     )
 
-    def given(self) -> dict[str, object]:
-        """The parameters that the profile sets."""
+    def set_values(self) -> dict[str, object]:
+        """Return the parameters that the profile sets."""
         return self.model_dump(exclude_none=True)
 
 
@@ -169,7 +169,7 @@ class _Stage(StrictKeys):
 
     @property
     def starts_early(self) -> bool:
-        """True if it begins while its input stage runs, for requests that are not streamed, too."""
+        """True if it begins while its input stage runs, also for requests that are not streamed."""
         return False
 
 

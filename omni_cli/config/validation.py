@@ -7,12 +7,11 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from omni_cli.config import chain
 from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.key_notes import Backend, has_effect, notes_on
 from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.pipeline_keys import CACHE_FIELDS, CACHES_BETWEEN_BLOCKS
-from omni_cli.config.roles import family_of_model, stage_model
+from omni_cli.config.roles import find_family, find_stage_class
 from omni_cli.config.schema import (
     MAX_STAGES,
     RESERVED_STAGE_NAMES,
@@ -68,19 +67,19 @@ class _Checker:
         self._check_model()
         for name, stage in self.stages.items():
             self._check_stage(name, stage)
-        chain.check_inputs(self.tree, self.stages)
+        self._check_inputs()
 
     def _add(self, path: Path, message: str, hint: str | None = None, *, at_key: bool = False) -> None:
         if path in self.tree.faulty:
             return
         self.tree.faulty.add(path)
-        place = self.tree.key_place(path) if at_key else self.tree.place(path)
-        self.tree.diagnostics.append(Diagnostic(place, message, hint))
+        location = self.tree.key_location(path) if at_key else self.tree.location(path)
+        self.tree.diagnostics.append(Diagnostic(location, message, hint))
 
     def _add_stage_name(self, name: str, message: str, hint: str | None) -> None:
         """Add a mistake in a stage's name; the stage's content is still checked."""
-        place = self.tree.key_place(("stages", name))
-        self.tree.diagnostics.append(Diagnostic(place, message, hint))
+        location = self.tree.key_location(("stages", name))
+        self.tree.diagnostics.append(Diagnostic(location, message, hint))
 
     def _refuse_nulls(self, path: Path, node: object) -> None:
         is_argument = path[2:3] == ("call",) and len(path) > 3  # null is a value that a pipeline's call can take
@@ -107,11 +106,11 @@ class _Checker:
             stage["kind"] = _likely_kind(stage)
 
     def _check_schema(self) -> None:
-        family = family_of_model(self.data.get("model"))
+        family = find_family(self.data.get("model"))
         stages = {}
         for name, stage in self.stages.items():
             if isinstance(stage, dict):
-                self.models[name] = stage_model(family, name, stage)
+                self.models[name] = find_stage_class(family, name, stage)
                 stages[name] = self._checked(self.models[name], stage, "stages", name)
         # A stage whose mistakes are already reported is validated unchanged; only messages about its name are new.
         data = self.data
@@ -309,8 +308,43 @@ class _Checker:
             message = f"`offload: {offload}` cannot move quantized weights"
             self._add((*path, "offload"), message, "write `offload: model`, or remove `quantization`")
         if (stage.get("execution"), offload) in _IN_PLACE:
-            message = f"`offload: {offload}` moves weights that `execution: {stage['execution']}` needs in place"
+            message = f"`offload: {offload}` moves weights that `execution: {stage['execution']}` needs in location"
             self._add((*path, "offload"), message, "write `execution: eager` or `offload: none`")
+
+    def _check_inputs(self) -> None:
+        """Report each input that names no stage, the stage itself, a cycle, or a later stage."""
+        order = {name: position for position, name in enumerate(self.stages)}
+        inputs = {name: _input(stage) for name, stage in self.stages.items()}
+        in_cycle: set[str] = set()
+        for name, source in inputs.items():
+            if source is None:
+                self._check_first(name)
+                continue
+            path: Path = ("stages", name, "input")
+            cycle = _cycle(name, inputs)
+            if source == name:
+                self._add(path, f"stage `{name}` takes its own output as its input")
+            elif source not in self.stages:
+                message = f"`input` of stage `{visible(name, 80)}` names no stage: `{visible(source, 80)}`"
+                others = [other for other in self.stages if other != name]
+                known = f"stages are {', '.join(visible(other, 80) for other in others)}" if others else None
+                self._add(path, message, suggest(source, others) or known)
+            elif cycle:
+                if name not in in_cycle:
+                    self._add(path, f"stages feed each other in a cycle: {' -> '.join([*cycle, cycle[0]])}")
+                in_cycle.update(cycle)
+            elif order[source] > order[name]:
+                hint = f"write stage `{source}` before stage `{name}`"
+                self._add(path, f"stage `{name}` takes its input from a later stage, `{source}`", hint)
+
+    def _check_first(self, name: str) -> None:
+        """Require an input of every stage but the first, which takes the request itself."""
+        names, stage = list(self.stages), self.stages[name]
+        if name == names[0] or not isinstance(stage, dict) or "input" in stage:
+            return
+        message = f"stage `{visible(name, 80)}` has no `input`, and is not the first stage"
+        hint = f"add `input: {visible(names[names.index(name) - 1], 80)}`"
+        self._add(("stages", name), message, hint, at_key=True)
 
 
 def _likely_kind(stage: Mapping[str, object]) -> str:
@@ -328,3 +362,18 @@ def _mapping(mapping: Mapping[str, object], key: str) -> dict[str, object]:
 def _integer(mapping: Mapping[str, object], key: str, default: Default) -> int | Default:
     value = mapping.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _input(stage: object) -> str | None:
+    source = stage.get("input") if isinstance(stage, dict) else None
+    return source if isinstance(source, str) else None
+
+
+def _cycle(start: str, inputs: Mapping[str, str | None]) -> list[str]:
+    """Return the stages of the cycle that contains `start`, in the direction of the data; [] if there is none."""
+    stages = [start]
+    current = inputs[start]
+    while current is not None and current in inputs and current not in stages:
+        stages.append(current)
+        current = inputs[current]
+    return list(reversed(stages)) if current == start else []

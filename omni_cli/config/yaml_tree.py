@@ -22,7 +22,7 @@ from yaml.events import (
 )
 from yaml.reader import Reader
 
-from omni_cli.config.diagnostics import Diagnostic, Place, SourceText
+from omni_cli.config.diagnostics import Diagnostic, Location, SourceText
 from omni_cli.text import visible
 
 Path = tuple[str | int, ...]
@@ -48,23 +48,23 @@ class Tree:
     """`data` is None unless the text held a mapping; `faulty` are paths whose value was already rejected."""
 
     data: dict[str, object] | None
-    keys: dict[Path, Place] = field(default_factory=dict)
-    values: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, Location] = field(default_factory=dict)
+    values: dict[Path, Location] = field(default_factory=dict)
     diagnostics: list[Diagnostic] = field(default_factory=list)
     faulty: set[Path] = field(default_factory=set)
     quoted: set[Path] = field(default_factory=set)
 
-    def place(self, path: Path) -> Place:
-        """Return the place of the value at `path`, else of its key, else of its nearest parent."""
+    def location(self, path: Path) -> Location:
+        """Return the location of the value at `path`, else of its key, else of its nearest parent."""
         while path:
-            found = self.values.get(path) or self.keys.get(path)
-            if found is not None:
-                return found
+            location = self.values.get(path) or self.keys.get(path)
+            if location is not None:
+                return location
             path = path[:-1]
         return self.values[()]
 
-    def key_place(self, path: Path) -> Place:
-        return self.keys.get(path) or self.place(path)
+    def key_location(self, path: Path) -> Location:
+        return self.keys.get(path) or self.location(path)
 
 
 def has_characters_only(text: str) -> bool:
@@ -74,8 +74,8 @@ def has_characters_only(text: str) -> bool:
 
 def find_unprintable(text: str) -> tuple[int, str] | None:
     """Return the index of the first character that YAML does not allow, and a message that names it."""
-    found = Reader.NON_PRINTABLE.search(text)
-    return found and (found.start(), f"the character U+{ord(found.group()):04X} is not allowed in YAML")
+    match = Reader.NON_PRINTABLE.search(text)
+    return match and (match.start(), f"the character U+{ord(match.group()):04X} is not allowed in YAML")
 
 
 def parse_scalar(text: str) -> object:
@@ -92,12 +92,12 @@ def parse_scalar(text: str) -> object:
 
 def parse_yaml(source: SourceText, text: str) -> Tree:
     """Read one YAML document; every mistake becomes a diagnostic of the tree, none is raised."""
-    tree = Tree(None, values={(): Place(source)})
+    tree = Tree(None, values={(): Location(source)})
     reader = _TreeReader(source, tree)
     unprintable = find_unprintable(text)
     if unprintable is not None:
         index, message = unprintable
-        reader.refuse(source.place_after(text[:index]), message, "remove it")
+        reader.refuse(source.location_after(text[:index]), message, "remove it")
         return tree
     try:
         data = reader.read(text)
@@ -143,12 +143,12 @@ class _TreeReader:
             self.refuse(self._at(mark, 3), "a profile is one YAML document; a second one starts here")
         return data
 
-    def here(self) -> Place:
+    def here(self) -> Location:
         mark = self.loader.get_mark() if self.loader is not None else None
-        return Place(self.source) if mark is None else self._at(mark, 1)
+        return Location(self.source) if mark is None else self._at(mark, 1)
 
-    def refuse(self, place: Place, message: str, hint: str | None = None) -> None:
-        self.tree.diagnostics.append(Diagnostic(place, message, hint))
+    def refuse(self, location: Location, message: str, hint: str | None = None) -> None:
+        self.tree.diagnostics.append(Diagnostic(location, message, hint))
 
     def _node(self, path: Path | None, depth: int) -> Any:
         """Read the next value; `path` None only skips it."""
@@ -212,41 +212,41 @@ class _TreeReader:
             self.refuse(self._span(event), "a key must be a word, not an alias, a list or a mapping")
             self._node(None, depth + 1)
             return None
-        place = self._span(event)
+        location = self._span(event)
         self._node(None, depth)
         key: str | int = event.value
         if not has_characters_only(event.value):
             return None
         if key == "<<" and event.style is None:
-            self.refuse(place, "a merge key (`<<`) is not allowed in a profile", "write the keys out")
+            self.refuse(location, "a merge key (`<<`) is not allowed in a profile", "write the keys out")
             return None
         number = parse_scalar(event.value) if event.style is None else None
         if isinstance(number, int) and not isinstance(number, bool):
             key = number
         if key in mapping:
-            first = self.tree.keys.get((*(path or ()), key), place)
+            first = self.tree.keys.get((*(path or ()), key), location)
             is_stage = path == ("stages",)
             self.refuse(
-                place,
+                location,
                 f"duplicate {'stage' if is_stage else 'key'} `{visible(str(key))}`",
                 f"the first one is on line {first.line + 1}",
             )
             return None
         if path is not None:
-            self.tree.keys[(*path, key)] = place
+            self.tree.keys[(*path, key)] = location
         return key
 
     def _refuse_value(self, path: Path | None, event: Any, what: str, hint: str) -> None:
         mark = event.start_mark
         line = self.source.lines[mark.line] if mark.line < len(self.source.lines) else ""
-        found = _TOKEN.match(line, mark.column)
-        token = "" if found is None else found[0]
-        place = self._at(mark, len(token))
-        self.refuse(place, f"{what} (`{visible(token, 40)}`) is not allowed in a profile", hint)
+        match = _TOKEN.match(line, mark.column)
+        token = "" if match is None else match[0]
+        location = self._at(mark, len(token))
+        self.refuse(location, f"{what} (`{visible(token, 40)}`) is not allowed in a profile", hint)
         if path is not None:
             self.tree.faulty.add(path)
 
-    def _span(self, event: Any) -> Place:
+    def _span(self, event: Any) -> Location:
         """Return an event's first line from its start to its end; for a block collection only the first character."""
         start, end = event.start_mark, event.end_mark
         if end.line == start.line:
@@ -254,22 +254,22 @@ class _TreeReader:
         rest = self.source.lines[start.line][start.column :] if start.line < len(self.source.lines) else ""
         return self._at(start, len(rest.rstrip()))
 
-    def _at(self, mark: yaml.Mark, length: int) -> Place:
-        return Place(self.source, mark.line, mark.column, max(length, 1))
+    def _at(self, mark: yaml.Mark, length: int) -> Location:
+        return Location(self.source, mark.line, mark.column, max(length, 1))
 
 
 def _syntax_diagnostic(source: SourceText, error: yaml.MarkedYAMLError) -> Diagnostic:
     mark = error.problem_mark or error.context_mark
-    place = Place(source) if mark is None else Place(source, mark.line, mark.column)
-    if place.line >= len(source.lines) or (place.line and not source.lines[place.line]):
+    location = Location(source) if mark is None else Location(source, mark.line, mark.column)
+    if location.line >= len(source.lines) or (location.line and not source.lines[location.line]):
         # At the end of the file, point behind the last text instead.
         last = max((number for number, line in enumerate(source.lines) if line.strip()), default=0)
-        place = Place(source, last, len(source.lines[last].rstrip()))
+        location = Location(source, last, len(source.lines[last].rstrip()))
     problem = error.problem or "cannot be read"
     if "'\\t'" in problem:
-        return Diagnostic(place, "a tab cannot indent YAML", "use spaces")
+        return Diagnostic(location, "a tab cannot indent YAML", "use spaces")
     hint = None
     if "mapping values are not allowed" in problem:
         hint = "quote a string that contains `: `, and check the indentation"
     context = f" {error.context}" if error.context else ""
-    return Diagnostic(place, f"not valid YAML: {visible(problem)}{visible(context)}", hint)
+    return Diagnostic(location, f"not valid YAML: {visible(problem)}{visible(context)}", hint)

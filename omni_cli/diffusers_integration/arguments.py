@@ -5,36 +5,25 @@ Names and types are checked here; what values mean, the pipeline decides in its 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
-from omni_cli.diffusers_integration.frame_rates import frame_rate
-from omni_cli.diffusers_integration.prompt_length import count_prompts
+from omni_cli.diffusers_integration.frame_rates import FrameRate, frame_rate, with_num_frames
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.errors import InputError
-from omni_cli.inputs.pipeline_call import FIELDS, MEDIA_ARGUMENTS, PipelineCall
+from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.inputs.value_types import Types
 from omni_cli.outputs import holds_files
 
 # The side of the images that a pipeline is warmed up with where its stage sets no size.
 _WARM_UP_PIXELS = 512
 _WARM_UP_FRAMES = 17
-# Fields of a request for which pipelines have several names.
-_RENAMED = tuple(name for name in FIELDS if name not in (*MEDIA_ARGUMENTS, *PIPELINE_ARGUMENTS, "prompt", "fps"))
-
-
-def named(arguments: Mapping[str, Any], call: PipelineCall) -> dict[str, Any]:
-    """Return a request's arguments by the call's names for them; raises `InputError` for fields that it lacks."""
-    found = dict(arguments)
-    for field in (each for each in _RENAMED if each in arguments and each not in call.arguments):
-        name = call.argument_for(field)
-        if name is None:
-            raise InputError(f"{call.pipeline} takes no `{field}`", hint=f"remove `--{field.replace('_', '-')}`")
-        found[name] = found.pop(field)
-    return found
+# Returned by tokenizers whose files set no limit (transformers' VERY_LARGE_INTEGER is 1e30).
+_NO_LIMIT = 10**9
 
 
 def call_arguments(request: DiffusionRequest, call: PipelineCall) -> dict[str, object]:
@@ -54,10 +43,13 @@ def resolve_request(
     request: DiffusionRequest, config: DiffusionStageConfig, pipeline: Any, call: PipelineCall
 ) -> DiffusionRequest:
     """Fill in the stage's and then the pipeline's values; raises `InputError` for what the call does not take."""
-    _check_names(request, call)
-    resolved = _fill(request, config, call)
-    tokens, notes = count_prompts(pipeline, call, resolved)
+    fps = _frame_rate(request, config, call)
+    arguments = request.call if fps is None else with_num_frames(request.call, fps.rate, pipeline, call)
+    resolved = _fill(replace(request, call=call.own_names(arguments)), config, call, fps)
+    tokens, notes = _count_prompts(pipeline, call, resolved)
     notes += _note_on_steps(resolved, request)
+    if fps is not None and fps.note is not None:
+        notes.append(fps.note)
     if hasattr(pipeline, "notes_on"):
         notes += pipeline.notes_on(call_arguments(resolved, call))
     return replace(resolved, num_prompt_tokens=tokens, notes=(*request.notes, *notes))
@@ -80,8 +72,7 @@ def stage_for(call: PipelineCall, config: DiffusionStageConfig) -> DiffusionStag
     settings = {name: getattr(config, name) for name in PIPELINE_ARGUMENTS}
     request = DiffusionRequest("", None, call=config.call, **settings)
     try:
-        _check_names(request, call)
-        _fill(request, config, call)
+        _fill(request, config, call, _frame_rate(request, config, call))
     except InputError as error:
         raise InputError(f"stage `{config.name}`: {error.message}", hint=error.hint) from None
     return config
@@ -90,7 +81,7 @@ def stage_for(call: PipelineCall, config: DiffusionStageConfig) -> DiffusionStag
 def grey_media(call: PipelineCall, config: DiffusionStageConfig) -> Iterator[dict[str, object]]:
     """Yield media to warm up with, grey: none, an image for each argument that takes one, and a video beside them.
 
-    The signature of a pipeline does not tell the ones that it needs.
+    A pipeline's signature does not show which media it needs.
     """
     from PIL import Image
 
@@ -109,58 +100,45 @@ def grey_media(call: PipelineCall, config: DiffusionStageConfig) -> Iterator[dic
 
 def _instances(types: Types, value: object) -> object:
     if isinstance(value, Mapping):
-        made = next((each for each in types if each.fields), None)
-        if made is None:
+        class_type = next((value_type for value_type in types if value_type.fields), None)
+        if class_type is None:
             return value
-        module, _, name = made.location.partition(":")
+        module, _, name = class_type.location.partition(":")
         return getattr(import_module(module), name)(**value)
     if isinstance(value, list | tuple):
-        inner = tuple(each for one in types for items in one.items for each in items)
-        return type(value)(_instances(inner, each) for each in value)
+        item_types = tuple(item for value_type in types for items in value_type.items for item in items)
+        return type(value)(_instances(item_types, item) for item in value)
     return value
 
 
-def _check_names(request: DiffusionRequest, call: PipelineCall) -> None:
-    for name in request.call:
-        if name in PIPELINE_ARGUMENTS:  # of a stage, which has a key for it
-            raise InputError(f"`{name}` is set twice", hint=f"set `{name}` next to `call`, not in it")
-        call.check_name(name)
+def _frame_rate(request: DiffusionRequest, config: DiffusionStageConfig, call: PipelineCall) -> FrameRate | None:
+    chosen = config.fps if request.fps is None else request.fps
+    return frame_rate(call, {**config.call, **request.call}, chosen)
+
+
+def _fill(
+    request: DiffusionRequest, config: DiffusionStageConfig, call: PipelineCall, fps: FrameRate | None
+) -> DiffusionRequest:
+    if twice := sorted(request.call.keys() & set(PIPELINE_ARGUMENTS)):  # of a stage, which has keys for them
+        raise InputError(f"`{twice[0]}` is set twice", hint=f"set `{twice[0]}` next to `call`, not in it")
     for name in ("prompt", *PIPELINE_ARGUMENTS):
         if getattr(request, name) is not None and name not in call.arguments:
             raise InputError(f"this pipeline takes no `{name}`", hint=f"remove `{name}`")
-
-
-def _fill(request: DiffusionRequest, config: DiffusionStageConfig, call: PipelineCall) -> DiffusionRequest:
-    def first(name: str, default: Any = None) -> Any:
-        for value in (getattr(request, name), getattr(config, name)):
-            if value is not None:
-                return value
-        return default
-
-    settings = {name: _plain(name, value, call) for name, value in {**config.call, **request.call}.items()}
-    fps = frame_rate(call, settings, first("fps"))
-    if fps is not None:
-        settings |= fps.arguments
+    further = {name: call.checked(name, value) for name, value in {**config.call, **request.call}.items()}
+    if named := [name for name, value in further.items() if holds_files(value)]:  # a stage reads no files
+        raise InputError(f"`{named[0]}` cannot name a file here", hint=f"use `omni generate --arg {named[0]}=@FILE`")
+    values: dict[str, Any] = {
+        name: getattr(config if getattr(request, name) is None else request, name) for name in PIPELINE_ARGUMENTS
+    }
     steps = call.arguments.get("num_inference_steps")
+    if values["num_inference_steps"] is None and steps is not None:
+        values["num_inference_steps"] = steps.default
     return replace(
         request,
         fps=None if fps is None else fps.rate,
-        negative_prompt=first("negative_prompt"),
-        height=first("height"),
-        width=first("width"),
-        num_inference_steps=first("num_inference_steps", None if steps is None else steps.default),
-        guidance_scale=first("guidance_scale"),
-        call=settings,
-        notes=() if fps is None or fps.note is None else (fps.note,),
+        call=further if fps is None else {**further, **fps.arguments},
+        **values,
     )
-
-
-def _plain(name: str, value: object, call: PipelineCall) -> object:
-    """Return a value in the type of the call's argument; rejects files, which a stage does not read."""
-    checked = call.checked(name, value)
-    if holds_files(checked):
-        raise InputError(f"`{name}` cannot name a file here", hint=f"use `omni generate --arg {name}=@FILE`")
-    return checked
 
 
 def _note_on_steps(resolved: DiffusionRequest, request: DiffusionRequest) -> list[str]:
@@ -171,3 +149,57 @@ def _note_on_steps(resolved: DiffusionRequest, request: DiffusionRequest) -> lis
         if isinstance(schedule, list | tuple) and steps is not None and steps != len(schedule):
             return [f"`num_inference_steps` {steps} has no effect beside `{name}` of {len(schedule)} steps"]
     return []
+
+
+def _count_prompts(pipeline: Any, call: PipelineCall, request: DiffusionRequest) -> tuple[tuple[int, ...], list[str]]:
+    """Return the token counts of prompt and negative prompt per tokenizer, and a sentence for each that is cut."""
+    tokenizers = _tokenizers(pipeline)
+    counts: list[int] = []
+    notes: list[str] = []
+    for name, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
+        for part, tokenizer in tokenizers.items() if text is not None else ():
+            count, limit = _count(pipeline, tokenizer, text or ""), _limit(pipeline, tokenizer, call, request)
+            counts.append(count)
+            if count > limit:
+                of_which = "the text encoder reads" if len(tokenizers) == 1 else f"that of `{part}` reads"
+                notes.append(f"`{name}` is truncated: it has {count} tokens, of which {of_which} {limit}")
+    return tuple(counts), notes
+
+
+def _tokenizers(pipeline: Any) -> dict[str, Any]:
+    """Return the pipeline's tokenizers in name order, without processors, which have no length limit of their own."""
+    parts = {name: part for name, part in pipeline.components.items() if name.startswith("tokenizer")}
+    return {name: parts[name] for name in sorted(parts) if hasattr(parts[name], "model_max_length")}
+
+
+def _is_clip(tokenizer: object) -> bool:
+    return type(tokenizer).__name__.startswith("CLIP")
+
+
+def _count(pipeline: Any, tokenizer: Any, text: str) -> int:
+    """Count tokens towards the limit: with special tokens, without the dropped part of a template.
+
+    Some pipelines encode only the texts in quotes, each on its own.
+    """
+    if hasattr(pipeline, "get_glyph_texts"):
+        (quoted,) = pipeline.get_glyph_texts(text)
+        return max((len(tokenizer(part, verbose=False).input_ids) for part in quoted), default=0)
+    template = getattr(pipeline, "prompt_template_encode", None)
+    if _is_clip(tokenizer) or not isinstance(template, str) or "{}" not in template:
+        return len(tokenizer(text, verbose=False).input_ids)
+    dropped = getattr(pipeline, "prompt_template_encode_start_idx", 0)
+    return len(tokenizer(template.format(text), verbose=False).input_ids) - dropped
+
+
+def _limit(pipeline: Any, tokenizer: Any, call: PipelineCall, request: DiffusionRequest) -> int:
+    """Return a tokenizer's limit: CLIP's positions are fixed, others follow `max_sequence_length` if there is one."""
+    own = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
+    if _is_clip(tokenizer):
+        return own or _NO_LIMIT
+    default = call.arguments.get("max_sequence_length")
+    length: Any = request.call.get("max_sequence_length") or (None if default is None else default.default)
+    if length is None and hasattr(pipeline, "encode_prompt"):
+        parameter = inspect.signature(pipeline.encode_prompt).parameters.get("max_sequence_length")
+        length = parameter.default if parameter is not None and isinstance(parameter.default, int) else None
+    limit: int = length or getattr(pipeline, "tokenizer_max_length", None) or own or _NO_LIMIT
+    return limit

@@ -107,12 +107,12 @@ class BatchRun:
         called, self._under_way = self._under_way, None
         if called is None:
             return
-        error, made, times = called.error, None, None
+        error, outputs, times = called.error, None, None
         notes = () if called.outputs is None else called.outputs.notes
         if called.outputs is not None:
             try:
-                made, times = called.outputs.get()
-            except Exception as raised:  # noqa: BLE001 - what the device has to say about the call comes out here
+                outputs, times = called.outputs.get()
+            except Exception as raised:  # noqa: BLE001 - errors of the device during the call are raised here
                 error = self._error(raised, called.group)
         for index, (request, is_aborted) in enumerate(zip(called.group, called.aborted, strict=True)):
             if is_aborted:
@@ -120,7 +120,7 @@ class BatchRun:
             elif error is not None:
                 self._finish(DiffusionOutput(request.request_id, "error", error=error))
             else:
-                assert made is not None
-                own = made.of(index, len(called.group))
+                assert outputs is not None
+                own = outputs.of(index, len(called.group))
                 parts = (own.images, own.sounds, own.videos, own.tensors)
                 self._finish(DiffusionOutput(request.request_id, "stop", *parts, times=times, notes=notes))

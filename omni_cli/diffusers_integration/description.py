@@ -61,18 +61,19 @@ def brings_code(folder: Path) -> bool:
 
 def class_named(name: str) -> type[Any]:
     """Return one of diffusers' classes. Raises `CheckpointError` for one that it lacks, or that lacks a package."""
-    found = getattr(diffusers, name, None)
-    if not isinstance(found, type):
-        near = difflib.get_close_matches(name, [each for each in dir(diffusers) if each.endswith("Pipeline")], n=1)
+    pipeline_class = getattr(diffusers, name, None)
+    if not isinstance(pipeline_class, type):
+        pipelines = [class_name for class_name in dir(diffusers) if class_name.endswith("Pipeline")]
+        near = difflib.get_close_matches(name, pipelines, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"this is diffusers {diffusers.__version__}"
         raise CheckpointError(f"diffusers has no class `{name}`", hint=hint)
-    for package in getattr(found, "_backends", ()):  # of a placeholder
+    for package in getattr(pipeline_class, "_backends", ()):  # of a placeholder
         if not BACKENDS_MAPPING[package][0]():
             package = _INSTALLED_AS.get(package, package)
             raise CheckpointError(
                 f"{name} needs the package `{package}`, which is not installed", hint=f"pip install {package}"
             )
-    return found
+    return pipeline_class
 
 
 def described_class(pipeline_class: type[Any]) -> PipelineCall:
@@ -80,17 +81,19 @@ def described_class(pipeline_class: type[Any]) -> PipelineCall:
     call = inspect.unwrap(pipeline_class.__call__)
     parameters = list(inspect.signature(call).parameters.values())[1:]
     arguments = {
-        each.name: Argument(
-            _types_of(each.annotation, call.__globals__), _plain(each.default), each.default is each.empty
+        parameter.name: Argument(
+            _read_types(parameter.annotation, call.__globals__),
+            _plain(parameter.default),
+            parameter.default is parameter.empty,
         )
-        for each in parameters
-        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
-    returns_latents = any(each.name == "output_type" and each.default == "latent" for each in parameters)
+    returns_latents = any(parameter.name == "output_type" and parameter.default == "latent" for parameter in parameters)
     return PipelineCall(
         pipeline_class.__name__,
         arguments,
-        _outputs_of(call),
+        _read_output_fields(call),
         _example_fps(pipeline_class),
         tensors_are_latents=returns_latents or _compares_with_latents(call),
     )
@@ -100,13 +103,14 @@ def described_modular(modular: ModularPipeline) -> PipelineCall:
     """Describe a modular pipeline by the inputs of its blocks, which do not say what each of their workflows needs."""
     blocks, pipeline_class = modular.blocks, type(modular)
     arguments = {
-        each.name: Argument(
-            _types_of(each.type_hint or INPUT_PARAM_TEMPLATES.get(each.name, {}).get("type_hint")), _plain(each.default)
+        block_input.name: Argument(
+            _read_types(block_input.type_hint or INPUT_PARAM_TEMPLATES.get(block_input.name, {}).get("type_hint")),
+            _plain(block_input.default),
         )
-        for each in blocks.inputs
-        if each.name is not None
+        for block_input in blocks.inputs
+        if block_input.name is not None
     }
-    if any("guider" in each.name for each in blocks.expected_components):
+    if any("guider" in component.name for component in blocks.expected_components):
         # A component has it, which is not an input of the blocks.
         arguments.setdefault("guidance_scale", Argument((ValueType("float"), ValueType("None"))))
     module = sys.modules[pipeline_class.__module__]
@@ -122,12 +126,12 @@ def described_pipeline(pipeline: object) -> PipelineCall:
     return own if isinstance(own, PipelineCall) else described_class(type(pipeline))
 
 
-def _outputs_of(call: Callable[..., Any]) -> tuple[str, ...]:
+def _read_output_fields(call: Callable[..., Any]) -> tuple[str, ...]:
     """Return the fields of the output class that a call names."""
     code, names = call.__code__, call.__globals__
-    for found in (names.get(name) for name in code.co_names):
-        if isinstance(found, type) and issubclass(found, BaseOutput):
-            return tuple(each.name for each in dataclasses.fields(found))
+    for output_class in (names.get(name) for name in code.co_names):
+        if isinstance(output_class, type) and issubclass(output_class, BaseOutput):
+            return tuple(field.name for field in dataclasses.fields(output_class))
     return ()
 
 
@@ -138,8 +142,8 @@ def _compares_with_latents(call: Callable[..., Any]) -> bool:
 
 
 def _example_fps(pipeline_class: type[Any]) -> Fraction | None:
-    found = _EXAMPLE_FPS.search(pipeline_class.__call__.__doc__ or "")
-    return None if found is None else Fraction(found[1])
+    match = _EXAMPLE_FPS.search(pipeline_class.__call__.__doc__ or "")
+    return None if match is None else Fraction(match[1])
 
 
 def _plain(value: object) -> object:
@@ -151,11 +155,11 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return type(value)(map(_plain, value))
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     return value if isinstance(value, bool | int | float | str) else repr(value)
 
 
-def _types_of(annotation: Any, names: Mapping[str, Any] = types.MappingProxyType({})) -> Types:
+def _read_types(annotation: Any, names: Mapping[str, Any] = types.MappingProxyType({})) -> Types:
     """Return the types of an annotation; any where it cannot be evaluated with `names`."""
     if isinstance(annotation, str):
         try:
@@ -166,39 +170,41 @@ def _types_of(annotation: Any, names: Mapping[str, Any] = types.MappingProxyType
         return ANY
     inner = typing.get_args(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return tuple(dict.fromkeys(each for one in inner for each in _types_of(one, names)))
-    return (_type_of(annotation, typing.get_origin(annotation) or annotation, inner, names),)
+        return tuple(dict.fromkeys(value_type for one in inner for value_type in _read_types(one, names)))
+    return (_read_type(annotation, typing.get_origin(annotation) or annotation, inner, names),)
 
 
-def _type_of(annotation: Any, made: Any, inner: tuple[Any, ...], names: Mapping[str, Any]) -> ValueType:
-    if made is typing.Literal:
+def _read_type(annotation: Any, origin: Any, inner: tuple[Any, ...], names: Mapping[str, Any]) -> ValueType:
+    if origin is typing.Literal:
         return ValueType("Literal", choices=inner)
-    if made in _MAPPINGS:
-        keys, items = (_types_of(inner[0], names), _types_of(inner[1], names)) if len(inner) == 2 else (ANY, ANY)
+    if origin in _MAPPINGS:
+        keys, items = (_read_types(inner[0], names), _read_types(inner[1], names)) if len(inner) == 2 else (ANY, ANY)
         return ValueType("dict", items=(items,), keys=keys)
-    if made in _LISTS or made is tuple:
+    if origin in _LISTS or origin is tuple:
         # `list[float, torch.Tensor]` means items of either type, and `tuple[int]` any number of them.
-        is_fixed = made is tuple and len(inner) > 1 and inner[-1] is not ...
-        item_types = tuple(_types_of(each, names) for each in inner if each is not ...)
-        return ValueType("tuple" if made is tuple else "list", items=item_types, is_fixed=is_fixed)
-    return _class_type(made) if isinstance(made, type) else ValueType(str(annotation))
+        is_fixed = origin is tuple and len(inner) > 1 and inner[-1] is not ...
+        item_types = tuple(_read_types(item, names) for item in inner if item is not ...)
+        return ValueType("tuple" if origin is tuple else "list", items=item_types, is_fixed=is_fixed)
+    return _class_type(origin) if isinstance(origin, type) else ValueType(str(annotation))
 
 
-def _class_type(made: type[Any]) -> ValueType:
-    if made is type(None):
+def _class_type(python_type: type[Any]) -> ValueType:
+    if python_type is type(None):
         return ValueType("None")
-    if made in (bool, int, float, str):
-        return ValueType(made.__name__)
-    if made is PIL.Image.Image:
+    if python_type in (bool, int, float, str):
+        return ValueType(python_type.__name__)
+    if python_type is PIL.Image.Image:
         return ValueType("image")
-    if made is np.ndarray or made.__name__.endswith("Tensor"):
+    if python_type is np.ndarray or python_type.__name__.endswith("Tensor"):
         return ValueType("tensor")
-    if issubclass(made, str) and issubclass(made, enum.Enum):
-        return ValueType("Literal", choices=tuple(each.value for each in made))
-    if made.__name__.endswith("Reference"):
+    if issubclass(python_type, str) and issubclass(python_type, enum.Enum):
+        return ValueType("Literal", choices=tuple(member.value for member in python_type))
+    if python_type.__name__.endswith("Reference"):
         return ValueType("media")
-    if dataclasses.is_dataclass(made):
-        names = vars(sys.modules[made.__module__])
-        fields = {each.name: _types_of(each.type, names) for each in dataclasses.fields(made)}
-        return ValueType(made.__name__, fields=fields, location=f"{made.__module__}:{made.__qualname__}")
-    return ValueType(made.__name__)
+    if dataclasses.is_dataclass(python_type):
+        names = vars(sys.modules[python_type.__module__])
+        fields = {field.name: _read_types(field.type, names) for field in dataclasses.fields(python_type)}
+        return ValueType(
+            python_type.__name__, fields=fields, location=f"{python_type.__module__}:{python_type.__qualname__}"
+        )
+    return ValueType(python_type.__name__)

@@ -40,17 +40,17 @@ class DualBlockCache:
             self._restore()
             names = ", ".join(f"`{name}`" for name in sorted(lacking))
             raise ValueError(f"cache-dit's own code for it is for another version of diffusers and lacks {names}")
-        given = {theirs: value for theirs, ours in _FIELDS.items() if (value := getattr(cache, ours)) is not None}
+        settings = {theirs: value for theirs, ours in _FIELDS.items() if (value := getattr(cache, ours)) is not None}
         order = cache.taylorseer_order
         self._adapter = cache_dit.enable_cache(
             adapter,
-            cache_config=cache_dit.DBCacheConfig(**given, enable_separate_cfg=False),
+            cache_config=cache_dit.DBCacheConfig(**settings, enable_separate_cfg=False),
             calibrator_config=order and cache_dit.TaylorSeerCalibratorConfig(taylorseer_order=order),
         )
         self._contexts = dict(self._manager._cached_context_manager)
         flat = cache_dit.BlockAdapter.flatten
         blocks = dict(zip(flat(self._adapter.unique_blocks_name), flat(self._adapter.blocks), strict=True))
-        self._skippable = {name: len(found) - self._computed for name, found in blocks.items()}
+        self._skippable = {name: len(group) - self._computed for name, group in blocks.items()}
         self._enter: Callable[..., Any] | None = getattr(model, "cache_context", None)
         if max(self._skippable.values()) < 1:
             self.close()
@@ -96,7 +96,9 @@ class DualBlockCache:
         """Number of blocks that the model's latest call did not compute."""
         contexts = self._manager._cached_context_manager.values()
         return sum(
-            self._skippable[each.name] for each in contexts if each.get_current_step() in each.get_cached_steps()
+            self._skippable[context.name]
+            for context in contexts
+            if context.get_current_step() in context.get_cached_steps()
         )
 
     @property

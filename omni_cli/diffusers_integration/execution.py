@@ -77,7 +77,7 @@ def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: st
     )
 
 
-def device_of(config: DiffusionStageConfig, rank: int) -> str:
+def choose_device(config: DiffusionStageConfig, rank: int) -> str:
     """Return torch's name for the device of a stage's rank. Raises `StageError` if there is none."""
     import torch
 

@@ -19,14 +19,14 @@ from omni_cli.diffusers_integration.batch_run import BatchRun, OnOutput, OnStep
 from omni_cli.diffusers_integration.execution import (
     check_device,
     check_supported,
-    device_of,
+    choose_device,
     precision_in,
     prepare_execution,
     set_precision,
 )
 from omni_cli.diffusers_integration.loading import load_pipeline
 from omni_cli.diffusers_integration.memory import PipelineMemory, check_accelerator, empty_cache, memory_errors
-from omni_cli.diffusers_integration.parallel import Rank, sharing_of, start_sharing, stop_sharing
+from omni_cli.diffusers_integration.parallel import Rank, get_sharing, start_sharing, stop_sharing
 from omni_cli.diffusers_integration.pipeline_run import PipelineRunner
 from omni_cli.diffusers_integration.requests import (
     DiffusionModelOutput,
@@ -34,7 +34,7 @@ from omni_cli.diffusers_integration.requests import (
     DiffusionRequest,
     DiffusionSchedulerOutput,
 )
-from omni_cli.diffusers_integration.samples import makes_sound, sample_rate_of
+from omni_cli.diffusers_integration.samples import get_sample_rate, makes_sound
 from omni_cli.diffusers_integration.step_cache import StepCaches
 from omni_cli.errors import CheckpointError, InputError, OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
@@ -98,7 +98,7 @@ class DiffusersPipelineExecutor:
         self.unused_parts = unused_parts
         self.prompt_cache_entries = prompt_cache_entries
         self._rank = rank or Rank.alone()
-        self.device = device or device_of(config, self._rank.number)
+        self.device = device or choose_device(config, self._rank.number)
         check_device(config, self.device)
         check_accelerator(config, self.device)
         set_precision(config, self.device)
@@ -119,10 +119,6 @@ class DiffusersPipelineExecutor:
         self._output_copy = make_output_copy(config.output_copy, self.device)
         self._load_model()
 
-    def _load_pipeline(self) -> Any:
-        code, unused = self.trust_remote_code, self.unused_parts
-        return load_pipeline(self.model, self.dtype, self.config, trust_remote_code=code, unused_parts=unused)
-
     def _load_model(self) -> None:
         start = time.perf_counter()
         with mark("load weights"), memory_errors(self.config, self.model, self.device):
@@ -132,18 +128,22 @@ class DiffusersPipelineExecutor:
     def _load_parts(self) -> None:
         from omni_cli.diffusers_integration.description import described_pipeline
 
-        pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
+        if self._make_pipeline is None:
+            code, unused = self.trust_remote_code, self.unused_parts
+            pipeline = load_pipeline(self.model, self.dtype, self.config, trust_remote_code=code, unused_parts=unused)
+        else:
+            pipeline = self._make_pipeline()
         self.call = described_pipeline(pipeline)
         self.dropped_arguments += foreign_arguments(self.config, self.call)
         self.config = stage_for(self.call, self.config)
         self._precision = precision_in(pipeline)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
-        # After compilation: they decide between compiled blocks.
+        # After compilation, because caches decide between compiled blocks.
         caches = StepCaches.of(pipeline, self.config)
         self._runner = PipelineRunner(
             pipeline, self.call, clock_for(self.device), self._output_copy, self.prompt_cache_entries, caches
         )
-        self.sample_rate = sample_rate_of(pipeline)
+        self.sample_rate = get_sample_rate(pipeline)
         if self.sample_rate is None and makes_sound(pipeline, self.call):
             raise CheckpointError(f"{self.model} does not say the sample rate of its audio")
         # Last: hooks that offload weights wrap what runs.
@@ -167,7 +167,7 @@ class DiffusersPipelineExecutor:
             "output_type": runner.output_type,
             "step_callback": runner.step_callback,
             **self._memory.effective,
-            **sharing_of(self._pipeline, self.config),
+            **get_sharing(self._pipeline, self.config),
             **runner.step_caches.effective,
         }
         if self.dropped_arguments:

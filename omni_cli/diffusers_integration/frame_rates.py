@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.errors import InputError
 from omni_cli.inputs.fields import MAX_FRAMES_MADE
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.video_encoding import MAX_FPS
 
-# That of diffusers' functions that write files, `export_to_video` and `export_to_gif`.
+# The rate of diffusers' functions that write files, `export_to_video` and `export_to_gif`.
 DEFAULT_FPS = Fraction(10)
 
 
@@ -29,9 +28,9 @@ class FrameRate:
 
 
 def frame_rate(call: PipelineCall, settings: Mapping[str, object], chosen: object) -> FrameRate | None:
-    """The rate of a request's video; None for a pipeline that makes none. Raises `InputError`.
+    """Return the rate of a request's video; None for a pipeline that makes none. Raises `InputError`.
 
-    `chosen` is that of the request or the profile, a number or a Fraction; None means the first of: the call's own
+    `chosen` is the rate in the request or the profile, a number or a Fraction; None means the first of: the call's own
     argument among `settings`, its default, the rate of the file in the documentation of the pipeline's class,
     `DEFAULT_FPS`.
     """
@@ -55,9 +54,9 @@ def frame_rate(call: PipelineCall, settings: Mapping[str, object], chosen: objec
 
 
 def with_num_frames(
-    arguments: Mapping[str, object], pipeline: object, call: PipelineCall, config: DiffusionStageConfig
+    arguments: Mapping[str, object], rate: Fraction, pipeline: object, call: PipelineCall
 ) -> Mapping[str, object]:
-    """A request's arguments with the number of frames that comes closest to its `duration` in seconds.
+    """Return a request's arguments with the number of frames that comes closest to its `duration` in seconds.
 
     Raises `InputError` for one that has both.
     """
@@ -67,9 +66,7 @@ def with_num_frames(
     others = {key: value for key, value in arguments.items() if key != "duration"}
     if {"num_frames", name} & others.keys():
         raise InputError("`duration` and `num_frames` exclude each other", hint="remove one of them")
-    rate = frame_rate(call, {**config.call, **others}, others.get("fps", config.fps))
-    assert rate is not None  # it makes a video
-    wanted = Fraction(str(arguments["duration"])) * rate.rate
+    wanted = Fraction(str(arguments["duration"])) * rate
     group = _group(pipeline, call.arguments[name].default) or 1
     count = 1 + group * max(0, round((wanted - 1) / group))
     if count > MAX_FRAMES_MADE:
@@ -78,7 +75,7 @@ def with_num_frames(
 
 
 def _group(pipeline: object, default: object) -> int | None:
-    """The number of frames per latent frame after the first one; None where that is not the rule."""
+    """Return the number of frames per latent frame after the first one; None where that is not the rule."""
     group = getattr(pipeline, "vae_temporal_compression_ratio", None)
     if isinstance(default, int):
         group = group or getattr(pipeline, "vae_scale_factor_temporal", None)
@@ -98,5 +95,5 @@ def _checked(name: str, value: object) -> Fraction:
 
 
 def _value(call: PipelineCall, name: str, rate: Fraction) -> float | int:
-    types = {each.name for each in call.arguments[name].types}
+    types = {value_type.name for value_type in call.arguments[name].types}
     return rate.numerator if rate.denominator == 1 and "int" in types and "float" not in types else float(rate)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_cli.checkpoints.files import MODULAR_INDEX, Component, components_of, index_file, read_object
+from omni_cli.checkpoints.files import MODULAR_INDEX, Component, index_file, read_components, read_object
 from omni_cli.checkpoints.missing import lacking
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.arguments import stage_for
@@ -85,7 +85,7 @@ def load_pipeline(
 def _modular(
     folder: Path, dtypes: Mapping[str, object], models: Mapping[str, object], trust_remote_code: bool
 ) -> ModularAdapter:
-    """The modular pipeline of a folder with `models` and its other components.
+    """Return the modular pipeline of a folder with `models` and its other components.
 
     Not by `load_components`, which only logs that a component cannot be loaded, and leaves it out.
     """
@@ -105,7 +105,7 @@ def _modular(
 
 
 def _model_classes(parts: Mapping[str, Component]) -> dict[str, type[Any]]:
-    """The classes of those parts in this folder that are models."""
+    """Return the classes of those parts in this folder that are models."""
     import torch
 
     named = {
@@ -113,7 +113,7 @@ def _model_classes(parts: Mapping[str, Component]) -> dict[str, type[Any]]:
         for name, part in parts.items()
         if part.library in ("diffusers", "transformers") and part.class_name and part.folder is not None
     }
-    return {part: found for part, found in named.items() if issubclass(found, torch.nn.Module)}
+    return {part: part_class for part, part_class in named.items() if issubclass(part_class, torch.nn.Module)}
 
 
 def _load_models(
@@ -160,12 +160,12 @@ def _check_folder(folder: Path, config: DiffusionStageConfig, trust_remote_code:
     if call.pipeline is not None:
         call.check_runnable()
         stage_for(call, config)
-    parts = components_of(folder)
+    parts = read_components(folder)
     for part in parts.values():
         if part.library == "diffusers" and part.class_name:
             class_named(part.class_name)
     name = read_object(index).get("_class_name")
-    missing = {part for part, each in parts.items() if each.folder is not None and not each.folder.is_dir()}
+    missing = {name for name, part in parts.items() if part.folder is not None and not part.folder.is_dir()}
     if missing and isinstance(name, str) and index.name != MODULAR_INDEX:
         # A pipeline makes parts itself whose argument has a default, and diffusers saves none of those.
         needed, _ = getattr(diffusers, name)._get_signature_keys(getattr(diffusers, name))

@@ -126,7 +126,7 @@ class PipelineMemory:
                         exclude_modules=[*(config.exclude_modules or ()), *_unmovable(pipeline, kind)],
                     )
         except (ValueError, NotImplementedError) as error:
-            # Models say themselves that they cannot be offloaded in groups.
+            # The error is that of a model that cannot be offloaded in groups.
             raise StageError(
                 f"stage `{config.name}`: `offload: {config.offload}` cannot be followed: {error}",
                 stage=config.name,
@@ -162,9 +162,11 @@ class PipelineMemory:
         """The settings in effect, read from the pipeline."""
         vae = getattr(self._pipeline, "vae", None)
         switches = {f"vae_{name}": getattr(vae, f"use_{name}") for name in _VAE_SWITCHES.values() if _has(vae, name)}
-        types = {name: _dtype_of(getattr(self._pipeline, name)) for name in self._config.torch_dtype}
+        types = {
+            name: str(getattr(self._pipeline, name).dtype).removeprefix("torch.") for name in self._config.torch_dtype
+        }
         named = {"torch_dtype": types} if types else {}
-        offload = _offload_of(self._pipeline)
+        offload = _get_offload(self._pipeline)
         return {**offload, **switches, **named, **self._weights.effective}
 
     @property
@@ -174,10 +176,6 @@ class PipelineMemory:
 
 def _has(vae: object, switch: str) -> bool:
     return isinstance(getattr(vae, f"use_{switch}", None), bool)
-
-
-def _dtype_of(model: Any) -> str:
-    return str(model.dtype).removeprefix("torch.")
 
 
 def _unmovable(pipeline: Any, offload_type: str) -> list[str]:
@@ -205,8 +203,8 @@ def _models(pipeline: Any) -> Iterator[tuple[str, Any]]:
     return ((name, part) for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module))
 
 
-def _offload_of(pipeline: Any) -> dict[str, object]:
-    """Tell an offload, and models that it leaves on the device, by the hooks on the pipeline's models."""
+def _get_offload(pipeline: Any) -> dict[str, object]:
+    """Read an offload, and the models that it leaves on the device, from the hooks on the pipeline's models."""
     from accelerate.hooks import AlignDevicesHook, CpuOffload
     from diffusers.hooks.group_offloading import _is_group_offload_enabled
 

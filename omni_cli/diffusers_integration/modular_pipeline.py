@@ -43,7 +43,7 @@ class ModularAdapter(DiffusionPipeline):
         if self._guiders:
             self._defaults["guidance_scale"] = self._guiders[0].guidance_scale
         call = described_modular(modular)
-        taken = {name: each for name, each in call.arguments.items() if name in self._defaults}
+        taken = {name: argument for name, argument in call.arguments.items() if name in self._defaults}
         self.described_call = replace(call, arguments={**taken, "callback_on_step_end": Argument(_CALLBACK)})
         for block in _blocks(blocks):
             if hasattr(block, "progress_bar"):
@@ -61,8 +61,8 @@ class ModularAdapter(DiffusionPipeline):
 
     @property
     def components(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.modular.components
-        return found
+        components: dict[str, Any] = self.modular.components
+        return components
 
     @property
     def model_cpu_offload_seq(self) -> str:
@@ -76,12 +76,12 @@ class ModularAdapter(DiffusionPipeline):
             self._guide([inputs.pop("guidance_scale", None)] * len(own))
         try:
             with scheduler_steps(self.modular, self._note_scheduler):
-                made = self.modular(**inputs, output=list(self.described_call.outputs))
+                outputs = self.modular(**inputs, output=list(self.described_call.outputs))
         finally:
             self.num_timesteps = self._on_step = None
             self._guide(own)
         self.maybe_free_model_hooks()
-        return SimpleNamespace(**made)
+        return SimpleNamespace(**outputs)
 
     def _guide(self, scales: list[float | None]) -> None:
         """Set the guidance of all guiders, as other pipelines do that have several; None leaves one as it is."""
@@ -89,29 +89,29 @@ class ModularAdapter(DiffusionPipeline):
             if scale is not None:
                 guider.guidance_scale = scale
 
-    def notes_on(self, given: Mapping[str, object]) -> list[str]:
+    def notes_on(self, arguments: Mapping[str, object]) -> list[str]:
         """Return a sentence for each input that the blocks which these inputs select ignore."""
         plain = (bool, int, float, str, list, tuple)
         is_default = {
-            name: isinstance(value, plain) and value == self._defaults.get(name) for name, value in given.items()
+            name: isinstance(value, plain) and value == self._defaults.get(name) for name, value in arguments.items()
         }
-        chosen = {name: value for name, value in given.items() if value is not None and not is_default[name]}
-        known = {each.name for each in self.modular._blocks.get_execution_blocks(**chosen).inputs}
+        chosen = {name: value for name, value in arguments.items() if value is not None and not is_default[name]}
+        known = {entry.name for entry in self.modular._blocks.get_execution_blocks(**chosen).inputs}
         ignored = sorted(chosen.keys() - known - ({"guidance_scale"} if self._guiders else set()))
         return [f"`{name}` has no effect beside {_listed(chosen, name)}" for name in ignored]
 
     def reference(self, name: str, file: CallFileInput) -> object:
-        """A file as the class that its kind has among the values of an input."""
-        declared = next(each.type_hint for each in self.modular.blocks.inputs if each.name == name)
-        kinds = {each.kind: each for each in get_args(declared)[0].__subclasses__()}
+        """Return a file as the class that its kind has among the values of an input."""
+        declared = next(entry.type_hint for entry in self.modular.blocks.inputs if entry.name == name)
+        kinds = {kind_class.kind: kind_class for kind_class in get_args(declared)[0].__subclasses__()}
         array, sound = file.array.numpy(), file if file.kind == "audio" else file.sound
         if file.kind == "image":
             return kinds["image"](Image.fromarray(array))
-        given: dict[str, object] = {} if file.kind == "audio" else {"frames": array, "fps": file.rate}
+        content: dict[str, object] = {} if file.kind == "audio" else {"frames": array, "fps": file.rate}
         if sound is not None:
             samples = np.atleast_2d(sound.array.numpy().T)
-            given |= {"audio": torch.from_numpy(samples.copy()), "sample_rate": sound.rate}
-        return kinds[file.kind](**given)
+            content |= {"audio": torch.from_numpy(samples.copy()), "sample_rate": sound.rate}
+        return kinds[file.kind](**content)
 
     def _note_scheduler(self) -> None:
         """Report a step of a loop without a progress bar."""
@@ -140,12 +140,12 @@ def _blocks(block: Any) -> Iterator[Any]:
 
 
 def _guiders(modular: ModularPipeline) -> list[Any]:
-    """The components that guide a step, which have the scale that is an argument of other pipelines.
+    """Return the components that guide a step, which have the scale that is an argument of other pipelines.
 
     Some models are distilled, and theirs are off.
     """
-    found = [part for name, part in modular.components.items() if "guider" in name]
-    return [each for each in found if hasattr(each, "guidance_scale") and getattr(each, "_enabled", True)]
+    guiders = [part for name, part in modular.components.items() if "guider" in name]
+    return [guider for guider in guiders if hasattr(guider, "guidance_scale") and getattr(guider, "_enabled", True)]
 
 
 def _listed(names: Iterable[str], without: str | None = None) -> str:

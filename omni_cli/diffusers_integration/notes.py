@@ -23,11 +23,11 @@ class _Messages(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.found: dict[str, None] = {}
+        self.texts: dict[str, None] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith(PIPELINE_MODULES):
-            self.found.setdefault(" ".join(record.getMessage().split()))
+            self.texts.setdefault(" ".join(record.getMessage().split()))
 
 
 @contextmanager
@@ -50,11 +50,11 @@ def notes_of_call(pipeline: Any, request: DiffusionRequest, messages: _Messages,
     Messages about other arguments than those that are set concern the pipeline's defaults.
     """
     is_cut = any("truncated" in note for note in request.notes)
-    given = call_arguments(request, call).keys()
+    arguments = call_arguments(request, call).keys()
     notes = []
-    for text in messages.found:
+    for text in messages.texts:
         named = call.arguments.keys() & set(re.findall(r"\w+", text))
-        if not (named and not named & given) and not (is_cut and "truncated" in text):
+        if not (named and not named & arguments) and not (is_cut and "truncated" in text):
             notes.append(f"diffusers: {text}")
     guides = getattr(pipeline, "do_classifier_free_guidance", None)
     if request.negative_prompt and guides is False and not any("negative_prompt" in note for note in notes):
@@ -73,28 +73,28 @@ def differences(
 
     `request` is resolved; `asked` are the fields of the request as it arrived.
     """
-    found: dict[str, None] = {}
+    sentences: dict[str, None] = {}
     for what, width, height in _sizes(output):
         wanted = (
             width if request.width is None else request.width, height if request.height is None else request.height
         )  # fmt: skip
         if (width, height) != wanted:
-            found[f"the {what} has {width}x{height} pixels, not {wanted[0]}x{wanted[1]} as requested"] = None
+            sentences[f"the {what} has {width}x{height} pixels, not {wanted[0]}x{wanted[1]} as requested"] = None
     seconds = asked.get("duration")
     frames = request.call.get(call.argument_for("num_frames") or "")
     for video in output.videos:
         count = len(video)
         if seconds is None and isinstance(frames, int | float) and count != frames:
-            found[f"the video has {count} frames, not {frames} as requested"] = None
+            sentences[f"the video has {count} frames, not {frames} as requested"] = None
         if seconds is not None and request.fps and abs(count / float(request.fps) - seconds) > 0.5 / float(request.fps):
-            found[f"the video is {count / float(request.fps):.6g} s long, not {seconds:.6g} s as requested"] = None
+            sentences[f"the video is {count / float(request.fps):.6g} s long, not {seconds:.6g} s as requested"] = None
     wanted_s: Any = request.call.get(call.argument_for("duration") or "")
     if not output.videos and wanted_s is not None and sample_rate is not None:
         for samples in output.sounds:
             if abs(len(samples) - wanted_s * sample_rate) > 1:
                 made_s = len(samples) / sample_rate
-                found[f"the audio is {made_s:.6g} s long, not {wanted_s:.6g} s as requested"] = None
-    return list(found)
+                sentences[f"the audio is {made_s:.6g} s long, not {wanted_s:.6g} s as requested"] = None
+    return list(sentences)
 
 
 def _sizes(output: DiffusionOutput) -> Iterator[tuple[str, int, int]]:

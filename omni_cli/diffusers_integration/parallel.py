@@ -28,14 +28,14 @@ def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> 
     backend, ranks = config.attention_backend, config.num_ranks
     if backend is None and ranks == 1:
         return
-    names = [each.value for each in AttentionBackendName]
+    names = [backend_name.value for backend_name in AttentionBackendName]
     if backend is not None and backend not in names:
         raise _refusal(config, f"diffusers has no attention backend `{backend}`", suggest(backend, names))
     models = denoiser_classes(parts)
     if not models:
         raise _refusal(config, "`attention_backend` and `context_parallel` need a pipeline with a transformer")
     for model in empty_models(folder, models) if backend is not None else ():
-        if not _backends_of(model):
+        if not _get_backends(model):
             raise _refusal(
                 config, f"`attention_backend` has no effect: {type(model).__name__} computes its attention itself"
             )
@@ -123,7 +123,7 @@ def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, devic
                     config=ContextParallelConfig(**config.context_parallel.model_dump(exclude_none=True))
                 )
     except (ValueError, RuntimeError, ImportError) as error:
-        # Backends say themselves which package, device or type they need.
+        # The error names the package, device or type that a backend needs.
         raise _refusal(config, f"its parallel settings cannot be followed: {error}") from error
 
 
@@ -135,15 +135,15 @@ def stop_sharing() -> None:
         torch.distributed.destroy_process_group()
 
 
-def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]:
-    """Attention backend and degrees in effect, read from the denoiser; empty for a stage without such keys."""
+def get_sharing(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]:
+    """Return the attention backend and degrees in effect, read from the denoiser; empty without such keys."""
     from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
     values: dict[str, object] = {}
     if config.attention_backend is None and config.num_ranks == 1:
         return values
     for model in denoisers(pipeline):
-        if backends := _backends_of(model):
+        if backends := _get_backends(model):
             (backend,) = backends
             values["attention_backend"] = (backend or _AttentionBackendRegistry.get_active_backend()[0]).value
         shared = getattr(model._parallel_config, "context_parallel_config", None)
@@ -153,10 +153,14 @@ def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]
     return values
 
 
-def _backends_of(model: Any) -> set[Any]:
-    """The attention backends of a model's layers, None for the default; empty if it has no choice."""
+def _get_backends(model: Any) -> set[Any]:
+    """Return the attention backends of a model's layers, None for the default; empty if it has no choice."""
     processors = [getattr(module, "processor", None) for module in model.modules()]
-    return {each._attention_backend for each in processors if each and hasattr(each, "_attention_backend")}
+    return {
+        processor._attention_backend
+        for processor in processors
+        if processor and hasattr(processor, "_attention_backend")
+    }
 
 
 def empty_models(folder: Path, classes: Mapping[str, type[Any]]) -> Iterator[Any]:
@@ -169,14 +173,14 @@ def empty_models(folder: Path, classes: Mapping[str, type[Any]]) -> Iterator[Any
 
 
 def denoiser_classes(parts: Parts) -> dict[str, type[Any]]:
-    """The classes of the models that run in each step, by the names of their components."""
+    """Return the classes of the models that run in each step, by the names of their components."""
     from diffusers.models.modeling_utils import ModelMixin
 
     return {name: parts[name] for name in DENOISERS if issubclass(parts.get(name, object), ModelMixin)}
 
 
 def denoisers(pipeline: Any) -> Iterator[Any]:
-    """The models of a pipeline that run in each step."""
+    """Return the models of a pipeline that run in each step."""
     from diffusers.models.modeling_utils import ModelMixin
 
     models = (getattr(pipeline, name, None) for name in DENOISERS)

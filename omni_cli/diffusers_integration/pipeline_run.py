@@ -31,8 +31,8 @@ from omni_cli.diffusers_integration.samples import PendingSamples
 from omni_cli.diffusers_integration.step_cache import StepCaches
 from omni_cli.diffusers_integration.steps import (
     callback_arguments,
+    choose_step_callback,
     scheduler_steps,
-    step_callback_of,
     windowed_steps,
 )
 from omni_cli.execution.ranges import Consecutive, mark
@@ -72,11 +72,11 @@ class Made:
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def of(self, index: int, num_requests: int) -> Made:
-        """The outputs of one request."""
+        """Return the outputs of one request."""
 
-        def own(made: T) -> T:
-            count = len(made) // num_requests
-            return made[index * count : (index + 1) * count]
+        def own(outputs: T) -> T:
+            count = len(outputs) // num_requests
+            return outputs[index * count : (index + 1) * count]
 
         tensors = {name: own(rows) for name, rows in self.tensors.items()}
         return Made(own(self.images), own(self.sounds), own(self.videos), tensors)
@@ -148,7 +148,7 @@ class PipelineRunner:
         self.output_type: OutputType = "pt"
         if (self.makes == "image" or self.makes == "video") and not self.predicts:
             self.output_type = "pil" if call.tensors_are_latents else output_type_for(pipeline, self.makes)
-        self.step_callback = step_callback_of(call.arguments, pipeline)
+        self.step_callback = choose_step_callback(call.arguments, pipeline)
         self.prompt_cache: PromptCache | None = None
         if hasattr(pipeline, "encode_prompt"):
             self.prompt_cache = PromptCache(pipeline.encode_prompt, max_entries=prompt_cache_entries)
@@ -188,7 +188,7 @@ class PipelineRunner:
         noted = scheduler_steps(self._pipeline, note_step) if self.step_callback == "scheduler" else nullcontext()
         try:
             with noted, heard_messages() as messages:
-                made = self._pipeline(**arguments)
+                output = self._pipeline(**arguments)
         finally:
             self._marks = None
             marks.ranges.close()
@@ -197,14 +197,14 @@ class PipelineRunner:
         notes = notes_of_call(self._pipeline, requests[0], messages, self._call)
         pending = functools.partial(PendingOutputs, requests, functools.partial(self._times, marks), notes=notes)
         if self.makes == "image":
-            return pending(pixels=self._pixels(_first_of(made, IMAGE_FIELDS), marks))
+            return pending(pixels=self._pixels(_get_first(output, IMAGE_FIELDS), marks))
         if self.makes == "audio":
-            return pending(samples=self._samples(_first_of(made, AUDIO_FIELDS), marks))
+            return pending(samples=self._samples(_get_first(output, AUDIO_FIELDS), marks))
         if self.makes == "tensor":
-            tensors = {name: _on_host(name, value) for name, value in made.items() if value is not None}
+            tensors = {name: _on_host(name, value) for name, value in output.items() if value is not None}
             marks.end = self._clock.mark()
             return pending(tensors=tensors)
-        videos, sound = _batched(_first_of(made, VIDEO_FIELDS), _first_of(made, SOUND_FIELDS))
+        videos, sound = _batched(_get_first(output, VIDEO_FIELDS), _get_first(output, SOUND_FIELDS))
         samples = None if sound is None else self._samples(sound, marks)
         marks.end = self._clock.mark()
         return pending(samples=samples, videos=tuple(Frames(frames, self._output_copy) for frames in videos))
@@ -227,7 +227,7 @@ class PipelineRunner:
             output = torch.from_numpy(output).permute(0, 3, 1, 2)  # of a pipeline that converts images itself
         elif self.predicts:
             output = visualized(self._pipeline, output)
-        elif isinstance(output, list) and all(isinstance(each, torch.Tensor) for each in output):
+        elif isinstance(output, list) and all(isinstance(image, torch.Tensor) for image in output):
             output = torch.cat(output)
         if not isinstance(output, torch.Tensor):
             with mark("output copy"):
@@ -340,13 +340,13 @@ def find_denoiser(pipeline: Any) -> Any | None:
     return None
 
 
-def _first_of(made: object, fields: Sequence[str]) -> Any:
-    """The first of these fields that a pipeline's output has; None if it has none."""
-    return next((getattr(made, field) for field in fields if hasattr(made, field)), None)
+def _get_first(output: object, fields: Sequence[str]) -> Any:
+    """Return the first of these fields that a pipeline's output has; None if it has none."""
+    return next((getattr(output, field) for field in fields if hasattr(output, field)), None)
 
 
 def _on_host(name: str, value: object) -> np.ndarray:
-    """A tensor as an array; bfloat16, which NumPy lacks, as float32. Raises `BadOutputError`."""
+    """Return a tensor as an array; bfloat16, which NumPy lacks, as float32. Raises `BadOutputError`."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -359,7 +359,7 @@ def _on_host(name: str, value: object) -> np.ndarray:
 
 
 def _batched(videos: Any, sound: Any) -> tuple[Any, Any]:
-    """Videos and their sound with an axis for the batch, which some pipelines leave out: they make one at a time."""
+    """Return videos and their sound with an axis for the batch, which pipelines leave out that make one at a time."""
     if videos[0].ndim == 4 if hasattr(videos[0], "ndim") else isinstance(videos[0], list | tuple):
         return videos, sound
     return [videos], None if sound is None else sound[None]

@@ -44,19 +44,19 @@ def to_bytes(images: torch.Tensor) -> torch.Tensor:
     quarter of the bytes to copy.
 
     The same bytes as through diffusers' float32 numpy: float32 times 255, half to even, both exact in either. One more
-    byte at the end is 1 if all values are numbers: checking here would make the host wait.
+    byte at the end is 1 if all values are finite: checking here would make the host wait.
     """
     import torch
 
     pixels = images.permute(0, 2, 3, 1).float().mul(255).round_().to(torch.uint8)
-    # A sum is no number if one of its terms is none, and takes a twentieth of the time of looking at each.
-    is_sound = torch.isfinite(images.sum(dtype=torch.float32))
-    return torch.cat([pixels.reshape(-1), is_sound.to(torch.uint8).reshape(1)])
+    # A sum is finite only if each term is, and takes a twentieth of the time of checking each.
+    is_finite = torch.isfinite(images.sum(dtype=torch.float32))
+    return torch.cat([pixels.reshape(-1), is_finite.to(torch.uint8).reshape(1)])
 
 
 def from_bytes(flat: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
     """Convert the output of `to_bytes` on the host to uint8 RGB or RGBA images (N, H, W, 3 or 4); `shape` is that of
-    the floats, (N, 1, 3 or 4, H, W). Raises `BadOutputError` if a value was not a number.
+    the floats, (N, 1, 3 or 4, H, W). Raises `BadOutputError` if a value was NaN or infinite.
     """
     array = flat.numpy()
     if not array[-1]:
@@ -68,7 +68,7 @@ def from_bytes(flat: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
 
 def pil_to_uint8(images: Iterable[Any]) -> list[np.ndarray]:
     """Convert PIL images, in any nesting of lists, to uint8 RGB, or RGBA where they have transparency."""
-    flat = [image for each in images for image in (each if isinstance(each, list | tuple) else [each])]
+    flat = [image for item in images for image in (item if isinstance(item, list | tuple) else [item])]
     if any(isinstance(image, list | tuple) for image in flat):
         return pil_to_uint8(flat)
     return [np.asarray(image.convert("RGBA" if image.mode in ("RGBA", "LA") else "RGB")) for image in flat]
@@ -78,7 +78,7 @@ def visualized(pipeline: Any, prediction: torch.Tensor) -> list[Any]:
     """Depth, normals or intrinsics (N, 1 or 3, H, W) as PIL images, in the colours of the pipeline's own processor."""
     processor, targets = pipeline.image_processor, getattr(pipeline, "target_properties", None)
     if targets:
-        return [list(each.values()) for each in processor.visualize_intrinsics(prediction, targets)]
+        return [list(item.values()) for item in processor.visualize_intrinsics(prediction, targets)]
     show = processor.visualize_depth if prediction.shape[1] == 1 else processor.visualize_normals
     images: list[Any] = show(prediction)
     return images

@@ -56,12 +56,12 @@ class DiffusionRequest:
         """Build a request from flat call arguments by diffusers' names, such as `GenerateRequest.diffusion`."""
         standard = {name: arguments[name] for name in PIPELINE_ARGUMENTS if name in arguments}
         call = {name: value for name, value in arguments.items() if name not in standard and name != "fps"}
-        given = {"seed": seed, "fps": arguments.get("fps"), **standard}
-        return cls(request_id, prompt, call=call, conditions=conditions or {}, **given)
+        settings = {"seed": seed, "fps": arguments.get("fps"), **standard}
+        return cls(request_id, prompt, call=call, conditions=conditions or {}, **settings)
 
 
 def batch_key(request: DiffusionRequest) -> Hashable:
-    """A key that is equal for requests whose pipeline calls differ only in prompt, negative prompt and seed.
+    """Return a key that is equal for requests whose pipeline calls differ only in prompt, negative prompt and seed.
 
     It includes whether there is a negative prompt, which doubles the work of a step, and not the dtype, which is the
     executor's.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from omni_cli.execution.copies import PendingCopy
 
-# Where pipelines keep the rate of what they make: it is not in their output.
-_PLACES = (
+# Attributes in which pipelines keep their sample rate, which is not in their output.
+_LOCATIONS = (
     "sample_rate",
     "audio_sample_rate",
     "vocoder.config.output_sampling_rate",
@@ -25,25 +25,25 @@ _PLACES = (
     "vae.config.sampling_rate",
     "vae.config.sample_rate",
     "sound_tokenizer.config.sampling_rate",
-    # Last: that of an audio VAE whose output a vocoder may bring to another rate.
+    # Last, because a vocoder may resample the output of an audio VAE.
     "audio_sampling_rate",
 )
 
 
-def sample_rate_of(pipeline: object) -> int | None:
-    """Samples per second of the pipeline's audio; None if it does not say."""
-    for place in _PLACES:
-        found: Any = pipeline
-        for name in place.split("."):
-            found = getattr(found, name, None)
-        if isinstance(found, int | float) and found > 0:
-            return int(found)
+def get_sample_rate(pipeline: object) -> int | None:
+    """Return the samples per second of the pipeline's audio; None if it does not say."""
+    for location in _LOCATIONS:
+        value: Any = pipeline
+        for name in location.split("."):
+            value = getattr(value, name, None)
+        if isinstance(value, int | float) and value > 0:
+            return int(value)
     return None
 
 
 def makes_sound(pipeline: object, call: PipelineCall) -> bool:
     """Return True if the pipeline can make sound; one for videos may have been published without the part for it."""
-    parts = {place.partition(".")[0] for place in _PLACES if "." in place}
+    parts = {location.partition(".")[0] for location in _LOCATIONS if "." in location}
     lacks_part = any(getattr(pipeline, name, pipeline) is None for name in parts)
     return call.makes == "audio" or (not lacks_part and bool({*SOUND_FIELDS} & {*call.outputs}))
 
@@ -57,7 +57,7 @@ def waveform_for(pipeline: Any, samples: np.ndarray, sample_rate: int, device: s
     import soxr
     import torch
 
-    target = sample_rate_of(pipeline)
+    target = get_sample_rate(pipeline)
     if target is None:
         raise InputError(f"{type(pipeline).__name__} does not say the sample rate of the audio that it takes")
     if target != sample_rate:

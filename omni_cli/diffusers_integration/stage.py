@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.arguments import named, with_instances
+from omni_cli.diffusers_integration.arguments import with_instances
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.failures import describe_failure
-from omni_cli.diffusers_integration.frame_rates import with_num_frames
 from omni_cli.diffusers_integration.frames import Frames
 from omni_cli.diffusers_integration.notes import differences
 from omni_cli.diffusers_integration.parallel import Rank
@@ -122,17 +121,16 @@ class DiffusersStage:
             self.ranks.send(request)
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
-        """The arguments of the pipeline's call."""
-        executor, call = self.executor, self.executor.call
-        arguments = with_num_frames(request.diffusion, executor.pipeline, call, executor.config)
-        conditions = {**self._media_arguments(request), **self._call_files(request)}
+        """Return the arguments of the pipeline's call."""
+        files = {**self._media_arguments(request), **self._call_files(request)}
+        conditions = with_instances(files, self.executor.call)
         return DiffusionRequest.from_arguments(
-            request.request_id, request.prompt, request.seed, named(arguments, call), with_instances(conditions, call)
+            request.request_id, request.prompt, request.seed, request.diffusion, conditions
         )
 
     def _media_arguments(self, request: StageRequest) -> dict[str, object]:
-        """The arguments for a request's media."""
-        media, call = media_of(request), self.executor.call
+        """Return the arguments for a request's media."""
+        media, call = get_media(request), self.executor.call
         if not request.audio:
             return call.media_arguments(media)
         pipeline, device = self.executor.pipeline, self.executor.device
@@ -143,16 +141,16 @@ class DiffusersStage:
         return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.arguments}}
 
     def _call_files(self, request: StageRequest) -> dict[str, object]:
-        """Values with files: images and frames as Pillow images, tensors on the stage's device, and references."""
-        found: dict[str, object] = {}
+        """Return values with files: Pillow images, also for frames, tensors on the stage's device, and references."""
+        arguments: dict[str, object] = {}
         for name, value in request.call_files.items():
             argument = self.executor.call.check_name(name)
             if argument.file_kind == "media":
-                found[name] = [self.executor.pipeline.reference(name, file) for file in items_of(value)]
+                arguments[name] = [self.executor.pipeline.reference(name, file) for file in items_of(value)]
                 continue
             read = changed_items(value, functools.partial(_file_value, self.executor.device))
-            found[name] = self.executor.call.checked(name, read)
-        return found
+            arguments[name] = self.executor.call.checked(name, read)
+        return arguments
 
     def warm_up(self) -> None:
         """Do nothing: the shortest request is a whole image."""
@@ -210,7 +208,7 @@ class DiffusersStage:
         began_s = time.perf_counter()
         try:
             videos = self._encoded(output, waiting)
-        except Exception as raised:  # noqa: BLE001 - as a pipeline's: it becomes the request's error
+        except Exception as raised:  # noqa: BLE001 - whatever it is becomes the request's error
             if not isinstance(raised, OmniError):
                 raised = describe_failure(raised, self.executor.config, [waiting.request])
             return [Failure.of(raised, request_id=output.request_id)]
@@ -240,7 +238,7 @@ class DiffusersStage:
         return [RequestDone(output.request_id, trace, images=images, tensors=tensors, notes=notes)]
 
     def _encoded(self, output: DiffusionOutput, waiting: _Waiting) -> tuple[VideoFile, ...]:
-        """The videos of a request as files."""
+        """Return the videos of a request as files."""
         rate = self.executor.sample_rate or 0
         return tuple(
             self._video_file(frames, None if samples is None else Sound(samples, rate), waiting)
@@ -279,13 +277,13 @@ class DiffusersStage:
             self.executor.shutdown()
 
 
-def media_of(request: StageRequest) -> dict[Medium, list[object]]:
+def get_media(request: StageRequest) -> dict[Medium, list[object]]:
     """Return the request's images and videos as Pillow images."""
     from PIL import Image
 
-    given: dict[Medium, tuple[Array, ...]] = {"image": request.images, "control_image": request.control_images}
+    images: dict[Medium, tuple[Array, ...]] = {"image": request.images, "control_image": request.control_images}
     media: dict[Medium, list[object]] = {
-        medium: [Image.fromarray(array.numpy()) for array in arrays] for medium, arrays in given.items() if arrays
+        medium: [Image.fromarray(array.numpy()) for array in arrays] for medium, arrays in images.items() if arrays
     }
     if request.videos:
         media["video"] = [[Image.fromarray(frame) for frame in video.frames.numpy()] for video in request.videos]

@@ -22,7 +22,7 @@ _CONFIGURATIONS = {
     "pyramid_attention_broadcast": "PyramidAttentionBroadcastConfig",
     "faster": "FasterCacheConfig",
 }
-# These take no notice of which half of guidance is computed.
+# These caches ignore which half of guidance is computed.
 _FOR_BOTH_HALVES_AT_ONCE = ("pyramid_attention_broadcast", "faster")
 
 
@@ -112,20 +112,20 @@ class StepCaches:
         import diffusers
         import torch
 
-        given = {name: getattr(cache, name) for name in CACHE_FIELDS[cache.method]}
-        given = {name: value for name, value in given.items() if value is not None}
+        settings = {name: getattr(cache, name) for name in CACHE_FIELDS[cache.method]}
+        settings = {name: value for name, value in settings.items() if value is not None}
         match cache.method:
             case "mag":
-                given["num_inference_steps"] = self._num_inference_steps
+                settings["num_inference_steps"] = self._num_inference_steps
             case "taylorseer":
                 # diffusers' default is bfloat16, whatever the model's type is.
-                given["taylor_factors_dtype"] = torch.float32
+                settings["taylor_factors_dtype"] = torch.float32
             case "pyramid_attention_broadcast" | "faster":
-                given["current_timestep_callback"] = self._timestep
+                settings["current_timestep_callback"] = self._timestep
         if cache.method == "faster":
             # diffusers' default, which it logs otherwise.
-            given["attention_weight_callback"] = lambda _: 0.5
-        return getattr(diffusers, _CONFIGURATIONS[cache.method])(**given)
+            settings["attention_weight_callback"] = lambda _: 0.5
+        return getattr(diffusers, _CONFIGURATIONS[cache.method])(**settings)
 
     def _count(self, hook: Any) -> None:
         reference = hook.fn_ref
@@ -174,14 +174,17 @@ class StepCaches:
     @property
     def effective(self) -> dict[str, object]:
         """The fields of the profile's cache as the denoisers have them; empty without one."""
-        given = self._config.cache.model_dump(exclude_none=True)
+        settings = self._config.cache.model_dump(exclude_none=True)
         for dual in self._dual.values():
-            return {"cache": {**given, **{name: value for name, value in dual.effective.items() if name in given}}}
+            return {
+                "cache": {**settings, **{name: value for name, value in dual.effective.items() if name in settings}}
+            }
         methods = {name: method for method, name in _CONFIGURATIONS.items()}
-        for configuration in (each for model in self._models if (each := getattr(model, "_cache_config", None))):
-            # Ratios are for the request's number of steps there.
-            read = {name: getattr(configuration, name) for name in given.keys() - {"method", "mag_ratios"}}
-            return {"cache": {**given, **read, "method": methods[type(configuration).__name__]}}
+        configurations = (getattr(model, "_cache_config", None) for model in self._models)
+        for configuration in filter(None, configurations):
+            # Its ratios are for the request's number of steps.
+            read = {name: getattr(configuration, name) for name in settings.keys() - {"method", "mag_ratios"}}
+            return {"cache": {**settings, **read, "method": methods[type(configuration).__name__]}}
         return {}
 
     @property
@@ -194,7 +197,7 @@ class StepCaches:
 def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any] | None) -> None:
     """Raise `UsageError` if both halves of guidance would take each other's results.
 
-    Pipelines name the half that they compute, which not all caches heed.
+    Pipelines name the half that they compute, which some caches ignore.
     """
     kinds = [kind for kind in getattr(pipeline_class, "__mro__", ()) if kind.__module__.startswith("diffusers.")]
     code = "".join(Path(inspect.getfile(kind)).read_text() for kind in kinds)
@@ -203,7 +206,9 @@ def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any] | No
     separates = 'cache_context("uncond"' in code
     if "cache_context(" not in code or (separates and config.cache.method in _FOR_BOTH_HALVES_AT_ONCE):
         name = "the pipeline" if pipeline_class is None else pipeline_class.__name__
-        why = "computes the halves of guidance one after another" if separates else "does not tell it the halves apart"
+        why = (
+            "computes the halves of guidance one after another" if separates else "does not name the halves of guidance"
+        )
         raise _refusal(config, f"{name} {why}")
 
 

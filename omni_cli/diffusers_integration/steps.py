@@ -8,11 +8,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from omni_cli.compat.replaced import replaced
+
 # The argument of the call that reports steps; without one, calls of the scheduler's `step` are counted.
 StepCallback = Literal["callback_on_step_end", "callback", "scheduler", "none"]
 
 
-def step_callback_of(names: Collection[str], pipeline: object) -> StepCallback:
+def choose_step_callback(names: Collection[str], pipeline: object) -> StepCallback:
     """Return how steps are noticed; `names` are the arguments of the call."""
     if "callback_on_step_end" in names:
         return "callback_on_step_end"
@@ -43,7 +45,7 @@ def callback_arguments(kind: StepCallback, names: Collection[str], note_step: Ca
 def scheduler_steps(pipeline: Any, note_step: Callable[[], None]) -> Iterator[None]:
     """Run `note_step` after each step of the pipeline's scheduler, if it has one that makes steps."""
     scheduler = getattr(pipeline, "scheduler", None)
-    owner: Any = next((each for each in type(scheduler).__mro__ if "step" in vars(each)), None)
+    owner: Any = next((base for base in type(scheduler).__mro__ if "step" in vars(base)), None)
     if owner is None:
         yield
         return
@@ -57,15 +59,12 @@ def scheduler_steps(pipeline: Any, note_step: Callable[[], None]) -> Iterator[No
             note_step()
         return result
 
-    owner.step = noted
-    try:
+    with replaced(owner, step=noted):
         yield
-    finally:
-        owner.step = step
 
 
 def windowed_steps(pipeline: Any, arguments: Mapping[str, Any]) -> int | None:
-    """Steps of a call that denoises the windows of a video one after another, each in stages; None for other calls."""
+    """Return the steps of a call that denoises a video in windows, each in stages; None for other calls."""
     if "history_sizes" not in arguments:
         return None
     num_frames = (arguments["num_latent_frames_per_chunk"] - 1) * pipeline.vae_scale_factor_temporal + 1

@@ -43,15 +43,15 @@ def check_quantization_needs(config: DiffusionStageConfig) -> None:
     """Raise `UsageError` for a quantization without its package or its file, without loading anything."""
     if config.quantization == "none":
         return
-    package, extra = _package_of(config)
+    package, extra = _get_package(config)
     if importlib.util.find_spec(package) is None:
         raise _refusal(config, f"{package}, which is not installed", f"install it: `pip install 'omni-cli[{extra}]'`")
     if reads_gguf(config) and not Path(config.quantization).is_file():
         raise _refusal(config, "the file, and there is none of that name", "name a GGUF file by its path")
 
 
-def _package_of(config: DiffusionStageConfig) -> tuple[str, str]:
-    """The package that a quantization needs, and the extra that brings it."""
+def _get_package(config: DiffusionStageConfig) -> tuple[str, str]:
+    """Return the package that a quantization needs, and the extra that brings it."""
     if reads_gguf(config):
         return "gguf", "quantization"
     return ("bitsandbytes",) * 2 if config.quantization in _BITSANDBYTES else ("torchao", "quantization")
@@ -132,12 +132,12 @@ def _quantize(model: Any, quantization: str) -> None:
         # It would have torch.compile try out variants of every kernel of the process, which takes minutes.
         torchao.quantize_(model, getattr(torchao, _TORCHAO[quantization])(set_inductor_config=False))
         return
-    kind, given = _BITSANDBYTES[quantization]
+    kind, options = _BITSANDBYTES[quantization]
     make = getattr(importlib.import_module("bitsandbytes.nn"), kind)
     make = _moving_whole(make) if kind == "Linear8bitLt" else make
-    for path, module in [each for each in model.named_modules() if type(each[1]) is torch.nn.Linear]:
+    for path, module in [pair for pair in model.named_modules() if type(pair[1]) is torch.nn.Linear]:
         types = {"compute_dtype": module.weight.dtype} if kind == "Linear4bit" else {}
-        layer = make(module.in_features, module.out_features, device="meta", **types, **given)
+        layer = make(module.in_features, module.out_features, device="meta", **types, **options)
         layer.weight = type(layer.weight)(module.weight.data, requires_grad=False, **vars(layer.weight))
         layer.bias = module.bias
         # Moving it quantizes it, on the host as on a device.
@@ -172,7 +172,7 @@ class WeightForms:
         self._config = config
         self._loaded_bytes = loaded_bytes
         parts = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
-        self.convolutions = [each for part in parts for each in part.modules() if type(each) in _formats(torch)]
+        self.convolutions = [module for part in parts for module in part.modules() if type(module) in _formats(torch)]
 
     @property
     def effective(self) -> dict[str, object]:
@@ -188,18 +188,18 @@ class WeightForms:
         """Bytes of the denoiser's weights before and after, and convolutions with channels last."""
         import torch
 
-        found: dict[str, float] = {}
+        counters: dict[str, float] = {}
         if self._config.quantization != "none":
-            found = {"loaded_weight_bytes": self._loaded_bytes, "weight_bytes": sum(map(weight_bytes, self._models))}
+            counters = {"loaded_weight_bytes": self._loaded_bytes, "weight_bytes": sum(map(weight_bytes, self._models))}
         if self._config.channels_last:
-            found["channels_last_convolutions"] = sum(
-                each.weight.is_contiguous(memory_format=_formats(torch)[type(each)]) for each in self.convolutions
+            counters["channels_last_convolutions"] = sum(
+                module.weight.is_contiguous(memory_format=_formats(torch)[type(module)]) for module in self.convolutions
             )
-        return found
+        return counters
 
 
 def weight_bytes(model: Any) -> int:
-    """Size of a model's weights, in the form that they have in memory."""
+    """Return the size of a model's weights, in the form that they have in memory."""
     return sum(map(_stored_bytes, model.parameters()))
 
 
@@ -209,11 +209,11 @@ def _stored_bytes(weight: Any) -> int:
         return sum(_stored_bytes(getattr(weight, name)) for name in names)
     # bitsandbytes keeps its scales beside a weight.
     scales = (getattr(weight, "SCB", None), getattr(getattr(weight, "quant_state", None), "absmax", None))
-    return int(weight.nbytes) + sum(int(each.nbytes) for each in scales if each is not None)
+    return int(weight.nbytes) + sum(int(scale.nbytes) for scale in scales if scale is not None)
 
 
 def _whole_bytes(model: Any) -> int:
-    """Size of a model's weights that a GGUF file has quantized, as the model's type would have them."""
+    """Return the size of a model's weights that a GGUF file has quantized, as the model's type would have them."""
     shapes = (getattr(weight, "quant_shape", weight.shape) for weight in model.parameters())
     return sum(map(math.prod, shapes)) * int(model.dtype.itemsize)
 

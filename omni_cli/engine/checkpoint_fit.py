@@ -6,8 +6,8 @@ import functools
 from pathlib import Path
 
 from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_shapes
-from omni_cli.checkpoints.hub import download_settings
-from omni_cli.checkpoints.resolve import is_built, resolve_model
+from omni_cli.checkpoints.hub import download
+from omni_cli.checkpoints.resolve import find_folder
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.engine.devices import check_devices
 from omni_cli.errors import CheckpointError
@@ -17,26 +17,23 @@ _INCOMPLETE = "the folder is incomplete: download or copy it again"
 _HINT = "choose the profile of this checkpoint (`--profile`), or another checkpoint (`--model`)"
 
 
-def check_start(config: EngineConfig) -> str:
-    """Check devices and the checkpoint before a process is started; return its folder, or the name of another.
+def check_start(config: EngineConfig) -> Path | None:
+    """Check devices and the checkpoint before a process is started.
 
-    Of a repository the configuration is downloaded, so that one that is not to be had is an error at once.
+    Return the checkpoint's folder; None for one that has to be built or downloaded. The configuration of a repository
+    is downloaded here, so that a repository that is missing is an error at once.
     """
     check_devices(config)
-    model = resolve_model(config.model) if is_built(config.model) else config.model
-    if Path(model).is_dir():
-        check_fit(config, model)
-    elif not model.startswith(BUILTIN_PREFIX):
-        download_settings(model)
-    return model
+    folder = find_folder(config.model)
+    if folder is not None:
+        check_fit(config, folder)
+    elif not config.model.startswith(BUILTIN_PREFIX):
+        download(config.model, settings_only=True)
+    return folder
 
 
-def check_fit(config: EngineConfig, model: str) -> None:
-    """Raise `CheckpointError` if a stage cannot be part of the checkpoint in the folder `model`.
-
-    Raises `UsageError` if a package is missing that its output needs.
-    """
-    folder = Path(model)
+def check_fit(config: EngineConfig, folder: Path) -> None:
+    """Raise `CheckpointError` if a stage cannot be part of the checkpoint in `folder`."""
     family = read_family(folder)
     names_of = functools.cache(weight_shapes)
     for stage in config.stages:

@@ -14,7 +14,7 @@ from omni_cli.engine.process.building import end_with_the_command
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.errors import DeadlineError, OmniError
-from omni_cli.families import Reference, family_of_stages, load
+from omni_cli.families import Reference, StageRole, family_of_stages, load
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.stage.messages import Failure
@@ -22,20 +22,26 @@ from omni_cli.stage.messages import Failure
 _calls: dict[tuple[Reference, str], PipelineCall] = {}
 
 
-def capabilities_of(config: EngineConfig, *, verbose: bool = False, timeout_s: float | None = None) -> Capabilities:
-    """Return the capabilities of a profile. For a pipeline's, a process imports diffusers, which takes seconds.
-
-    The fork server stays for an engine of the same profile; `ForkServer.end_spare` ends it. `verbose` is as of
-    `ForkServer`. Raises `OmniError`, after `timeout_s` `DeadlineError`.
-    """
+def get_capabilities(config: EngineConfig, *, verbose: bool = False, timeout_s: float | None = None) -> Capabilities:
+    """Return the capabilities of a profile; for a pipeline, see `read_call`."""
     family = family_of_stages(config.model, config.stages)
     role = None if family is None else family.role(config.stages[0].name)
     if role is None or not isinstance(role.takes, str):
         return Capabilities.of(config)
-    key = (role.takes, config.model)
+    return Capabilities.of(config, read_call(role, config.model, verbose=verbose, timeout_s=timeout_s))
+
+
+def read_call(role: StageRole, model: str, *, verbose: bool = False, timeout_s: float | None = None) -> PipelineCall:
+    """Return the call of the pipeline in `model`. A process imports diffusers for it, which takes seconds.
+
+    The fork server stays for an engine of the same profile; `ForkServer.end_spare` ends it. `verbose` is as of
+    `ForkServer`. Raises `OmniError`, after `timeout_s` `DeadlineError`.
+    """
+    assert isinstance(role.takes, str)
+    key = (role.takes, model)
     if key not in _calls:
-        _calls[key] = _ask(*key, ForkServer(config, verbose=verbose), timeout_s)
-    return Capabilities.of(config, _calls[key])
+        _calls[key] = _ask(*key, ForkServer({role.backend}, verbose=verbose), timeout_s)
+    return _calls[key]
 
 
 def _ask(reference: Reference, model: str, fork_server: ForkServer, timeout_s: float | None) -> PipelineCall:

@@ -83,9 +83,16 @@ class OmniLLM:
         self._requests: dict[str, asyncio.Queue[tuple[str, Report]]] = {}
         self._dead: dict[str, Failure] = {}
         self._on_event: Callable[[Event], None] = lambda event: None
-        self._fork_server = ForkServer(config, verbose=verbose)
+        self._fork_server = ForkServer(config.backends, verbose=verbose)
         self._mps = MpsServer(config)
         self._watchdog: asyncio.Task[None] | None = None
+        self._checkpoint: Path | None = None
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of the checkpoint that `start` has loaded."""
+        assert self._checkpoint is not None, "nothing has been loaded"
+        return self._checkpoint
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
@@ -113,20 +120,20 @@ class OmniLLM:
             raise
 
     async def _start(self) -> None:
-        model = await asyncio.to_thread(check_start, self.config)
-        is_here = Path(model).is_dir()
+        folder = await asyncio.to_thread(check_start, self.config)
         context = self._fork_server.start()
         await asyncio.to_thread(self._mps.start)  # during the imports
-        if not is_here:
-            model = await provide_in_child(model, self._fork_server)
-            check_fit(self.config, model)
-        family, architecture = read_family(model), read_model_kind(model)
+        if folder is None:
+            folder = await provide_in_child(self.config.model, self._fork_server)
+            check_fit(self.config, folder)
+        self._checkpoint = folder
+        family, architecture = read_family(folder), read_model_kind(folder)
         config = for_family(self.config, family)
         loop = asyncio.get_running_loop()
         for stage in config.stages:
             spec = StageSpec(
                 stage=stage,
-                model=model,
+                model=str(folder),
                 family=family,
                 architecture=architecture,
                 dtype=self.config.dtype,

@@ -42,7 +42,7 @@ class Capabilities:
 
     @classmethod
     def of(cls, config: EngineConfig, call: PipelineCall | None = None) -> Capabilities:
-        """Derive them from the roles of its stages; raises `UsageError` if no model family has such stages.
+        """Derive them from the roles of a profile's stages; raises `UsageError` if no model family has such stages.
 
         `call` is that of the first stage's pipeline. Without it, a pipeline makes what its stage is named after.
         """
@@ -58,17 +58,17 @@ class Capabilities:
         if role is not None and isinstance(role.takes, str) and isinstance(first, DiffusionStageConfig):
             call = call or PipelineCall(None)
             named: Kind = next((kind for kind in get_args(Kind) if kind == first.name), "image")
-            given = [name for name in PIPELINE_ARGUMENTS if getattr(first, name) is not None]
-            preset = frozenset({*given, *first.call})
+            standard = [name for name in PIPELINE_ARGUMENTS if getattr(first, name) is not None]
+            preset = frozenset({*standard, *first.call})
             return cls(config.name, (call.makes or named,), _ALWAYS | call.fields, call, preset)
-        made: list[Modality] = []
+        modalities: list[Modality] = []
         fields = _ALWAYS | _OF_CHAINS
         for stage, role in zip(config.stages, roles, strict=True):
             assert role is not None  # or the family would not fit
-            made += [] if role.makes is None else [role.makes]
+            modalities += [] if role.makes is None else [role.makes]
             fields |= _OF_DIFFUSION if stage.kind == "diffusion" else frozenset()
             fields |= set(role.takes) | (_FIELDS[role.makes] if role.makes is not None else frozenset())
-        return cls(config.name, tuple(made), fields, check=None if family.check is None else load(family.check))
+        return cls(config.name, tuple(modalities), fields, check=None if family.check is None else load(family.check))
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
         """Return True if a request for these modalities (None: all) writes to the output folder."""
@@ -90,28 +90,28 @@ class Capabilities:
         """Return True if a request must have a prompt, whatever else it has."""
         return self.call is None or "prompt" in self._missing({})
 
-    def takes_prompt(self, given: Mapping[str, Any]) -> bool:
+    def takes_prompt(self, fields: Mapping[str, Any]) -> bool:
         """Return True if a prompt would be part of a request with these fields, whose `arg` may have one in tensors."""
-        arguments = given.get("arg", ())
-        return "prompt" in self.fields and not any("prompt_embeds" in str(each) for each in arguments)
+        arguments = fields.get("arg", ())
+        return "prompt" in self.fields and not any("prompt_embeds" in str(argument) for argument in arguments)
 
     @property
     def needed_files(self) -> tuple[str, ...]:
         """Fields for the files without which the pipeline cannot be called."""
         call = self.call
-        fields = () if call is None else (call.field_of(name) for name in self._missing({}))
+        fields = () if call is None else (call.get_field(name) for name in self._missing({}))
         return tuple(field for field in fields if field in MEDIA_ARGUMENTS)
 
-    def check_together(self, given: Mapping[str, Any], label: Callable[[str], str]) -> None:
+    def check_together(self, fields: Mapping[str, Any], label: Callable[[str], str]) -> None:
         """Raise an error if fields of a request set an argument twice, or lack one that the pipeline's call requires.
 
         `label` maps a field to the user's name for it.
         """
         if self.call is None:
             return
-        self.call.check_given_once(given)
-        for name in self._missing(given):
-            field = self.call.field_of(name)
+        self.call.check_set_once(fields)
+        for name in self._missing(fields):
+            field = self.call.get_field(name)
             what = f"the argument `{name}`" if field == "arg" else label(field)
             setting = f"{label('arg').strip('`')} {name}=VALUE"
             raise UsageError(
@@ -119,8 +119,8 @@ class Capabilities:
                 hint=f"it takes {described(self.call.arguments[name].types)}: `{setting}`" if field == "arg" else None,
             )
 
-    def _missing(self, given: Mapping[str, Any]) -> list[str]:
-        return [] if self.call is None else [name for name in self.call.missing(given) if name not in self.preset]
+    def _missing(self, fields: Mapping[str, Any]) -> list[str]:
+        return [] if self.call is None else [name for name in self.call.missing(fields) if name not in self.preset]
 
     def check_request(self, request: GenerateRequest, config: EngineConfig) -> None:
         """Raise `InputError` for a request whose values or files the model family rejects."""

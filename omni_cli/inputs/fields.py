@@ -80,7 +80,7 @@ def _temperature(value: object) -> float:
 
 
 def _frame_rate(value: object) -> str:
-    """A number, or a ratio of two such as 24000/1001, as text, which keeps it exact."""
+    """Return a number, or a ratio such as 24000/1001, as text, which keeps it exact."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"must be a number, not {_kind(value)}")
     try:
@@ -172,7 +172,7 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "raw": _flag,
     "speaker": _name,
     "negative_prompt": _text,
-    # What these mean, a pipeline decides.
+    # The pipeline decides what these values mean.
     "num_inference_steps": _any_whole_number,
     "guidance_scale": _number,
     "strength": _number,

@@ -1,12 +1,21 @@
-"""Open a file that a user named, with one clear `InputError` for everything that can be wrong with it."""
+"""Open a file that a user named, with one clear `InputError` for everything that can be wrong with it.
+
+Media are decoded in `inputs/media`; tensors are read here.
+"""
 
 from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from omni_cli.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_TENSOR_BYTES = 1024 * 1024 * 1024
+_DTYPES = ("uint8", "int16", "int32", "int64", "float32", "float64")
 
 FileContent = Literal["image", "tensor", "audio", "video"]
 
@@ -19,7 +28,7 @@ _KINDS: dict[str, FileContent] = {
 
 
 def file_kind(path: Path) -> FileContent:
-    """Return what a file holds by its name; an image if the name does not tell."""
+    """Return the content of a file by its name; an image for any other name."""
     return _KINDS.get(path.suffix.lower(), "image")
 
 
@@ -43,3 +52,25 @@ def open_input(path: Path, what: str) -> BinaryIO:
         file.close()
         raise InputError(f"the {what} `{path}` is empty (0 bytes)")
     return file
+
+
+def load_tensor(path: Path) -> np.ndarray:
+    """Read a `.npy` file of numbers, at most `MAX_TENSOR_BYTES`. Raises `InputError` for one that cannot be used."""
+    import numpy as np
+
+    with open_input(path, "NumPy file"):
+        if path.stat().st_size > MAX_TENSOR_BYTES:
+            raise InputError(f"the NumPy file `{path}` is larger than {MAX_TENSOR_BYTES // 2**20} MiB")
+        try:
+            # Mapped, because memory would be allocated for a header that promises more than the file has.
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except Exception as error:
+            # Broken headers raise many things: ValueError, SyntaxError, TokenError, BadZipFile.
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(
+                f"cannot read the NumPy file `{path}`: {reason}", hint="write it with `numpy.save`"
+            ) from error
+    if not isinstance(array, np.ndarray) or array.dtype.name not in _DTYPES:
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise InputError(f"the NumPy file `{path}` holds {kind}; supported: {', '.join(_DTYPES)}")
+    return np.array(array)

@@ -16,7 +16,7 @@ from omni_cli.text import suggest
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
-# Separate options on the command line; keys of `sampling` in a line.
+# `max_tokens` and `temperature` are options of the command, and keys of `sampling` in a line.
 KEYS = tuple(name for name in CHECKERS if name not in ("max_tokens", "temperature"))
 
 
@@ -31,7 +31,7 @@ def read_requests(
     """
     requests: list[RequestSpec | BadRequest] = []
     taken: dict[str, str] = {}
-    for number, line in lines_of(path):
+    for number, line in read_lines(path):
         place = f"{path}:{number}"
         request_id = str(len(requests))
         try:
@@ -40,7 +40,8 @@ def read_requests(
             request_id = _claim_id(fields, request_id, place, taken)
             checked = check_fields(fields, capabilities, _label)
             merged = {**defaults, **checked}
-            merged["sampling"] = {**_sampling_of(defaults), **checked.get("sampling", {})}
+            sampling = {name: defaults[name] for name in ("max_tokens", "temperature") if name in defaults}
+            merged["sampling"] = {**sampling, **checked.get("sampling", {})}
             if "arg" in defaults:
                 merged["arg"] = {**defaults["arg"], **checked.get("arg", {})}
             merged = {name: value for name, value in merged.items() if name in KEYS}
@@ -57,7 +58,7 @@ def read_requests(
     return requests
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line) for each non-blank line, cut to one byte over the cap."""
     with open_input(path, "requests file") as file:
         number = 0
@@ -103,7 +104,7 @@ def _check_keys(fields: Mapping[str, object]) -> None:
 
 
 def _claim_id(fields: Mapping[str, Any], default: str, place: str, taken: dict[str, str]) -> str:
-    """Return the line's request id, unique among the lines so far; adds it to `taken`, which maps ids to places."""
+    """Return the line's request id, unique among the lines so far; adds it to `taken`, which maps ids to FILE:LINE."""
     request_id = default
     if "request_id" in fields:
         try:
@@ -114,10 +115,6 @@ def _claim_id(fields: Mapping[str, Any], default: str, place: str, taken: dict[s
         raise InputError(f"the request id `{request_id}` is already used at {taken[request_id]}")
     taken[request_id] = place
     return request_id
-
-
-def _sampling_of(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: defaults[name] for name in ("max_tokens", "temperature") if name in defaults}
 
 
 def _label(name: str) -> str:

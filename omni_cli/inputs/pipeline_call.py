@@ -53,7 +53,9 @@ _OTHER_NAMES = {
 _NAMED = ("negative_prompt", "num_inference_steps", "guidance_scale", "strength", "height", "width")
 # All fields of a request that a call can take, in the order of the command's options.
 FIELDS = ("prompt", *MEDIA_ARGUMENTS, *_NAMED, "duration", *_VIDEO_ARGUMENTS)
-# Arguments of pipelines with a network for a control image; where no other takes that, `image` does.
+# Fields for which pipelines have several names.
+_RENAMED = (*_OTHER_NAMES, "num_frames")
+# Only pipelines with a network for a control image have these; without `control_image`, their `image` is that image.
 _OF_CONTROL = {"controlnet_conditioning_scale", "adapter_conditioning_scale"}
 
 # Fields of a pipeline's output, by their kind; those of a video may have sound beside them.
@@ -122,54 +124,64 @@ class PipelineCall:
     @property
     def makes(self) -> Kind | None:
         """The kind of its output; None for text, or where it does not say."""
-        found = set(self.outputs)
-        if found & set(VIDEO_FIELDS):
+        outputs = set(self.outputs)
+        if outputs & set(VIDEO_FIELDS):
             return "video"
-        if found & set(AUDIO_FIELDS):
+        if outputs & set(AUDIO_FIELDS):
             return "audio"
-        if found & set(IMAGE_FIELDS):
+        if outputs & set(IMAGE_FIELDS):
             return "image"
-        return None if not found or found & set(TEXT_FIELDS) else "tensor"
+        return None if not outputs or outputs & set(TEXT_FIELDS) else "tensor"
 
     @property
     def fields(self) -> frozenset[str]:
         """The request fields that it takes; `fps` and `duration` of every video."""
         if self.pipeline is None:
             return frozenset({*FIELDS, "arg"})
-        found = {name for name in FIELDS if self.argument_for(name) is not None}
+        names = {name for name in FIELDS if self.argument_for(name) is not None}
         if self.makes == "video":
-            found |= {"fps", *(["duration"] if "num_frames" in found else [])}
-        return frozenset({*found, "arg"})
+            names |= {"fps", *(["duration"] if "num_frames" in names else [])}
+        return frozenset({*names, "arg"})
 
     def argument_for(self, name: str) -> str | None:
         """Return the argument that takes a field of a request; None if there is none."""
         if name in MEDIA_ARGUMENTS:
             return self._argument_for_medium(name)
         if name in _VIDEO_ARGUMENTS:
-            return self._first_of(_VIDEO_ARGUMENTS[name]) if self.makes == "video" else None
-        return self._first_of(_OTHER_NAMES.get(name, (name,)))
+            return self._get_first(_VIDEO_ARGUMENTS[name]) if self.makes == "video" else None
+        return self._get_first(_OTHER_NAMES.get(name, (name,)))
 
-    def field_of(self, name: str) -> str:
+    def own_names(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a request's arguments by the call's names for them; raises `InputError` for fields that it lacks."""
+        renamed = dict(arguments)
+        for name in (name for name in _RENAMED if name in arguments and name not in self.arguments):
+            own_name = self.argument_for(name)
+            if own_name is None:
+                raise InputError(f"{self.pipeline} takes no `{name}`", hint=f"remove {_option(name)}")
+            renamed[own_name] = renamed.pop(name)
+        return renamed
+
+    def get_field(self, name: str) -> str:
         """Return the field of a request that sets an argument; "arg" for one without a field of its own."""
         # A control image goes to `image` where no other argument takes it.
         fields = ("control_image", *FIELDS)
-        return next((each for each in fields if self.argument_for(each) == name), "arg")
+        return next((field_name for field_name in fields if self.argument_for(field_name) == name), "arg")
 
     def is_listed(self, name: str) -> bool:
         """Return True if a user can set the argument."""
-        if self.field_of(name) != "arg":
+        if self.get_field(name) != "arg":
             return True
         return name not in OWNED_ARGUMENTS and is_possible(self.arguments[name].types)
 
-    def missing(self, given: Mapping[str, object]) -> Iterator[str]:
+    def missing(self, fields: Mapping[str, object]) -> Iterator[str]:
         """Yield the required arguments that fields of a request, their `arg` among them, do not set."""
-        names = {self.argument_for(name) for name in given} | set(_mapping(given.get("arg")))
-        yield from (name for name, each in self.arguments.items() if each.is_required and name not in names)
+        names = {self.argument_for(name) for name in fields} | set(_mapping(fields.get("arg")))
+        yield from (name for name, argument in self.arguments.items() if argument.is_required and name not in names)
 
-    def check_given_once(self, given: Mapping[Any, object]) -> None:
+    def check_set_once(self, fields: Mapping[Any, object]) -> None:
         """Raise `InputError` for an argument that a request sets in two ways."""
-        taken = dict.fromkeys(_mapping(given.get("arg")), "arg")
-        for name in (each for each in FIELDS if given.get(each) not in (None, ())):
+        taken = dict.fromkeys(_mapping(fields.get("arg")), "arg")
+        for name in (field_name for field_name in FIELDS if fields.get(field_name) not in (None, ())):
             argument = self.argument_for(name)
             if argument in taken and not (taken[argument] in MEDIA_ARGUMENTS and self._collects(argument)):
                 raise InputError(
@@ -186,7 +198,9 @@ class PipelineCall:
         if self.pipeline is None:
             return Argument(ANY)
         if name not in self.arguments:
-            names = sorted(each for each in self.arguments if self.field_of(each) == "arg" and self.is_listed(each))
+            names = sorted(
+                known for known in self.arguments if self.get_field(known) == "arg" and self.is_listed(known)
+            )
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean `{near[0]}`?" if near else "it takes " + ", ".join(f"`{n}`" for n in names)
             raise InputError(f"the pipeline's call has no argument `{_cut(name)}`", hint=hint)
@@ -205,11 +219,11 @@ class PipelineCall:
         for is_strict in (True, False):
             for candidate in candidates:
                 try:
-                    found = converted(argument.types, candidate, is_strict=is_strict)
+                    checked = converted(argument.types, candidate, is_strict=is_strict)
                 except ValueError:
                     continue
-                _check_files(name, argument, found)
-                return [found] if _is_item_alone(argument, found) else found
+                _check_files(name, argument, checked)
+                return [checked] if _is_item_alone(argument, checked) else checked
         shown = _cut(value if isinstance(value, ArgumentText) else json.dumps(candidates[0], default=str))
         raise InputError(f"`{name}` must be {_expected(argument)}, not {shown}", hint=self._file_hint(name, argument))
 
@@ -219,8 +233,8 @@ class PipelineCall:
         A video is the list of its frames. Where an argument is a class with fields, such as LTX-2's conditions, each
         image or video is the field that takes it.
         """
-        found: dict[str, Any] = {}
-        self.check_given_once(media)
+        arguments: dict[str, Any] = {}
+        self.check_set_once(media)
         for medium, files in media.items():
             name = self.argument_for(medium)
             if name is None:
@@ -231,11 +245,11 @@ class PipelineCall:
             types = self.arguments[name].types
             if self._collects(name):
                 key = _field_for(medium, types)
-                found.setdefault(name, []).extend({key: each} for each in files)
+                arguments.setdefault(name, []).extend({key: file} for file in files)
             else:
                 is_alone = len(files) == 1 and (medium == "video" or not takes_only_lists(types))
-                found[name] = files[0] if is_alone else list(files)
-        return found
+                arguments[name] = files[0] if is_alone else list(files)
+        return arguments
 
     def check_runnable(self) -> None:
         """Raise `CheckpointError` unless files and settings can hold what the pipeline takes and makes."""
@@ -249,25 +263,25 @@ class PipelineCall:
             raise CheckpointError(f"{self.pipeline} cannot run: {why}", hint="use a checkpoint of another pipeline")
 
     def _argument_for_medium(self, medium: str) -> str | None:
-        found = self._first_of(MEDIA_ARGUMENTS[medium])  # type: ignore[index] # the caller's `name` is one
-        if found is not None and medium == "video" and not _takes_frames(self.arguments[found]):
+        argument = self._get_first(MEDIA_ARGUMENTS[medium])  # type: ignore[index] # the caller's `name` is one
+        if argument is not None and medium == "video" and not _takes_frames(self.arguments[argument]):
             return None
-        if found is None and medium == "control_image" and _OF_CONTROL & self.arguments.keys():
+        if argument is None and medium == "control_image" and _OF_CONTROL & self.arguments.keys():
             return self._argument_for_medium("image")
-        if found is None and medium in ("image", "video"):
+        if argument is None and medium in ("image", "video"):
             return next((name for name in self.arguments if self._collects(name)), None)
-        return found
+        return argument
 
-    def _first_of(self, names: tuple[str, ...]) -> str | None:
+    def _get_first(self, names: tuple[str, ...]) -> str | None:
         return next((name for name in names if name in self.arguments), None)
 
     def _collects(self, name: str) -> bool:
         """Return True if an argument is a list of objects with images or videos among their fields."""
-        made = class_of_fields(self.arguments[name].types)
-        return made is not None and any(file_kind(types) == "image" for types in made.fields.values())
+        class_type = class_of_fields(self.arguments[name].types)
+        return class_type is not None and any(file_kind(types) == "image" for types in class_type.fields.values())
 
     def _file_hint(self, name: str, argument: Argument) -> str | None:
-        medium = self.field_of(name)
+        medium = self.get_field(name)
         if medium in MEDIA_ARGUMENTS:
             return f"use {_option(medium)}"
         if argument.file_kind == "tensor":
@@ -296,14 +310,14 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 def _takes_frames(argument: Argument) -> bool:
     """Return True if its values can be lists of images, and not tensors only."""
-    return file_kind(argument.types) == "image" or any(each.name == "Any" for each in argument.types)
+    return file_kind(argument.types) == "image" or any(value_type.name == "Any" for value_type in argument.types)
 
 
 def _field_for(medium: Medium, types: Types) -> str:
     """Return the field of a class that takes a medium: of its name, else the first that takes images."""
-    made = class_of_fields(types)
-    assert made is not None
-    names = [name for name, inner in made.fields.items() if file_kind(inner) == "image"]
+    class_type = class_of_fields(types)
+    assert class_type is not None
+    names = [name for name, inner in class_type.fields.items() if file_kind(inner) == "image"]
     return medium if medium in names else names[0]
 
 

@@ -12,10 +12,9 @@ from omni_cli.config.schema import PIPELINE_ARGUMENTS, EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
-from omni_cli.inputs.files import file_kind
+from omni_cli.inputs.files import file_kind, load_tensor
 from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.media.video import MAX_NUM_FRAMES
-from omni_cli.inputs.tensors import load_tensor
 from omni_cli.outputs import CallFile, GenerateRequest, Modality, Nested, changed_items, holds_files, items_of
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")

@@ -40,36 +40,37 @@ ANY: Types = (ValueType("Any"),)
 
 def file_kind(types: Types) -> FileKind | None:
     """Return the kind of file for a value: images if images are accepted, else tensors; None for plain values."""
-    names = {each.name for each in _with_items(types)}
+    names = {value_type.name for value_type in _with_items(types)}
     kind = next((kind for kind in _FILE_KINDS if kind in names), None)
     return None if kind == "tensor" and "str" in names else kind
 
 
 def takes_only_lists(types: Types) -> bool:
     """Return True if a value other than null must be a list."""
-    names = {each.name for each in types} - {"None"}
+    names = {value_type.name for value_type in types} - {"None"}
     return bool(names) and names <= {"list", "tuple"}
 
 
 def class_of_fields(types: Types) -> ValueType | None:
     """Return the class among these types, or among those of list items, that is made of fields; None without one."""
-    return next((each for each in _with_items(types) if each.fields), None)
+    return next((value_type for value_type in _with_items(types) if value_type.fields), None)
 
 
 def is_possible(types: Types) -> bool:
     """Return True if a request can hold some value other than null."""
     return not types or any(
-        each.name in (*_PLAIN[1:], *_FILE_KINDS)
-        or each.fields
-        or (each.name in ("list", "tuple") and all(map(is_possible, each.items)))
-        for each in types
+        value_type.name in (*_PLAIN[1:], *_FILE_KINDS)
+        or value_type.fields
+        or (value_type.name in ("list", "tuple") and all(map(is_possible, value_type.items)))
+        for value_type in types
     )
 
 
 def is_plain(types: Types) -> bool:
     """Return True if a value other than null need not be a file or a tensor."""
     return any(
-        all(map(is_plain, each.items)) if each.name in ("list", "tuple") else each.name in _PLAIN[1:] for each in types
+        all(map(is_plain, value_type.items)) if value_type.name in ("list", "tuple") else value_type.name in _PLAIN[1:]
+        for value_type in types
     )
 
 
@@ -88,14 +89,14 @@ def described(types: Types) -> str:
 def converted(types: Types, value: object, *, is_strict: bool = True) -> object:
     """Return a value of JSON for a pipeline's call: `@FILE` as a path, lists as tuples and whole numbers as floats.
 
-    Values that are no JSON are taken to be files that have been read. Without `is_strict`, also those that pipelines
-    accept although their annotations do not say so: null, a number of the other kind, several files for one, tuples of
-    another length, and objects and lists instead of a text. Raises `ValueError` for a value that does not fit.
+    Values that are not JSON are files that have been read. Without `is_strict`, values fit that pipelines accept
+    although their annotations do not say so: null, a number of the other kind, several files for one, tuples of another
+    length, and objects and lists instead of a text. Raises `ValueError` for a value that does not fit.
     """
     # A whole number stays one where the call takes both.
-    for each in sorted(types or ANY, key=lambda each: each.name == "float"):
+    for value_type in sorted(types or ANY, key=lambda value_type: value_type.name == "float"):
         try:
-            return _converted(each, value, is_strict)
+            return _converted(value_type, value, is_strict)
         except ValueError:
             continue
     if value is None and not is_strict:
@@ -113,11 +114,11 @@ def _converted(one: ValueType, value: object, is_strict: bool) -> object:
             return _list(one, value, is_strict)
         case "dict" if isinstance(value, Mapping):
             (items,) = one.items
-            return {_key(one.keys, key): converted(items, each, is_strict=is_strict) for key, each in value.items()}
+            return {_key(one.keys, key): converted(items, item, is_strict=is_strict) for key, item in value.items()}
         case "image" | "tensor" | "media":
             return _file(one, value, is_strict)
         case _ if isinstance(value, Mapping) and one.fields and value.keys() <= one.fields.keys():
-            return {name: converted(one.fields[name], each, is_strict=is_strict) for name, each in value.items()}
+            return {name: converted(one.fields[name], item, is_strict=is_strict) for name, item in value.items()}
     if not _is_plain_value(one, value, is_strict):
         raise ValueError
     return value
@@ -141,8 +142,8 @@ def _file(one: ValueType, value: object, is_strict: bool) -> object:
         return Path(value[1:])
     if one.name == "tensor" and _is_numeric(value):
         return value
-    if isinstance(value, list | tuple) and not is_strict and any(each is not None for each in value):
-        return [None if each is None else _file(one, each, is_strict) for each in value]
+    if isinstance(value, list | tuple) and not is_strict and any(item is not None for item in value):
+        return [None if item is None else _file(one, item, is_strict) for item in value]
     if value is None or isinstance(value, str | bool | int | float | list | tuple | Mapping):
         raise ValueError
     return value
@@ -150,9 +151,9 @@ def _file(one: ValueType, value: object, is_strict: bool) -> object:
 
 def _anything(value: object) -> object:
     if isinstance(value, Mapping):
-        return {key: _anything(each) for key, each in value.items()}
+        return {key: _anything(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_anything(each) for each in value]
+        return [_anything(item) for item in value]
     if isinstance(value, int) and not isinstance(value, bool) and not is_finite_number(value):
         raise ValueError
     return Path(value[1:]) if _names_file(value) else value
@@ -163,7 +164,7 @@ def _names_file(value: object) -> TypeGuard[str]:
 
 
 def _list(one: ValueType, value: object, is_strict: bool) -> object:
-    any_item = tuple(each for types in one.items for each in types)
+    any_item = tuple(item for types in one.items for item in types)
     if not isinstance(value, list | tuple):
         # One file, which the caller puts into a list unless it is a whole video.
         if is_strict or file_kind(any_item) is None:
@@ -172,13 +173,15 @@ def _list(one: ValueType, value: object, is_strict: bool) -> object:
     if one.is_fixed and is_strict and len(one.items) != len(value):
         raise ValueError
     of_each = one.items if one.is_fixed and len(one.items) == len(value) else [any_item] * len(value)
-    found = [converted(types, each, is_strict=is_strict) for types, each in zip(of_each, value, strict=True)]
-    return tuple(found) if one.name == "tuple" else found
+    converted_items = [converted(types, item, is_strict=is_strict) for types, item in zip(of_each, value, strict=True)]
+    return tuple(converted_items) if one.name == "tuple" else converted_items
 
 
 def _key(types: Types, key: object) -> object:
     """Return a key of an object, whose numbers are text in JSON."""
-    is_number = any(each.name == "int" for each in types) and not any(each.name == "str" for each in types)
+    is_number = any(value_type.name == "int" for value_type in types) and not any(
+        value_type.name == "str" for value_type in types
+    )
     return int(key) if is_number and isinstance(key, str) else key
 
 
@@ -190,9 +193,9 @@ def _is_numeric(value: object) -> bool:
 
 
 def _with_items(types: Types) -> Iterator[ValueType]:
-    for each in types:
-        yield each
-        for items in each.items:
+    for value_type in types:
+        yield value_type
+        for items in value_type.items:
             yield from _with_items(items)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.fields import CHECKERS, MAX_TOKENS
 from omni_cli.inputs.files import open_input
-from omni_cli.inputs.jsonl import lines_of, parse_object
+from omni_cli.inputs.jsonl import parse_object, read_lines
 from omni_cli.text import suggest
 
 MAX_BYTES = 2**31
@@ -85,7 +85,7 @@ def read_dataset(
         count = (lambda text: output_len or max(count_tokens(text), 1)) if is_chat else None
         return _conversations(path, content, digest.hexdigest(), count, seed)
     read = _LineReader(path, output_len, is_chat, digest.update)
-    requests = tuple(read.request(number, line) for number, line in lines_of(path))
+    requests = tuple(read.request(number, line) for number, line in read_lines(path))
     if not requests:
         raise InputError(f"the {_WHAT} `{path}` has no requests", hint='write one per line, as {"prompt": "hello"}')
     timed = [item.due_s for item in requests if item.due_s is not None]

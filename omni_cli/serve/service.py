@@ -10,10 +10,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from omni_cli.config.bundled import bundled_profiles
-from omni_cli.config.loader import load_profile
+from omni_cli.config.loader import load_bundled
 from omni_cli.config.schema import EngineConfig
-from omni_cli.engine.describing import capabilities_of
+from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.media.pool import media_pool
@@ -51,7 +50,7 @@ class Service:
 
     @functools.cached_property
     def capabilities(self) -> Capabilities:
-        return capabilities_of(self.config)
+        return get_capabilities(self.config)
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -67,7 +66,7 @@ class Service:
         """Raise `APIError` (404) for an endpoint that this profile has no stage for."""
         if modality in self.modalities:
             return
-        others = [name for name in bundled_profiles() if modality in Capabilities.of(load_profile(name)).modalities]
+        others = [name for name, other in load_bundled().items() if modality in Capabilities.of(other).modalities]
         raise APIError(
             404,
             f"profile `{self.config.name}` makes {' and '.join(self.modalities)}, not {modality}; "

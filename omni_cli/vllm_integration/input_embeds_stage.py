@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from vllm import SamplingParams
 
-from omni_cli.checkpoints.tensors import open_tensor
+from omni_cli.checkpoints.shards import open_tensor
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
 from omni_cli.stage.payloads import PayloadError
 from omni_cli.stage.protocol import StageSpec

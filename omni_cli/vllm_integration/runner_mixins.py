@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import torch
 from vllm.config.load import LoadConfig
@@ -24,6 +23,7 @@ from vllm.distributed import get_pp_group, get_tp_group
 from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import ModelRunnerOutput
 
+from omni_cli.compat.replaced import replaced
 from omni_cli.execution.copies import PendingCopy, make_output_copy
 from omni_cli.execution.ranges import mark
 from omni_cli.stage.payloads import DEFAULT_LIMITS
@@ -196,7 +196,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         began_s = time.perf_counter()
         # Afterwards vLLM makes garbage collection look at all objects again, those of the imports among them, which the
         # fork server has excluded (`gc.freeze`), and collects twice: 2.5 s on a slow processor.
-        with mark("capture"), patch.object(gc, "unfreeze", lambda: None):
+        with mark("capture"), replaced(gc, unfreeze=lambda: None):
             num_bytes: int = super().capture_model()
         self.graph_counters.captured(num_bytes, time.perf_counter() - began_s)
         return num_bytes

@@ -324,7 +324,7 @@ class TextStage(VllmStage):
 
     def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
         assert isinstance(self.spec.stage, ARStageConfig)
-        sampling = {"seed": request.seed, **self.spec.stage.sampling.given(), **request.sampling, **extra}
+        sampling = {"seed": request.seed, **self.spec.stage.sampling.set_values(), **request.sampling, **extra}
         try:
             return SamplingParams(**sampling, output_kind=RequestOutputKind.DELTA)
         except (ValueError, TypeError, VLLMClientError) as error:

@@ -6,14 +6,13 @@ its class. So the name that this body looks up refers to our runner while it run
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
 from vllm import envs
 
+from omni_cli.compat.replaced import replaced
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
 from omni_cli.vllm_integration.ranks import forget_cpu_channels, forget_message_queues
@@ -43,7 +42,8 @@ class OmniWorkerMixin(VllmWorker):
             # With an external launcher. vLLM names the shared memory of CPU ranks by the part after the colon: without
             # a name per launch, two launches would share it, and a killed one would block all later ones.
             self.distributed_init_method = f"env://#{os.environ['MASTER_PORT']}"
-        with self._our_runner():
+        base = next(cls.__name__ for cls in self.runner_cls.__mro__ if cls.__module__.startswith("vllm."))
+        with replaced(self.runner_home, **{base: self.runner_cls}):
             super().init_device(*args, **kwargs)
         forget_cpu_channels()
         built = type(self.model_runner)
@@ -52,16 +52,6 @@ class OmniWorkerMixin(VllmWorker):
                 f"vLLM built {built.__module__}.{built.__qualname__} and not our {self.runner_cls.__name__}: "
                 "omni needs the V1 model runner (VLLM_USE_V2_MODEL_RUNNER=0 before the configuration is built)"
             )
-
-    @contextlib.contextmanager
-    def _our_runner(self) -> Iterator[None]:
-        name = next(cls.__name__ for cls in self.runner_cls.__mro__ if cls.__module__.startswith("vllm."))
-        plain = getattr(self.runner_home, name)
-        setattr(self.runner_home, name, self.runner_cls)
-        try:
-            yield
-        finally:
-            setattr(self.runner_home, name, plain)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         with mark("load weights"):

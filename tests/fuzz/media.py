@@ -18,8 +18,8 @@ from PIL import Image
 from fuzz.documents import damage
 from fuzz.profiles import scratch
 from omni_cli.errors import InputError
+from omni_cli.inputs.files import load_tensor
 from omni_cli.inputs.media.reading import load_audio, load_image, load_sound, load_video
-from omni_cli.inputs.tensors import load_tensor
 from omni_cli.video_encoding import Sound, encode_video
 
 READERS: Mapping[str, Callable[[Path], object]] = {

@@ -86,7 +86,7 @@ def check(case: Case) -> str:
         assert error.diagnostics and len(error.message) < 400_000
         assert "\x1b" not in error.message and "\x00" not in error.message
         for item in error.diagnostics:
-            assert item.message and item.place.line < max(1, len(item.place.source.lines))
+            assert item.message and item.location.line < max(1, len(item.location.source.lines))
         return "rejected"
     except ProfileError as error:
         assert error.message

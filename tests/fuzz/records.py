@@ -18,8 +18,7 @@ from support.profile_records import small_profile
 
 from fuzz.documents import bombs, damage, json_text, mutate
 from fuzz.profiles import scratch
-from omni_cli.cli.compare import compare
-from omni_cli.cli.compare_options import CompareOptions
+from omni_cli.cli.compare import CompareOptions, compare
 from omni_cli.cli.report import report
 from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_limits import GateLimits

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fuzz.documents import bombs, damage, json_text, mutate
 from fuzz.profiles import scratch
 from omni_cli.config.loader import load_profile
-from omni_cli.engine.describing import capabilities_of
+from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import OmniError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
@@ -64,4 +64,4 @@ def check(case: bytes) -> str:
 
 @functools.cache
 def _capabilities() -> tuple[Capabilities, ...]:
-    return tuple(capabilities_of(load_profile(name)) for name in PROFILES)
+    return tuple(get_capabilities(load_profile(name)) for name in PROFILES)

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from omni_cli.checkpoints.corpus import training_text
+from omni_cli.checkpoints.tokenizer import training_text
 
 _NUM_WORDS = 700
 _DECODER = {

@@ -46,7 +46,7 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     from omni_cli.bench.bisect import Bisection, SearchFolder
     from omni_cli.bench.commits import Worktrees, commits_between, repository_of
     from omni_cli.bench.program import Program, program_plan
-    from omni_cli.checkpoints.resolve import cache_folder
+    from omni_cli.checkpoints.build import cache_folder
     from omni_cli.cli.bisect.progress import BisectProgress
     from omni_cli.record_file import digest_of
 

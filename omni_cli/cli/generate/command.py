@@ -31,20 +31,20 @@ def generate(options: GenerateOptions) -> int:
     Text is streamed to stdout; audio and images are written to files in the output folder, whose paths follow.
     """
     from omni_cli.cli.generate.inputs import decode_specs, read_specs
-    from omni_cli.engine.describing import capabilities_of
+    from omni_cli.engine.describing import get_capabilities
 
     replicas, requests = options.replicas, options.requests
     if replicas is not None and requests is None:
         raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
     config = profile_source(options).load()
     began_s = time.monotonic()
-    capabilities = capabilities_of(config, verbose=options.verbose, timeout_s=options.timeout)
+    capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
     if options.help_inputs:
         from omni_cli.cli.generate.help_inputs import show_inputs
 
         show_inputs(config, capabilities, as_json=options.as_json)
         return ExitCode.OK
-    specs = read_specs(options.given(), requests, capabilities)
+    specs = read_specs(options.set_fields(), requests, capabilities)
     if replicas is not None:
         return run_on_replicas(specs, config, capabilities, replicas, options)
     return run(decode_specs(specs, config, capabilities), config, options, began_s)
@@ -98,7 +98,7 @@ def run_on_replicas(
     from omni_cli.replicas.batch_job import BatchJob
     from omni_cli.report.finished import FinishedRequests
 
-    ForkServer.end_spare()  # the engines are not this process's
+    ForkServer.end_spare()  # the engines run below Ray
     finished = FinishedRequests(options.output_dir, config)
     good = [spec for spec in specs if isinstance(spec, RequestSpec)]
     if not any(capabilities.makes_files(spec.modalities) for spec in good):

@@ -41,10 +41,10 @@ def show_inputs(config: EngineConfig, capabilities: Capabilities, *, as_json: bo
         document = {"schema": SCHEMA, "profile": config.name, "model": config.model, "pipeline": pipeline}
         console.print_json({**document, "makes": capabilities.modalities, "inputs": [asdict(row) for row in rows]})
         return
-    made = " and ".join(capabilities.modalities)
-    if call is not None and made == "video" and set(SOUND_FIELDS) & set(call.outputs):
-        made = "video with sound"
-    title = f"{config.name} ({pipeline or config.model}) makes {made}"
+    outputs = " and ".join(capabilities.modalities)
+    if call is not None and outputs == "video" and set(SOUND_FIELDS) & set(call.outputs):
+        outputs = "video with sound"
+    title = f"{config.name} ({pipeline or config.model}) makes {outputs}"
     header = ("option", "name", "type", "default")
     cells = [(row.option, row.name, row.type, "required" if row.required else row.default or "") for row in rows]
     console.print_text("\n".join([title, "", *aligned([header, *cells])]))
@@ -59,8 +59,8 @@ def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRo
     preset = {**stage.call, **{name: getattr(stage, name) for name in PIPELINE_ARGUMENTS}}
     options = _options()
     rows = []
-    for name in sorted(filter(call.is_listed, call.arguments), key=lambda name: call.field_of(name) == "arg"):
-        argument, field, own = call.arguments[name], call.field_of(name), preset.get(name)
+    for name in sorted(filter(call.is_listed, call.arguments), key=lambda name: call.get_field(name) == "arg"):
+        argument, field, own = call.arguments[name], call.get_field(name), preset.get(name)
         default = None if argument.is_required else repr(argument.default)
         option = _arg_option(name, argument.file_kind) if field == "arg" else options[field][0]
         rows.append(
@@ -89,20 +89,20 @@ def _arg_option(name: str, kind: FileKind | None) -> str:
 
 def _field_rows(capabilities: Capabilities) -> list[InputRow]:
     """Return the request fields that have an effect."""
-    found = {name: described for name, described in _options().items() if name in capabilities.fields}
+    options = {name: described for name, described in _options().items() if name in capabilities.fields}
     return [
         InputRow(option, name, kind, None, name == "prompt" and capabilities.needs_prompt)
-        for name, (option, kind) in found.items()
+        for name, (option, kind) in options.items()
     ]
 
 
 def _options() -> dict[str, tuple[str, str]]:
     """Return the options of a request by field: their form in the help, and their types."""
-    found = {}
+    options = {}
     for name, hint in get_type_hints(RequestOptions, include_extras=True).items():
         declared = hint.__metadata__[0]
         # Typer keeps the first name of an option where its default would be.
         flag = declared.default if isinstance(declared.default, str) else None
         kind = str(hint.__origin__).removesuffix(" | None").removeprefix("<class '").removesuffix("'>")
-        found[name] = (" ".join(filter(None, (flag, declared.metavar))), kind)
-    return found
+        options[name] = (" ".join(filter(None, (flag, declared.metavar))), kind)
+    return options

@@ -24,25 +24,25 @@ MAX_HELD_BYTES = 512 * 1024 * 1024
 
 
 def read_specs(
-    given: Mapping[str, Any], requests: Path | None, capabilities: Capabilities
+    fields: Mapping[str, Any], requests: Path | None, capabilities: Capabilities
 ) -> Sequence[RequestSpec | BadRequest]:
     """Build the requests of a command line, with all checks that need none of their files.
 
-    `given` are the request options that were given, by field name.
+    `fields` are the request options that the user has set, by field name.
     Raises `UsageError` for a wrong option or file; a wrong line of `requests` becomes a `BadRequest`.
     """
     if requests is None:
-        prompt = _read_prompt(given, capabilities)
-        checked = check_fields(given if prompt is None else {**given, "prompt": prompt}, capabilities, _label)
+        prompt = _read_prompt(fields, capabilities)
+        checked = check_fields(fields if prompt is None else {**fields, "prompt": prompt}, capabilities, _label)
         capabilities.check_together(checked, _label)
         return [spec_of(checked, request_id="0", folder=Path())]
     for name in ("prompt", *FILE_FIELDS):
-        if name in given:
+        if name in fields:
             raise UsageError(
                 f"{_label(name)} and `--requests` exclude each other",
                 hint=f"put the {name} into the lines of the file",
             )
-    return read_requests(requests, capabilities, check_fields(given, capabilities, _label))
+    return read_requests(requests, capabilities, check_fields(fields, capabilities, _label))
 
 
 def decode_specs(
@@ -81,12 +81,12 @@ def decode_specs(
     return pending
 
 
-def _read_prompt(given: Mapping[str, Any], capabilities: Capabilities) -> str | None:
+def _read_prompt(fields: Mapping[str, Any], capabilities: Capabilities) -> str | None:
     """Read the prompt from the command line, or from stdin if it is `-` or piped; None for a request without one."""
-    prompt = given.get("prompt")
+    prompt = fields.get("prompt")
     if prompt is not None and prompt != "-":
         return str(prompt)
-    if prompt is None and not capabilities.takes_prompt(given):
+    if prompt is None and not capabilities.takes_prompt(fields):
         return None
     is_missing = sys.stdin is None or (prompt is None and sys.stdin.isatty())
     content = b"" if is_missing else sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)

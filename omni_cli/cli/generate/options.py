@@ -71,7 +71,7 @@ class RequestOptions:
     height: Annotated[int | None, option("--height", "PIXELS", "Height of the image or video.")] = None
     width: Annotated[int | None, option("--width", "PIXELS", "Width of the image or video.")] = None
 
-    def given(self) -> dict[str, Any]:
+    def set_fields(self) -> dict[str, Any]:
         """Return the fields that are set."""
         values = {field.name: getattr(self, field.name) for field in fields(RequestOptions)}
         return {name: value for name, value in values.items() if not (value is None or value is False or value == [])}

@@ -52,7 +52,7 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
                 self._progress.handle(RequestResult(spec.request_id, (), ()))
         if len(open_specs) < len(specs):
             done = count(len(specs) - len(open_specs), "request")
-            self._tell(f"{done} of {len(specs)} done before: {self._finished.path}")
+            self._print_note(f"{done} of {len(specs)} done before: {self._finished.path}")
         if not open_specs:
             return
         for stage in self._worker.config.stages:
@@ -65,7 +65,7 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
 
     def _take(self, index: int, spec: RequestSpec, answer: BatchAnswer) -> None:
         if answer.load_error is not None and not self._started:
-            raise answer.load_error  # it is everybody's, and nothing has come of anything yet
+            raise answer.load_error  # all requests would fail with it, and none has finished
         if answer.stages and not self._started:
             for stage in answer.stages:
                 self._progress.handle(StageLoading(stage.name, stage.kind, stage))
@@ -77,7 +77,7 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
         record = RequestRecord(spec.request_id, outputs, result.stages, result.error, spec.place, answer.total_s)
         self._end(index, replace(record, notes=result.notes))
 
-    def _tell(self, message: str) -> None:
+    def _print_note(self, message: str) -> None:
         self._progress.hide()
         console.print_note(message)
         self._progress.show()

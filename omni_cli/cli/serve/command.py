@@ -41,7 +41,7 @@ def serve(options: ServeOptions) -> int:
     if options.hang_timeout is not None:
         timeouts = {"step_timeout_s": options.hang_timeout}
         config = config.with_stages(stage.model_copy(update=timeouts) for stage in config.stages)
-    from omni_cli.engine.describing import capabilities_of
+    from omni_cli.engine.describing import get_capabilities
     from omni_cli.serve.access_log import AccessLog
     from omni_cli.serve.server import Server, ServerSettings, bind, is_loopback
 
@@ -50,7 +50,7 @@ def serve(options: ServeOptions) -> int:
     loopback = is_loopback(listener)
     if not loopback and api_key is None:
         console.print_warning(f"anyone who can reach {host} can use this server", hint="set a key: `--api-key`")
-    capabilities = capabilities_of(config, verbose=verbose)
+    capabilities = get_capabilities(config, verbose=verbose)
     if options.output_dir is not None and "video" not in capabilities.modalities:
         capabilities.check_field("output_dir", "`--output-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
@@ -71,7 +71,7 @@ def _make_engine(config: EngineConfig, options: ServeOptions, limits: Limits, lo
     from omni_cli.engine.process.fork_server import ForkServer
     from omni_cli.replicas.replicated_engine import ReplicatedEngine
 
-    ForkServer.end_spare()  # the engines are not this process's
+    ForkServer.end_spare()  # the engines run below Ray
     return ReplicatedEngine(
         config, options.replicas, max_requests=limits.max_requests, on_log_event=log.event, verbose=options.verbose
     )

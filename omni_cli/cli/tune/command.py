@@ -43,7 +43,7 @@ def tune(options: TuneOptions) -> ExitCode:
 def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...]) -> ExitCode:
     from omni_cli.bench.search import plan_space
     from omni_cli.bench.workload import lengths_given_by
-    from omni_cli.engine.describing import capabilities_of
+    from omni_cli.engine.describing import get_capabilities
 
     source = profile_source(options)
     config = source.load()
@@ -52,7 +52,7 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     max_memory_bytes = options.max_memory_bytes()
     workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
     kinds = [stage.kind for stage in workload.measured(config)]
-    modalities = capabilities_of(config).modalities if "diffusion" in kinds else ()
+    modalities = get_capabilities(config).modalities if "diffusion" in kinds else ()
     workload = replace(workload, slo=_read_slo(options, kinds, modalities))
     if options.objective == "tokens_per_second" and kinds != ["ar"]:
         raise UsageError(

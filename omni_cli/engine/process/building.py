@@ -10,7 +10,6 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from omni_cli.checkpoints.hub import download
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.engine.process.fork_server import ForkServer, start_process
 from omni_cli.engine.process.process_group import become_group_leader
@@ -19,7 +18,7 @@ from omni_cli.machine_limits import known_failure
 from omni_cli.stage.messages import Failure
 
 
-async def provide_in_child(model: str, fork_server: ForkServer) -> str:
+async def provide_in_child(model: str, fork_server: ForkServer) -> Path:
     """Return the folder of a `builtin:NAME` that has to be built, or of a repo id, from a child process.
 
     Raises `OmniError`. When cancelled, it ends the process.
@@ -54,7 +53,7 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> str:
         )
     if isinstance(outcome, Failure):
         raise outcome.error("checkpoint")
-    return outcome
+    return Path(outcome)
 
 
 def _receive(connection: Connection) -> str | Failure | None:
@@ -72,9 +71,9 @@ def _provide(model: str, connection: Connection) -> None:
     os.dup2(null, 1)
     os.dup2(null, 2)
     threading.Thread(target=end_with_the_command, args=(connection,), daemon=True).start()
+    outcome: str | Failure
     try:
-        folder = resolve_model(model)
-        outcome: str | Failure = folder if Path(folder).is_dir() else download(folder)
+        outcome = resolve_model(model)
     except Exception as error:  # noqa: BLE001 - whatever a library raises while building must reach the user
         known = known_failure(error) or OmniError(f"{type(error).__name__}: {error}")
         outcome = Failure.of(known, details=traceback.format_exc())

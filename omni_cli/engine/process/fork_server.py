@@ -8,12 +8,12 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Iterable
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
-from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.process.process_group import stop_signals_blocked
 from omni_cli.errors import OmniError
 from omni_cli.temporary_folder import temporary_folder
@@ -32,9 +32,9 @@ class ForkServer:
     _users: ClassVar[set[int]] = set()
     _spare: ClassVar[ForkServer | None] = None
 
-    def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
-        """Choose the imports that the stages of `config` need; `verbose` forwards their output to stderr."""
-        parts = ["verbose" if verbose else "quiet", *sorted(config.backends, reverse=True)]
+    def __init__(self, backends: Iterable[str], *, verbose: bool = False) -> None:
+        """Choose the imports that stages on these backends need; `verbose` forwards their output to stderr."""
+        parts = ["verbose" if verbose else "quiet", *sorted(backends, reverse=True)]
         self._preload = [f"omni_cli.engine.process.preload_{part}" for part in parts]
 
     def start(self) -> ForkServerContext:

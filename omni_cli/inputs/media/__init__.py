@@ -1,1 +1,1 @@
-"""Decoders of images, audio and video that nobody vouches for."""
+"""Decoders of untrusted images, audio and video."""

@@ -21,11 +21,11 @@ MAX_CHANNELS = 32
 MAX_SAMPLES = 600 * 48_000 * 2
 # Samples that are decoded, of all channels: 600 s of 48 kHz in 7.1.
 MAX_DECODED_SAMPLES = 600 * 48_000 * 8
-# Beyond these a header is more likely broken than intended.
+# A rate outside this range is more likely a broken header than intended.
 SAMPLE_RATE_RANGE_HZ = (1_000, 384_000)
 
 _HINT = "WAV, FLAC, MP3, Ogg, M4A, AAC and the sound of MP4, MOV, WebM, MKV and AVI can be read"
-# Their headers give the exact number of samples. That of other formats is an estimate, or a duration in other units.
+# The headers of these formats give the exact number of samples; others give an estimate or a duration in other units.
 _EXACT_FORMATS = ("aiff", "au", "caf", "flac", "w64", "wav")
 
 
@@ -48,10 +48,18 @@ def decode_audio(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S, mo
         stream = container.streams.best("audio")
         if stream is None:
             raise InputError(f"the {name} has no audio stream")
-        return decode_stream(container, stream, name, max_s=max_s, mono=mono)
+        return _decode_stream(container, stream, name, max_s=max_s, mono=mono)
 
 
-def decode_stream(
+def decode_sound(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S) -> DecodedAudio | None:
+    """Decode the sound of a video with its channels; None if it has none."""
+    name = f"sound of the {name}"
+    with open_container(content, name, _HINT) as container:
+        stream = container.streams.best("audio")
+        return None if stream is None else _decode_stream(container, stream, name, max_s=max_s, mono=False)
+
+
+def _decode_stream(
     container: av.container.InputContainer, stream: Any, name: str, *, max_s: float, mono: bool
 ) -> DecodedAudio:
     """Decode an audio stream of an open container, see `decode_audio`."""
@@ -92,7 +100,7 @@ def _parts(track: Track) -> Iterator[tuple[int, np.ndarray]]:
     kind: object = None
     for frame in track.frames():
         if kind != (kind := (frame.format.name, frame.layout.name, frame.sample_rate)):
-            # It changes no rate, so that it holds nothing back.
+            # The resampler changes no rate, so it keeps no samples back.
             packed = av.AudioResampler(format="flt")
         for part in packed.resample(frame):
             yield part.sample_rate, part.to_ndarray().reshape(-1, part.layout.nb_channels)

@@ -32,7 +32,7 @@ VIDEO_DECODERS = (
 )  # fmt: skip
 # 600 s of sound in packets of 2.5 ms, the shortest of Opus, are 240,000.
 MAX_PACKETS = 300_000
-# With the fonts and subtitles of many languages.
+# Enough for a film with the fonts and subtitles of many languages.
 _MAX_STREAMS = 200
 # 8192x4320 pixels: a decoder holds about 20 frames.
 MAX_FRAME_PIXELS = 8192 * 4320
@@ -54,7 +54,7 @@ def open_container(content: BinaryIO, name: str, hint: str) -> Iterator[av.conta
         "protocol_whitelist": "none",
         "max_streams": str(_MAX_STREAMS),
         "max_pixels": str(MAX_FRAME_PIXELS),
-        # Of a WAV packet. With 4096 bytes, the default, it takes twice as long.
+        # Bytes of a WAV packet. With 4096, the default, decoding takes twice as long.
         "max_size": "16384",
     }
     try:
@@ -103,7 +103,7 @@ class Track:
             yield packet
 
     def frames(self) -> Iterator[Any]:
-        """Decode the packets. As players do, pass over a damaged one."""
+        """Decode the packets; skip damaged ones, as players do."""
         import av
 
         self.stream.codec_context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}

@@ -1,4 +1,4 @@
-"""Decode media in processes of their own, which a hostile file can at worst end."""
+"""Decode media in separate processes, which a hostile file can at worst end."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from omni_cli.inputs.media.wire import Decoded, Job, Refused, VideoJob
 # Videos, which take the longest, have workers of their own, so that other media never wait for them.
 _NUM_WORKERS = {"video": 2, "other": max(4, os.cpu_count() or 1)}
 _MAX_IDLE = 2
-# Times the limit on processor time: on a busy machine a process waits for a processor.
+# A decoder may take this many times its limit on processor time: on a busy machine it waits for a processor.
 _PATIENCE = 6.0
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 
 class Requester:
-    """Whoever waits for media, and may stop to."""
+    """One client of the pool, which may cancel the decoding that it waits for."""
 
     is_cancelled = False
 
@@ -69,7 +69,7 @@ class MediaPool:
             self._changed.notify_all()
 
     def end_all(self) -> None:
-        """End all processes, and the decoding for everybody who waits now; later media get new ones."""
+        """End all processes and all decoding in progress; later media get new processes."""
         with self._changed:
             self._num_ends += 1
             for worker, requester in (pair for busy in self._busy.values() for pair in busy.items()):
@@ -175,7 +175,7 @@ class _Worker:
 
 @contextmanager
 def in_memory(content: bytes) -> Iterator[BinaryIO]:
-    """Give `content` as a file with a descriptor, which another process can read."""
+    """Yield `content` as a file with a descriptor, which another process can read."""
     has_memory_files = hasattr(os, "memfd_create")
     with os.fdopen(os.memfd_create("media"), "w+b") if has_memory_files else tempfile.TemporaryFile() as file:
         file.write(content)

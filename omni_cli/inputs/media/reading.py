@@ -1,4 +1,4 @@
-"""Read media, decoded by another process: of a file that the user names, or of content that somebody sent."""
+"""Read media, decoded by another process: from a file that the user names, or from content of a request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Warn = Callable[[str], None]
 
 
 class MediaReader:
-    """Decodes media for one requester; `warn` gets a sentence on whatever is changed or left out.
+    """Decodes media for one requester; `warn` is called with a sentence on everything that is changed or left out.
 
     `name` identifies a medium in messages. The methods block, and raise `InputError` for a medium that cannot be used
     or exceeds a limit.
@@ -48,8 +48,8 @@ class MediaReader:
 
     def sound(self, content: BinaryIO, name: str) -> tuple[np.ndarray, int] | None:
         """Decode the sound of a video, as `audio` with its channels; None if it has none."""
-        found = self._decode(AudioJob(name, MAX_VIDEO_S, mono=False, of_video=True), content)
-        return None if found is None else (found[1], int(found[0].rate))
+        decoded = self._decode(AudioJob(name, MAX_VIDEO_S, mono=False, of_video=True), content)
+        return None if decoded is None else (decoded[1], int(decoded[0].rate))
 
     def video(
         self,
@@ -66,15 +66,15 @@ class MediaReader:
         return Video(frames, header.rate, header.total_num_frames, header.frames_indices)
 
     def _required(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray]:
-        found = self._decode(job, content)
-        assert found is not None
-        return found
+        decoded = self._decode(job, content)
+        assert decoded is not None
+        return decoded
 
     def _decode(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray] | None:
-        found = media_pool().decode(job, content, self._requester)
-        for note in () if found is None else found[0].notes:
+        decoded = media_pool().decode(job, content, self._requester)
+        for note in () if decoded is None else decoded[0].notes:
             self._warn(note)
-        return found
+        return decoded
 
 
 def load_image(path: Path, warn: Warn) -> np.ndarray:

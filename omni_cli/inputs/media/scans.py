@@ -10,9 +10,9 @@ from omni_cli.errors import InputError
 MAX_SCANS = 100
 # 0.7 s at most, if the scans hold next to nothing.
 MAX_SCANNED_PIXELS = 2**30
-# Neither a stuffed byte nor a restart within a scan.
+# A marker that is neither a stuffed byte nor a restart within a scan.
 _MARKER = re.compile(rb"\xff+([\x02-\xcf\xd9-\xfe])", re.DOTALL)
-# Allowed for any size that is decoded, so that most files need no walk.
+# Allowed at every size, so that most files are not searched for markers.
 _FEW_SCANS = 12
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN, _END = 0xDA, 0xD9
@@ -23,8 +23,8 @@ def check_scans(content: bytes, name: str) -> None:
     if content.count(b"\xff\xda") <= _FEW_SCANS:
         return
     num_scans, num_pixels, position = 0, 0, 2
-    while (found := _MARKER.search(content, position)) and (marker := found[1][0]) != _END:
-        start = found.end()
+    while (match := _MARKER.search(content, position)) and (marker := match[1][0]) != _END:
+        start = match.end()
         position = start + int.from_bytes(content[start : start + 2], "big")
         num_scans += marker == _SCAN
         if marker in _FRAMES:

@@ -1,4 +1,4 @@
-"""Find files that end before their headers say: a demuxer passes over the missing end without a word."""
+"""Find files that are shorter than their headers say, which a demuxer accepts silently."""
 
 from __future__ import annotations
 

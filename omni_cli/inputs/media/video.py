@@ -1,4 +1,4 @@
-"""Decode video to RGB frames, evenly spaced ones or all, as a player shows them; and its sound."""
+"""Decode video to RGB frames, evenly spaced ones or all, as a player shows them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from omni_cli.errors import InputError
-from omni_cli.inputs.media.audio import DecodedAudio, decode_stream
 from omni_cli.inputs.media.containers import MAX_FRAME_PIXELS, Track, open_container
 from omni_cli.inputs.media.images import on_white
 from omni_cli.outputs import Video
@@ -71,15 +70,6 @@ def decode_video(
         raise limits.too_long()
     video = Video(shown.pixels, fps=fps, total_num_frames=shown.total, frames_indices=tuple(shown.indices))
     return DecodedVideo(video, tuple(shown.notes))
-
-
-def decode_sound(content: BinaryIO, name: str, *, max_s: float = MAX_VIDEO_S) -> DecodedAudio | None:
-    """Decode the sound of a video with its channels; None if it has none."""
-    with open_container(content, f"sound of the {name}", _HINT) as container:
-        stream = container.streams.best("audio")
-        if stream is None:
-            return None
-        return decode_stream(container, stream, f"sound of the {name}", max_s=max_s, mono=False)
 
 
 @dataclass(frozen=True)

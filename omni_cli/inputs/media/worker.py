@@ -1,4 +1,4 @@
-"""The main program of a process that decodes media of strangers, one at a time, within limits of memory and time.
+"""The main program of a process that decodes untrusted media, one at a time, within limits of memory and time.
 
 It is started with the number of a connected socket as its only argument, and ends when the other side closes it.
 """
@@ -67,8 +67,9 @@ def _import_decoder(job: Job) -> None:
     """Import before the limits, which are for the medium alone."""
     if isinstance(job, ImageJob):
         import omni_cli.inputs.media.images
-    else:
+    elif isinstance(job, AudioJob):
         import omni_cli.inputs.media.audio
+    else:
         import omni_cli.inputs.media.video  # noqa: F401
 
 
@@ -81,8 +82,7 @@ def _run(job: Job, content: BinaryIO) -> tuple[Decoded | Nothing, np.ndarray | N
             image = decode(content, job.name, max_pixels=job.max_pixels)
             return _described(image.pixels, image.notes)
         case AudioJob():
-            from omni_cli.inputs.media.audio import decode_audio
-            from omni_cli.inputs.media.video import decode_sound
+            from omni_cli.inputs.media.audio import decode_audio, decode_sound
 
             if job.of_video:
                 audio = decode_sound(content, job.name, max_s=job.max_s)

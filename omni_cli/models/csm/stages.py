@@ -84,7 +84,7 @@ class BackboneStage(FrameStage):
 
     def is_end(self, active: ActiveRequest) -> bool:
         """As in the reference, a frame of end ids ends the speech, with any last code."""
-        sampling = {**self.spec.ar.sampling.given(), **active.request.sampling}
+        sampling = {**self.spec.ar.sampling.set_values(), **active.request.sampling}
         frames = active.context["codes"]
         if sampling.get("ignore_eos") or len(frames) < int(sampling.get("min_tokens", 0)):
             return False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from omni_cli.checkpoints.files import MODULAR_INDEX, REPO_ID, index_file
-from omni_cli.checkpoints.hub import cached_settings, download_settings
-from omni_cli.checkpoints.resolve import is_built, resolve_model
+from omni_cli.checkpoints.hub import cached_settings, download
+from omni_cli.checkpoints.resolve import find_folder
 from omni_cli.errors import OmniError
 from omni_cli.families import BUILTIN_PREFIX, published_needs
 from omni_cli.inputs.pipeline_call import PipelineCall
@@ -51,10 +51,10 @@ def _folder_of(model: str) -> Path | None:
     That of a repository is downloaded if it is not in the cache and nothing else says its class.
     """
     if model.startswith(BUILTIN_PREFIX):
-        return Path(resolve_model(model)) if is_built(model) else None
+        return find_folder(model)
     folder: Path | None = Path(model).expanduser() if Path(model).expanduser().is_dir() else None
     if folder is None:
         folder = cached_settings(model, "model_index.json") or cached_settings(model, MODULAR_INDEX)
         if folder is None and _published(model) is None and REPO_ID.fullmatch(model):
-            folder = download_settings(model)
+            folder = download(model, settings_only=True)
     return None if folder is None or index_file(folder) is None else folder

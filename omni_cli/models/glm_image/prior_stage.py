@@ -38,7 +38,7 @@ class PriorStage(TextStage):
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, PriorConfig)
-        check_sampling(spec.stage.sampling.given(), f"stage `{spec.stage.name}`: ")
+        check_sampling(spec.stage.sampling.set_values(), f"stage `{spec.stage.name}`: ")
         self._prior = spec.stage
         self._processor = PriorProcessor(Path(spec.model, "processor"))
         # For vLLM, this component of the pipeline is the checkpoint.
@@ -114,7 +114,7 @@ class PriorStage(TextStage):
 
     def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
         # For "all", and for greedy requests, vLLM uses the size of the vocabulary, and there are fewer logits.
-        sampling = {"top_k": 0, **self.spec.ar.sampling.given(), **request.sampling}
+        sampling = {"top_k": 0, **self.spec.ar.sampling.set_values(), **request.sampling}
         top_k = sampling["top_k"]
         if sampling.get("temperature") == 0:
             extra |= {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}

@@ -17,10 +17,9 @@ from support.stage_specs import spec_of
 from support.tiny_pipelines.check import call_named
 
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.arguments import named
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.samples import makes_sound, sample_rate_of, waveform_for
+from omni_cli.diffusers_integration.samples import get_sample_rate, makes_sound, waveform_for
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import CheckpointError, InputError
@@ -110,7 +109,7 @@ def test_audio_needs_the_rate_of_the_pipeline():
 
 
 def test_a_duration_has_the_pipeline_s_own_name_and_its_limit(executor):
-    assert named({"duration": 0.5}, executor.call) == {"audio_end_in_s": 0.5}
+    assert executor.call.own_names({"duration": 0.5}) == {"audio_end_in_s": 0.5}
     (output,) = executor.execute_model(
         DiffusionSchedulerOutput((request("0", "rain", 0, audio_end_in_s=99.0),))
     ).outputs
@@ -121,7 +120,7 @@ def test_a_duration_has_the_pipeline_s_own_name_and_its_limit(executor):
 
 def test_the_rate_is_read_where_a_pipeline_keeps_it_and_never_guessed(folder, tmp_path):
     vocoder = SimpleNamespace(config=SimpleNamespace(sampling_rate=16000))
-    assert sample_rate_of(SimpleNamespace(vocoder=vocoder, vae=SimpleNamespace(config=SimpleNamespace()))) == 16000
+    assert get_sample_rate(SimpleNamespace(vocoder=vocoder, vae=SimpleNamespace(config=SimpleNamespace()))) == 16000
     plain = DiffusionPipeline.from_pretrained(folder)
     plain.vae.register_to_config(sampling_rate=None)
     with pytest.raises(CheckpointError, match="does not say the sample rate"):

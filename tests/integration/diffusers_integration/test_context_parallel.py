@@ -17,7 +17,7 @@ from support.omni_process import GONE_WITHIN_S, OmniProcess
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.execution import device_of
+from omni_cli.diffusers_integration.execution import choose_device
 from omni_cli.diffusers_integration.parallel import check_denoiser
 from omni_cli.errors import StageError, UsageError
 from omni_cli.outputs import Event, GenerateRequest, ImageOutput, StageProgress
@@ -155,6 +155,6 @@ def test_what_cannot_be_shared_is_refused_before_weights_are_read(tiny_image_pat
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without the devices")
 def test_ranks_run_on_the_devices_that_are_named_and_nowhere_else():
     stage = DiffusionStageConfig.named("image", context_parallel={"ulysses_degree": 2})
-    assert device_of(stage, 1) == device_of(stage.model_copy(update={"devices": "cpu,cpu"}), 1) == "cpu"
+    assert choose_device(stage, 1) == choose_device(stage.model_copy(update={"devices": "cpu,cpu"}), 1) == "cpu"
     with pytest.raises(StageError, match="needs 2 devices, and 0 are visible"):
-        device_of(stage.model_copy(update={"devices": "0,1"}), 0)
+        choose_device(stage.model_copy(update={"devices": "0,1"}), 0)

@@ -129,7 +129,7 @@ def test_the_listed_arguments_are_those_that_can_be_set() -> None:
     for name in ("QwenImagePipeline", "StableDiffusionXLPipeline", "WanImageToVideoPipeline", "LTXConditionPipeline"):
         call = call_named(name)
         for argument in filter(call.is_listed, call.arguments):
-            if call.field_of(argument) == "arg":
+            if call.get_field(argument) == "arg":
                 assert any(_is_taken(call, argument, ArgumentText(text)) for text in words), f"{name}: {argument}"
 
 
@@ -167,8 +167,8 @@ def test_an_argument_that_is_set_in_two_ways_is_an_error() -> None:
         ("QwenImagePipeline", {"prompt": "a", "arg": {"prompt": ["b"]}}, "`prompt` and `arg` both set"),
     ):
         with pytest.raises(InputError, match=message):
-            call_named(name).check_given_once(given)
-    call_named("LTX2ConditionPipeline").check_given_once({"image": (A,), "video": (Path("a.mp4"),)})
+            call_named(name).check_set_once(given)
+    call_named("LTX2ConditionPipeline").check_set_once({"image": (A,), "video": (Path("a.mp4"),)})
 
 
 def test_a_package_that_a_class_cannot_do_without_is_named() -> None:

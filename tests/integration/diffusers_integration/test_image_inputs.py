@@ -16,7 +16,7 @@ from support.stable_diffusion import build_stable_diffusion
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.stage import media_of
+from omni_cli.diffusers_integration.stage import get_media
 from omni_cli.errors import InputError
 from omni_cli.models.diffusers_pipeline.builder import tiny_image
 from omni_cli.stage.messages import Array, StageRequest
@@ -73,7 +73,7 @@ MEDIA = {
 
 def make(executor, media: tuple[str, ...], arguments: dict, seed: int = 3) -> np.ndarray:
     given = {key: value for medium in media for key, value in MEDIA[medium].items()}
-    conditions = executor.call.media_arguments(media_of(StageRequest("0", **given)))
+    conditions = executor.call.media_arguments(get_media(StageRequest("0", **given)))
     request = DiffusionRequest.from_arguments("0", "a red cat", seed, arguments, conditions)
     (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
     if output.error is not None:

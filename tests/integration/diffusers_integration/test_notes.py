@@ -90,6 +90,11 @@ def file(kind: Any, array: Array) -> object:
             ["the image has 1344x768 pixels, not 72x40 as requested"],
         ),
         ("SanaPipeline", {"complex_human_instruction": None}, []),
+        (
+            "MochiPipeline",
+            {},
+            ["MochiPipeline does not say its frame rate: the video has 10 frames per second; `fps` sets another"],
+        ),
     ],
 )
 def test_sizes_and_numbers_of_frames_that_come_out_otherwise(

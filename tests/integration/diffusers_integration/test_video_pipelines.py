@@ -29,7 +29,7 @@ from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.stage import DiffusersStage, media_of
+from omni_cli.diffusers_integration.stage import DiffusersStage, get_media
 from omni_cli.diffusers_integration.steps import scheduler_steps
 from omni_cli.errors import InputError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
@@ -76,7 +76,7 @@ def stage(folders):
 
 
 def make(executor: DiffusersPipelineExecutor, arguments: dict, **media) -> np.ndarray:
-    conditions = executor.call.media_arguments(media_of(StageRequest("0", **media)))
+    conditions = executor.call.media_arguments(get_media(StageRequest("0", **media)))
     request = DiffusionRequest.from_arguments("0", "a red cat", 3, arguments, conditions)
     (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
     if output.error is not None:

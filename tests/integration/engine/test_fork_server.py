@@ -11,11 +11,9 @@ import tempfile
 import threading
 from multiprocessing import forkserver
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from omni_cli.config.loader import load_profile
 from omni_cli.engine.process.fork_server import ForkServer, start_process
 from omni_cli.engine.process.preload import preloading
 from omni_cli.errors import OmniError
@@ -54,11 +52,11 @@ def is_running(pid: int) -> bool:
 def test_a_stopped_server_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     others = set(ForkServer._users)
-    first = ForkServer(load_profile("tiny-image"))
+    first = ForkServer({"diffusers"})
     pid, imported = seen_by_a_new_process(first.start())
     assert "omni_cli.diffusers_integration.stage" in imported
     assert pid == forkserver._forkserver._forkserver_pid
-    second = ForkServer(load_profile("tiny-image"))
+    second = ForkServer({"diffusers"})
     second.start()
     first.stop()
     assert is_running(pid), "it has another user"
@@ -66,7 +64,7 @@ def test_a_stopped_server_is_replaced_at_once(tmp_path: Path, monkeypatch: pytes
     second.stop()
     assert bool(others) == is_running(pid)
 
-    third = ForkServer(load_profile("tiny-image"))
+    third = ForkServer({"diffusers"})
     replaced, _ = seen_by_a_new_process(third.start())
     assert (replaced == pid) == bool(others)
     assert not any(tmp_path.iterdir()), "a command that is killed now would leave it"
@@ -78,7 +76,7 @@ def test_a_server_that_was_killed_is_replaced(tmp_path: Path, monkeypatch: pytes
     if ForkServer._users:
         pytest.skip("other tests use the server")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    server = ForkServer(SimpleNamespace(backends=()))
+    server = ForkServer(())
     context = server.start()
     pid, _ = seen_by_a_new_process(context)
     kill(pid)
@@ -94,7 +92,7 @@ def test_a_server_that_was_killed_is_replaced(tmp_path: Path, monkeypatch: pytes
 def test_a_server_that_is_killed_during_its_imports_is_an_error() -> None:
     if ForkServer._users:
         pytest.skip("other tests use the server")
-    server = ForkServer(SimpleNamespace(backends=("diffusers",)))
+    server = ForkServer({"diffusers"})
     context = server.start()
     killer = threading.Timer(0.5, os.kill, (forkserver._forkserver._forkserver_pid, signal.SIGKILL))
     killer.start()

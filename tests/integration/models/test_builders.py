@@ -115,7 +115,7 @@ def test_another_seed_gives_other_weights_alone(qwen3_folder: Path, tmp_path: Pa
     assert changed == {"model.safetensors"}
 
 
-_CACHE_PATH = "import sys; from omni_cli.checkpoints.resolve import _cache_path; print(_cache_path(sys.argv[1]).name)"
+_CACHE_PATH = "import sys; from omni_cli.checkpoints.build import cached_folder; print(cached_folder(sys.argv[1]).name)"
 
 
 @pytest.mark.parametrize("number", sample([signal.SIGINT, signal.SIGKILL], [signal.SIGINT]))

@@ -60,14 +60,14 @@ def test_all_families_with_our_classes_are_listed() -> None:
 def test_each_part_is_named(name: str, tmp_path: Path) -> None:
     config = load_profile(PROFILES[name])
     folder = Path(resolve_model(config.model))
-    check_fit(config, str(folder))
+    check_fit(config, folder)
     roles = families()[name].roles
     assert all(role.needed_weights for role in roles)
     for role in roles:
         for number, part in enumerate(role.needed_weights):
             broken = without(folder, part, tmp_path / f"{role.name}-{number}")
             with pytest.raises(CheckpointError) as caught:
-                check_fit(config, str(broken))
+                check_fit(config, broken)
             component, _, prefix = part.rpartition("/")
             assert caught.value.message == (
                 f"`{broken / component}` has no weights called `{prefix}*`, which stage `{role.name}` needs"

@@ -170,7 +170,7 @@ def stage_request(call: Mapping[str, object], pipeline_call: PipelineCall) -> St
     """The stage's request for the arguments of a call: options for those that have one, else `--arg`."""
     fields: dict[str, Any] = {"diffusion": {}, "call_files": {}, "seed": SEED}
     for name, value in call.items():
-        medium = pipeline_call.field_of(name) if is_medium(value) else None
+        medium = pipeline_call.get_field(name) if is_medium(value) else None
         if name == "prompt":
             fields["prompt"] = value
         elif medium == "mask" and isinstance(value, Image.Image):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.checkpoints.build import build_folder
+from omni_cli.checkpoints.build import build_folder, cache_folder
 from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind, weight_files
 from omni_cli.checkpoints.hub import download, hub_cache_folder
-from omni_cli.checkpoints.resolve import cache_folder, is_built, resolve_model
+from omni_cli.checkpoints.resolve import find_folder, resolve_model
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.errors import CheckpointError, OmniError, OutputError, UsageError
@@ -67,9 +67,9 @@ def test_home_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("repo", ["Qwen/Qwen2.5-Omni-3B", "a/b", "org_1/model.v2"])
-def test_a_repo_id_is_left_to_the_engines(repo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repo_id_is_in_no_folder(repo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resolve_model(repo) == repo
+    assert find_folder(repo) is None
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,9 @@ def test_a_repo_id_is_left_to_the_engines(repo: str, tmp_path: Path, monkeypatch
 def test_an_unknown_model(model: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(CheckpointError) as caught:
-        resolve_model(model)
+    for find in (find_folder, resolve_model):
+        with pytest.raises(CheckpointError) as caught:
+            find(model)
     assert hint in (caught.value.hint or "")
 
 
@@ -231,12 +232,6 @@ def test_a_user_without_a_home_folder_is_asked_for_a_cache(tmp_path: Path, monke
     assert cache_folder().is_relative_to(tmp_path)
 
 
-def test_an_unknown_name_is_unknown_before_anything_is_built() -> None:
-    with pytest.raises(CheckpointError):
-        is_built("builtin:huge-omni")
-    assert is_built("some/repo")
-
-
 def test_a_target_that_cannot_be(tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("x")
@@ -276,10 +271,10 @@ def test_a_changed_builder_builds_again(tmp_path: Path, changed: str) -> None:
     code = (
         "import sys, types\n"
         "from omni_cli import families\n"
-        "from omni_cli.checkpoints import resolve\n"
+        "from omni_cli.checkpoints import build\n"
         "built = types.SimpleNamespace(builtins={'toy': 'family.checkpoint.builder:build'})\n"
-        "resolve.builtins = lambda: {'toy': built}\n"
-        "print(resolve._cache_path('toy'))\n"
+        "build.builtins = lambda: {'toy': built}\n"
+        "print(build.cached_folder('toy'))\n"
     )
 
     def cache_path() -> str:
@@ -297,8 +292,8 @@ def test_resolving_imports_no_engine(folder: Path) -> None:
     code = (
         "import sys\n"
         "from omni_cli.checkpoints.files import read_model_kind\n"
-        "from omni_cli.checkpoints.resolve import is_built, resolve_model\n"
-        "resolve_model(sys.argv[1]); read_model_kind(sys.argv[1]); is_built('builtin:tiny-omni')\n"
+        "from omni_cli.checkpoints.resolve import find_folder\n"
+        "find_folder(sys.argv[1]); read_model_kind(sys.argv[1]); find_folder('builtin:tiny-omni')\n"
         "import omni_cli.cli.models\n"
         "print([name for name in ('torch', 'transformers', 'vllm', 'diffusers', 'numpy') if name in sys.modules])"
     )

@@ -17,7 +17,7 @@ from support.profile_text import make_config
 from omni_cli.cli.generate.inputs import read_specs
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
-from omni_cli.engine.describing import capabilities_of
+from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.media.reading import load_audio, load_image, load_sound, load_video
@@ -271,8 +271,8 @@ def test_every_truncation_of_an_image_is_an_input_error(tmp_path: Path) -> None:
 
 
 def test_modalities_of_profiles() -> None:
-    assert capabilities_of(OMNI).modalities == ("text", "audio")
-    assert capabilities_of(IMAGE).modalities == ("image",)
+    assert get_capabilities(OMNI).modalities == ("text", "audio")
+    assert get_capabilities(IMAGE).modalities == ("image",)
 
 
 @pytest.mark.parametrize(
@@ -291,11 +291,11 @@ def test_modalities_of_profiles() -> None:
 )
 def test_option_without_effect(config: EngineConfig, field: str) -> None:
     with pytest.raises(UsageError, match=f"`{field}` has no effect with profile `{config.name}`"):
-        capabilities_of(config).check_field(field, f"`{field}`")
+        get_capabilities(config).check_field(field, f"`{field}`")
 
 
 def test_options_that_a_stage_takes_besides_those_of_its_output() -> None:
-    capabilities = capabilities_of(load_profile("tiny-glm-image"))
+    capabilities = get_capabilities(load_profile("tiny-glm-image"))
     assert capabilities.modalities == ("image",)
     for field in ("image", "temperature", "height", "num_inference_steps"):
         capabilities.check_field(field, field)
@@ -304,14 +304,14 @@ def test_options_that_a_stage_takes_besides_those_of_its_output() -> None:
 
 
 def test_files_are_written_unless_only_text_is_requested() -> None:
-    assert capabilities_of(OMNI).makes_files(None)
-    assert not capabilities_of(OMNI).makes_files(frozenset({"text"}))
+    assert get_capabilities(OMNI).makes_files(None)
+    assert not get_capabilities(OMNI).makes_files(frozenset({"text"}))
 
 
 def test_a_checkpoint_s_pipeline_decides_what_a_request_may_and_must_have(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "MarigoldDepthPipeline"}')
     config = make_config("depth", str(tmp_path), DiffusionStageConfig.named("image"))
-    capabilities = capabilities_of(config)
+    capabilities = get_capabilities(config)
     assert {"image", "num_inference_steps", "arg"} <= capabilities.fields
     assert not {"prompt", "mask", "control_image", "duration"} & capabilities.fields
     (tmp_path / "lines.jsonl").write_text('{"seed": 1}\n{"image": "i.png"}')

@@ -12,7 +12,7 @@ from PIL import Image
 from support.profile_text import make_config
 
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
-from omni_cli.engine.describing import capabilities_of
+from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
@@ -30,7 +30,7 @@ IMAGE = make_config("tiny-image", "builtin:tiny-image", DiffusionStageConfig.nam
 def read(path: Path, *lines: object, config: EngineConfig = OMNI, **defaults: object) -> list:
     text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     path.write_text(text + "\n")
-    return read_requests(path, capabilities_of(config), defaults)
+    return read_requests(path, get_capabilities(config), defaults)
 
 
 def test_lines_become_requests(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_hints_of_unknown_keys(tmp_path: Path) -> None:
 def test_bytes_that_are_not_utf8_fail_alone(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "\xff"}\r\n\n{"prompt": "c"}')
-    first, second, third = read_requests(path, capabilities_of(OMNI), {})
+    first, second, third = read_requests(path, get_capabilities(OMNI), {})
     assert (first.prompt, third.prompt, third.place) == ("a", "c", f"{path}:4")
     assert "not UTF-8" in second.error.message
 
@@ -158,7 +158,7 @@ def test_an_overlong_line_fails_alone(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_file_without_requests(tmp_path: Path, content: str) -> None:
     (tmp_path / "r.jsonl").write_text(content)
     with pytest.raises(InputError, match=r"is empty|has no requests"):
-        read_requests(tmp_path / "r.jsonl", capabilities_of(OMNI), {})
+        read_requests(tmp_path / "r.jsonl", get_capabilities(OMNI), {})
 
 
 def test_a_request_with_its_files_decoded(tmp_path: Path) -> None:

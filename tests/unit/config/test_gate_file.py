@@ -26,7 +26,7 @@ def mistakes(tmp_path: Path, text: str) -> list[str]:
     assert caught.value.exit_code is ExitCode.USAGE
     found = []
     for item in caught.value.diagnostics:
-        line, column = item.place.line + 1, item.place.column + 1
+        line, column = item.location.line + 1, item.location.column + 1
         found.append(f"{line}:{column}: {item.message}")
     return found
 

@@ -58,7 +58,7 @@ def test_tiny_omni_resolves_to_the_chain_of_the_contract() -> None:
         ("token2wav", "diffusion", "talker"),
     ]
     assert isinstance(config.stage("thinker"), ARStageConfig)
-    assert config.stage("thinker").sampling.given() == {"temperature": 0.0, "max_tokens": 64}
+    assert config.stage("thinker").sampling.set_values() == {"temperature": 0.0, "max_tokens": 64}
     token2wav = config.stage("token2wav")
     assert isinstance(token2wav, Token2WavConfig)
     assert (token2wav.backend, token2wav.num_inference_steps, token2wav.sway_coefficient) == (

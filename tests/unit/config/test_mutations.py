@@ -55,10 +55,10 @@ def load(path: str, *overrides: str) -> None:
         rendered = error.message
         assert "\x1b" not in rendered
         for item in error.diagnostics:
-            lines = item.place.source.lines
+            lines = item.location.source.lines
             assert item.message
-            assert not lines or 0 <= item.place.line < len(lines)
-            assert not lines or 0 <= item.place.column <= len(lines[item.place.line])
+            assert not lines or 0 <= item.location.line < len(lines)
+            assert not lines or 0 <= item.location.column <= len(lines[item.location.line])
     except ProfileError as error:
         assert error.message
 

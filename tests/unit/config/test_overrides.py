@@ -26,7 +26,7 @@ def test_keys_of_stages_of_sampling_and_of_the_profile() -> None:
     thinker = config.stage("thinker")
     assert config.dtype == "bfloat16"
     assert thinker.max_num_seqs == 4
-    assert thinker.sampling.given() == {"temperature": 0.5, "max_tokens": 64, "stop": ["a", "b: c"]}
+    assert thinker.sampling.set_values() == {"temperature": 0.5, "max_tokens": 64, "stop": ["a", "b: c"]}
     assert thinker.enable_prefix_caching is False
     assert config.stage("token2wav").execution == "compile"
     assert config.stage("token2wav").guidance_scale == pytest.approx(0.1)
@@ -40,7 +40,7 @@ def test_the_last_one_wins_and_fixes_earlier_ones() -> None:
 def test_null_removes_a_key() -> None:
     config = load_profile("tiny-omni", ["thinker.max_model_len=null", "talker.sampling=null"])
     assert config.stage("thinker").max_model_len is None
-    assert config.stage("talker").sampling.given() == {}
+    assert config.stage("talker").sampling.set_values() == {}
 
 
 def test_new_sampling_and_call_mappings() -> None:
@@ -123,7 +123,7 @@ def test_a_wrong_model() -> None:
 def test_several_wrong_ones_keep_their_order() -> None:
     with pytest.raises(InvalidProfileError) as caught:
         load_profile("tiny-omni", ["token2wav.execution=x", "dtype=y", "thinkr.z=1"])
-    labels = [item.place.label for item in caught.value.diagnostics]
+    labels = [item.location.label for item in caught.value.diagnostics]
     assert labels == ["--set token2wav.execution=x", "--set dtype=y", "--set thinkr.z=1"]
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.frame_rates import frame_rate, with_num_frames
 from omni_cli.errors import InputError
 from omni_cli.inputs.pipeline_call import Argument, PipelineCall
@@ -18,7 +17,6 @@ FRAMES = {"num_frames": Argument(INT, 81)}
 SILENT = PipelineCall("MochiPipeline", FRAMES, ("frames",))
 DOCUMENTED = PipelineCall("WanPipeline", FRAMES, ("frames",), Fraction(16))
 WITH_RATE = PipelineCall("LTXPipeline", {**FRAMES, "frame_rate": Argument(INT, 25)}, ("frames",))
-CONFIG = DiffusionStageConfig.named("video")
 
 
 def test_the_rate_is_that_of_the_request_the_call_the_documentation_or_a_guess_that_is_said() -> None:
@@ -48,8 +46,8 @@ def test_the_rate_is_that_of_the_request_the_call_the_documentation_or_a_guess_t
 def test_a_length_in_seconds_is_the_nearest_number_of_frames_that_the_pipeline_makes() -> None:
     grouped, free = SimpleNamespace(vae_scale_factor_temporal=4), SimpleNamespace()
     for pipeline, seconds, count in ((grouped, 2.0, 33), (free, 2.0, 32), (grouped, 0.01, 1), (grouped, -1.0, 1)):
-        found = with_num_frames({"duration": seconds, "seed": 1}, pipeline, DOCUMENTED, CONFIG)
+        found = with_num_frames({"duration": seconds, "seed": 1}, Fraction(16), pipeline, DOCUMENTED)
         assert found == {"seed": 1, "num_frames": count}
     for wrong, message in (({"num_frames": 5}, "exclude each other"), ({"duration": 1e5}, "the maximum is 100000")):
         with pytest.raises(InputError, match=message):
-            with_num_frames({"duration": 2.0, **wrong}, grouped, DOCUMENTED, CONFIG)
+            with_num_frames({"duration": 2.0, **wrong}, Fraction(16), grouped, DOCUMENTED)

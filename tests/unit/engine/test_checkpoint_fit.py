@@ -31,7 +31,7 @@ def write_checkpoint(folder: Path, *files: str, **parts: Any) -> Path:
 def check(folder: Path) -> None:
     check_checkpoint(folder)
     profile = derive_profile(folder, Machine("cpu", 1 << 30), str(folder))
-    check_fit(EngineConfig.model_validate(profile), str(folder))
+    check_fit(EngineConfig.model_validate(profile), folder)
 
 
 @pytest.mark.parametrize("encoder", ["vision_config", "audio_config"])

@@ -13,8 +13,7 @@ from support.ffmpeg import decoded_sound, ffmpeg, write_moving, write_sound
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.media import audio as audio_module
-from omni_cli.inputs.media.audio import DecodedAudio, decode_audio
-from omni_cli.inputs.media.video import decode_sound
+from omni_cli.inputs.media.audio import DecodedAudio, decode_audio, decode_sound
 
 CODECS = {
     "cbr.mp3": ("-c:a", "libmp3lame"),
