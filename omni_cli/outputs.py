@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
 
 from omni_cli.errors import OmniError, StageError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
 
@@ -95,7 +94,7 @@ def holds_files(value: object) -> bool:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One request for the whole chain: a prompt, or `messages` instead of one; None where a pipeline needs neither.
+    """One request, from its user to each stage: a prompt, or `messages` instead; None where a pipeline needs neither.
 
     `sampling` overrides the first AR stage's `sampling` keys; `diffusion` overrides call arguments of the diffusion
     stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...), and
@@ -107,9 +106,10 @@ class GenerateRequest:
     With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s while it
     is generated; None leaves the choice to the profile. `notes` are sentences on what reading its files changed.
 
-    For measuring single stages: `handoff` is the output of the stage before the first one, instead of a prompt;
-    `wants_handoff` asks the last stage for its output to the next. With `wants_frames`, a video arrives with its frames
-    as they were before encoding.
+    Between stages, and for measuring single ones: `handoff` is the output of the stage before, instead of a prompt;
+    with `more_follows` only its beginning. `wants_handoff` asks for the output to the next stage. Each stage gets the
+    request with its own values of these, and `stream_audio` where it sends its output in parts. With `wants_frames`, a
+    video arrives with its frames as they were before encoding.
     """
 
     request_id: str
@@ -127,9 +127,10 @@ class GenerateRequest:
     speaker: str | None = None
     sampling: Mapping[str, object] = field(default_factory=dict)
     diffusion: Mapping[str, object] = field(default_factory=dict)
-    call_files: Mapping[str, Nested[CallFile]] = field(default_factory=dict)
+    call_files: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
     handoff: bytes | None = None
+    more_follows: bool = False
     wants_handoff: bool = False
     wants_frames: bool = False
     stream_audio: bool | None = None
