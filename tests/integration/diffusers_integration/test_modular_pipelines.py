@@ -30,7 +30,7 @@ from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
-from omni_cli.outputs import GenerateRequest, items_of
+from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import Progress, RequestDone
 from omni_cli.video_encoding import Sound, encode_video
 
@@ -137,9 +137,11 @@ def test_references_of_all_media_are_those_of_the_plain_call(tmp_path):
     build(replace(declared, parts=parts, prepare=lambda made: made.register_to_config(**small)), tmp_path / "model")
     files = _references(tmp_path)
     options = {name: value for name, value in declared.call.items() if name != "prompt"}
-    spec = RequestSpec("0", "a red cat", seed=SEED, diffusion=options, call_files={"references": files})
-    read = build_request(spec, load_profile("tiny-video"), pytest.fail).call_files["references"]
-    image, video, voice = items_of(read)
+    request = GenerateRequest("0", "a red cat", seed=SEED, diffusion=options)
+    spec = RequestSpec(request, call_files={"references": files}, has_seed=True)
+    request = build_request(spec, load_profile("tiny-video"))
+    image, video, voice = request.call_files["references"]
+    assert not request.notes
     # AAC, which starts where the frames do.
     assert np.abs(video.sound.array[:40000, 0] - TONE).mean() < 0.05
     references = [
@@ -153,7 +155,6 @@ def test_references_of_all_media_are_those_of_the_plain_call(tmp_path):
     expected = plain(**declared.call, references=references, generator=generator, output=["videos", "audio"])
 
     stage = DiffusersStage(spec_of(STAGE, str(tmp_path / "model")), lambda report: None)
-    request = GenerateRequest("0", prompt="a red cat", seed=SEED, diffusion=options, call_files={"references": read})
     resolved = stage.executor.resolve(stage.diffusion_request(request))
     (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((resolved,))).outputs
     assert output.error is None

@@ -192,11 +192,12 @@ def test_a_video_file_is_the_list_of_its_frames(tmp_path):
     video = clip(1, num_frames=5)
     (tmp_path / "control.mkv").write_bytes(write_lossless(video))
     options = {name: value for name, value in declared.call.items() if name not in ("prompt", "control_video")}
-    spec = RequestSpec("0", "a red cat", diffusion=options, call_files={"control_video": tmp_path / "control.mkv"})
-    file = build_request(spec, load_profile("tiny-video"), pytest.fail).call_files["control_video"]
+    request = GenerateRequest("0", "a red cat", diffusion=options)
+    spec = RequestSpec(request, call_files={"control_video": tmp_path / "control.mkv"})
+    read = build_request(spec, load_profile("tiny-video"))
+    assert not read.notes
     stage = DiffusersStage(spec_of(STAGE, str(tmp_path / "model")), lambda report: None)
-    given = {"control_video": file}
-    done = one_report(stage, diffusion=options, call_files=given, wants_frames=True)
+    done = one_report(stage, diffusion=options, call_files=read.call_files, wants_frames=True)
     assert isinstance(done, RequestDone), done
     plain = DiffusionPipeline.from_pretrained(tmp_path / "model")
     plain.set_progress_bar_config(disable=True)
