@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.fields import CHECKERS, MAX_TOKENS
+from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import open_input
 from omni_cli.inputs.jsonl import lines_of, parse_object
 from omni_cli.text import suggest

@@ -21,6 +21,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from omni_cli.checkpoints.files import describes_encoder
 from omni_cli.checkpoints.shards import folder_for_vllm
 from omni_cli.compat.separate_videos import accept_separate_videos
+from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.config.key_notes import has_effect
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError, StageError
@@ -108,7 +109,7 @@ class VllmStage:
             **{name: value for name, value in given.items() if value is not None},
             "model": folder_for_vllm(self.spec.model),
             "dtype": self.spec.dtype,
-            "seed": self.spec.seed % 2**32,  # it seeds NumPy's generator too
+            "seed": self.spec.seed % (MAX_NUMPY_SEED + 1),
             "trust_remote_code": self.spec.trust_remote_code,
             "disable_log_stats": True,
             "worker_cls": self.worker_cls(stage.kind),
