@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -171,31 +170,27 @@ DecodeError = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # Codes of msgpack's extension types, for what it has no type for.
 _ARRAY, _FILE, _FRACTION = range(3)
-_DTYPES = frozenset({"uint8", "int16", "int32", "int64", "float32", "float64"})
+_Dtype = Literal["uint8", "int16", "int32", "int64", "float32", "float64"]
 
 
 class _Array(msgspec.Struct, frozen=True):
-    """A numpy array as row-major bytes; decoding raises `ValidationError` if its parts contradict each other."""
+    """A numpy array as row-major bytes."""
 
     data: memoryview
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"arrays of {self.dtype[:40]!r} are not sent")
-        num_bytes = math.prod(self.shape) * np.dtype(self.dtype).itemsize
-        if any(size < 0 for size in self.shape) or num_bytes != len(self.data):
-            raise ValueError(f"{len(self.data)} bytes are not an array of shape {self.shape} of {self.dtype}")
-        if any(size >= 2**31 for size in self.shape):
-            raise ValueError(f"no array has the shape {self.shape}")  # an empty array of a size that NumPy rejects
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    dtype: _Dtype
 
 
-def _extension(value: object) -> msgspec.msgpack.Ext:
+def _sendable(value: object) -> object:
+    """Return a value that msgpack has no type for in a form that it can send."""
     match value:
         case np.ndarray():
+            if value.dtype.name not in get_args(_Dtype):
+                raise TypeError(f"arrays of {value.dtype} are not sent")
             data = memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
             return msgspec.msgpack.Ext(_ARRAY, _encode(_Array(data, value.shape, value.dtype.name)))
+        case Mapping():
+            return dict(value)
         case Fraction():
             return msgspec.msgpack.Ext(_FRACTION, _encode(value.as_integer_ratio()))
     raise TypeError(f"values of type {type(value).__name__} are not sent")
@@ -205,7 +200,12 @@ def _value(code: int, data: memoryview) -> object:
     """Return the value of an extension; an array is a view of the message, unless that would not be aligned."""
     if code == _ARRAY:
         parts = _decode_array(data)
-        return np.require(np.frombuffer(parts.data, parts.dtype).reshape(parts.shape), requirements=["ALIGNED"])
+        try:
+            array = np.frombuffer(parts.data, parts.dtype).reshape(parts.shape)
+        except ValueError as error:
+            what = f"an array of shape {parts.shape} of {parts.dtype}"
+            raise msgspec.ValidationError(f"{len(parts.data)} bytes are not {what}") from error
+        return np.require(array, requirements=["ALIGNED"])
     if code == _FILE:
         return _decode_file(data)
     if code == _FRACTION:
@@ -213,7 +213,7 @@ def _value(code: int, data: memoryview) -> object:
     raise msgspec.ValidationError(f"there is no extension {code}")
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_extension).encode
+_encode = msgspec.msgpack.Encoder(enc_hook=_sendable).encode
 _decode_array = msgspec.msgpack.Decoder(_Array).decode
 _decode_fraction = msgspec.msgpack.Decoder(tuple[int, Annotated[int, msgspec.Meta(ge=1)]]).decode
 _decode_file = msgspec.msgpack.Decoder(CallFile, ext_hook=_value).decode
@@ -222,7 +222,7 @@ decode_report = msgspec.msgpack.Decoder(Report, ext_hook=_value).decode
 
 
 def encode(message: Command | Report) -> bytes:
-    """Encode a message. Raises `ValueError` for an array of a type that is not sent."""
+    """Encode a message. Raises `TypeError` for a value of a type that is not sent."""
     if isinstance(message, AddRequest):
         # In JSON of any depth, a file has to be told from an object.
         files = changed_items(message.request.call_files, lambda file: msgspec.msgpack.Ext(_FILE, _encode(file)))
