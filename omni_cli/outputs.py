@@ -98,7 +98,7 @@ class GenerateRequest:
 
     `sampling` overrides the first AR stage's `sampling` keys; `diffusion` overrides call arguments of the diffusion
     stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...), and
-    `call_files` are those that files hold.
+    `call_files` are those that files hold: JSON with a `CallFile` in place of each file.
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
     `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
@@ -106,10 +106,10 @@ class GenerateRequest:
     With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s while it
     is generated; None leaves the choice to the profile. `notes` are sentences on what reading its files changed.
 
-    Between stages, and for measuring single ones: `handoff` is the output of the stage before, instead of a prompt;
-    with `more_follows` only its beginning. `wants_handoff` asks for the output to the next stage. Each stage gets the
-    request with its own values of these, and `stream_audio` where it sends its output in parts. With `wants_frames`, a
-    video arrives with its frames as they were before encoding.
+    The engine sets these for each stage, and whoever measures single stages for the first and the last one: `handoff`
+    is the output of the stage before, in place of a prompt, with `more_follows` only its beginning; `wants_handoff`
+    asks for the stage's output to the next one. In a stage, `stream_audio` means that it sends its output in parts.
+    With `wants_frames`, a video arrives with its frames as they were before encoding.
     """
 
     request_id: str
