@@ -125,8 +125,8 @@ class GenerateRequest:
     modalities: frozenset[Modality] | None = None
     raw: bool = False
     speaker: str | None = None
-    sampling: Mapping[str, object] = field(default_factory=dict)
-    diffusion: Mapping[str, object] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    diffusion: Mapping[str, Any] = field(default_factory=dict)
     call_files: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
     handoff: bytes | None = None

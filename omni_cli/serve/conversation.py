@@ -27,8 +27,11 @@ def read_conversation(messages: list[chat.Message], decoder: MediaDecoder) -> di
         Message(_ROLES[message.role], tuple(_parts(message, f"messages[{number}].content", decoder, media)))
         for number, message in enumerate(messages)
     ]
-    fields = {"messages": turns, **media, "notes": decoder.notes}
-    return {name: tuple(items) for name, items in fields.items()}
+    return {
+        "messages": tuple(turns),
+        **{name: tuple(items) for name, items in media.items()},
+        "notes": tuple(decoder.notes),
+    }
 
 
 def _parts(message: chat.Message, param: str, decoder: MediaDecoder, media: dict[str, list[object]]) -> Iterator[Part]:

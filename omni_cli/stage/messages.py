@@ -187,7 +187,7 @@ def _sendable(value: object) -> object:
         case np.ndarray():
             if value.dtype.name not in get_args(_Dtype):
                 raise TypeError(f"arrays of {value.dtype} are not sent")
-            data = memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
             return msgspec.msgpack.Ext(_ARRAY, _encode(_Array(data, value.shape, value.dtype.name)))
         case Mapping():
             return dict(value)

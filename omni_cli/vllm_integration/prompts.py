@@ -50,7 +50,7 @@ class PromptMaker:
 
     def prompt(self, request: GenerateRequest) -> dict[str, Any]:
         """Return vLLM's prompt: the text as the tokenizer receives it, and the media."""
-        media = {"image": request.images, "audio": request.audio, "video": request.videos}
+        media: dict[str, tuple[Any, ...]] = {"image": request.images, "audio": request.audio, "video": request.videos}
         self._check_media(name for name, items in media.items() if items)
         prompt: dict[str, Any] = {"prompt": request.prompt} if request.raw else self._chat(request)
         if any(media.values()):
