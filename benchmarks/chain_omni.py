@@ -15,7 +15,7 @@ from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.stage_client import StageClient
 from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
-from omni_cli.stage.messages import Failure, Report, RequestDone, StageReady, StageRequest
+from omni_cli.stage.messages import AddRequest, Failure, Report, RequestDone, StageReady
 from omni_cli.stage.protocol import StageSpec
 
 
@@ -83,11 +83,11 @@ class SingleStage:
         while not isinstance(await self._next(), StageReady):
             pass
 
-    async def run(self, requests: Sequence[StageRequest]) -> tuple[float, list[RequestDone]]:
+    async def run(self, requests: Sequence[GenerateRequest]) -> tuple[float, list[RequestDone]]:
         """Seconds from the first request sent to the last one done, and their results in the given order."""
         started_s = time.perf_counter()
         for request in requests:
-            self._client.send(request)
+            self._client.send(AddRequest(request))
         done: dict[str, RequestDone] = {}
         while len(done) < len(requests):
             report = await self._next()
@@ -109,9 +109,9 @@ class SingleStage:
         return report
 
 
-def _stage_requests(handoffs: Sequence[bytes | None], *, wants_handoff: bool) -> list[StageRequest]:
+def _stage_requests(handoffs: Sequence[bytes | None], *, wants_handoff: bool) -> list[GenerateRequest]:
     return [
-        StageRequest(
+        GenerateRequest(
             str(seed), prompt="" if handoff else prompt, seed=seed, handoff=handoff, wants_handoff=wants_handoff
         )
         for seed, (prompt, handoff) in enumerate(zip(PROMPTS, handoffs, strict=True))

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
 
 from omni_cli.errors import OmniError, StageError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
 
@@ -95,11 +94,11 @@ def holds_files(value: object) -> bool:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One request for the whole chain: a prompt, or `messages` instead of one; None where a pipeline needs neither.
+    """One request, from its user to each stage: a prompt, or `messages` instead; None where a pipeline needs neither.
 
     `sampling` overrides the first AR stage's `sampling` keys; `diffusion` overrides call arguments of the diffusion
     stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...), and
-    `call_files` are those that files hold.
+    `call_files` are those that files hold: JSON with a `CallFile` in place of each file.
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
     `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
@@ -107,9 +106,10 @@ class GenerateRequest:
     With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s while it
     is generated; None leaves the choice to the profile. `notes` are sentences on what reading its files changed.
 
-    For measuring single stages: `handoff` is the output of the stage before the first one, instead of a prompt;
-    `wants_handoff` asks the last stage for its output to the next. With `wants_frames`, a video arrives with its frames
-    as they were before encoding.
+    The engine sets these for each stage, and whoever measures single stages for the first and the last one: `handoff`
+    is the output of the stage before, in place of a prompt, with `more_follows` only its beginning; `wants_handoff`
+    asks for the stage's output to the next one. In a stage, `stream_audio` means that it sends its output in parts.
+    With `wants_frames`, a video arrives with its frames as they were before encoding.
     """
 
     request_id: str
@@ -125,11 +125,12 @@ class GenerateRequest:
     modalities: frozenset[Modality] | None = None
     raw: bool = False
     speaker: str | None = None
-    sampling: Mapping[str, object] = field(default_factory=dict)
-    diffusion: Mapping[str, object] = field(default_factory=dict)
-    call_files: Mapping[str, Nested[CallFile]] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    diffusion: Mapping[str, Any] = field(default_factory=dict)
+    call_files: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
     handoff: bytes | None = None
+    more_follows: bool = False
     wants_handoff: bool = False
     wants_frames: bool = False
     stream_audio: bool | None = None

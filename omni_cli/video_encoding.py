@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     import PIL.Image
 
-MAX_FPS = 1000
 Codec = Literal["libx264", "libsvtav1"]
 
 # The first frame keeps at least 40 dB; the rest is for what a whole video costs it beside a frame of its own.

@@ -47,8 +47,9 @@ from omni_cli.models.qwen2_5_omni.checkpoint.builder import CHAT_TEMPLATE, omni_
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import TINY, OmniSizes
 from omni_cli.models.qwen2_5_omni.family import FAMILY
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
+from omni_cli.outputs import GenerateRequest
 from omni_cli.record import Record, Sample, Variant, save_record, workload_fingerprint
-from omni_cli.stage.messages import RequestDone, StageRequest
+from omni_cli.stage.messages import RequestDone
 from omni_cli.stage.payloads import decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stats.compare import compare_variants
@@ -192,7 +193,7 @@ def _run(
     texts = [prompts.draw(block, index) for index in range(requests)]
     start = time.perf_counter()
     for index, text in enumerate(texts):
-        stage.add(StageRequest(str(index), prompt=text, raw=True, wants_handoff=side.wants_hidden_states))
+        stage.add(GenerateRequest(str(index), prompt=text, raw=True, wants_handoff=side.wants_hidden_states))
     done: dict[str, RequestDone] = {}
     while stage.has_work():
         for report in stage.step():

@@ -45,8 +45,9 @@ from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.parallel import Rank
 from omni_cli.diffusers_integration.ranks import Ranks
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.outputs import GenerateRequest
 from omni_cli.record import Memory, Sample, save_record
-from omni_cli.stage.messages import Failure, StageRequest
+from omni_cli.stage.messages import AddRequest, Failure
 from omni_cli.stage.protocol import StageSpec
 
 LONGEST_S = 240.0
@@ -82,7 +83,7 @@ class Stage:
             make_pipeline=lambda: self._made(model, config),
         )  # fmt: skip
         self.given = model.given
-        self.requests: list[StageRequest] = []
+        self.requests: list[GenerateRequest] = []
 
     def _made(self, model: PipelineModel, config: DiffusionStageConfig) -> Any:
         pipeline = model.make(self.device)
@@ -94,7 +95,7 @@ class Stage:
         # As read from files: the keys for offload find the weights on the host.
         return pipeline if config.offload == "none" else pipeline.to("cpu")
 
-    def add(self, request: StageRequest) -> None:
+    def add(self, request: GenerateRequest) -> None:
         self.requests.append(request)
 
     def abort(self, request_id: str) -> None:
@@ -125,11 +126,11 @@ def run_side(model: PipelineModel, config: DiffusionStageConfig, device: str, ca
     for number in range(calls + 1):
         if number == 1:
             forget_peaks(stage.device)
-        request = StageRequest(str(number), prompt=PROMPT, seed=0)
+        request = GenerateRequest(str(number), prompt=PROMPT, seed=0)
         stage.add(request)
         begin = time.perf_counter()
         if ranks is not None:
-            ranks.send(request)
+            ranks.send(AddRequest(request))
             ranks.start_step()
         failures = stage.step()
         if ranks is not None:

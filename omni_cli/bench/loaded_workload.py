@@ -14,12 +14,12 @@ from omni_cli.bench.iteration import Finished, Iteration
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.request_file import MeasuredRequest, measured_requests
 from omni_cli.bench.workload import Workload, has_successor, measured_stages, stages_before, with_fixed_work
+from omni_cli.config.bounds import MAX_SEED
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
 from omni_cli.families import family_of_stages
-from omni_cli.inputs.fields import MAX_SEED
 from omni_cli.outputs import Event, GenerateRequest, RequestResult
 
 

@@ -40,7 +40,8 @@ def describe_requests(path: Path, config: EngineConfig, warn: Callable[[str], No
     specs = _read_specs(path, config)
     digest = hashlib.sha256(path.read_bytes())
     for spec in specs:
-        _build(spec, config, warn)
+        for note in _build(spec, config).notes:
+            warn(note)
         for file in spec.files:
             digest.update(file.read_bytes())
     return RequestFile(path.absolute(), len(specs), digest.hexdigest())
@@ -48,10 +49,7 @@ def describe_requests(path: Path, config: EngineConfig, warn: Callable[[str], No
 
 def measured_requests(path: Path, config: EngineConfig) -> tuple[MeasuredRequest, ...]:
     """Return the requests of a checked file, with their media decoded."""
-    return tuple(
-        MeasuredRequest(_build(spec, config, lambda _: None), spec.seed is not None)
-        for spec in _read_specs(path, config)
-    )
+    return tuple(MeasuredRequest(_build(spec, config), spec.has_seed) for spec in _read_specs(path, config))
 
 
 def _read_specs(path: Path, config: EngineConfig) -> list[RequestSpec]:
@@ -59,10 +57,10 @@ def _read_specs(path: Path, config: EngineConfig) -> list[RequestSpec]:
     for spec in read_requests(path, get_capabilities(config), {}):
         if isinstance(spec, BadRequest):
             raise _at(spec.place, spec.error)
-        if spec.modalities is not None:
+        if spec.request.modalities is not None:
             hint = "choose the stages with `--stage`, and remove the key"
             raise UsageError(f"{spec.place}: `modalities` has no effect in a measurement", hint=hint)
-        fixed = next((name for name in _LENGTHS if name in spec.sampling), None)
+        fixed = next((name for name in _LENGTHS if name in spec.request.sampling), None)
         if fixed is not None:
             hint = "set it for all requests: `--output-len`, or `--set STAGE.sampling.max_tokens=N`"
             raise UsageError(f"{spec.place}: `sampling.{fixed}` would change the work between requests", hint=hint)
@@ -70,9 +68,9 @@ def _read_specs(path: Path, config: EngineConfig) -> list[RequestSpec]:
     return specs
 
 
-def _build(spec: RequestSpec, config: EngineConfig, warn: Callable[[str], None]) -> GenerateRequest:
+def _build(spec: RequestSpec, config: EngineConfig) -> GenerateRequest:
     try:
-        return build_request(spec, config, warn)
+        return build_request(spec, config)
     except InputError as error:
         raise _at(spec.place, error) from error
 

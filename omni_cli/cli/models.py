@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.cli.options import MAX_SEED, JsonOption, QuietOption, VerboseOption
+from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption
 from omni_cli.cli.terminal import console, interrupts
+from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.errors import UsageError
 from omni_cli.families import builtins
 from omni_cli.text import suggest
@@ -27,7 +28,7 @@ def _models() -> None:
 def build(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(builtins())}.")],
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, max=MAX_SEED, help="Seed of the random weights.")
+        int, typer.Option("--seed", metavar="N", min=0, max=MAX_NUMPY_SEED, help="Seed of the random weights.")
     ] = 0,
     output_dir: Annotated[
         Path | None,

@@ -15,7 +15,6 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 DEFAULT_PROFILE = "tiny-omni"
-MAX_SEED = 2**32 - 1  # the maximum seed of NumPy's generator, which vLLM also seeds
 
 
 def option(flags: str, metavar: str | None, help_text: str, **rules: Any) -> OptionInfo:

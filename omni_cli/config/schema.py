@@ -15,6 +15,15 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, PrivateAttr, StringConstraints
 from pydantic.fields import FieldInfo
 
+from omni_cli.config.bounds import (
+    MAX_FPS,
+    MAX_IMAGE_SIDE,
+    MAX_NUM_INFERENCE_STEPS,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    MAX_TOKENS,
+    MIN_SEED,
+)
 from omni_cli.config.key_notes import DIFFUSERS_ONLY, VLLM_ONLY, Backend, KeyNotes, StrictKeys, has_effect
 from omni_cli.config.pipeline_keys import AccelerationKeys, ArgumentName, Dtype, MemoryKeys, ParallelKeys, Ranks
 from omni_cli.families import BUILTIN_PREFIX, builtins
@@ -29,7 +38,6 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 RESERVED_STAGE_NAMES = frozenset({"all", "ar", "diffusion", "env"})
 STAGE_NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 
-MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
 _MAX_BYTES = 2**50
 _MAX_ENTRIES = 65_536
 MAX_STAGES = 64
@@ -37,17 +45,25 @@ MAX_STAGES = 64
 Text = Annotated[str, StringConstraints(max_length=10_000)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 StageName = Annotated[str, StringConstraints(pattern=STAGE_NAME_PATTERN)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Scalar = bool | int | float | Text
 # Recursive types would need `$defs` in the JSON Schema; arguments of pipelines have lists of lists at most.
 _CallItem = Scalar | None
 _CallList = list[_CallItem | list[_CallItem]]
 CallValue = _CallItem | _CallList | dict[str | int, _CallItem | _CallList]
-Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 PayloadBytes = Annotated[int, Field(ge=1, le=_MAX_BYTES)]
-Pixels = Annotated[int, Field(ge=1, le=16_384)]
+Pixels = Annotated[int, Field(ge=1, le=MAX_IMAGE_SIDE)]
+NumInferenceSteps = Annotated[int, Field(ge=1, le=MAX_NUM_INFERENCE_STEPS)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+# Of sampling, in profiles and in requests.
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+MinTokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
+TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
+MinP = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 Devices = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/:._-]+(,[A-Za-z0-9/:._-]+)*$", max_length=1000)]
 
 
@@ -60,23 +76,19 @@ _RANKS = KeyNotes(backend="vllm", reason="a pipeline's layers stay whole", hint=
 class Sampling(StrictKeys):
     """Sampling of an AR stage: fields of vLLM's `SamplingParams`."""
 
-    temperature: float | None = Field(None, ge=0, le=100, description="0 picks the most likely token (greedy).")
+    temperature: Temperature | None = Field(None, description="0 picks the most likely token (greedy).")
     top_p: Fraction | None = Field(None, description="Keep the most likely tokens up to this probability mass.")
-    top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="Keep this many tokens; 0 or -1: all.")
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="Drop tokens below this share of the most likely one's probability."
+    top_k: TopK | None = Field(None, description="Keep this many tokens; 0 or -1: all.")
+    min_p: MinP | None = Field(None, description="Drop tokens below this share of the most likely one's probability.")
+    repetition_penalty: RepetitionPenalty | None = Field(
+        None, description="Above 1 penalises tokens of the prompt and the answer so far."
     )
-    repetition_penalty: float | None = Field(
-        None, gt=0, le=100, description="Above 1 penalises tokens of the prompt and the answer so far."
-    )
-    presence_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Above 0 penalises tokens that the answer contains."
-    )
-    frequency_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Above 0 penalises tokens by how often the answer contains them."
+    presence_penalty: Penalty | None = Field(None, description="Above 0 penalises tokens that the answer contains.")
+    frequency_penalty: Penalty | None = Field(
+        None, description="Above 0 penalises tokens by how often the answer contains them."
     )
     max_tokens: Tokens | None = Field(None, description="Maximum number of tokens to generate.")
-    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Minimum number of tokens to generate.")
+    min_tokens: MinTokens | None = Field(None, description="Minimum number of tokens to generate.")
     stop: NonEmpty | list[NonEmpty] | None = Field(None, description="A string, or several, that end the output.")
     stop_token_ids: list[TokenId] | None = Field(None, description="Token ids that end the answer.")
     ignore_eos: bool | None = Field(None, description="Continue after the end-of-sequence token.")
@@ -236,13 +248,13 @@ class DiffusionStageConfig(AccelerationKeys, ParallelKeys, MemoryKeys, ImageSize
 
     kind: Annotated[Literal["diffusion"], _KIND] = Field(description="Denoises in a fixed number of steps.")
     backend: Backend = Field("diffusers", description="The engine that runs the stage.")
-    num_inference_steps: int | None = Field(None, ge=1, le=1000, description="Denoising steps.")
+    num_inference_steps: NumInferenceSteps | None = Field(None, description="Denoising steps.")
     guidance_scale: float | None = Field(None, ge=0, le=1000, description="Strength of guidance.")
     negative_prompt: Text | None = Field(None, description="Content to avoid in the image or the video.")
     fps: Annotated[float | None, DIFFUSERS_ONLY] = Field(
         None,
         gt=0,
-        le=1000,
+        le=MAX_FPS,
         description="Frames per second of a video; passed to pipelines whose call takes it. Default: the pipeline's.",
     )
     execution: Annotated[Execution, KeyNotes(values={"vllm": ("eager", "compile", "cudagraph")})] = Field(
@@ -306,7 +318,7 @@ class EngineConfig(StrictKeys):
     dtype: Annotated[Dtype, KeyNotes(missing="add `dtype: bfloat16`, `float16` or `float32`")] = Field(
         description="Type of weights and activations."
     )
-    seed: int = Field(0, ge=-(2**63), lt=2**64, description="Seed of requests without their own.")
+    seed: int = Field(0, ge=MIN_SEED, lt=MAX_SEED + 1, description="Seed of requests without their own.")
     mps: Literal["auto", True, False] = Field(
         False,
         description="Run a server of NVIDIA's Multi-Process Service with the engine, so that stages that share a GPU "

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from omni_cli.config.bounds import MAX_FPS, MAX_FRAMES_MADE
 from omni_cli.errors import InputError
-from omni_cli.inputs.fields import MAX_FRAMES_MADE
 from omni_cli.inputs.pipeline_call import PipelineCall
-from omni_cli.video_encoding import MAX_FPS
 
 # The rate of diffusers' functions that write files, `export_to_video` and `export_to_gif`.
 DEFAULT_FPS = Fraction(10)

@@ -18,7 +18,7 @@ from omni_cli.diffusers_integration.description import described_modular
 from omni_cli.diffusers_integration.steps import scheduler_steps
 from omni_cli.inputs.pipeline_call import Argument
 from omni_cli.inputs.value_types import ValueType
-from omni_cli.stage.messages import CallFileInput
+from omni_cli.outputs import CallFile
 
 OnStepEnd = Callable[[object, int, object, dict[str, object]], object]
 _CALLBACK = (ValueType("Callable"),)
@@ -100,16 +100,16 @@ class ModularAdapter(DiffusionPipeline):
         ignored = sorted(chosen.keys() - known - ({"guidance_scale"} if self._guiders else set()))
         return [f"`{name}` has no effect beside {_listed(chosen, name)}" for name in ignored]
 
-    def reference(self, name: str, file: CallFileInput) -> object:
+    def reference(self, name: str, file: CallFile) -> object:
         """Return a file as the class that its kind has among the values of an input."""
         declared = next(entry.type_hint for entry in self.modular.blocks.inputs if entry.name == name)
         kinds = {kind_class.kind: kind_class for kind_class in get_args(declared)[0].__subclasses__()}
-        array, sound = file.array.numpy(), file if file.kind == "audio" else file.sound
+        array, sound = file.array, file if file.kind == "audio" else file.sound
         if file.kind == "image":
             return kinds["image"](Image.fromarray(array))
         content: dict[str, object] = {} if file.kind == "audio" else {"frames": array, "fps": file.rate}
         if sound is not None:
-            samples = np.atleast_2d(sound.array.numpy().T)
+            samples = np.atleast_2d(sound.array.T)
             content |= {"audio": torch.from_numpy(samples.copy()), "sample_rate": sound.rate}
         return kinds[file.kind](**content)
 

@@ -23,8 +23,9 @@ from typing import Any, Protocol, TypeAlias
 from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.diffusers_integration.parallel import Rank, new_meeting_place
 from omni_cli.errors import StageError
+from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.failures import stage_failure
-from omni_cli.stage.messages import AbortRequest, Failure, Report, StageRequest, decode_command, encode
+from omni_cli.stage.messages import AbortRequest, AddRequest, Failure, Report, decode_command, encode
 from omni_cli.stage.protocol import StageSpec
 
 # Messages besides encoded commands: to a rank "run a step" and decisions, from a rank "done".
@@ -37,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 class FollowingStage(Protocol):
     """A stage on a rank other than 0."""
 
-    def add(self, request: StageRequest) -> None: ...
+    def add(self, request: GenerateRequest) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
 
@@ -92,7 +93,7 @@ class Ranks:
         """Rank 0, for its own executor."""
         return Rank(0, self._wait, self._decide, self._meeting_place)
 
-    def send(self, command: StageRequest | AbortRequest) -> None:
+    def send(self, command: AddRequest | AbortRequest) -> None:
         self._send(encode(command))
 
     def start_step(self) -> None:
@@ -208,7 +209,7 @@ def _follow(pipe: Connection, stage: FollowingStage) -> None:
             pipe.send_bytes("; ".join(failures).encode())
             continue
         match decode_command(raw):
-            case StageRequest() as request:
+            case AddRequest(request):
                 stage.add(request)
             case AbortRequest(request_id):
                 stage.abort(request_id)

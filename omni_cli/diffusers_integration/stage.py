@@ -25,21 +25,16 @@ from omni_cli.diffusers_integration.samples import waveform_for
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.errors import OmniError
 from omni_cli.inputs.pipeline_call import Medium
-from omni_cli.outputs import changed_items, items_of
+from omni_cli.outputs import AudioOutput, CallFile, GenerateRequest, VideoOutput, VideoSound, changed_items, items_of
 from omni_cli.stage.messages import (
     AbortRequest,
+    AddRequest,
     Alive,
     AppendInput,
-    Array,
-    Audio,
-    CallFileInput,
     Failure,
-    FileSound,
     Progress,
     Report,
     RequestDone,
-    StageRequest,
-    VideoFile,
     WaveformChunk,
 )
 from omni_cli.stage.protocol import StageSpec
@@ -111,16 +106,16 @@ class DiffusersStage:
     def execution_counters(self) -> dict[str, float]:
         return self.executor.execution_counters
 
-    def add(self, request: StageRequest) -> None:
+    def add(self, request: GenerateRequest) -> None:
         resolved = self.executor.resolve(self.diffusion_request(request))
         self.waiting[request.request_id] = _Waiting(
-            time.perf_counter(), resolved, request.diffusion, request.streams, request.wants_frames
+            time.perf_counter(), resolved, request.diffusion, bool(request.stream_audio), request.wants_frames
         )
         self.scheduler.add_request(resolved)
         if self.ranks is not None:
-            self.ranks.send(request)
+            self.ranks.send(AddRequest(request))
 
-    def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
+    def diffusion_request(self, request: GenerateRequest) -> DiffusionRequest:
         """Return the arguments of the pipeline's call."""
         files = {**self._media_arguments(request), **self._call_files(request)}
         conditions = with_instances(files, self.executor.call)
@@ -128,19 +123,19 @@ class DiffusersStage:
             request.request_id, request.prompt, request.seed, request.diffusion, conditions
         )
 
-    def _media_arguments(self, request: StageRequest) -> dict[str, object]:
+    def _media_arguments(self, request: GenerateRequest) -> dict[str, object]:
         """Return the arguments for a request's media."""
         media, call = get_media(request), self.executor.call
         if not request.audio:
             return call.media_arguments(media)
         pipeline, device = self.executor.pipeline, self.executor.device
         media["audio"] = [
-            waveform_for(pipeline, audio.samples.numpy(), audio.sample_rate, device) for audio in request.audio
+            waveform_for(pipeline, samples, sample_rate, device) for samples, sample_rate in request.audio
         ]
         rate = {"initial_audio_sampling_rate": self.executor.sample_rate}
         return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.arguments}}
 
-    def _call_files(self, request: StageRequest) -> dict[str, object]:
+    def _call_files(self, request: GenerateRequest) -> dict[str, object]:
         """Return values with files: Pillow images, also for frames, tensors on the stage's device, and references."""
         arguments: dict[str, object] = {}
         for name, value in request.call_files.items():
@@ -229,15 +224,14 @@ class DiffusersStage:
             return [RequestDone(output.request_id, trace, videos=videos, notes=notes)]
         if output.sounds:
             assert self.executor.sample_rate is not None
-            sounds = tuple(Audio(Array.of(samples), self.executor.sample_rate) for samples in output.sounds)
+            sounds = tuple(AudioOutput(samples, self.executor.sample_rate) for samples in output.sounds)
             if waiting.streams and len(sounds) == 1:
                 return [WaveformChunk(output.request_id, sounds[0]), RequestDone(output.request_id, trace, notes=notes)]
             return [RequestDone(output.request_id, trace, audio=sounds[0], more_audio=sounds[1:], notes=notes)]
-        tensors = {name: Array.of(array) for name, array in output.tensors.items()}
-        images = tuple(map(Array.of, output.images))
+        images, tensors = tuple(output.images), dict(output.tensors)
         return [RequestDone(output.request_id, trace, images=images, tensors=tensors, notes=notes)]
 
-    def _encoded(self, output: DiffusionOutput, waiting: _Waiting) -> tuple[VideoFile, ...]:
+    def _encoded(self, output: DiffusionOutput, waiting: _Waiting) -> tuple[VideoOutput, ...]:
         """Return the videos of a request as files."""
         rate = self.executor.sample_rate or 0
         return tuple(
@@ -245,7 +239,7 @@ class DiffusersStage:
             for frames, samples in itertools.zip_longest(output.videos, output.sounds if output.videos else ())
         )
 
-    def _video_file(self, frames: Frames, sound: Sound | None, waiting: _Waiting) -> VideoFile:
+    def _video_file(self, frames: Frames, sound: Sound | None, waiting: _Waiting) -> VideoOutput:
         """Encode a video, from frames that come from the device piece by piece."""
         fps = waiting.request.fps
         assert isinstance(fps, Fraction)
@@ -259,15 +253,15 @@ class DiffusersStage:
                 yield piece
 
         encoded = encode_video(pieces(), len(frames), fps, sound)
-        return VideoFile(
+        return VideoOutput(
             content=encoded.content,
             preview=encoded.preview,
             width=encoded.width,
             height=encoded.height,
             num_frames=len(frames),
-            fps=(fps.numerator, fps.denominator),
-            sound=None if sound is None else FileSound(sound.sample_rate, len(sound.samples)),
-            frames=Array.of(np.stack(kept)) if kept else None,
+            fps=fps,
+            sound=None if sound is None else VideoSound(sound.sample_rate, len(sound.samples)),
+            frames=np.stack(kept) if kept else None,
         )
 
     def close(self, *, process_ends: bool = False) -> None:
@@ -277,27 +271,28 @@ class DiffusersStage:
             self.executor.shutdown()
 
 
-def get_media(request: StageRequest) -> dict[Medium, list[object]]:
+def get_media(request: GenerateRequest) -> dict[Medium, list[object]]:
     """Return the request's images and videos as Pillow images."""
     from PIL import Image
 
-    images: dict[Medium, tuple[Array, ...]] = {"image": request.images, "control_image": request.control_images}
+    images: dict[Medium, tuple[np.ndarray, ...]] = {"image": request.images, "control_image": request.control_images}
     media: dict[Medium, list[object]] = {
-        medium: [Image.fromarray(array.numpy()) for array in arrays] for medium, arrays in images.items() if arrays
+        medium: [Image.fromarray(array) for array in arrays] for medium, arrays in images.items() if arrays
     }
     if request.videos:
-        media["video"] = [[Image.fromarray(frame) for frame in video.frames.numpy()] for video in request.videos]
+        media["video"] = [[Image.fromarray(frame) for frame in video.frames] for video in request.videos]
     if request.mask is not None:
-        media["mask"] = [Image.fromarray(request.mask.numpy()).convert("L")]
+        media["mask"] = [Image.fromarray(request.mask).convert("L")]
     return media
 
 
-def _file_value(device: str, file: CallFileInput) -> object:
+def _file_value(device: str, file: CallFile) -> object:
     if file.kind in ("image", "video"):
         from PIL import Image
 
-        array = file.array.numpy()
-        return Image.fromarray(array) if file.kind == "image" else [Image.fromarray(frame) for frame in array]
+        if file.kind == "image":
+            return Image.fromarray(file.array)
+        return [Image.fromarray(frame) for frame in file.array]
     import torch
 
-    return torch.from_numpy(file.array.numpy().copy()).to(device)
+    return torch.from_numpy(file.array.copy()).to(device)

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
-from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +14,6 @@ from omni_cli.errors import StageError
 from omni_cli.outputs import (
     AudioChunk,
     AudioOutput,
-    CallFile,
     Event,
     GenerateRequest,
     ImageOutput,
@@ -27,29 +24,19 @@ from omni_cli.outputs import (
     StageTrace,
     TensorOutput,
     TextDelta,
-    TextOutput,
-    VideoOutput,
-    VideoSound,
     audio_seconds,
-    changed_items,
 )
 from omni_cli.stage.messages import (
     AbortRequest,
+    AddRequest,
     AppendInput,
-    Array,
-    AudioInput,
-    CallFileInput,
     Failure,
     HandoffChunk,
     Progress,
     Report,
     RequestDone,
-    StageRequest,
     TextChunk,
-    VideoFile,
-    VideoInput,
     WaveformChunk,
-    file_extension,
 )
 
 
@@ -131,7 +118,7 @@ class RequestRun:
             case HandoffChunk():
                 self._send_on(self._chain.index(name) + 1, report.handoff, is_last=report.is_last)
             case WaveformChunk():
-                chunk = AudioChunk(request_id, report.audio.samples.numpy(), report.audio.sample_rate)
+                chunk = AudioChunk(request_id, report.audio.samples, report.audio.sample_rate)
                 self._chunks.setdefault(name, []).append(chunk)
                 self._note_audio()
                 yield chunk
@@ -162,39 +149,24 @@ class RequestRun:
         elif name not in self._traces:  # a finished stage needs no more input
             client = self._enter(name)
             self._inside[name], self._entered_s[name] = client, self._elapsed_s()
-            client.send(self._stage_request(position, handoff, more_follows=not is_last))
+            client.send(AddRequest(self._for_stage(position, handoff, more_follows=not is_last)))
 
-    def _stage_request(self, position: int, handoff: bytes | None, *, more_follows: bool) -> StageRequest:
+    def _for_stage(self, position: int, handoff: bytes | None, *, more_follows: bool) -> GenerateRequest:
         request = self._request
-        has_next = position + 1 < len(self._chain)
-        common: dict[str, Any] = {
-            "request_id": request.request_id,
-            "seed": request.seed,
-            "speaker": request.speaker,
-            "diffusion": dict(request.diffusion),
-            "wants_frames": request.wants_frames,
-            "wants_handoff": has_next or request.wants_handoff,
-            "streams": self._sends_parts(position),
-        }
-        if handoff is not None:
-            return StageRequest(**common, handoff=handoff, more_follows=more_follows)
-        return StageRequest(
-            **common,
-            prompt=request.prompt,
-            messages=request.messages,
-            reply=request.reply,
-            audio=tuple(AudioInput(Array.of(samples), rate) for samples, rate in request.audio),
-            images=tuple(Array.of(image) for image in request.images),
-            mask=None if request.mask is None else Array.of(request.mask),
-            control_images=tuple(Array.of(image) for image in request.control_images),
-            videos=tuple(
-                VideoInput(Array.of(video.frames), video.fps, video.total_num_frames, video.frames_indices)
-                for video in request.videos
-            ),
-            raw=request.raw,
-            sampling=dict(request.sampling),
-            call_files={name: changed_items(files, _sent) for name, files in request.call_files.items()},
-            cache_salt=request.cache_salt,
+        if handoff is not None:  # made of the prompt and the media by the stages before
+            request = GenerateRequest(
+                request.request_id,
+                seed=request.seed,
+                speaker=request.speaker,
+                diffusion=request.diffusion,
+                wants_frames=request.wants_frames,
+            )
+        return dataclasses.replace(
+            request,
+            handoff=handoff,
+            more_follows=more_follows,
+            wants_handoff=position + 1 < len(self._chain) or self._request.wants_handoff,
+            stream_audio=self._sends_parts(position),
         )
 
     def _sends_parts(self, position: int) -> bool:
@@ -206,15 +178,15 @@ class RequestRun:
     def _made(self, report: RequestDone, chunks: list[AudioChunk]) -> list[Output]:
         outputs: list[Output] = []
         if report.text is not None and self._wants("text"):
-            outputs.append(TextOutput(report.text.text, report.text.token_ids, report.text.finish_reason))
-        whole = () if report.audio is None else (report.audio, *report.more_audio)
-        outputs += [AudioOutput(audio.samples.numpy(), audio.sample_rate) for audio in whole]
+            outputs.append(report.text)
+        if report.audio is not None:
+            outputs += [report.audio, *report.more_audio]
         if chunks:
             samples = np.concatenate([chunk.samples for chunk in chunks])
             outputs.append(AudioOutput(samples, chunks[0].sample_rate))
-        outputs += [ImageOutput(image.numpy()) for image in report.images]
-        outputs += [_video_output(video) for video in report.videos]
-        outputs += [TensorOutput(name, array.numpy()) for name, array in report.tensors.items()]
+        outputs += [ImageOutput(image) for image in report.images]
+        outputs += report.videos
+        outputs += [TensorOutput(name, array) for name, array in report.tensors.items()]
         return outputs
 
     def _wants(self, modality: Modality) -> bool:
@@ -226,26 +198,3 @@ class RequestRun:
 
     def _elapsed_s(self) -> float:
         return asyncio.get_running_loop().time() - self._began_s
-
-
-def _sent(file: CallFile) -> object:
-    return file_extension(_encoded(file))
-
-
-def _encoded(file: CallFile) -> CallFileInput:
-    return CallFileInput(
-        file.kind, Array.of(file.array), file.rate, None if file.sound is None else _encoded(file.sound)
-    )
-
-
-def _video_output(video: VideoFile) -> VideoOutput:
-    return VideoOutput(
-        content=video.content,
-        preview=video.preview,
-        width=video.width,
-        height=video.height,
-        num_frames=video.num_frames,
-        fps=Fraction(*video.fps),
-        sound=None if video.sound is None else VideoSound(video.sound.sample_rate, video.sound.num_samples),
-        frames=None if video.frames is None else video.frames.numpy(),
-    )

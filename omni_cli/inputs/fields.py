@@ -6,20 +6,14 @@ import sys
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from omni_cli.outputs import ArgumentText
+from omni_cli.config.bounds import MAX_FPS, MAX_NAME_LENGTH, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MIN_SEED
+from omni_cli.outputs import ArgumentText, Modality
 from omni_cli.text import suggest
-from omni_cli.video_encoding import MAX_FPS
 
-# Of torch's generators.
-MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
-MAX_TEMPERATURE = 100.0
-MAX_FRAMES_MADE = 100_000
-MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
-MAX_REQUEST_ID_LENGTH = 200
 _SHOWN_CHARACTERS = 40  # of a wrong value
-MODALITIES = ("text", "audio", "image", "video", "tensor")
+MODALITIES: tuple[str, ...] = get_args(Modality)
 
 
 def _text(value: object) -> str:
@@ -36,8 +30,8 @@ def _name(value: object) -> str:
     name = _text(value)
     if not name.strip():
         raise ValueError("is empty")
-    if len(name) > MAX_REQUEST_ID_LENGTH:
-        raise ValueError(f"must have at most {MAX_REQUEST_ID_LENGTH} characters")
+    if len(name) > MAX_NAME_LENGTH:
+        raise ValueError(f"must have at most {MAX_NAME_LENGTH} characters")
     if not name.isprintable():
         raise ValueError("must not contain control characters")
     return name

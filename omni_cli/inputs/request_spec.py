@@ -15,7 +15,7 @@ from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import file_kind, load_tensor
 from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.media.video import MAX_NUM_FRAMES
-from omni_cli.outputs import CallFile, GenerateRequest, Modality, Nested, changed_items, holds_files, items_of
+from omni_cli.outputs import CallFile, GenerateRequest, Nested, changed_items, holds_files, items_of
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")
@@ -26,36 +26,30 @@ Label = Callable[[str], str]
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """`seed` None means the profile's; `place` is FILE:LINE of a JSONL line."""
+    """A checked request without its files: `media` by field, `call_files` by argument of the pipeline's call.
 
-    request_id: str
-    prompt: str | None
-    audio: tuple[Path, ...] = ()
-    image: tuple[Path, ...] = ()
-    mask: tuple[Path, ...] = ()
-    control_image: tuple[Path, ...] = ()
-    video: tuple[Path, ...] = ()
-    seed: int | None = None
-    modalities: frozenset[Modality] | None = None
-    raw: bool = False
-    speaker: str | None = None
-    sampling: Mapping[str, object] = field(default_factory=dict)
-    diffusion: Mapping[str, object] = field(default_factory=dict)
+    Without `has_seed`, its seed will be the profile's. `place` is FILE:LINE of a JSONL line.
+    """
+
+    request: GenerateRequest
+    media: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     call_files: Mapping[str, Nested[Path]] = field(default_factory=dict)
+    has_seed: bool = False
     place: str | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All of its files."""
-        named = (getattr(self, name) for name in FILE_FIELDS)
-        in_call = (items_of(files) for files in self.call_files.values())
-        return tuple(path for paths in (*named, *in_call) for path in paths)
+        return tuple(items_of((self.media, self.call_files)))
 
     def with_files(self, change: Callable[[Path], Path]) -> RequestSpec:
         """Return the same request with other names for its files."""
-        files: dict[str, Any] = {name: tuple(map(change, getattr(self, name))) for name in FILE_FIELDS}
-        call_files = {name: changed_items(files, change) for name, files in self.call_files.items()}
-        return replace(self, **files, call_files=call_files)
+        media, call_files = (changed_items(files, change) for files in (self.media, self.call_files))
+        return replace(self, media=media, call_files=call_files)
 
 
 def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: Label) -> dict[str, Any]:
@@ -96,11 +90,10 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
     files = {name: value for name, value in arguments.items() if holds_files(value)}
     sampling = dict(checked.get("sampling", {}))
     sampling.update({name: checked[name] for name in _SAMPLING_FIELDS if name in checked})
-    return RequestSpec(
-        request_id=request_id,
-        prompt=checked.get("prompt"),
-        **{name: checked.get(name, ()) for name in FILE_FIELDS},
-        seed=checked.get("seed"),
+    request = GenerateRequest(
+        request_id,
+        checked.get("prompt"),
+        seed=checked.get("seed", 0),
         modalities=checked.get("modalities"),
         raw=checked.get("raw", False),
         speaker=checked.get("speaker"),
@@ -109,36 +102,33 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
             **{name: value for name, value in arguments.items() if name not in files},
             **{name: checked[name] for name in (*PIPELINE_ARGUMENTS, *_CALL_FIELDS) if name in checked},
         },
-        call_files=files,
-        place=place,
-    ).with_files(lambda path: folder / path)
+    )
+    media = {name: checked[name] for name in FILE_FIELDS if name in checked}
+    return RequestSpec(request, media, files, "seed" in checked, place).with_files(lambda path: folder / path)
 
 
-def build_request(spec: RequestSpec, config: EngineConfig, warn: Warn) -> GenerateRequest:
+def build_request(spec: RequestSpec, config: EngineConfig) -> GenerateRequest:
     """Read and decode the files of a request for a profile, whose seed is the default. Raises `InputError`."""
     # A language model looks at some frames of a video and hears one channel, a pipeline changes all of them.
     is_pipeline = config.stages[0].backend == "diffusers"
     max_num_frames = None if is_pipeline else MAX_NUM_FRAMES
-    request = GenerateRequest(
-        request_id=spec.request_id,
-        prompt=spec.prompt,
-        audio=tuple(load_audio(path, warn, mono=not is_pipeline) for path in spec.audio),
-        images=tuple(load_image(path, warn) for path in spec.image),
-        mask=next((load_image(path, warn) for path in spec.mask), None),
-        control_images=tuple(load_image(path, warn) for path in spec.control_image),
-        videos=tuple(load_video(path, warn, max_num_frames) for path in spec.video),
-        seed=config.seed if spec.seed is None else spec.seed,
-        modalities=spec.modalities,
-        raw=spec.raw,
-        speaker=spec.speaker,
-        sampling=spec.sampling,
-        diffusion=spec.diffusion,
+    media = {name: spec.media.get(name, ()) for name in FILE_FIELDS}
+    notes: list[str] = []
+    note = notes.append
+    request = replace(
+        spec.request,
+        audio=tuple(load_audio(path, note, mono=not is_pipeline) for path in media["audio"]),
+        images=tuple(load_image(path, note) for path in media["image"]),
+        mask=next((load_image(path, note) for path in media["mask"]), None),
+        control_images=tuple(load_image(path, note) for path in media["control_image"]),
+        videos=tuple(load_video(path, note, max_num_frames) for path in media["video"]),
+        seed=spec.request.seed if spec.has_seed else config.seed,
         call_files={
-            name: changed_items(files, functools.partial(_call_file, warn, isinstance(files, Path)))
+            name: changed_items(files, functools.partial(_call_file, note, isinstance(files, Path)))
             for name, files in spec.call_files.items()
         },
     )
-    return request
+    return replace(request, notes=tuple(notes))
 
 
 def _call_file(warn: Warn, is_alone: bool, path: Path) -> CallFile:

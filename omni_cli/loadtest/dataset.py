@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.fields import CHECKERS, MAX_TOKENS
+from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import open_input
 from omni_cli.inputs.jsonl import parse_object, read_lines
 from omni_cli.text import suggest

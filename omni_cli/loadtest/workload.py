@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from omni_cli.bench.prompts import Prompts
+from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.loadtest.dataset import Dataset
 from omni_cli.loadtest.endpoints import Endpoint
 from omni_cli.loadtest.slo import SLO
 from omni_cli.record import workload_fingerprint
-
-_MAX_SEED = 2**32
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class RequestMaker:
     def _body(self, number: int, index: int) -> dict[str, object]:
         workload = self._workload
         position = number * self._count + index
-        seed = (workload.seed + position) % _MAX_SEED
+        seed = (workload.seed + position) % (MAX_NUMPY_SEED + 1)
         salt = self._salt
         if workload.dataset is None:
             body = workload.endpoint.body(self._model, self._prompts.draw(number, index), seed)

@@ -6,7 +6,7 @@ import asyncio
 import pickle
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from omni_cli.engine.omni_llm import OmniLLM
@@ -59,11 +59,9 @@ class BatchReplica:
             asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(_CLOSE_S)
 
     async def _answer(self, spec: RequestSpec) -> BatchAnswer:
-        notes: list[str] = []
         began_s = time.monotonic()
         try:
-            request = await asyncio.to_thread(build_request, spec, self._config, notes.append)
-            request = replace(request, notes=tuple(notes))
+            request = await asyncio.to_thread(build_request, spec, self._config)
             await self._load()
             result = await self._run(request)
             if is_stages_fault(result):

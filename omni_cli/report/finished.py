@@ -50,8 +50,8 @@ class FinishedRequests:
 
     def key(self, spec: RequestSpec) -> str:
         """Return a key that changes with the request, with a modified file of it, and with the profile."""
-        described: dict[str, object] = dataclasses.asdict(dataclasses.replace(spec, place=None))
-        described["modalities"] = None if spec.modalities is None else sorted(spec.modalities)
+        described: dict[str, Any] = dataclasses.asdict(dataclasses.replace(spec, place=None))
+        described["request"]["modalities"] = sorted(spec.request.modalities or ())
         described["files"] = [_state(path) for path in spec.files]
         return _digest([described, self._config])
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
-from omni_cli.outputs import Message, Part, Video
+from omni_cli.outputs import Message, Part
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.schemas import chat
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system",
@@ -21,32 +17,24 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 }
 
 
-@dataclass
-class Conversation:
-    """`messages`, `audio`, `images`, `videos` and `notes` as in `GenerateRequest`."""
+def read_conversation(messages: list[chat.Message], decoder: MediaDecoder) -> dict[str, Any]:
+    """Return `messages`, `audio`, `images`, `videos` and `notes` of a `GenerateRequest`.
 
-    messages: list[Message] = field(default_factory=list)
-    audio: list[tuple[np.ndarray, int]] = field(default_factory=list)
-    images: list[np.ndarray] = field(default_factory=list)
-    videos: list[Video] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
-
-    @property
-    def num_chars(self) -> int:
-        return sum(len(part.text) for message in self.messages for part in message.parts)
-
-
-def read_conversation(messages: list[chat.Message], decoder: MediaDecoder) -> Conversation:
-    """Decode the content of the messages; for use in a thread if there is media. Raises `APIError` (400)."""
-    conversation = Conversation()
-    for number, message in enumerate(messages):
-        parts = tuple(_parts(message, f"messages[{number}].content", decoder, conversation))
-        conversation.messages.append(Message(_ROLES[message.role], parts))
-    conversation.notes = tuple(decoder.notes)
-    return conversation
+    For use in a thread if there is media. Raises `APIError` (400).
+    """
+    media: dict[str, list[object]] = {"audio": [], "images": [], "videos": []}
+    turns = [
+        Message(_ROLES[message.role], tuple(_parts(message, f"messages[{number}].content", decoder, media)))
+        for number, message in enumerate(messages)
+    ]
+    return {
+        "messages": tuple(turns),
+        **{name: tuple(items) for name, items in media.items()},
+        "notes": tuple(decoder.notes),
+    }
 
 
-def _parts(message: chat.Message, param: str, decoder: MediaDecoder, conversation: Conversation) -> Iterator[Part]:
+def _parts(message: chat.Message, param: str, decoder: MediaDecoder, media: dict[str, list[object]]) -> Iterator[Part]:
     content = message.content
     if content is None and isinstance(message, chat.AssistantMessage) and message.audio is not None:
         content = message.audio.transcript
@@ -58,11 +46,11 @@ def _parts(message: chat.Message, param: str, decoder: MediaDecoder, conversatio
             case chat.TextPart():
                 yield Part("text", part.text)
             case chat.ImagePart():
-                conversation.images.append(decoder.image(part.image_url.url, f"{param}[{number}].image_url.url"))
+                media["images"].append(decoder.image(part.image_url.url, f"{param}[{number}].image_url.url"))
                 yield Part("image")
             case chat.VideoPart():
-                conversation.videos.append(decoder.video(part.video_url.url, f"{param}[{number}].video_url.url"))
+                media["videos"].append(decoder.video(part.video_url.url, f"{param}[{number}].video_url.url"))
                 yield Part("video")
             case chat.AudioPart():
-                conversation.audio.append(decoder.audio(part.input_audio.data, f"{param}[{number}].input_audio.data"))
+                media["audio"].append(decoder.audio(part.input_audio.data, f"{param}[{number}].input_audio.data"))
                 yield Part("audio")

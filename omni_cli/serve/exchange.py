@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from omni_cli.inputs.fields import MAX_REQUEST_ID_LENGTH
+from omni_cli.config.bounds import MAX_NAME_LENGTH
 from omni_cli.serve.errors import APIError
 
 REQUEST_ID = "X-Request-Id"
@@ -87,6 +87,6 @@ def unix_now() -> int:
 
 def _request_id(wanted: str | None) -> str:
     """Return the client's own id if it fits into a log line, else a new one."""
-    if wanted and len(wanted) <= MAX_REQUEST_ID_LENGTH and wanted.isascii() and wanted.isprintable():
+    if wanted and len(wanted) <= MAX_NAME_LENGTH and wanted.isascii() and wanted.isprintable():
         return wanted
     return uuid.uuid4().hex

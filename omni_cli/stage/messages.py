@@ -2,97 +2,23 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from fractions import Fraction
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
 
 from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError, UsageError
-from omni_cli.outputs import Message
+from omni_cli.outputs import AudioOutput, CallFile, GenerateRequest, TextOutput, VideoOutput, changed_items
 from omni_cli.stage.recording import RecordingCommand, RecordingReport
 
-_DTYPES = frozenset({"uint8", "int16", "int32", "int64", "float32", "float64"})
 
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    """A request for this stage: a prompt for the first one of a chain, the previous stage's handoff for others."""
 
-class Array(msgspec.Struct, frozen=True):
-    """A numpy array as row-major bytes; decoding raises `ValidationError` if its parts contradict each other."""
-
-    data: bytes
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"arrays of {self.dtype[:40]!r} are not sent")
-        num_bytes = math.prod(self.shape) * np.dtype(self.dtype).itemsize
-        if any(size < 0 for size in self.shape) or num_bytes != len(self.data):
-            raise ValueError(f"{len(self.data)} bytes are not an array of shape {self.shape} of {self.dtype}")
-        if any(size >= 2**31 for size in self.shape):
-            raise ValueError(f"no array has the shape {self.shape}")  # an empty array of a size that NumPy rejects
-
-    @classmethod
-    def of(cls, array: np.ndarray) -> Array:
-        return cls(np.ascontiguousarray(array).tobytes(), array.shape, array.dtype.name)
-
-    def numpy(self) -> np.ndarray:
-        return np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
-
-
-class AudioInput(msgspec.Struct, frozen=True):
-    samples: Array
-    sample_rate: int
-
-
-class VideoInput(msgspec.Struct, frozen=True):
-    """As `omni_cli.outputs.Video`."""
-
-    frames: Array
-    fps: float
-    total_num_frames: int
-    frames_indices: tuple[int, ...]
-
-
-class CallFileInput(msgspec.Struct, frozen=True):
-    """As `omni_cli.outputs.CallFile`."""
-
-    kind: Literal["image", "tensor", "audio", "video"]
-    array: Array
-    rate: float | None = None
-    sound: CallFileInput | None = None
-
-
-class StageRequest(msgspec.Struct, frozen=True, tag=True):
-    """One request for one stage: a prompt for the first stage of a chain, the previous stage's handoff for others.
-
-    `call_files` are arguments of a pipeline's call as JSON would have them, with each file as a `CallFileInput`.
-    `handoff` is an encoded `AdditionalInformationPayload`; with `more_follows` it is only the beginning, continued by
-    `AppendInput`. `wants_handoff` requests one in return. With `streams`, the stage sends its handoff as `HandoffChunk`
-    and its audio as `WaveformChunk` while it produces them.
-    """
-
-    request_id: str
-    prompt: str | None = None
-    messages: tuple[Message, ...] = ()
-    reply: str | None = None
-    audio: tuple[AudioInput, ...] = ()
-    images: tuple[Array, ...] = ()
-    mask: Array | None = None
-    control_images: tuple[Array, ...] = ()
-    videos: tuple[VideoInput, ...] = ()
-    raw: bool = False
-    seed: int = 0
-    speaker: str | None = None
-    sampling: dict[str, Any] = {}
-    diffusion: dict[str, Any] = {}
-    call_files: dict[str, Any] = {}
-    cache_salt: str | None = None
-    handoff: bytes | None = None
-    more_follows: bool = False
-    wants_handoff: bool = False
-    wants_frames: bool = False
-    streams: bool = False
+    request: GenerateRequest
 
 
 class AppendInput(msgspec.Struct, frozen=True, tag=True):
@@ -111,7 +37,7 @@ class StopStage(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-Command = StageRequest | AppendInput | AbortRequest | StopStage | RecordingCommand
+Command = AddRequest | AppendInput | AbortRequest | StopStage | RecordingCommand
 
 
 class MemoryReport(msgspec.Struct, frozen=True, tag=True):
@@ -192,37 +118,6 @@ class TextChunk(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class Text(msgspec.Struct, frozen=True):
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-
-
-class Audio(msgspec.Struct, frozen=True):
-    samples: Array
-    sample_rate: int
-
-
-class FileSound(msgspec.Struct, frozen=True):
-    """As `omni_cli.outputs.VideoSound`."""
-
-    sample_rate: int
-    num_samples: int
-
-
-class VideoFile(msgspec.Struct, frozen=True):
-    """As `omni_cli.outputs.VideoOutput`; `fps` is a numerator and a denominator."""
-
-    content: bytes
-    preview: bytes
-    width: int
-    height: int
-    num_frames: int
-    fps: tuple[int, Annotated[int, msgspec.Meta(ge=1)]]
-    sound: FileSound | None = None
-    frames: Array | None = None
-
-
 class HandoffChunk(msgspec.Struct, frozen=True, tag=True):
     """A part of the next stage's input, sent while this stage continues; the last part precedes `RequestDone`."""
 
@@ -235,7 +130,7 @@ class WaveformChunk(msgspec.Struct, frozen=True, tag=True):
     """The next part of a request's audio. `RequestDone` does not repeat audio that was sent in chunks."""
 
     request_id: str
-    audio: Audio
+    audio: AudioOutput
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag=True):
@@ -246,12 +141,12 @@ class RequestDone(msgspec.Struct, frozen=True, tag=True):
 
     request_id: str
     trace: dict[str, Any]
-    text: Text | None = None
-    audio: Audio | None = None
-    more_audio: tuple[Audio, ...] = ()
-    images: tuple[Array, ...] = ()
-    videos: tuple[VideoFile, ...] = ()
-    tensors: dict[str, Array] = {}
+    text: TextOutput | None = None
+    audio: AudioOutput | None = None
+    more_audio: tuple[AudioOutput, ...] = ()
+    images: tuple[np.ndarray, ...] = ()
+    videos: tuple[VideoOutput, ...] = ()
+    tensors: dict[str, np.ndarray] = {}
     handoff: bytes | None = None
     notes: tuple[str, ...] = ()
 
@@ -273,22 +168,63 @@ Report = (
 # Raised when bytes are not a valid message.
 DecodeError = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# The code of msgpack's extension types for a file at any depth of `StageRequest.call_files`.
-_FILE = 1
-_decode_file = msgspec.msgpack.Decoder(CallFileInput).decode
+# Codes of msgpack's extension types, for what it has no type for.
+_ARRAY, _FILE, _FRACTION = range(3)
+_Dtype = Literal["uint8", "int16", "int32", "int64", "float32", "float64"]
 
 
-def _read_extension(code: int, data: memoryview) -> CallFileInput:
-    if code != _FILE:
-        raise ValueError(f"there is no extension {code}")
-    return _decode_file(data)
+class _Array(msgspec.Struct, frozen=True):
+    """A numpy array as row-major bytes."""
+
+    data: memoryview
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    dtype: _Dtype
 
 
-def file_extension(file: CallFileInput) -> msgspec.msgpack.Ext:
-    """Return a file in the form that it has within `StageRequest.call_files`."""
-    return msgspec.msgpack.Ext(_FILE, encode(file))
+def _sendable(value: object) -> object:
+    """Return a value that msgpack has no type for in a form that it can send."""
+    match value:
+        case np.ndarray():
+            if value.dtype.name not in get_args(_Dtype):
+                raise TypeError(f"arrays of {value.dtype} are not sent")
+            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+            return msgspec.msgpack.Ext(_ARRAY, _encode(_Array(data, value.shape, value.dtype.name)))
+        case Mapping():
+            return dict(value)
+        case Fraction():
+            return msgspec.msgpack.Ext(_FRACTION, _encode(value.as_integer_ratio()))
+    raise TypeError(f"values of type {type(value).__name__} are not sent")
 
 
-encode = msgspec.msgpack.Encoder().encode
-decode_command = msgspec.msgpack.Decoder(Command, ext_hook=_read_extension).decode
-decode_report = msgspec.msgpack.Decoder(Report).decode
+def _value(code: int, data: memoryview) -> object:
+    """Return the value of an extension; an array is a view of the message, unless that would not be aligned."""
+    if code == _ARRAY:
+        parts = _decode_array(data)
+        try:
+            array = np.frombuffer(parts.data, parts.dtype).reshape(parts.shape)
+        except ValueError as error:
+            what = f"an array of shape {parts.shape} of {parts.dtype}"
+            raise msgspec.ValidationError(f"{len(parts.data)} bytes are not {what}") from error
+        return np.require(array, requirements=["ALIGNED"])
+    if code == _FILE:
+        return _decode_file(data)
+    if code == _FRACTION:
+        return Fraction(*_decode_fraction(data))
+    raise msgspec.ValidationError(f"there is no extension {code}")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_sendable).encode
+_decode_array = msgspec.msgpack.Decoder(_Array).decode
+_decode_fraction = msgspec.msgpack.Decoder(tuple[int, Annotated[int, msgspec.Meta(ge=1)]]).decode
+_decode_file = msgspec.msgpack.Decoder(CallFile, ext_hook=_value).decode
+decode_command = msgspec.msgpack.Decoder(Command, ext_hook=_value).decode
+decode_report = msgspec.msgpack.Decoder(Report, ext_hook=_value).decode
+
+
+def encode(message: Command | Report) -> bytes:
+    """Encode a message. Raises `TypeError` for a value of a type that is not sent."""
+    if isinstance(message, AddRequest):
+        # In JSON of any depth, a file has to be told from an object.
+        files = changed_items(message.request.call_files, lambda file: msgspec.msgpack.Ext(_FILE, _encode(file)))
+        message = AddRequest(dataclasses.replace(message.request, call_files=files))
+    return _encode(message)

@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 from omni_cli.config.pipeline_keys import Dtype
 from omni_cli.config.schema import ARStageConfig, StageConfig
 from omni_cli.families import Family
-from omni_cli.stage.messages import AppendInput, Report, StageRequest
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import AppendInput, Report
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Stage(Protocol):
     def warm_up(self) -> None:
         """Run what makes the first request as fast as later ones; called once, after loading."""
 
-    def add(self, request: StageRequest) -> None: ...
+    def add(self, request: GenerateRequest) -> None: ...
 
     def append(self, command: AppendInput) -> None:
         """Add input to a request that was added with `more_follows`. Ended requests are ignored."""

@@ -9,7 +9,8 @@ import torch
 from vllm import SamplingParams
 
 from omni_cli.checkpoints.shards import open_tensor
-from omni_cli.stage.messages import AppendInput, Report, StageRequest
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import PayloadError
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import MORE_EMBEDS_FOLLOW, payload_arguments
@@ -106,7 +107,7 @@ class InputEmbedsStage(TextStage):
         active.context["num_embeds"] = len(prompt.prompt_embeds) + len(prompt.decode_embeds)
         return {"prompt_token_ids": prompt.prompt_token_ids}, params
 
-    def add(self, request: StageRequest) -> None:
+    def add(self, request: GenerateRequest) -> None:
         super().add(request)
         self._is_stalled = False
         if request.more_follows:

@@ -10,7 +10,9 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import soxr
+from PIL import Image
 from vllm.exceptions import VLLMClientError
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.renderers import ChatParams
@@ -19,9 +21,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError
-from omni_cli.outputs import Message, Part
+from omni_cli.outputs import GenerateRequest, Message, Part, Video
 from omni_cli.stage.library_messages import translate
-from omni_cli.stage.messages import AudioInput, StageRequest, VideoInput
 
 # vLLM's message parts for media that are sent separately: an id in place of the content.
 _PARTS: Mapping[str, Mapping[str, object]] = {
@@ -42,9 +43,9 @@ class PromptMaker:
         limits = self._processor.info.allowed_mm_limits if self._model_config.is_multimodal_model else {}
         self.takes = frozenset(name for name, limit in limits.items() if limit)
 
-    def prompt(self, request: StageRequest) -> dict[str, Any]:
+    def prompt(self, request: GenerateRequest) -> dict[str, Any]:
         """Return vLLM's prompt: the text as the tokenizer receives it, and the media."""
-        media = {"image": request.images, "audio": request.audio, "video": request.videos}
+        media: dict[str, tuple[Any, ...]] = {"image": request.images, "audio": request.audio, "video": request.videos}
         self._check_media(name for name, items in media.items() if items)
         prompt: dict[str, Any] = {"prompt": request.prompt} if request.raw else self._chat(request)
         if any(media.values()):
@@ -65,7 +66,7 @@ class PromptMaker:
     def _processor(self) -> Any:
         return self._renderer.get_mm_processor()
 
-    def tokenize_params(self, request: StageRequest) -> Any:
+    def tokenize_params(self, request: GenerateRequest) -> Any:
         """Return vLLM's tokenization parameters, without special tokens if the chat template adds them."""
         if request.raw or not self._has_template:
             return self._renderer.default_cmpl_tok_params
@@ -85,7 +86,7 @@ class PromptMaker:
         tokenizer = self._renderer.get_tokenizer()
         return resolve_chat_template(tokenizer, None, None, model_config=self._model_config) is not None
 
-    def _chat(self, request: StageRequest) -> dict[str, Any]:
+    def _chat(self, request: GenerateRequest) -> dict[str, Any]:
         """Apply the chat template; returns text, or token ids from a tokenizer with its own format."""
         messages = get_conversation(request)
         system_prompt = self._stage.system_prompt
@@ -105,22 +106,15 @@ class PromptMaker:
             raise InputError(f"the model's chat template refuses this conversation: {one_line(error)}") from error
         return {name: prompt[name] for name in ("prompt", "prompt_token_ids") if name in prompt}
 
-    def _item(self, item: object) -> object:
+    def _item(self, item: np.ndarray | tuple[np.ndarray, int] | Video) -> object:
         match item:
-            case AudioInput():
-                return self._at_model_rate(item)
-            case VideoInput():
-                return item.frames.numpy(), {**_metadata(item), "do_sample_frames": False}
-            case _:
-                from PIL import Image
-
-                return Image.fromarray(item.numpy())  # type: ignore[attr-defined]  # an `Array`
-
-    def _at_model_rate(self, audio: AudioInput) -> object:
-        # vLLM would resample with a package that may not be installed.
-        target = self._processor.info.data_parser.audio_resampler.target_sr
-        samples = audio.samples.numpy()
-        return samples if target is None else (soxr.resample(samples, audio.sample_rate, target), target)
+            case Video():
+                return item.frames, {**_metadata(item), "do_sample_frames": False}
+            case (samples, sample_rate):
+                # vLLM would resample with a package that may not be installed.
+                target = self._processor.info.data_parser.audio_resampler.target_sr
+                return samples if target is None else (soxr.resample(samples, sample_rate, target), target)
+        return Image.fromarray(item)
 
 
 def _digest(item: object) -> str:
@@ -146,7 +140,7 @@ def _only_text(messages: tuple[Message, ...]) -> str:
     return "".join(part.text for part in message.parts)
 
 
-def _metadata(video: VideoInput) -> dict[str, object]:
+def _metadata(video: Video) -> dict[str, object]:
     return {
         "total_num_frames": video.total_num_frames,
         "fps": video.fps,
@@ -156,7 +150,7 @@ def _metadata(video: VideoInput) -> dict[str, object]:
     }
 
 
-def get_conversation(request: StageRequest) -> tuple[Message, ...]:
+def get_conversation(request: GenerateRequest) -> tuple[Message, ...]:
     """Return a request's messages; a prompt becomes one, after its media. Raises `InputError` if they are empty."""
     messages = request.messages
     if not messages:

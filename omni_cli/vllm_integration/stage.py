@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import torch
 from vllm import PoolingParams, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
@@ -22,22 +21,15 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from omni_cli.checkpoints.files import describes_encoder
 from omni_cli.checkpoints.shards import folder_for_vllm
 from omni_cli.compat.separate_videos import accept_separate_videos
+from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.config.key_notes import has_effect
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.ranges import mark
+from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.failures import request_failure
 from omni_cli.stage.library_messages import translate
-from omni_cli.stage.messages import (
-    AppendInput,
-    HandoffChunk,
-    Progress,
-    Report,
-    RequestDone,
-    StageRequest,
-    Text,
-    TextChunk,
-)
+from omni_cli.stage.messages import AppendInput, HandoffChunk, Progress, Report, RequestDone, TextChunk
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
@@ -67,7 +59,7 @@ _DIFFUSION_ARGS = {
 class ActiveRequest:
     """A request in flight, with the engine's id for it; times are from `time.perf_counter`, in seconds."""
 
-    request: StageRequest
+    request: GenerateRequest
     added_s: float
     engine_id: str = ""
     first_token_s: float | None = None
@@ -117,7 +109,7 @@ class VllmStage:
             **{name: value for name, value in arguments.items() if value is not None},
             "model": folder_for_vllm(self.spec.model),
             "dtype": self.spec.dtype,
-            "seed": self.spec.seed % 2**32,  # it seeds NumPy's generator too
+            "seed": self.spec.seed % (MAX_NUMPY_SEED + 1),
             "trust_remote_code": self.spec.trust_remote_code,
             "disable_log_stats": True,
             "worker_cls": self.worker_cls(stage.kind),
@@ -158,7 +150,7 @@ class VllmStage:
         (counters,) = filter(None, self.engine.collective_rpc("execution_counters"))
         return counters
 
-    def add(self, request: StageRequest) -> None:
+    def add(self, request: GenerateRequest) -> None:
         self.admit(ActiveRequest(request, time.perf_counter()))
 
     def admit(self, active: ActiveRequest) -> None:
@@ -179,7 +171,7 @@ class VllmStage:
         """Return vLLM's prompt and parameters for a request."""
         raise NotImplementedError
 
-    def tokenize_params(self, request: StageRequest) -> Any:
+    def tokenize_params(self, request: GenerateRequest) -> Any:
         """Return vLLM's parameters for tokenizing a text prompt; None for its default."""
         return None
 
@@ -300,15 +292,15 @@ class TextStage(VllmStage):
             for index in range(size):
                 sampling = {"max_tokens": 3, "min_tokens": 0}
                 try:
-                    self.add(msgspec.structs.replace(request, request_id=f"warm-up {index}", sampling=sampling))
-                except InputError:  # the model takes something else than text, such as sound
+                    self.add(replace(request, request_id=f"warm-up {index}", sampling=sampling))
+                except InputError:  # a model of something else than text, such as sound
                     return
             while self.has_work():
                 self.step()
 
-    def warm_up_request(self) -> StageRequest | None:
+    def warm_up_request(self) -> GenerateRequest | None:
         """Return a short request; None for a stage that has no such thing."""
-        return StageRequest("", prompt="hello", raw=True) if self.spec.stage.input is None else None
+        return GenerateRequest("", prompt="hello", raw=True) if self.spec.stage.input is None else None
 
     @property
     def effective(self) -> dict[str, object]:
@@ -319,10 +311,10 @@ class TextStage(VllmStage):
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
         return {**self.prompts.prompt(request), **salt}, self.sampling_params(request)
 
-    def tokenize_params(self, request: StageRequest) -> Any:
+    def tokenize_params(self, request: GenerateRequest) -> Any:
         return self.prompts.tokenize_params(request)
 
-    def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
+    def sampling_params(self, request: GenerateRequest, **extra: object) -> SamplingParams:
         assert isinstance(self.spec.stage, ARStageConfig)
         sampling = {"seed": request.seed, **self.spec.stage.sampling.set_values(), **request.sampling, **extra}
         try:
@@ -344,7 +336,7 @@ class TextStage(VllmStage):
         reports: list[Report] = []
         if completion.text and self.makes_text:
             reports.append(TextChunk(request_id, completion.text))
-        if active.request.wants_handoff and active.request.streams:
+        if active.request.wants_handoff and active.request.stream_audio:
             part = self.partial_handoff(active, output)
             if part is not None:
                 reports.append(HandoffChunk(request_id, part, is_last=output.finished))
@@ -357,14 +349,14 @@ class TextStage(VllmStage):
 
     makes_text = True
 
-    def max_tokens(self, request: StageRequest) -> int | None:
+    def max_tokens(self, request: GenerateRequest) -> int | None:
         limit: int | None = request.sampling.get("max_tokens", self.spec.ar.sampling.max_tokens)
         return limit
 
     def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
         finish_reason = output.outputs[0].finish_reason or "stop"
         first_token_s = active.first_token_s
-        wants_whole = active.request.wants_handoff and not active.request.streams
+        wants_whole = active.request.wants_handoff and not active.request.stream_audio
         with mark("make handoff"):
             handoff = self.handoff(active, output) if wants_whole else None
         trace = {
@@ -376,7 +368,7 @@ class TextStage(VllmStage):
             "output_token_ids": active.token_ids,
             "token_times_s": active.token_times_s,
         }
-        text = Text("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
+        text = TextOutput("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
         return RequestDone(active.request.request_id, trace, text=text, handoff=handoff)
 
     def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:

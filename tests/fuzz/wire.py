@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from fuzz.msgpack_mutation import damaged
+from omni_cli.outputs import AudioOutput, CallFile, GenerateRequest, TextOutput, VideoOutput
 from omni_cli.stage.messages import (
+    AddRequest,
     AppendInput,
-    Array,
-    Audio,
-    AudioInput,
     DecodeError,
     Failure,
     HandoffChunk,
@@ -22,8 +24,6 @@ from omni_cli.stage.messages import (
     Progress,
     RequestDone,
     StageReady,
-    StageRequest,
-    Text,
     TextChunk,
     WaveformChunk,
     decode_command,
@@ -31,23 +31,23 @@ from omni_cli.stage.messages import (
     encode,
 )
 
-SAMPLES = Array.of(np.arange(6, dtype=np.float32))
-PIXELS = Array.of(np.zeros((2, 3, 3), np.uint8))
-COMMANDS = [
-    encode(
-        StageRequest("0", prompt="hello", audio=(AudioInput(SAMPLES, 16_000),), images=(PIXELS,), sampling={"n": 1})
-    ),
-    encode(StageRequest("1", handoff=b"\x81\xa7entries\x80", more_follows=True)),
-    encode(AppendInput("0", b"\x80", is_last=True)),
+SAMPLES = np.arange(6, dtype=np.float32)
+PIXELS = np.zeros((2, 3, 3), np.uint8)
+REQUESTS = [
+    GenerateRequest("0", prompt="hello", audio=((SAMPLES, 16_000),), images=(PIXELS,), sampling={"n": 1}),
+    GenerateRequest("1", prompt="hello", call_files={"references": [CallFile("image", PIXELS), None]}),
+    GenerateRequest("2", handoff=b"\x81\xa7entries\x80", more_follows=True),
 ]
+COMMANDS = [encode(command) for command in (*map(AddRequest, REQUESTS), AppendInput("0", b"\x80", is_last=True))]
 REPORTS = [
     encode(StageReady(1.0, {"execution": "eager"}, MemoryReport(0, 1), {"a": 1}, {"b": 1.0})),
     encode(Failure("stage", "no", "try", None, "0")),
     encode(Progress("0", 1, None, "token")),
     encode(TextChunk("0", "a")),
     encode(HandoffChunk("0", b"\x80", is_last=False)),
-    encode(WaveformChunk("0", Audio(SAMPLES, 24_000))),
-    encode(RequestDone("0", {"latency_s": 0.1}, text=Text("a", (1,), "stop"), images=(PIXELS,))),
+    encode(WaveformChunk("0", AudioOutput(SAMPLES, 24_000))),
+    encode(RequestDone("0", {"latency_s": 0.1}, text=TextOutput("a", (1,), "stop"), images=(PIXELS,))),
+    encode(RequestDone("0", {}, videos=(VideoOutput(b"", b"", 2, 2, 9, Fraction(24000, 1001), frames=PIXELS),))),
 ]
 
 
@@ -59,23 +59,26 @@ def cases(rng: random.Random) -> Iterator[tuple[bool, bytes]]:
 
 
 def check(case: tuple[bool, bytes]) -> str:
-    """Raises for everything but msgspec's own refusals and messages whose arrays are what their bytes say."""
+    """Raises for everything but msgspec's own refusals and messages whose arrays are what their shapes say."""
     to_stage, raw = case
     try:
         message = (decode_command if to_stage else decode_report)(raw)
     except DecodeError:
         return "rejected"
     for array in _arrays(message):
-        assert array.numpy().tobytes() == array.data and array.numpy().shape == array.shape
+        assert array.flags.aligned and len(array.tobytes()) == math.prod(array.shape) * array.itemsize
     return "accepted"
 
 
-def _arrays(value: Any) -> Iterator[Array]:
-    if isinstance(value, Array):
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
         yield value
-    elif isinstance(value, tuple):
+    elif isinstance(value, tuple | list):
         for item in value:
             yield from _arrays(item)
+    elif isinstance(value, dict):
+        yield from _arrays(list(value.values()))
     elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            yield from _arrays(getattr(value, name))
+        yield from _arrays(msgspec.structs.astuple(value))
+    elif dataclasses.is_dataclass(value):
+        yield from _arrays(list(vars(value).values()))

@@ -66,17 +66,14 @@ def stage_request(
 ) -> Any:
     from media_samples import clip, image_of, tone
 
-    from omni_cli.stage.messages import Array, AudioInput, StageRequest, VideoInput
+    from omni_cli.outputs import GenerateRequest
 
-    videos = [clip(seed) for seed in video]
-    return StageRequest(
+    return GenerateRequest(
         request_id,
         prompt=prompt,
-        images=tuple(Array.of(image_of(seed)) for seed in image),
-        audio=tuple(AudioInput(Array.of(samples), rate) for samples, rate in map(tone, audio)),
-        videos=tuple(
-            VideoInput(Array.of(item.frames), item.fps, item.total_num_frames, item.frames_indices) for item in videos
-        ),
+        images=tuple(map(image_of, image)),
+        audio=tuple(map(tone, audio)),
+        videos=tuple(map(clip, video)),
         sampling={"temperature": 0.0, "max_tokens": MAX_TOKENS},
     )
 

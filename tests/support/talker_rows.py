@@ -61,14 +61,14 @@ class Feed:
     """One request's rows: those that are still to come, in order."""
 
     def __init__(self, stage: Any, request: dict[str, Any], *, whole: bool) -> None:
-        from omni_cli.stage.messages import StageRequest
+        from omni_cli.outputs import GenerateRequest
         from omni_cli.stage.payloads import encode_additional_information
 
         self.stage, self.id, self.is_done = stage, request["id"], False
         parts = [encode_additional_information(part) for part in handoff_parts(stage, request, whole=whole)]
         self.parts = deque(parts[1:])
         stage.add(
-            StageRequest(
+            GenerateRequest(
                 self.id,
                 handoff=parts[0],
                 more_follows=bool(self.parts),

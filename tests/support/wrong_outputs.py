@@ -63,12 +63,12 @@ def main() -> None:
 
 
 def add(stage: Any, prefix: str) -> None:
-    from omni_cli.stage.messages import StageRequest
+    from omni_cli.outputs import GenerateRequest
     from omni_cli.stage.payloads import encode_additional_information
 
     for name, codes in CODES.items():
         handoff = encode_additional_information({"codec_token_ids": codes})
-        stage.add(StageRequest(f"{prefix} {name}", handoff=handoff))
+        stage.add(GenerateRequest(f"{prefix} {name}", handoff=handoff))
 
 
 def finish(stage: Any) -> dict[str, Any]:

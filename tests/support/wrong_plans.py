@@ -90,10 +90,11 @@ def run_spoilt(stage: Any, scheduler: Any, name: str, spoil: Callable[[Any, str]
 
 def run(stage: Any, prefix: str) -> dict[str, Any]:
     """By the last word of a request's name: its text."""
-    from omni_cli.stage.messages import RequestDone, StageRequest
+    from omni_cli.outputs import GenerateRequest
+    from omni_cli.stage.messages import RequestDone
 
     for name, prompt in PROMPTS.items():
-        stage.add(StageRequest(f"{prefix} {name}", prompt=prompt))
+        stage.add(GenerateRequest(f"{prefix} {name}", prompt=prompt))
     ends: dict[str, Any] = {}
     while stage.has_work():
         for report in stage.step():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BUDGET_S = 60.0
 MAX_BATCH_SIZE = 4096
-MAX_TOKENS = 2**20
+MAX_LEN = 2**20
 
 DEFAULT_BATCH_SIZE, DEFAULT_INPUT_LEN = 1, 32
 
@@ -44,10 +44,10 @@ class WorkloadOptions(ProfileOptions):
     ] = None
     input_len: Annotated[
         int | None,
-        option("--input-len", "N", f"Tokens per prompt. Default: {DEFAULT_INPUT_LEN}.", min=1, max=MAX_TOKENS),
+        option("--input-len", "N", f"Tokens per prompt. Default: {DEFAULT_INPUT_LEN}.", min=1, max=MAX_LEN),
     ] = None
     output_len: Annotated[
-        int, option("--output-len", "N", "Tokens that every AR stage generates, no fewer.", min=1, max=MAX_TOKENS)
+        int, option("--output-len", "N", "Tokens that every AR stage generates, no fewer.", min=1, max=MAX_LEN)
     ] = 32
     requests: Annotated[
         Path | None,

@@ -101,7 +101,7 @@ def run_on_replicas(
     ForkServer.end_spare()  # the engines run below Ray
     finished = FinishedRequests(options.output_dir, config)
     good = [spec for spec in specs if isinstance(spec, RequestSpec)]
-    if not any(capabilities.makes_files(spec.modalities) for spec in good):
+    if not any(capabilities.makes_files(spec.request.modalities) for spec in good):
         config = _text_only(config)
     job = BatchJob(config, replicas, verbose=options.verbose)
     writer = ArtifactWriter(options.output_dir, [spec.request_id for spec in specs])

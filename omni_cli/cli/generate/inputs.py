@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,10 +59,9 @@ def decode_specs(
             pending.append(spec)
             continue
         try:
-            notes: list[str] = []
-            request = replace(build_request(spec, config, notes.append), notes=tuple(notes))
+            request = build_request(spec, config)
             capabilities.check_request(request, config)
-            for note in notes:
+            for note in request.notes:
                 console.print_warning(note if spec.place is None else f"{spec.place}: {note}")
         except InputError as error:
             if spec.place is None:
@@ -75,8 +73,8 @@ def decode_specs(
             held_bytes += size
             build = partial(_held, request)
         else:
-            build = partial(_again, spec, config, request.notes)
-        writes_files = capabilities.makes_files(spec.modalities)
+            build = partial(build_request, spec, config)
+        writes_files = capabilities.makes_files(request.modalities)
         pending.append(PendingRequest(spec.request_id, build, writes_files, spec.place, request.notes))
     return pending
 
@@ -121,7 +119,3 @@ def _decoded_bytes(request: GenerateRequest) -> int:
 
 def _held(request: GenerateRequest) -> GenerateRequest:
     return request
-
-
-def _again(spec: RequestSpec, config: EngineConfig, notes: tuple[str, ...]) -> GenerateRequest:
-    return replace(build_request(spec, config, lambda _: None), notes=notes)

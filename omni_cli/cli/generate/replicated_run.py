@@ -71,7 +71,7 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
                 self._progress.handle(StageLoading(stage.name, stage.kind, stage))
             self._started = True
         for output in answer.result.outputs:
-            self._show(index, spec.request_id, output, spec.modalities)
+            self._show(index, spec.request_id, output, spec.request.modalities)
         self._progress.handle(answer.result)
         result, outputs = answer.result, tuple(self._written[index])
         record = RequestRecord(spec.request_id, outputs, result.stages, result.error, spec.place, answer.total_s)

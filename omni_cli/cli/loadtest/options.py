@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from omni_cli.cli.bench.options import MAX_TOKENS, MeasureOptions
+from omni_cli.cli.bench.options import MAX_LEN, MeasureOptions
 from omni_cli.cli.gate_options import DEFAULT_MARGIN, AllowDifferenceOption, MarginOption
-from omni_cli.cli.options import MAX_SEED, argument, option, positive_seconds
+from omni_cli.cli.options import argument, option, positive_seconds
+from omni_cli.config.bounds import MAX_NUMPY_SEED
 
 MAX_CONCURRENCY = 4096
 MAX_REQUESTS = 2**17
@@ -99,7 +100,7 @@ class LoadtestOptions(MeasureOptions):
     ] = None
     input_len: Annotated[
         int | None,
-        option("--input-len", "N", "Words per prompt; tokens with `--tokenizer`. Default: 32.", min=1, max=MAX_TOKENS),
+        option("--input-len", "N", "Words per prompt; tokens with `--tokenizer`. Default: 32.", min=1, max=MAX_LEN),
     ] = None
     output_len: Annotated[
         int | None,
@@ -108,7 +109,7 @@ class LoadtestOptions(MeasureOptions):
             "N",
             "Text tokens per chat answer, no fewer. Default: 32, or the lengths in `--requests`.",
             min=1,
-            max=MAX_TOKENS,
+            max=MAX_LEN,
         ),
     ] = None
     tokenizer: Annotated[
@@ -142,7 +143,9 @@ class LoadtestOptions(MeasureOptions):
     request_timeout: Annotated[
         float, option("--request-timeout", "SECONDS", "Time limit per request.", callback=positive_seconds)
     ] = 600.0
-    seed: Annotated[int, option("--seed", "N", "Seed of prompts, arrival times and requests.", min=0, max=MAX_SEED)] = 0
+    seed: Annotated[
+        int, option("--seed", "N", "Seed of prompts, arrival times and requests.", min=0, max=MAX_NUMPY_SEED)
+    ] = 0
 
 
 def without_key(arguments: Sequence[str]) -> list[str]:

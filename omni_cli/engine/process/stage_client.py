@@ -24,6 +24,7 @@ from omni_cli.errors import StageError
 from omni_cli.execution.stacks import SIGNAL, stacks_in
 from omni_cli.stage.messages import (
     AbortRequest,
+    AddRequest,
     AppendInput,
     Command,
     DecodeError,
@@ -31,7 +32,6 @@ from omni_cli.stage.messages import (
     Report,
     RequestDone,
     StageReady,
-    StageRequest,
     StopStage,
     decode_report,
     encode,
@@ -123,8 +123,8 @@ class StageClient:
         self._outbox.put(encode(command))
         had_work = self._has_work()
         match command:
-            case StageRequest():
-                self._inside[command.request_id] = not command.more_follows
+            case AddRequest(request):
+                self._inside[request.request_id] = not request.more_follows
             # A request may end before its last input arrives: a talker may speak less than the thinker writes.
             case AppendInput() if command.request_id in self._inside:
                 self._inside[command.request_id] = command.is_last

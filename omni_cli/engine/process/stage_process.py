@@ -36,6 +36,7 @@ from omni_cli.stage.failures import request_failure, stage_failure, summary
 from omni_cli.stage.library_messages import translate
 from omni_cli.stage.messages import (
     AbortRequest,
+    AddRequest,
     Alive,
     AppendInput,
     Command,
@@ -45,7 +46,6 @@ from omni_cli.stage.messages import (
     Report,
     RequestDone,
     StageReady,
-    StageRequest,
     StopStage,
     decode_command,
     encode,
@@ -141,7 +141,7 @@ def _serve(
                     return
                 case AbortRequest():
                     stage.abort(command.request_id)
-                case StageRequest() | AppendInput():
+                case AddRequest() | AppendInput():
                     _take(spec, stage, command, emit)
                 case StartRecording() | StopRecording() | DescribeStage() | MeasureRates():
                     _record(recorder, command, emit)
@@ -172,15 +172,15 @@ def _send_reports(stage: Stage, reports: Sequence[Report], emit: _Emitter) -> No
             emit(Alive())
 
 
-def _take(spec: StageSpec, stage: Stage, command: StageRequest | AppendInput, emit: _Emitter) -> None:
-    request_id = command.request_id
-    if isinstance(command, StageRequest):
+def _take(spec: StageSpec, stage: Stage, command: AddRequest | AppendInput, emit: _Emitter) -> None:
+    request_id = command.request.request_id if isinstance(command, AddRequest) else command.request_id
+    if isinstance(command, AddRequest):
         ranges.request_began(request_id)
     try:
         with ranges.mark("take input"):
             match command:
-                case StageRequest():
-                    stage.add(command)
+                case AddRequest():
+                    stage.add(command.request)
                 case AppendInput():
                     stage.append(command)
     except Exception as error:  # noqa: BLE001 - one request that a library chokes on must not end the others

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from omni_cli.config.bounds import MAX_FPS
 from omni_cli.errors import InputError
 from omni_cli.inputs.media.containers import MAX_FRAME_PIXELS, Track, open_container
 from omni_cli.inputs.media.images import on_white
 from omni_cli.outputs import Video
-from omni_cli.video_encoding import MAX_FPS
 
 if TYPE_CHECKING:
     import av

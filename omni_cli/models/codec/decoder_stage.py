@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import msgspec
 import torch
 from vllm import PoolingParams
 from vllm.outputs import PoolingRequestOutput
@@ -15,7 +14,8 @@ from vllm.outputs import PoolingRequestOutput
 from omni_cli.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import CODES
 from omni_cli.models.codec.settings import CodecConfig
-from omni_cli.stage.messages import AppendInput, Array, Audio, Report, RequestDone, StageRequest, WaveformChunk
+from omni_cli.outputs import AudioOutput, GenerateRequest
+from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformChunk
 from omni_cli.stage.payloads import encode_additional_information, tensor_of
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
@@ -34,7 +34,7 @@ _DENOISING = ("num_inference_steps", "guidance_scale", "negative_prompt", "heigh
 class CodeStream:
     """A request; each piece of it is a separate request in the engine, one at a time."""
 
-    request: StageRequest
+    request: GenerateRequest
     added_s: float
     # Codes (num_codebooks, num_frames) that are in no piece yet.
     waiting: torch.Tensor
@@ -123,7 +123,7 @@ class CodecStage(VllmStage):
             "stream_chunk_frames": self.stage.stream_chunk_frames,
         }
 
-    def add(self, request: StageRequest) -> None:
+    def add(self, request: GenerateRequest) -> None:
         if request.diffusion:
             raise InputError(f"`{next(iter(request.diffusion))}` has no effect: a codec decoder denoises nothing")
         stream = CodeStream(request, time.perf_counter(), torch.empty((self.model.num_codebooks, 0), dtype=torch.long))
@@ -168,11 +168,11 @@ class CodecStage(VllmStage):
         if codes is None:
             return
         stream.is_decoding = True
-        request = msgspec.structs.replace(stream.request, request_id=stream.piece_id)
+        request = replace(stream.request, request_id=stream.piece_id)
         self.admit(ActiveRequest(request, time.perf_counter(), context={"stream": stream, "codes": codes}))
 
     def _piece_size(self, stream: CodeStream) -> int:
-        if not stream.request.streams:
+        if not stream.request.stream_audio:
             return self._whole_piece
         size = self.stage.stream_chunk_frames if stream.num_pieces else self.stage.stream_first_chunk_frames
         return min(size, self._whole_piece)
@@ -197,7 +197,7 @@ class CodecStage(VllmStage):
         stream.is_decoding = False
         stream.decode_s += self.model.latest_s
         reports: list[Report] = []
-        if stream.request.streams:
+        if stream.request.stream_audio:
             reports.append(WaveformChunk(stream.request.request_id, self._audio(samples)))
         else:
             stream.samples.append(samples)
@@ -213,12 +213,12 @@ class CodecStage(VllmStage):
             "num_input_tokens": stream.num_frames,
             "vocoder_s": stream.decode_s,
         }
-        if stream.request.streams:
+        if stream.request.stream_audio:
             return RequestDone(stream.request.request_id, {**trace, "num_chunks": stream.num_pieces})
         return RequestDone(stream.request.request_id, trace, audio=self._audio(torch.cat(stream.samples)))
 
-    def _audio(self, samples: torch.Tensor) -> Audio:
-        return Audio(Array.of(samples.numpy()), self.model.sample_rate)
+    def _audio(self, samples: torch.Tensor) -> AudioOutput:
+        return AudioOutput(samples.numpy(), self.model.sample_rate)
 
     def _forget(self, request_id: str) -> CodeStream | None:
         self.model.forget(request_id)

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.config.key_notes import VLLM_ONLY
-from omni_cli.config.schema import MAX_TOKENS, DiffusionStageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 
 Codes = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 

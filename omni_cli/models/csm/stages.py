@@ -13,8 +13,8 @@ from omni_cli.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
 from omni_cli.models.csm.family import BACKBONE, CODEC
-from omni_cli.outputs import Message
-from omni_cli.stage.messages import Report, StageRequest
+from omni_cli.outputs import GenerateRequest, Message
+from omni_cli.stage.messages import Report
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
 from omni_cli.vllm_integration.prompts import get_conversation
@@ -58,7 +58,7 @@ class BackboneStage(FrameStage):
     def begin(self, active: ActiveRequest) -> tuple[TextPrompt, dict[str, object]]:
         return TextPrompt(self._embed(self._token_ids(active.request))), {}
 
-    def _token_ids(self, request: StageRequest) -> list[int]:
+    def _token_ids(self, request: GenerateRequest) -> list[int]:
         """Return the ids of a text after its speaker's number: `[0]hello`."""
         tokenizer = self._processor.tokenizer
         if request.raw:
@@ -73,7 +73,7 @@ class BackboneStage(FrameStage):
         prompt = self._processor.apply_chat_template([turn], tokenize=False)
         return list(tokenizer(prompt, add_special_tokens=False).input_ids)
 
-    def _text(self, request: StageRequest) -> str:
+    def _text(self, request: GenerateRequest) -> str:
         """Return the text to speak: a given reply, else the prompt."""
         if request.reply is not None:
             return request.reply

@@ -13,7 +13,8 @@ from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import InputError, StageError
 from omni_cli.models.glm_image.checks import FACTOR
 from omni_cli.models.glm_image.grids import PriorHandoff, upsampled
-from omni_cli.stage.messages import Report, StageRequest
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import Report
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 
@@ -29,7 +30,7 @@ class DecoderStage(DiffusersStage):
         super().__init__(spec, emit)
         self._num_image_tokens = self.executor.pipeline.transformer.config.prior_vq_quantizer_codebook_size
 
-    def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
+    def diffusion_request(self, request: GenerateRequest) -> DiffusionRequest:
         assert request.handoff is not None  # the decoder is never the first stage
         handoff = PriorHandoff.from_information(decode_additional_information(request.handoff, self._payload_limits))
         self._check_tokens(handoff.token_ids)

@@ -16,7 +16,8 @@ from omni_cli.models.glm_image.checks import check_arguments, check_sampling, ge
 from omni_cli.models.glm_image.grids import PriorHandoff, mrope_positions
 from omni_cli.models.glm_image.prompts import PriorProcessor, PriorPrompt
 from omni_cli.models.glm_image.settings import PriorConfig
-from omni_cli.stage.messages import Report, StageRequest
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import Report
 from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
@@ -57,15 +58,14 @@ class PriorStage(TextStage):
             "worker_extension_cls": "omni_cli.models.glm_image.prior_model.ImageTokens",
         }
 
-    def warm_up_request(self) -> StageRequest | None:
+    def warm_up_request(self) -> GenerateRequest | None:
         return None  # the shortest image takes as many steps as it has tokens
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
         self._check_arguments(request)
         height, width = get_size(request.diffusion, self._prior, [image.shape for image in request.images])
-        images = [image.numpy() for image in request.images]
-        prompt = self._processor.make(request.prompt or "", images, height, width, raw=request.raw)
+        prompt = self._processor.make(request.prompt or "", request.images, height, width, raw=request.raw)
         self._check_length(prompt, height, width)
         image_token_ids = self._image_tokens(prompt)
         active.context["image"] = _Image(prompt, image_token_ids)
@@ -85,7 +85,7 @@ class PriorStage(TextStage):
         salt = f"{prompt.images}{request.cache_salt or ''}"
         return {"prompt_token_ids": self._filled(prompt.token_ids, image_token_ids), "cache_salt": salt}, params
 
-    def _check_arguments(self, request: StageRequest) -> None:
+    def _check_arguments(self, request: GenerateRequest) -> None:
         check_arguments(request.diffusion)
         check_sampling(request.sampling)
         if request.messages or request.audio or request.videos:
@@ -112,7 +112,7 @@ class PriorStage(TextStage):
         tokens = iter([token_id for image in image_token_ids for token_id in image.flatten().tolist()])
         return [next(tokens) if token_id == self._image_token_id else token_id for token_id in token_ids]
 
-    def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
+    def sampling_params(self, request: GenerateRequest, **extra: object) -> SamplingParams:
         # For "all", and for greedy requests, vLLM uses the size of the vocabulary, and there are fewer logits.
         sampling = {"top_k": 0, **self.spec.ar.sampling.set_values(), **request.sampling}
         top_k = sampling["top_k"]
@@ -122,7 +122,7 @@ class PriorStage(TextStage):
             extra["top_k"] = self._num_logits
         return super().sampling_params(request, **extra)
 
-    def max_tokens(self, request: StageRequest) -> int | None:
+    def max_tokens(self, request: GenerateRequest) -> int | None:
         active = self.active.get(request.request_id)
         return None if active is None else active.context["image"].prompt.num_new_tokens
 
@@ -137,6 +137,6 @@ class PriorStage(TextStage):
             )
         rows, columns = image.prompt.targets[-1]
         token_ids = torch.tensor(active.token_ids[num_tokens - rows * columns :]).view(rows, columns)
-        images = tuple(torch.from_numpy(array.numpy().copy()) for array in active.request.images)
+        images = tuple(torch.from_numpy(array.copy()) for array in active.request.images)
         handoff = PriorHandoff(active.request.prompt or "", token_ids, images, image.image_token_ids)
         return encode_additional_information(handoff.information())

@@ -19,7 +19,8 @@ from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
-from omni_cli.stage.messages import AppendInput, Report, StageRequest
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable, InputEmbedsStage, PromptWithEmbeds, talker_part
@@ -60,9 +61,9 @@ class TalkerStage(InputEmbedsStage):
     def engine_args(self) -> dict[str, object]:
         return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
 
-    def warm_up_request(self) -> StageRequest | None:
+    def warm_up_request(self) -> GenerateRequest | None:
         handoff = ThinkerHandoff([0] * 7, [0] * 2, self._embed([0] * 8), {})
-        return StageRequest("", handoff=encode_additional_information(handoff.information()))
+        return GenerateRequest("", handoff=encode_additional_information(handoff.information()))
 
     @property
     def effective(self) -> dict[str, object]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-import msgspec
 import torch
 from transformers import AutoConfig
 from vllm import PoolingParams
@@ -23,16 +22,8 @@ from omni_cli.models.qwen2_5_omni.connectors import spoken_codes
 from omni_cli.models.qwen2_5_omni.family import TOKEN2WAV
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
-from omni_cli.stage.messages import (
-    AppendInput,
-    Array,
-    Audio,
-    Progress,
-    Report,
-    RequestDone,
-    StageRequest,
-    WaveformChunk,
-)
+from omni_cli.outputs import AudioOutput, GenerateRequest
+from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, WaveformChunk
 from omni_cli.stage.payloads import encode_additional_information, integers_of
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
@@ -59,7 +50,7 @@ class SpeechRank(IntEnum):
 class SpeechStream:
     """A request whose audio is made in chunks, each of which is a separate request in the engine."""
 
-    request: StageRequest
+    request: GenerateRequest
     chunker: Chunker
     added_s: float
     has_all_codes: bool = False
@@ -142,14 +133,14 @@ class Token2WavStage(VllmStage):
     def execution_counters(self) -> dict[str, float]:
         return {**super().execution_counters, **self.denoiser.counters.as_dict()}
 
-    def _setting(self, request: StageRequest, name: str, default: float) -> float:
+    def _setting(self, request: GenerateRequest, name: str, default: float) -> float:
         stage = self.spec.stage
         assert isinstance(stage, Token2WavConfig)
         given = request.diffusion.get(name, getattr(stage, name))
         return default if given is None else given
 
-    def add(self, request: StageRequest) -> None:
-        if not request.streams:
+    def add(self, request: GenerateRequest) -> None:
+        if not request.stream_audio:
             super().add(request)
             return
         stream = SpeechStream(request, Chunker(self._chunk_sizes), time.perf_counter())
@@ -168,7 +159,7 @@ class Token2WavStage(VllmStage):
             raise InputError(NO_CODES)
         stream.has_all_codes = is_last
         for chunk in chunks:
-            request = msgspec.structs.replace(stream.request, request_id=stream.chunk_id(stream.num_chunks))
+            request = dataclasses.replace(stream.request, request_id=stream.chunk_id(stream.num_chunks))
             context = {"stream": stream, "chunk": chunk, "number": stream.num_chunks}
             stream.num_chunks += 1
             self.admit(ActiveRequest(request, time.perf_counter(), context=context))
@@ -326,5 +317,5 @@ def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
     return sizes if sizes.context or stage.batching == "padded" else dataclasses.replace(sizes, held_back=0)
 
 
-def _audio(waveform: torch.Tensor) -> Audio:
-    return Audio(Array.of(waveform.numpy()), SAMPLE_RATE)
+def _audio(waveform: torch.Tensor) -> AudioOutput:
+    return AudioOutput(waveform.numpy(), SAMPLE_RATE)

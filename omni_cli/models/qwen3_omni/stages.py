@@ -22,7 +22,8 @@ from omni_cli.models.qwen3_omni.connectors import (
 from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.thinker import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
-from omni_cli.stage.messages import AppendInput, Report, StageRequest
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information, integers_of
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable, PromptWithEmbeds, talker_part
@@ -56,7 +57,7 @@ class Qwen3ThinkerStage(OmniThinkerStage):
                 )
         pad_together(engine_input, self._thinker)
 
-    def wants_rows(self, request: StageRequest) -> bool:
+    def wants_rows(self, request: GenerateRequest) -> bool:
         return request.wants_handoff and bool(request.audio or request.images or request.videos)
 
     def _new_tokens(self, active: ActiveRequest) -> list[int]:
@@ -109,10 +110,10 @@ class Qwen3TalkerStage(FrameStage):
             raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(self._speakers)}")
         return self._speakers[name.lower()]
 
-    def warm_up_request(self) -> StageRequest | None:
+    def warm_up_request(self) -> GenerateRequest | None:
         head = [self._omni.im_start_token_id, self._omni.assistant_token_id, 0]
         handoff = TokenHandoff(head, [0] * 4, None, {})
-        return StageRequest("", handoff=encode_additional_information(handoff.information()))
+        return GenerateRequest("", handoff=encode_additional_information(handoff.information()))
 
     def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request

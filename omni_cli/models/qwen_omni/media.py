@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from omni_cli.stage.messages import AudioInput
 from omni_cli.stage.payloads import tensor_of
 
 # Grids of images and videos are (num_items, 3), the others (num_items,).
@@ -45,14 +45,14 @@ def reference_positions(
     return positions[:, 0].long()
 
 
-def key_by_padding(audio: Sequence[AudioInput], engine_input: Any) -> None:
+def key_by_padding(audio: Sequence[tuple[np.ndarray, int]], engine_input: Any) -> None:
     """Make vLLM's cache keys of a preprocessed prompt's audio depend on the request's longest audio.
 
     As in the reference, the processor pads the audio of a request to the longest, and trailing silence changes the
     last feature of an audio. vLLM's keys depend on the samples only.
     """
     if audio:
-        longest_s = max(sound.samples.shape[0] / sound.sample_rate for sound in audio)
+        longest_s = max(len(samples) / sample_rate for samples, sample_rate in audio)
         hashes = engine_input["mm_hashes"]
         hashes["audio"] = [f"{name} of {longest_s} s" for name in hashes["audio"]]
 

@@ -10,7 +10,8 @@ from vllm.outputs import RequestOutput
 
 from omni_cli.errors import InputError
 from omni_cli.models.qwen_omni.media import key_by_padding, media_of_prompt
-from omni_cli.stage.messages import Report, StageRequest
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import Report
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
 
@@ -30,8 +31,8 @@ class OmniThinkerStage(TextStage):
             "skip_mm_profiling": True,
         }
 
-    def warm_up_request(self) -> StageRequest | None:
-        return StageRequest("", prompt="hello", raw=True, wants_handoff=True)
+    def warm_up_request(self) -> GenerateRequest | None:
+        return GenerateRequest("", prompt="hello", raw=True, wants_handoff=True)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         prompt, params = super().render(active)
@@ -48,7 +49,7 @@ class OmniThinkerStage(TextStage):
             params.extra_args = {WANTS_HIDDEN_STATES: True}
         return prompt, params
 
-    def wants_rows(self, request: StageRequest) -> bool:
+    def wants_rows(self, request: GenerateRequest) -> bool:
         """True if the next stage needs hidden states of this request."""
         return request.wants_handoff
 

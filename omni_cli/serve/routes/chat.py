@@ -83,13 +83,9 @@ def _generate_request(
     service: Service, body: ChatCompletionRequest, reply: ChatReply, decoder: MediaDecoder
 ) -> GenerateRequest:
     conversation = read_conversation(body.messages, decoder)
-    service.check_prompt_length(conversation.num_chars)
+    service.check_prompt_length(sum(len(part.text) for turn in conversation["messages"] for part in turn.parts))
     return GenerateRequest(
         request_id=reply.id,
-        messages=tuple(conversation.messages),
-        audio=tuple(conversation.audio),
-        images=tuple(conversation.images),
-        videos=tuple(conversation.videos),
         seed=service.config.seed if body.seed is None else body.seed,
         # Text is generated on the way to speech and becomes its transcript.
         modalities=frozenset({"text", "audio"} if reply.wants_audio else {"text"}),
@@ -97,7 +93,7 @@ def _generate_request(
         sampling=body.sampling(),
         cache_salt=body.cache_salt,
         stream_audio=body.stream,
-        notes=conversation.notes,
+        **conversation,
     )
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from omni_cli.config.bounds import MAX_SEED
 from omni_cli.encoding import encode_png
-from omni_cli.inputs.fields import MAX_SEED
 from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now

@@ -6,10 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from omni_cli.inputs.fields import MAX_TEMPERATURE, MAX_TOKENS
+from omni_cli.config.schema import (
+    Fraction,
+    MinP,
+    MinTokens,
+    Penalty,
+    RepetitionPenalty,
+    Temperature,
+    TokenId,
+    Tokens,
+    TopK,
+)
 from omni_cli.serve.schemas.fields import Ignored, Items, Only, Seed, Strict, Voice, VoiceId
 
-Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 # OpenAI's field -> vLLM's sampling parameter, if the names differ.
 _RENAMED = {"max_completion_tokens": "max_tokens"}
 _SAMPLING = (
@@ -134,10 +143,10 @@ class ChatCompletionRequest(Strict):
     seed: Seed | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[Items[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
@@ -146,11 +155,11 @@ class ChatCompletionRequest(Strict):
     response_format: TextFormat | None = None
 
     # Extensions of vLLM.
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    stop_token_ids: Items[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: MinTokens | None = None
+    stop_token_ids: Items[TokenId] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None

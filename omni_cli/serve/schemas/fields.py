@@ -19,12 +19,10 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from starlette.datastructures import UploadFile as StarletteUploadFile
 
-from omni_cli.inputs.fields import MAX_SEED, MIN_SEED
+from omni_cli.config.bounds import MAX_NAME_LENGTH, MAX_SEED, MIN_SEED
 
 # The most that a stranger may have made: a device's memory, not a model's ability, ends there.
-MAX_IMAGE_SIDE = 16_384
 MAX_PIXELS_MADE = 4096 * 4096
-MAX_NUM_INFERENCE_STEPS = 1000
 MAX_DURATION_S = 24 * 60 * 60
 
 T = TypeVar("T")
@@ -133,7 +131,7 @@ class Only:
 Ignored = Annotated[object, Field(default=None, description="Accepted and ignored.")]
 
 Seed = Annotated[int, Field(ge=MIN_SEED, lt=MAX_SEED + 1, description="Seed. Default: the profile's.")]
-Voice = Annotated[str, Field(min_length=1, max_length=200)]
+Voice = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
 
 
 class VoiceId(Strict):

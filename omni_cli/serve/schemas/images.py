@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from fastapi import UploadFile
 from pydantic import AfterValidator, ConfigDict, Field
 
+from omni_cli.config.bounds import MAX_IMAGE_SIDE
+from omni_cli.config.schema import NumInferenceSteps
 from omni_cli.serve.schemas.fields import (
-    MAX_IMAGE_SIDE,
-    MAX_NUM_INFERENCE_STEPS,
     MAX_PIXELS_MADE,
     Form,
     Ignored,
@@ -62,7 +62,7 @@ class ImageFields(Strict):
     # Our extensions, with diffusers' names.
     seed: Seed | None = None
     negative_prompt: str | None = None
-    num_inference_steps: Annotated[int, Field(ge=1, le=MAX_NUM_INFERENCE_STEPS)] | None = None
+    num_inference_steps: NumInferenceSteps | None = None
     guidance_scale: float | None = None
     true_cfg_scale: float | None = None
 

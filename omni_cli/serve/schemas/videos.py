@@ -6,8 +6,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from omni_cli.inputs.fields import CHECKERS, MAX_FRAMES_MADE
-from omni_cli.serve.schemas.fields import MAX_DURATION_S, MAX_NUM_INFERENCE_STEPS, Form, Ignored, Seed, Upload
+from omni_cli.config.bounds import MAX_FRAMES_MADE
+from omni_cli.config.schema import NumInferenceSteps
+from omni_cli.inputs.fields import CHECKERS
+from omni_cli.serve.schemas.fields import MAX_DURATION_S, Form, Ignored, Seed, Upload
 from omni_cli.serve.schemas.images import Size, parse_size
 
 _CALL = ("negative_prompt", "num_inference_steps", "guidance_scale", "num_frames", "fps", "strength")
@@ -31,7 +33,7 @@ class VideoRequest(Form):
     # Our own additions, by the names of `omni generate` and diffusers.
     seed: Seed | None = None
     negative_prompt: str | None = None
-    num_inference_steps: Annotated[int, Field(ge=1, le=MAX_NUM_INFERENCE_STEPS)] | None = None
+    num_inference_steps: NumInferenceSteps | None = None
     guidance_scale: float | None = None
     num_frames: Annotated[int, Field(ge=1, le=MAX_FRAMES_MADE)] | None = None
     fps: Fps | None = Field(None, description="Frames per second, a number or a ratio such as 24000/1001.")

@@ -25,7 +25,8 @@ from omni_cli.encoding import encode_wav
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.media.reading import load_audio
 from omni_cli.models.diffusers_pipeline.audio_builder import tiny_audio
-from omni_cli.stage.messages import Array, AudioInput, RequestDone, StageRequest, WaveformChunk
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import RequestDone, WaveformChunk
 
 STAGE = DiffusionStageConfig.named("audio", num_inference_steps=3, max_num_seqs=4)
 
@@ -70,8 +71,8 @@ def test_audio_is_the_plain_call_s_bit_for_bit_alone_and_in_a_batch(executor, fo
 
 def test_streamed_audio_is_a_chunk_and_other_audio_is_with_the_report(folder):
     stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
-    stage.add(StageRequest("whole", prompt="rain", diffusion={"duration": 0.25}))
-    stage.add(StageRequest("streamed", prompt="rain", diffusion={"duration": 0.25}, streams=True))
+    stage.add(GenerateRequest("whole", prompt="rain", diffusion={"duration": 0.25}))
+    stage.add(GenerateRequest("streamed", prompt="rain", diffusion={"duration": 0.25}, stream_audio=True))
     whole, chunk, done = stage.step()
     assert isinstance(whole, RequestDone) and isinstance(chunk, WaveformChunk)
     assert chunk.audio == whole.audio and chunk.audio.sample_rate == 44100
@@ -88,10 +89,9 @@ def test_given_audio_is_what_a_plain_call_gets(folder, tmp_path):
         soundfile.write(tmp_path / "given.wav", samples, rate, subtype="FLOAT")
         decoded = load_audio(tmp_path / "given.wav", pytest.fail, mono=False)
         np.testing.assert_array_equal(decoded[0].reshape(-1, channels), samples)
-        sound = AudioInput(Array.of(decoded[0]), decoded[1])
-        stage.add(StageRequest("0", prompt="rain", seed=3, diffusion={"duration": 0.25}, audio=(sound,)))
-        stage.add(StageRequest("1", prompt="rain", seed=3, diffusion={"duration": 0.25}))
-        made, without = (report.audio.samples.numpy() for report in stage.step())
+        stage.add(GenerateRequest("0", prompt="rain", seed=3, diffusion={"duration": 0.25}, audio=(decoded,)))
+        stage.add(GenerateRequest("1", prompt="rain", seed=3, diffusion={"duration": 0.25}))
+        made, without = (report.audio.samples for report in stage.step())
         rows = samples.T if rate == 44100 else soxr.resample(decoded[0], rate, 44100).reshape(-1, channels).T
         rows = rows if channels == 2 else np.repeat(rows.mean(axis=0, keepdims=True), 2, axis=0)
         given = {"initial_audio_waveforms": torch.tensor(rows)[None], "initial_audio_sampling_rate": 44100}

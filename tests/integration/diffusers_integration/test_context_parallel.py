@@ -20,7 +20,7 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.execution import choose_device
 from omni_cli.diffusers_integration.parallel import check_denoiser
 from omni_cli.errors import StageError, UsageError
-from omni_cli.outputs import Event, GenerateRequest, ImageOutput, StageProgress
+from omni_cli.outputs import CallFile, Event, GenerateRequest, ImageOutput, StageProgress
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two CUDA devices, or none")
 ULYSSES = ("image.context_parallel.ulysses_degree=2", "image.context_parallel.ulysses_anything=true")
@@ -70,6 +70,19 @@ def test_two_ranks_make_the_image_of_plain_diffusers(engine, tiny_image_path):
         assert trace.effective["context_parallel"]["ulysses_degree"] == 2
         assert trace.effective["attention_backend"] == "native"
     assert len(ranks_of(engine)) == 2
+
+
+def test_the_files_of_a_request_reach_both_ranks(engine, tiny_image_path):
+    pipeline = DiffusionPipeline.from_pretrained(tiny_image_path).to("cuda" if torch.cuda.is_available() else "cpu")
+    pipeline.set_progress_bar_config(disable=True)
+    stage = engine.config.stage("image")
+    call = {"num_inference_steps": stage.num_inference_steps, "height": 64, "width": 64, **stage.call}
+    shape = (1, 16, pipeline.transformer.config.in_channels)
+    latents = np.random.default_rng(0).standard_normal(shape, np.float32)
+    files = {"latents": CallFile("tensor", latents)}
+    (events,) = engine.events([GenerateRequest("latents", "a red cat", call_files=files)])
+    plain = pipeline("a red cat", latents=torch.from_numpy(latents).to(pipeline.device), **call).images[0]
+    assert np.abs(image_of(events) - np.asarray(plain).astype(int)).max() <= 1
 
 
 def test_an_aborted_request_ends_on_both_ranks(engine):

@@ -27,7 +27,8 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import InputError
 from omni_cli.models.diffusers_pipeline.edit_builder import tiny_edit
-from omni_cli.stage.messages import Array, CallFileInput, Failure, RequestDone, StageRequest
+from omni_cli.outputs import CallFile, GenerateRequest
+from omni_cli.stage.messages import Failure, RequestDone
 
 STAGE = DiffusionStageConfig.named("image", num_inference_steps=3, max_num_seqs=4)
 
@@ -38,11 +39,11 @@ def smooth(seed: int, height: int = 64, width: int = 64) -> Image.Image:
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def images_of(stage: DiffusersStage, request: StageRequest) -> list[np.ndarray]:
+def images_of(stage: DiffusersStage, request: GenerateRequest) -> list[np.ndarray]:
     stage.add(request)
     (done,) = stage.step()
     assert isinstance(done, RequestDone), done.message if isinstance(done, Failure) else done
-    return [image.numpy() for image in done.images]
+    return list(done.images)
 
 
 def plain_of(folder: Path) -> DiffusionPipeline:
@@ -58,9 +59,9 @@ def test_one_and_several_images_to_edit_are_those_of_the_plain_call(tmp_path):
     plain, pictures = plain_of(tmp_path / "edit"), [smooth(1), smooth(2, width=96)]
     made = []
     for given in ([], pictures[:1], pictures):
-        arrays = tuple(Array.of(np.asarray(picture)) for picture in given)
+        arrays = tuple(np.asarray(picture) for picture in given)
         arguments = {} if given else {"height": 64, "width": 64}
-        request = StageRequest("0", prompt="make it snow", seed=3, images=arrays, diffusion=arguments)
+        request = GenerateRequest("0", prompt="make it snow", seed=3, images=arrays, diffusion=arguments)
         (image,) = images_of(stage, request)
         (expected,) = plain(
             prompt="make it snow",
@@ -76,7 +77,7 @@ def test_one_and_several_images_to_edit_are_those_of_the_plain_call(tmp_path):
         made.append(image.astype(int))
     assert abs(made[0] - made[1]).mean() > 1 and abs(made[1] - made[2]).mean() > 1, "each image must matter"
     # The pipeline looks at its images within its call.
-    stage.add(StageRequest("small", prompt="make it snow", images=(Array.of(np.asarray(smooth(1, 32, 32))),)))
+    stage.add(GenerateRequest("small", prompt="make it snow", images=(np.asarray(smooth(1, 32, 32)),)))
     (refused,) = stage.step()
     assert refused.kind == "input" and "rejects the request: Image too small" in refused.message
     stage.close()
@@ -94,7 +95,7 @@ def test_an_unconditional_pipeline_takes_no_prompt_and_makes_several_images(tmp_
     )
     DDPMPipeline(unet, DDPMScheduler(num_train_timesteps=10)).save_pretrained(tmp_path)
     stage = DiffusersStage(spec_of(STAGE, str(tmp_path)), lambda report: None)
-    made = images_of(stage, StageRequest("0", seed=5, diffusion={"batch_size": 2}))
+    made = images_of(stage, GenerateRequest("0", seed=5, diffusion={"batch_size": 2}))
     expected = plain_of(tmp_path)(
         batch_size=2, num_inference_steps=3, generator=torch.Generator("cpu").manual_seed(5)
     ).images
@@ -102,7 +103,7 @@ def test_an_unconditional_pipeline_takes_no_prompt_and_makes_several_images(tmp_
     for image, other in zip(made, expected, strict=True):
         np.testing.assert_array_equal(image, np.asarray(other))
     with pytest.raises(InputError, match="takes no `prompt`"):
-        stage.add(StageRequest("1", prompt="a cat"))
+        stage.add(GenerateRequest("1", prompt="a cat"))
     stage.close()
 
 
@@ -119,7 +120,7 @@ def test_a_depth_map_is_in_the_colours_of_the_pipeline_s_own_processor(tmp_path)
         default_processing_resolution=64,
     ).save_pretrained(tmp_path / "depth")
     stage = DiffusersStage(spec_of(STAGE, str(tmp_path / "depth")), lambda report: None)
-    (made,) = images_of(stage, StageRequest("0", seed=1, images=(Array.of(np.asarray(smooth(1))),)))
+    (made,) = images_of(stage, GenerateRequest("0", seed=1, images=(np.asarray(smooth(1)),)))
     plain = plain_of(tmp_path / "depth")
     depth = plain(smooth(1), num_inference_steps=3, generator=torch.Generator("cpu").manual_seed(1)).prediction
     np.testing.assert_array_equal(made, np.asarray(plain.image_processor.visualize_depth(depth)[0]))
@@ -132,13 +133,13 @@ def test_further_images_and_tensors_are_arguments_of_the_call(tmp_path):
     stage = DiffusersStage(spec_of(STAGE, str(tmp_path)), lambda report: None)
     plain = plain_of(tmp_path)
     embeds = np.random.default_rng(0).standard_normal((1, 77, 32), dtype=np.float32)
-    files = {name: CallFileInput("tensor", Array.of(embeds + n)) for n, name in enumerate(EMBEDDINGS)}
-    (made,) = images_of(stage, StageRequest("0", seed=2, call_files=files))
+    files = {name: CallFile("tensor", embeds + n) for n, name in enumerate(EMBEDDINGS)}
+    (made,) = images_of(stage, GenerateRequest("0", seed=2, call_files=files))
     tensors = {name: torch.from_numpy(embeds + n) for n, name in enumerate(EMBEDDINGS)}
     (expected,) = plain(**tensors, num_inference_steps=3, generator=torch.Generator("cpu").manual_seed(2)).images
     np.testing.assert_array_equal(made, np.asarray(expected))
     with pytest.raises(InputError, match="no argument `example_image`"):
-        stage.add(StageRequest("1", prompt="a cat", call_files={"example_image": files["prompt_embeds"]}))
+        stage.add(GenerateRequest("1", prompt="a cat", call_files={"example_image": files["prompt_embeds"]}))
     stage.close()
 
 

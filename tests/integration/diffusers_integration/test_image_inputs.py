@@ -19,7 +19,7 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionS
 from omni_cli.diffusers_integration.stage import get_media
 from omni_cli.errors import InputError
 from omni_cli.models.diffusers_pipeline.builder import tiny_image
-from omni_cli.stage.messages import Array, StageRequest
+from omni_cli.outputs import GenerateRequest
 
 STAGE = DiffusionStageConfig.named("image", num_inference_steps=4, max_num_seqs=4)
 CLASSES = {
@@ -65,15 +65,15 @@ def pixels(seed: int, height: int = 64, width: int = 64) -> np.ndarray:
 MASK = np.zeros((64, 64, 3), np.uint8)
 MASK[16:48, 8:40] = 255
 MEDIA = {
-    "image": {"images": (Array.of(pixels(1)),)},
-    "mask": {"mask": Array.of(MASK)},
-    "control_image": {"control_images": (Array.of(pixels(2)),)},
+    "image": {"images": (pixels(1),)},
+    "mask": {"mask": MASK},
+    "control_image": {"control_images": (pixels(2),)},
 }
 
 
 def make(executor, media: tuple[str, ...], arguments: dict, seed: int = 3) -> np.ndarray:
     given = {key: value for medium in media for key, value in MEDIA[medium].items()}
-    conditions = executor.call.media_arguments(get_media(StageRequest("0", **given)))
+    conditions = executor.call.media_arguments(get_media(GenerateRequest("0", **given)))
     request = DiffusionRequest.from_arguments("0", "a red cat", seed, arguments, conditions)
     (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
     if output.error is not None:

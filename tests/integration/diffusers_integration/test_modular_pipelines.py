@@ -30,8 +30,8 @@ from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
-from omni_cli.outputs import CallFile, changed_items, items_of
-from omni_cli.stage.messages import Array, CallFileInput, Progress, RequestDone, StageRequest
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import Progress, RequestDone
 from omni_cli.video_encoding import Sound, encode_video
 
 STAGE = DiffusionStageConfig.named("image", num_inference_steps=3, height=32, width=32)
@@ -54,14 +54,14 @@ def test_steps_are_reported_and_an_interrupted_request_ends_at_one(folder):
         reports.append(report)
         stage.interrupt("1")
 
-    stage.add(StageRequest("0", prompt="a red cat"))
+    stage.add(GenerateRequest("0", prompt="a red cat"))
     (done,) = stage.step()
     assert isinstance(done, RequestDone)
     steps = [(report.done, report.total) for report in reports if isinstance(report, Progress)]
     assert steps == [(1, 3), (2, 3), (3, 3)]
     reports.clear()
     stage.emit = interrupt
-    stage.add(StageRequest("1", prompt="a red cat"))
+    stage.add(GenerateRequest("1", prompt="a red cat"))
     assert stage.step() == [] and len(reports) == 1
     stage.close()
 
@@ -69,9 +69,9 @@ def test_steps_are_reported_and_an_interrupted_request_ends_at_one(folder):
 def test_inputs_that_the_chosen_blocks_ignore_are_noted(folder):
     stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
     changed = {"strength": 0.5, "num_inference_steps": 4}
-    grey = Array.of(np.full((32, 32, 3), 128, np.uint8))
-    stage.add(StageRequest("0", prompt="a red cat", diffusion=changed))
-    stage.add(StageRequest("1", prompt="a red cat", images=(grey,), diffusion=changed))
+    grey = np.full((32, 32, 3), 128, np.uint8)
+    stage.add(GenerateRequest("0", prompt="a red cat", diffusion=changed))
+    stage.add(GenerateRequest("1", prompt="a red cat", images=(grey,), diffusion=changed))
     without, with_image = [report for _ in range(2) for report in stage.step()]
     assert isinstance(without, RequestDone) and "`strength` has no effect beside" in without.notes[0]
     assert isinstance(with_image, RequestDone) and with_image.notes == ()
@@ -85,7 +85,7 @@ def test_guidance_goes_to_the_guider_for_one_call(tmp_path):
     made = []
     for scale in (None, own - 2.0, None):
         given = {"num_frames": 5} if scale is None else {"num_frames": 5, "guidance_scale": scale}
-        request = StageRequest(str(len(made)), prompt="a red cat", diffusion=given)
+        request = GenerateRequest(str(len(made)), prompt="a red cat", diffusion=given)
         resolved = stage.executor.resolve(stage.diffusion_request(request))
         (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((resolved,))).outputs
         assert output.error is None
@@ -98,7 +98,7 @@ def test_guidance_goes_to_the_guider_for_one_call(tmp_path):
 def test_guidance_is_refused_where_the_guider_is_off(folder):
     stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
     with pytest.raises(InputError, match="takes no `guidance_scale`"):
-        stage.add(StageRequest("0", prompt="a red cat", diffusion={"guidance_scale": 4.0}))
+        stage.add(GenerateRequest("0", prompt="a red cat", diffusion={"guidance_scale": 4.0}))
     stage.close()
 
 
@@ -137,9 +137,11 @@ def test_references_of_all_media_are_those_of_the_plain_call(tmp_path):
     build(replace(declared, parts=parts, prepare=lambda made: made.register_to_config(**small)), tmp_path / "model")
     files = _references(tmp_path)
     options = {name: value for name, value in declared.call.items() if name != "prompt"}
-    spec = RequestSpec("0", "a red cat", seed=SEED, diffusion=options, call_files={"references": files})
-    read = build_request(spec, load_profile("tiny-video"), pytest.fail).call_files["references"]
-    image, video, voice = items_of(read)
+    request = GenerateRequest("0", "a red cat", seed=SEED, diffusion=options)
+    spec = RequestSpec(request, call_files={"references": files}, has_seed=True)
+    request = build_request(spec, load_profile("tiny-video"))
+    image, video, voice = request.call_files["references"]
+    assert not request.notes
     # AAC, which starts where the frames do.
     assert np.abs(video.sound.array[:40000, 0] - TONE).mean() < 0.05
     references = [
@@ -152,9 +154,7 @@ def test_references_of_all_media_are_those_of_the_plain_call(tmp_path):
     generator = torch.Generator("cpu").manual_seed(SEED)
     expected = plain(**declared.call, references=references, generator=generator, output=["videos", "audio"])
 
-    given = changed_items(read, _sent)
     stage = DiffusersStage(spec_of(STAGE, str(tmp_path / "model")), lambda report: None)
-    request = StageRequest("0", prompt="a red cat", seed=SEED, diffusion=options, call_files={"references": given})
     resolved = stage.executor.resolve(stage.diffusion_request(request))
     (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((resolved,))).outputs
     assert output.error is None
@@ -173,11 +173,6 @@ def _references(folder: Path) -> tuple[Path, ...]:
     video.write_bytes(encode_video(iter([list(frames)]), 30, Fraction(24), sound).content)
     soundfile.write(voice, noise.random(32000, np.float32) * 0.1, 32000, subtype="FLOAT")
     return image, video, voice
-
-
-def _sent(file: CallFile) -> CallFileInput:
-    sound = None if file.sound is None else _sent(file.sound)
-    return CallFileInput(file.kind, Array.of(file.array), file.rate, sound)
 
 
 def test_omni_generate_refuses_a_mask_before_loading(folder, tmp_path):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,16 +22,8 @@ from support.tiny_pipelines.check import SEED, call_named, stage_request
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.stage import DiffusersStage
-from omni_cli.stage.messages import (
-    Array,
-    CallFileInput,
-    RequestDone,
-    StageRequest,
-    VideoInput,
-    decode_command,
-    encode,
-    file_extension,
-)
+from omni_cli.outputs import CallFile, GenerateRequest, Video
+from omni_cli.stage.messages import AddRequest, RequestDone, decode_command, encode
 
 Run = Callable[..., RequestDone]
 
@@ -47,11 +39,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def run(name: str, changes: Mapping[str, Any] = {}, *, without: str = "", **fields: object) -> RequestDone:
         call = {key: value for key, value in {**declarations()[name].call, **changes}.items() if key != without}
-        request = msgspec.structs.replace(stage_request(call, call_named(name)), **fields)
+        request = dataclasses.replace(stage_request(call, call_named(name)), **fields)
         stage = DiffusersStage(spec_of(DiffusionStageConfig.named("image"), str(folder(name))), lambda report: None)
-        sent = decode_command(encode(request))
-        assert isinstance(sent, StageRequest)
-        stage.add(sent)
+        sent = decode_command(encode(AddRequest(request)))
+        assert isinstance(sent, AddRequest)
+        stage.add(sent.request)
         (done,) = stage.step()
         stage.close()
         assert isinstance(done, RequestDone), done
@@ -61,12 +53,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def noise(*shape: int) -> Array:
-    return Array.of(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
-
-
-def file(kind: Any, array: Array) -> object:
-    return file_extension(CallFileInput(kind, array))
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +102,12 @@ def test_a_mask_of_another_size_than_the_image(run: Run) -> None:
 
 
 def test_a_mask_for_each_frame(run: Run) -> None:
-    mask = file("video", noise(5, 32, 32, 3))
+    mask = CallFile("video", noise(5, 32, 32, 3))
     assert run("WanVACEPipeline", without="mask", call_files={"mask": mask}).videos[0].num_frames == 5
 
 
 def test_several_tensors_where_the_annotation_has_one(run: Run) -> None:
-    layers = [file("tensor", Array.of(np.zeros((1, 4, 8), np.float32))) for _ in range(2)]
+    layers = [CallFile("tensor", np.zeros((1, 4, 8), np.float32)) for _ in range(2)]
     assert run("ConsisIDPipeline", {"num_frames": 8}, call_files={"id_vit_hidden": layers}).notes == ()
 
 
@@ -134,8 +122,8 @@ def test_the_strength_of_diffedit_is_that_of_its_inpainting(tmp_path: Path) -> N
     stage = DiffusersStage(spec_of(config, str(tmp_path / "edit")), lambda report: None)
     # The latents of two steps: half of four.
     latents = np.random.default_rng(0).standard_normal((1, 2, 4, 32, 32), np.float32)
-    files = {"image_latents": CallFileInput("tensor", Array.of(latents))}
-    stage.add(StageRequest("0", "a cat", mask=noise(32, 32, 3), diffusion={"strength": 0.5}, call_files=files))
+    files = {"image_latents": CallFile("tensor", latents)}
+    stage.add(GenerateRequest("0", "a cat", mask=noise(32, 32, 3), diffusion={"strength": 0.5}, call_files=files))
     (done,) = stage.step()
     stage.close()
     assert isinstance(done, RequestDone) and done.notes == () and len(done.trace["denoise_step_s"]) == 2
@@ -143,7 +131,7 @@ def test_the_strength_of_diffedit_is_that_of_its_inpainting(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["LTX2InContextPipeline", "LTX2HDRPipeline"])
 def test_a_reference_of_ltx_2_is_a_video(run: Run, name: str) -> None:
-    video = VideoInput(noise(9, 64, 64, 3), 8.0, 9, tuple(range(9)))
+    video = Video(noise(9, 64, 64, 3), 8.0, 9, tuple(range(9)))
     with_it, without = (run(name, videos=videos, wants_frames=True).videos[0].frames for videos in ((video,), ()))
     assert with_it is not None and without is not None and with_it != without
 
@@ -152,12 +140,12 @@ def test_conditions_of_ltx_2_are_those_of_the_plain_call(run: Run) -> None:
     name, image, clip = "LTX2ConditionPipeline", noise(64, 64, 3), noise(9, 64, 64, 3)
     plain = DiffusionPipeline.from_pretrained(run.folder(name))  # type: ignore[attr-defined]
     plain.set_progress_bar_config(disable=True)
-    frames = [Image.fromarray(frame) for frame in clip.numpy()]
-    first = LTX2VideoCondition(frames=Image.fromarray(image.numpy()), index=0, strength=0.5)
+    frames = [Image.fromarray(frame) for frame in clip]
+    first = LTX2VideoCondition(frames=Image.fromarray(image), index=0, strength=0.5)
     for conditions, fields in (
         ([LTX2VideoCondition(frames=first.frames)], {"images": (image,)}),
-        ([LTX2VideoCondition(frames=frames)], {"videos": (VideoInput(clip, 8.0, 9, tuple(range(9))),)}),
-        ([first], {"call_files": {"conditions": [{"frames": file("image", image), "index": 0, "strength": 0.5}]}}),
+        ([LTX2VideoCondition(frames=frames)], {"videos": (Video(clip, 8.0, 9, tuple(range(9))),)}),
+        ([first], {"call_files": {"conditions": [{"frames": CallFile("image", image), "index": 0, "strength": 0.5}]}}),
     ):
         done = run(name, wants_frames=True, **fields)
         generator = torch.Generator("cpu").manual_seed(SEED)

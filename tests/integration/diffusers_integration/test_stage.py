@@ -8,7 +8,8 @@ from support.stage_specs import spec_of
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.stage import DiffusersStage
-from omni_cli.stage.messages import Progress, RequestDone, StageRequest
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import Progress, RequestDone
 from omni_cli.stage.protocol import StageSpec
 
 
@@ -27,12 +28,12 @@ def test_an_interrupt_leaves_a_running_batch_at_the_next_step(spec):
         stage.interrupt("gone")
 
     stage = DiffusersStage(spec, emit)
-    stage.add(StageRequest("gone", prompt="a red kite"))
+    stage.add(GenerateRequest("gone", prompt="a red kite"))
     assert stage.step() == []
     assert [type(report) for report in reports] == [Progress]
     assert not stage.has_work()
 
-    stage.add(StageRequest("next", prompt="a red kite"))
+    stage.add(GenerateRequest("next", prompt="a red kite"))
     (done,) = stage.step()
     assert isinstance(done, RequestDone) and done.images
     stage.close()
@@ -41,13 +42,13 @@ def test_an_interrupt_leaves_a_running_batch_at_the_next_step(spec):
 def test_an_interrupt_that_comes_before_the_executor_has_the_batch_is_not_lost(spec):
     reports = []
     stage = DiffusersStage(spec, reports.append)
-    stage.add(StageRequest("gone", prompt="a red kite"))
+    stage.add(GenerateRequest("gone", prompt="a red kite"))
     stage.interrupt("gone")
     assert stage.step() == reports == []
     assert not stage.has_work()
 
     stage.abort("gone")
-    stage.add(StageRequest("gone", prompt="another one, of the same name"))
+    stage.add(GenerateRequest("gone", prompt="another one, of the same name"))
     (done,) = stage.step()
     assert isinstance(done, RequestDone) and len(reports) == 6
     stage.close()
@@ -56,7 +57,7 @@ def test_an_interrupt_that_comes_before_the_executor_has_the_batch_is_not_lost(s
 def test_an_abort_drops_a_waiting_request_and_leaves_the_others(spec):
     stage = DiffusersStage(spec, lambda report: None)
     for name in ("a", "b", "c"):
-        stage.add(StageRequest(name, prompt="snow"))
+        stage.add(GenerateRequest(name, prompt="snow"))
     stage.abort("b")
     stage.abort("never heard of")
     assert [report.request_id for report in stage.step()] == ["a", "c"]

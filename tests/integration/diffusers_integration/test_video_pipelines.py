@@ -34,7 +34,8 @@ from omni_cli.diffusers_integration.steps import scheduler_steps
 from omni_cli.errors import InputError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
 from omni_cli.models.diffusers_pipeline.video_builder import write_video
-from omni_cli.stage.messages import Array, CallFileInput, Failure, RequestDone, StageRequest, VideoInput
+from omni_cli.outputs import GenerateRequest, Video
+from omni_cli.stage.messages import Failure, RequestDone
 
 STAGE = DiffusionStageConfig.named("video", num_inference_steps=2, height=32, width=48, guidance_scale=3.0)
 SIZES = {"num_inference_steps": 2, "height": 32, "width": 48, "guidance_scale": 3.0}
@@ -45,8 +46,8 @@ IMAGE = np.asarray(Image.effect_mandelbrot((48, 32), (-2, -1, 1, 1), 50).convert
 VIDEO = np.stack([np.roll(IMAGE, 2 * index, axis=1) for index in range(9)])
 MEDIA = {
     "WanPipeline": {},
-    "WanImageToVideoPipeline": {"images": (Array.of(IMAGE),)},
-    "WanVideoToVideoPipeline": {"videos": (VideoInput(Array.of(VIDEO), 16.0, 9, tuple(range(9))),)},
+    "WanImageToVideoPipeline": {"images": (IMAGE,)},
+    "WanVideoToVideoPipeline": {"videos": (Video(VIDEO, 16.0, 9, tuple(range(9))),)},
 }
 ARGUMENTS = {
     "WanPipeline": {"num_frames": 9},
@@ -76,7 +77,7 @@ def stage(folders):
 
 
 def make(executor: DiffusersPipelineExecutor, arguments: dict, **media) -> np.ndarray:
-    conditions = executor.call.media_arguments(get_media(StageRequest("0", **media)))
+    conditions = executor.call.media_arguments(get_media(GenerateRequest("0", **media)))
     request = DiffusionRequest.from_arguments("0", "a red cat", 3, arguments, conditions)
     (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
     if output.error is not None:
@@ -85,7 +86,7 @@ def make(executor: DiffusersPipelineExecutor, arguments: dict, **media) -> np.nd
 
 
 def one_report(stage: DiffusersStage, **fields):
-    stage.add(StageRequest("0", prompt="a red cat", seed=3, **fields))
+    stage.add(GenerateRequest("0", prompt="a red cat", seed=3, **fields))
     (report,) = stage.step()
     return report
 
@@ -111,7 +112,7 @@ def test_the_file_has_the_frames_the_rate_and_a_preview(stage):
     done = one_report(stage, diffusion={"num_frames": 9, "fps": "24000/1001"}, wants_frames=True)
     assert isinstance(done, RequestDone)
     (video,) = done.videos
-    frames = video.frames.numpy()
+    frames = video.frames
     read = read_video(video.content)
     assert read.frames.shape == frames.shape == (9, 32, 48, 3)
     assert (video.num_frames, video.width, video.height) == (9, 48, 32)
@@ -137,7 +138,7 @@ def test_without_a_rate_the_pipeline_s_documentation_decides(stage):
 )
 def test_what_a_pipeline_cannot_make_is_refused_before_it_runs(stage, diffusion, message):
     with pytest.raises(InputError, match=message):
-        stage.add(StageRequest("0", prompt="a red cat", diffusion=diffusion))
+        stage.add(GenerateRequest("0", prompt="a red cat", diffusion=diffusion))
 
 
 def test_frames_that_are_no_numbers_fail_their_request_alone(stage, monkeypatch):
@@ -171,7 +172,7 @@ def test_ltx_2_makes_sound_with_its_frames(tmp_path):
     generator = torch.Generator("cpu").manual_seed(3)
     expected = plain("a red cat", frame_rate=25.0, output_type="np", generator=generator, **settings, **arguments)
     (video,) = done.videos
-    frames = video.frames.numpy()
+    frames = video.frames
     np.testing.assert_array_equal(frames, (expected.frames[0] * 255).round().astype(np.uint8))
     np.testing.assert_array_equal(output.videos[0].numpy(), frames)
     np.testing.assert_array_equal(output.samples, expected.audio[0].T.numpy())
@@ -191,11 +192,12 @@ def test_a_video_file_is_the_list_of_its_frames(tmp_path):
     video = clip(1, num_frames=5)
     (tmp_path / "control.mkv").write_bytes(write_lossless(video))
     options = {name: value for name, value in declared.call.items() if name not in ("prompt", "control_video")}
-    spec = RequestSpec("0", "a red cat", diffusion=options, call_files={"control_video": tmp_path / "control.mkv"})
-    file = build_request(spec, load_profile("tiny-video"), pytest.fail).call_files["control_video"]
+    request = GenerateRequest("0", "a red cat", diffusion=options)
+    spec = RequestSpec(request, call_files={"control_video": tmp_path / "control.mkv"})
+    read = build_request(spec, load_profile("tiny-video"))
+    assert not read.notes
     stage = DiffusersStage(spec_of(STAGE, str(tmp_path / "model")), lambda report: None)
-    given = {"control_video": CallFileInput(file.kind, Array.of(file.array), file.rate)}
-    done = one_report(stage, diffusion=options, call_files=given, wants_frames=True)
+    done = one_report(stage, diffusion=options, call_files=read.call_files, wants_frames=True)
     assert isinstance(done, RequestDone), done
     plain = DiffusionPipeline.from_pretrained(tmp_path / "model")
     plain.set_progress_bar_config(disable=True)
@@ -203,7 +205,7 @@ def test_a_video_file_is_the_list_of_its_frames(tmp_path):
     (expected,) = plain(
         prompt="a red cat", output_type="np", generator=torch.Generator("cpu").manual_seed(3), **call
     ).frames
-    np.testing.assert_array_equal(done.videos[0].frames.numpy(), (expected * 255).round().astype(np.uint8))
+    np.testing.assert_array_equal(done.videos[0].frames, (expected * 255).round().astype(np.uint8))
     stage.close()
 
 

@@ -17,7 +17,8 @@ from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav_stage import SpeechRank, chunk_sizes, precedence  # noqa: E402
 from omni_cli.models.registry import load_stage  # noqa: E402
-from omni_cli.stage.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
+from omni_cli.outputs import GenerateRequest  # noqa: E402
+from omni_cli.stage.messages import Progress, RequestDone, WaveformChunk  # noqa: E402
 from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
 from omni_cli.stage.protocol import StageSpec  # noqa: E402
 
@@ -29,9 +30,9 @@ def spec(execution: Execution = "eager", **keys) -> StageSpec:
     return spec_of(stage, resolve_model("builtin:tiny-omni"))
 
 
-def codes(request_id: str, num_codes: int, **fields) -> StageRequest:
+def codes(request_id: str, num_codes: int, **fields) -> GenerateRequest:
     handoff = encode_additional_information({"codec_token_ids": list(range(num_codes))})
-    return StageRequest(request_id, seed=3, handoff=handoff, **fields)
+    return GenerateRequest(request_id, seed=3, handoff=handoff, **fields)
 
 
 def waveform(stage, emitted: list, request_id: str, num_codes: int) -> np.ndarray:
@@ -50,7 +51,7 @@ def waveforms(emitted: list, *request_ids: str) -> dict[str, np.ndarray]:
     """Return results by request id, in the order in which they finished."""
     done = [report for report in emitted if isinstance(report, RequestDone) and report.request_id in request_ids]
     assert len(done) == len(request_ids)
-    return {report.request_id: report.audio.samples.numpy() for report in done}
+    return {report.request_id: report.audio.samples for report in done}
 
 
 @pytest.mark.nightly
@@ -89,7 +90,7 @@ def test_an_aborted_request_leaves_between_steps_and_the_others_finish(streams):
     try:
         alone = waveform(stage, emitted, "alone", 33)
         emitted.clear()
-        for request in (codes("first", 33), codes("gone", 120, streams=streams), codes("third", 33)):
+        for request in (codes("first", 33), codes("gone", 120, stream_audio=streams), codes("third", 33)):
             stage.add(request)
         while not any(report.request_id == "gone" for report in emitted):
             emitted += stage.step()
@@ -184,7 +185,7 @@ def test_padded_requests_that_are_cancelled_leave_the_batch():
         assert not stage.active
         # What chunks carry on ends with their stream, cancelled or not.
         for name in ("streamed", "left"):
-            stage.add(codes(name, 120, streams=True))
+            stage.add(codes(name, 120, stream_audio=True))
         while not any(report.request_id == "left" for report in emitted):
             emitted += stage.step()
         assert stage._batch._carried.keys() >= {"left"}
@@ -193,18 +194,18 @@ def test_padded_requests_that_are_cancelled_leave_the_batch():
         chunks = [each for each in emitted if isinstance(each, WaveformChunk) and each.request_id == "streamed"]
         assert not stage.active and not stage._batch._carried
         whole = waveform(stage, emitted, "whole", 120)
-        streamed = np.concatenate([chunk.audio.samples.numpy() for chunk in chunks])
+        streamed = np.concatenate([chunk.audio.samples for chunk in chunks])
         np.testing.assert_allclose(streamed, whole, rtol=0, atol=1e-3)
         # A stream's first sound comes before whole requests that arrived earlier, and all of it is as without them.
         emitted.clear()
         for name in ("long", "longer"):
             stage.add(codes(name, 200))
         stage.step()
-        stage.add(codes("streamed", 120, streams=True))
+        stage.add(codes("streamed", 120, stream_audio=True))
         finish(stage, emitted)
         order = [report.request_id for report in emitted if isinstance(report, WaveformChunk | RequestDone)]
         assert order.index("streamed") < min(order.index("long"), order.index("longer"))
-        chunks = [each.audio.samples.numpy() for each in emitted if isinstance(each, WaveformChunk)]
+        chunks = [each.audio.samples for each in emitted if isinstance(each, WaveformChunk)]
         np.testing.assert_allclose(np.concatenate(chunks), streamed, rtol=0, atol=1e-4)
     finally:
         stage.close()

@@ -19,16 +19,8 @@ from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import OmniError
 from omni_cli.inputs.pipeline_call import PipelineCall
-from omni_cli.outputs import Nested
-from omni_cli.stage.messages import (
-    Array,
-    CallFileInput,
-    StageRequest,
-    VideoInput,
-    decode_command,
-    encode,
-    file_extension,
-)
+from omni_cli.outputs import CallFile, GenerateRequest, Nested, Video
+from omni_cli.stage.messages import AddRequest, decode_command, encode
 from support.stage_specs import spec_of
 from support.tiny_pipelines.build import TinyPipeline, build
 from support.tiny_pipelines.media import is_medium
@@ -153,7 +145,7 @@ def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     """The output of a stage over the same checkpoint, as `arrays_of`; the frames of a video are not encoded yet."""
     config = DiffusionStageConfig.named("image", enable_vae_tiling=declared.is_tiled or None)
     spec = replace(spec_of(config, str(folder)), dtype=declared.dtype)
-    request = decode_command(encode(stage_request(declared.call, call_named(declared.name))))
+    request = decode_command(encode(AddRequest(stage_request(declared.call, call_named(declared.name))))).request
     stage = DiffusersStage(spec, lambda report: None)
     try:
         request = stage.executor.resolve(stage.diffusion_request(request))
@@ -166,7 +158,7 @@ def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
         stage.close()
 
 
-def stage_request(call: Mapping[str, object], pipeline_call: PipelineCall) -> StageRequest:
+def stage_request(call: Mapping[str, object], pipeline_call: PipelineCall) -> GenerateRequest:
     """The stage's request for the arguments of a call: options for those that have one, else `--arg`."""
     fields: dict[str, Any] = {"diffusion": {}, "call_files": {}, "seed": SEED}
     for name, value in call.items():
@@ -177,19 +169,19 @@ def stage_request(call: Mapping[str, object], pipeline_call: PipelineCall) -> St
             (fields["mask"],) = _arrays(value)
         elif medium == "video" and isinstance(value, list):
             frames = np.stack([np.asarray(frame) for frame in value])
-            fields["videos"] = (VideoInput(Array.of(frames), 10.0, len(frames), tuple(range(len(frames)))),)
+            fields["videos"] = (Video(frames, 10.0, len(frames), tuple(range(len(frames)))),)
         elif medium in ("image", "control_image") and not _has_rows(value):
             fields[f"{medium}s"] = _arrays(value)
         elif is_medium(value):
             fields["call_files"][name] = _files(value)
         else:
             fields["diffusion"][name] = value
-    return StageRequest("0", **fields)
+    return GenerateRequest("0", **fields)
 
 
-def _arrays(value: Any) -> tuple[Array, ...]:
+def _arrays(value: Any) -> tuple[np.ndarray, ...]:
     images = value if isinstance(value, list) else [value]
-    return tuple(Array.of(np.asarray(image.convert("RGB"))) for image in images)
+    return tuple(np.asarray(image.convert("RGB")) for image in images)
 
 
 def _has_rows(value: Any) -> bool:
@@ -200,8 +192,8 @@ def _files(value: Any) -> Nested[object]:
     if value is None or isinstance(value, list):
         return value and [_files(each) for each in value]
     if isinstance(value, Image.Image):
-        return file_extension(CallFileInput("image", _arrays(value)[0]))
-    return file_extension(CallFileInput("tensor", Array.of(np.asarray(value))))
+        return CallFile("image", _arrays(value)[0])
+    return CallFile("tensor", np.asarray(value))
 
 
 def arrays_of(output: Any) -> list[np.ndarray]:

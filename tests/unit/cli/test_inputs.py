@@ -318,6 +318,6 @@ def test_a_checkpoint_s_pipeline_decides_what_a_request_may_and_must_have(tmp_pa
     missing, whole = read_requests(tmp_path / "lines.jsonl", capabilities, {})
     assert isinstance(missing, BadRequest)
     assert missing.error.message == "`image` is missing, which profile `depth` needs"
-    assert isinstance(whole, RequestSpec) and whole.image == (tmp_path / "i.png",)
+    assert isinstance(whole, RequestSpec) and whole.media["image"] == (tmp_path / "i.png",)
     with pytest.raises(UsageError, match="`--image` is missing, which profile `depth` needs"):
         read_specs({}, None, capabilities)

@@ -16,6 +16,7 @@ from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
+from omni_cli.outputs import GenerateRequest
 
 OMNI = make_config(
     "tiny-omni",
@@ -50,21 +51,26 @@ def test_lines_become_requests(tmp_path: Path) -> None:
         temperature=0.5,
     )
     assert first == RequestSpec(
-        "0",
-        "hello",
-        seed=7,
-        modalities=frozenset({"text"}),
-        raw=True,
-        sampling={"max_tokens": 5, "temperature": 0.5, "top_p": 0.5},
+        GenerateRequest(
+            "0",
+            "hello",
+            seed=7,
+            modalities=frozenset({"text"}),
+            raw=True,
+            sampling={"max_tokens": 5, "temperature": 0.5, "top_p": 0.5},
+        ),
+        has_seed=True,
         place=f"{path}:1",
     )
     assert second == RequestSpec(
-        "b",
-        "listen",
-        audio=(tmp_path / "a.wav",),
-        speaker="Chelsie",
-        sampling={"max_tokens": 5, "temperature": 0.5},
-        diffusion={"num_inference_steps": 4},
+        GenerateRequest(
+            "b",
+            "listen",
+            speaker="Chelsie",
+            sampling={"max_tokens": 5, "temperature": 0.5},
+            diffusion={"num_inference_steps": 4},
+        ),
+        {"audio": (tmp_path / "a.wav",)},
         place=f"{path}:3",
     )
 
@@ -77,7 +83,7 @@ def test_a_line_overrides_the_command_line(tmp_path: Path) -> None:
         temperature=0.5,
         speaker="Chelsie",
     )
-    assert (dict(spec.sampling), spec.speaker) == ({"max_tokens": 2, "temperature": 0.5}, "Ethan")
+    assert (spec.request.sampling, spec.request.speaker) == ({"max_tokens": 2, "temperature": 0.5}, "Ethan")
 
 
 BAD_LINES = {
@@ -129,7 +135,7 @@ def test_a_bad_line_fails_alone(tmp_path: Path, line: str) -> None:
 def test_what_the_values_of_a_pipeline_mean_is_left_to_it(tmp_path: Path) -> None:
     values = {"height": 0, "width": 100_000, "guidance_scale": -2.0, "num_inference_steps": 0, "negative_prompt": ""}
     (spec,) = read(tmp_path / "r.jsonl", {"prompt": "a", "seed": -1, **values}, config=IMAGE)
-    assert (dict(spec.diffusion), spec.seed) == (values, -1)
+    assert (spec.request.diffusion, spec.request.seed) == (values, -1)
 
 
 def test_hints_of_unknown_keys(tmp_path: Path) -> None:
@@ -143,14 +149,14 @@ def test_bytes_that_are_not_utf8_fail_alone(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "\xff"}\r\n\n{"prompt": "c"}')
     first, second, third = read_requests(path, get_capabilities(OMNI), {})
-    assert (first.prompt, third.prompt, third.place) == ("a", "c", f"{path}:4")
+    assert (first.request.prompt, third.request.prompt, third.place) == ("a", "c", f"{path}:4")
     assert "not UTF-8" in second.error.message
 
 
 def test_an_overlong_line_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_cli.inputs.jsonl.MAX_LINE_BYTES", 64)
     first, second, third = read(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b" * 1000}, {"prompt": "c"})
-    assert (first.prompt, third.prompt, third.place) == ("a", "c", f"{tmp_path / 'r.jsonl'}:3")
+    assert (first.request.prompt, third.request.prompt, third.place) == ("a", "c", f"{tmp_path / 'r.jsonl'}:3")
     assert "longer than" in second.error.message
 
 
@@ -165,6 +171,6 @@ def test_a_request_with_its_files_decoded(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.zeros(4000), 8000)
     Image.new("RGB", (3, 2), "red").save(tmp_path / "b.png")
     (spec,) = read(tmp_path / "r.jsonl", {"prompt": "x", "audio": ["a.wav"], "image": "b.png"})
-    request = build_request(spec, OMNI.model_copy(update={"seed": 11}), pytest.fail)
+    request = build_request(spec, OMNI.model_copy(update={"seed": 11}))
     ((samples, rate),) = request.audio
-    assert (len(samples), rate, request.images[0].shape, request.seed) == (4000, 8000, (2, 3, 3), 11)
+    assert (len(samples), rate, request.images[0].shape, request.seed, request.notes) == (4000, 8000, (2, 3, 3), 11, ())

@@ -10,15 +10,16 @@ import pytest
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.engine.process.stage_client import StageClient
 from omni_cli.families import family_of
-from omni_cli.stage.messages import AbortRequest, AppendInput, Failure, Progress, RequestDone, StageRequest
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import AbortRequest, AddRequest, AppendInput, Failure, Progress, RequestDone
 from omni_cli.stage.protocol import StageSpec
 
-WHOLE = StageRequest("a")
-BEGUN = StageRequest("a", more_follows=True)
+WHOLE = AddRequest(GenerateRequest("a"))
+BEGUN = AddRequest(GenerateRequest("a", more_follows=True))
 MORE = AppendInput("a", b"", is_last=False)
 REST = AppendInput("a", b"", is_last=True)
 GONE = AbortRequest("a")
-OTHER = StageRequest("b")
+OTHER = AddRequest(GenerateRequest("b"))
 
 STEP = Progress("a", 1, 2, "step")
 DONE = RequestDone("a", {})
@@ -30,7 +31,7 @@ async def is_busy_after(*messages: Any) -> bool:
     spec = StageSpec(ARStageConfig.named("talker"), "folder", family, family.architectures[0], "float32", 0, False)
     client = StageClient(spec, lambda client, report: None)
     for message in messages:
-        if isinstance(message, StageRequest | AppendInput | AbortRequest):
+        if isinstance(message, AddRequest | AppendInput | AbortRequest):
             client.send(message)
         else:
             client._handle(message)

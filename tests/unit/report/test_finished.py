@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import OutputError
 from omni_cli.inputs.request_spec import FILE_FIELDS, RequestSpec
-from omni_cli.outputs import TextOutput
+from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.report.finished import FinishedRequests
 from omni_cli.report.records import RequestRecord, WrittenOutput
 
-SPEC = RequestSpec("a", "hello", place="f.jsonl:1")
+SPEC = RequestSpec(GenerateRequest("a", "hello"), place="f.jsonl:1")
 RECORD = RequestRecord("a", (WrittenOutput(TextOutput("hi \N{GRINNING FACE}", (1, 2), "stop")),))
 
 
@@ -35,16 +36,17 @@ def test_a_key_is_of_the_request_and_the_profile_and_not_of_its_line(
     finished: FinishedRequests, tmp_path: Path
 ) -> None:
     key = finished.key(SPEC)
-    assert finished.key(RequestSpec("a", "hello", place="f.jsonl:7")) == key
-    others = [
-        RequestSpec("b", "hello"),
-        RequestSpec("a", "hello!"),
-        RequestSpec("a", "hello", seed=1),
-        RequestSpec("a", "hello", modalities=frozenset({"text"})),
-        RequestSpec("a", "hello", sampling={"max_tokens": 3}),
-        RequestSpec("a", "hello", diffusion={"attention_kwargs": {1: 2, "a": 3}}),
-        RequestSpec("a", "hello", diffusion={"attention_kwargs": {"1": 2, "a": 3}}),
+    assert finished.key(replace(SPEC, place="f.jsonl:7")) == key
+    requests = [
+        GenerateRequest("b", "hello"),
+        GenerateRequest("a", "hello!"),
+        GenerateRequest("a", "hello", seed=1),
+        GenerateRequest("a", "hello", modalities=frozenset({"text"})),
+        GenerateRequest("a", "hello", sampling={"max_tokens": 3}),
+        GenerateRequest("a", "hello", diffusion={"attention_kwargs": {1: 2, "a": 3}}),
+        GenerateRequest("a", "hello", diffusion={"attention_kwargs": {"1": 2, "a": 3}}),
     ]
+    others = [*map(RequestSpec, requests), replace(SPEC, has_seed=True)]
     keys = {finished.key(other) for other in others}
     changed = load_profile("tiny-omni", overrides=["thinker.sampling.max_tokens=3"])
     keys.add(FinishedRequests(tmp_path, changed).key(SPEC))
@@ -54,7 +56,7 @@ def test_a_key_is_of_the_request_and_the_profile_and_not_of_its_line(
 @pytest.mark.parametrize("field", FILE_FIELDS)
 def test_a_file_that_has_changed_is_another_request(finished: FinishedRequests, tmp_path: Path, field: str) -> None:
     sound = tmp_path / "file"
-    spec = RequestSpec("a", "hello", **{field: (sound,)})
+    spec = RequestSpec(GenerateRequest("a", "hello"), {field: (sound,)})
     assert spec.with_files(lambda path: path.with_suffix(".x")).files == (tmp_path / "file.x",)
     keys = {finished.key(spec)}
     for content in (b"one", b"other"):

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from omni_cli.stage.messages import Array, Report, RequestDone
+from omni_cli.stage.messages import Report, RequestDone
 from omni_cli.stage.payloads import encode_additional_information, integers_of
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.stage import ActiveRequest, PoolingParams, TextStage, VllmStage
@@ -44,4 +44,4 @@ class PainterStage(VllmStage):
             "num_input_tokens": len(output.prompt_token_ids),
             "num_inference_steps": active.context["num_inference_steps"],
         }
-        return [RequestDone(active.request.request_id, trace, images=(Array.of(pixels),))]
+        return [RequestDone(active.request.request_id, trace, images=(pixels,))]
