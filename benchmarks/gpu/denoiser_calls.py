@@ -20,7 +20,7 @@ import torch
 
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.precision import arithmetic, use_precision
-from omni_cli.models.qwen2_5_omni.packing import Layout, PackedVelocity
+from omni_cli.models.qwen2_5_omni.token2wav.packing import Layout, PackedVelocity
 
 REPEATS = 20
 

@@ -33,9 +33,9 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.precision import use_precision
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
-from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch
-from omni_cli.models.qwen2_5_omni.speech_request import DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechBatch
+from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
 
 TINY = {
     "dit_config": {

@@ -27,9 +27,9 @@ from models import twin
 
 from omni_cli.execution.denoiser import Denoiser, prepare_denoiser
 from omni_cli.execution.precision import arithmetic, use_precision
-from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation
-from omni_cli.models.qwen2_5_omni.fused_mean import fused_mean
-from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_activation import FusedActivation
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_mean import fused_mean
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import PackedVocoder, Vocoder, VocoderInput
 
 REPEATS = 20
 

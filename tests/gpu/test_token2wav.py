@@ -16,16 +16,16 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.precision import arithmetic, reduce_weights, use_precision
-from omni_cli.models.qwen2_5_omni.buckets import bucket
-from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising
-from omni_cli.models.qwen2_5_omni.fused_mean import fused_mean
-from omni_cli.models.qwen2_5_omni.packing import GeluLinear, PackedVelocity
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import bucket
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_mean import fused_mean
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import PackedDenoising, SingleDenoising
+from omni_cli.models.qwen2_5_omni.token2wav.packing import GeluLinear, PackedVelocity
+from omni_cli.models.qwen2_5_omni.token2wav.request import Conditioner, DenoisingSettings, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import PackedVocoder, VocoderInput
 
 if torch.cuda.is_available():
-    from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation, compile_ahead
+    from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_activation import FusedActivation, compile_ahead
 
 
 KIT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"

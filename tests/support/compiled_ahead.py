@@ -22,8 +22,8 @@ ensure_torchvision_importable()
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig  # noqa: E402
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel  # noqa: E402
 
-from omni_cli.models.qwen2_5_omni import fused_activation  # noqa: E402
-from omni_cli.models.qwen2_5_omni.vocoder import PackedBigVGAN, plain_mean  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda import fused_activation  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import PackedBigVGAN, plain_mean  # noqa: E402
 
 
 class H200Driver:

@@ -17,13 +17,13 @@ from omni_cli.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
-from omni_cli.models.qwen2_5_omni.fused_attention import fused_attention, rotate_keys  # noqa: E402
-from omni_cli.models.qwen2_5_omni.fused_linear import linear_gelu  # noqa: E402
-from omni_cli.models.qwen2_5_omni.fused_norm import add_and_norm  # noqa: E402
-from omni_cli.models.qwen2_5_omni.fused_step import advance  # noqa: E402
-from omni_cli.models.qwen2_5_omni.packing import BlockAttention, Layout, _rotate  # noqa: E402
-from omni_cli.models.qwen2_5_omni.solver import PackedSolver  # noqa: E402
-from omni_cli.models.qwen2_5_omni.velocity import Evaluations, Schedule  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_attention import fused_attention, rotate_keys  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_linear import linear_gelu  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_norm import add_and_norm  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_step import advance  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.packing import BlockAttention, Layout, _rotate  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.solver import PackedSolver  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Evaluations, Schedule  # noqa: E402
 from support.plain_activation import fused_and_plain  # noqa: E402
 
 

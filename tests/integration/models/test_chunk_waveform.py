@@ -14,14 +14,14 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
-from omni_cli.models.qwen2_5_omni.chunks import Chunker, ChunkSizes
-from omni_cli.models.qwen2_5_omni.denoising import SingleDenoising
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
-from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, codes_per_block
-from omni_cli.models.qwen2_5_omni.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.vocoder import Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.token2wav.chunks import Chunker, ChunkSizes
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import SingleDenoising
+from omni_cli.models.qwen2_5_omni.token2wav.request import Conditioner, DenoisingSettings, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechBatch
+from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SEED = 3

@@ -23,15 +23,15 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (  # noqa: E4
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
 from omni_cli.execution.lanes import Lanes  # noqa: E402
-from omni_cli.models.qwen2_5_omni.buckets import bucket, buckets  # noqa: E402
-from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising  # noqa: E402
-from omni_cli.models.qwen2_5_omni.packing import PackedVelocity  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
-from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch  # noqa: E402
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest  # noqa: E402
-from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer  # noqa: E402
-from omni_cli.models.qwen2_5_omni.velocity import Velocity  # noqa: E402
-from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import bucket, buckets  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import PackedDenoising, SingleDenoising  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.packing import PackedVelocity  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.request import Conditioner, DenoisingSettings, SynthesisRequest  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechBatch  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import PackedVocoder, Vocoder, VocoderInput  # noqa: E402
 
 
 def token2wav(vocoder_channels: int = 64) -> Qwen2_5OmniToken2WavModel:
@@ -245,7 +245,7 @@ def test_buckets_grow_by_the_smallest_or_less_than_a_quarter(smallest):
 @pytest.mark.parametrize("channels", [64, 384])
 def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alone(monkeypatch, channels):
     # Calls of 107 frames, of 66 and of 46.
-    monkeypatch.setattr("omni_cli.models.qwen2_5_omni.vocoder.MAX_FRAMES_PER_CALL", 110)
+    monkeypatch.setattr("omni_cli.models.qwen2_5_omni.token2wav.vocoder.MAX_FRAMES_PER_CALL", 110)
     vocoder = loud_vocoder(channels).double()
     draw = torch.Generator().manual_seed(0)
     mels = [torch.randn(1, frames, 80, generator=draw, dtype=torch.float64) for frames in (100, 7, 66, 45, 1)]

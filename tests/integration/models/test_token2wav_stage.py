@@ -15,7 +15,7 @@ from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.schema import Execution  # noqa: E402
 from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav_stage import SpeechRank, chunk_sizes, precedence  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.stage import SpeechRank, chunk_sizes, precedence  # noqa: E402
 from omni_cli.models.registry import load_stage  # noqa: E402
 from omni_cli.stage.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
 from omni_cli.stage.payloads import encode_additional_information  # noqa: E402

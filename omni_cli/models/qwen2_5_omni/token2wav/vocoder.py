@@ -14,9 +14,9 @@ from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
 from omni_cli.execution.denoiser import Denoiser
-from omni_cli.models.qwen2_5_omni.buckets import ALIGNMENT, VOCODER, buckets
-from omni_cli.models.qwen2_5_omni.row_convolution import RowConvolution
-from omni_cli.models.qwen2_5_omni.speech_request import SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import ALIGNMENT, VOCODER, buckets
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.row_convolution import RowConvolution
+from omni_cli.models.qwen2_5_omni.token2wav.request import SynthesisRequest
 
 # Frames on either side that affect a frame: with 16, samples differ from the whole's by float32's rounding.
 VOCODER_CONTEXT_FRAMES = 24

@@ -14,13 +14,13 @@ from omni_cli.config.schema import Precision
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser
 from omni_cli.execution.graphs import MAX_GRAPHS
 from omni_cli.execution.precision import arithmetic, precision_of, reduce_weights, use_precision
-from omni_cli.models.qwen2_5_omni.buckets import bucket, buckets
-from omni_cli.models.qwen2_5_omni.denoising import Denoising, PackedDenoising, SingleDenoising
-from omni_cli.models.qwen2_5_omni.packing import PackedVelocity
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import bucket, buckets
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import Denoising, PackedDenoising, SingleDenoising
+from omni_cli.models.qwen2_5_omni.token2wav.packing import PackedVelocity
+from omni_cli.models.qwen2_5_omni.token2wav.request import Conditioner, DenoisingSettings, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import PackedVocoder, Vocoder, VocoderInput
 
 MAX_BUCKETS = 64
 # Blocks in one call per thread of a CPU, about one request of 2.5 s: more is no faster, and then the first waveforms
@@ -54,8 +54,8 @@ class Synthesizer:
             if stage.execution == "eager" and self._precision == "float32":
                 self.velocity.fuse()
         elif self._is_packed:
-            from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation, compile_ahead
-            from omni_cli.models.qwen2_5_omni.fused_mean import fused_mean
+            from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_activation import FusedActivation, compile_ahead
+            from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_mean import fused_mean
 
             self.velocity.fuse()
             self.vocoder = PackedVocoder(vocoder, FusedActivation, fused_mean, compile_ahead)

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import torch
 
-from omni_cli.models.qwen2_5_omni.packing import Layout, PackedVelocity
-from omni_cli.models.qwen2_5_omni.solver import PackedSolver
-from omni_cli.models.qwen2_5_omni.speech_request import Carried, Conditioner, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.velocity import EVALUATIONS_PER_STEP, Velocity, stepped
+from omni_cli.models.qwen2_5_omni.token2wav.packing import Layout, PackedVelocity
+from omni_cli.models.qwen2_5_omni.token2wav.request import Carried, Conditioner, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.solver import PackedSolver
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import EVALUATIONS_PER_STEP, Velocity, stepped
 
 
 class Denoising(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from omni_cli.models.qwen2_5_omni.velocity import Schedule
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Schedule
 
 
 @dataclass(frozen=True)

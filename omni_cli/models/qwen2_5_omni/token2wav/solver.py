@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from omni_cli.models.qwen2_5_omni.velocity import EVALUATIONS_PER_STEP, Evaluations
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import EVALUATIONS_PER_STEP, Evaluations
 
 
 class PackedSolver:
@@ -33,7 +33,7 @@ class PackedSolver:
         """Set what to evaluate next from the velocities `predicted` (1, num_packed, mel_dim) of evaluation `number`."""
         step, part = divmod(number, EVALUATIONS_PER_STEP)
         if predicted.is_cuda:
-            from omni_cli.models.qwen2_5_omni.fused_step import advance
+            from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_step import advance
 
             advance(
                 predicted, self._places, self.frames, self._slopes, self._times[step:], self.packed, part,

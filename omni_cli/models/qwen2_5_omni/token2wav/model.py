@@ -17,9 +17,9 @@ from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.execution.denoiser import Denoiser
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers
-from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch
-from omni_cli.models.qwen2_5_omni.speech_request import DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, codes_per_block
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechBatch
+from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block
 from omni_cli.vllm_integration.diffusion_entry import UNFINISHED, DiffusionInput, Unfinished
 from omni_cli.vllm_integration.diffusion_model import DiffusionModel
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from omni_cli.execution.cpu_linear import OneDnnLinear
-from omni_cli.models.qwen2_5_omni.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
 
 # Further than any layer attends.
 NEVER = 1 << 10
@@ -119,7 +119,7 @@ class BlockAttention(nn.Module):
         if carried is None:
             return out, None
         if projected.is_cuda:
-            from omni_cli.models.qwen2_5_omni.fused_attention import rotate_keys
+            from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_attention import rotate_keys
 
             rotate_keys(projected, cos, sin)  # the fused kernel leaves them as they were
         return out, projected[:, :, 1:]
@@ -177,7 +177,7 @@ def _windows(blocks: torch.Tensor, neighbours: tuple[tuple[int, torch.Tensor], .
 
 def _fused(*arguments: torch.Tensor | None, back: bool, ahead: bool) -> torch.Tensor:
     """Needs Triton, which is installed wherever CUDA is available."""
-    from omni_cli.models.qwen2_5_omni.fused_attention import fused_attention
+    from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_attention import fused_attention
 
     return fused_attention(*arguments, back=back, ahead=ahead)
 
@@ -230,7 +230,7 @@ class GeluLinear(nn.Linear):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return (..., out_features) of `inputs` (..., in_features)."""
-        from omni_cli.models.qwen2_5_omni.fused_linear import fits, linear_gelu
+        from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_linear import fits, linear_gelu
 
         rows = inputs.flatten(0, -2).to(self.weight.dtype)
         if fits(rows, self.weight):
@@ -245,7 +245,7 @@ def _add_and_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `hidden + gate * branch`, and that normed, scaled and shifted."""
     if hidden.is_cuda:
-        from omni_cli.models.qwen2_5_omni.fused_norm import add_and_norm
+        from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_norm import add_and_norm
 
         return add_and_norm(hidden, branch, gate, scale, shift, eps)
     hidden = torch.addcmul(hidden, gate, branch)

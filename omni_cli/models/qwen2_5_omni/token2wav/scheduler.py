@@ -13,10 +13,10 @@ import torch
 from omni_cli.execution.lanes import Lanes
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import clock_for
-from omni_cli.models.qwen2_5_omni.denoising import Denoising
-from omni_cli.models.qwen2_5_omni.speech_request import Carried, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer
-from omni_cli.models.qwen2_5_omni.vocoder import VOCODER_CONTEXT_FRAMES
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import Denoising
+from omni_cli.models.qwen2_5_omni.token2wav.request import Carried, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import VOCODER_CONTEXT_FRAMES
 
 # Order of requests by id, the smallest first, ranks before all else; equal ones in order of arrival.
 Precedence = Callable[[str], tuple[float, ...]]
