@@ -68,7 +68,7 @@ def test_token2wav_replays_equal_transformers_for_every_speaker():
     conditioner = Conditioner(velocity.dit, voices)
     execution_mode = make_execution_mode(velocity, "cudagraph", stage="token2wav", device="cuda")
     for request in requests:
-        (made,) = denoised(Denoising(velocity, conditioner, request)).values()
+        (made,) = denoised(Denoising(velocity, conditioner, [request])).values()
         assert torch.equal(made, plain_mel(dit, voices[request.speaker], request)), request.request_id
     assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (2, 48)
     execution_mode.close()

@@ -81,7 +81,7 @@ def joined(model, speaker, codes: torch.Tensor, sizes: ChunkSizes, **sampling: f
 
 
 def mel_of(velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tensor:
-    denoising = Denoising(velocity, Conditioner(velocity.dit, {"one": speaker}), request)
+    denoising = Denoising(velocity, Conditioner(velocity.dit, {"one": speaker}), [request])
     for _ in range(request.sampling.num_steps - 1):
         denoising.step()
     return denoising.mels()[request.request_id]

@@ -83,7 +83,7 @@ def denoised(denoising) -> dict[str, torch.Tensor]:
 
 
 def single_mel(velocity: Velocity, conditioner: Conditioner, request: SynthesisRequest) -> torch.Tensor:
-    (made,) = denoised(Denoising(velocity, conditioner, request)).values()
+    (made,) = denoised(Denoising(velocity, conditioner, [request])).values()
     return made
 
 

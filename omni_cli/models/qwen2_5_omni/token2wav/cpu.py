@@ -18,12 +18,12 @@ class CpuPlatform(Platform):
     """torch's operations, with oneDNN's linear layers for float32 and eager execution."""
 
     def __init__(self, execution: Execution, precision: Precision) -> None:
-        self.num_workers = torch.get_num_threads() if execution == "eager" else 1
+        self.num_workers: int = torch.get_num_threads() if execution == "eager" else 1
         self._has_onednn = execution == "eager" and precision == "float32"
 
     def get_max_blocks(self, num_blocks: int) -> int:
         """Return a share of all blocks, so that there are batches for all workers."""
-        threads_per_worker = torch.get_num_threads() // self.num_workers
+        threads_per_worker: int = torch.get_num_threads() // self.num_workers
         return min(BLOCKS_PER_THREAD * threads_per_worker, -(-num_blocks // self.num_workers))
 
     def make_linear(self, linear: nn.Linear, gelu: nn.GELU | None = None) -> nn.Module:

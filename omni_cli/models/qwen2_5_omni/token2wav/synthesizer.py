@@ -121,7 +121,7 @@ class Synthesizer:
 
     def _get_num_blocks(self, request: SynthesisRequest) -> int:
         dit = self.velocity.dit
-        return request.sampling.num_rows * -(-len(request.codes) * dit.repeats // dit.block_size)
+        return request.sampling.num_rows * -(-len(request.codes) * int(dit.repeats) // int(dit.block_size))
 
     def noise(self, request: SynthesisRequest) -> torch.Tensor:
         return request.noise(self.velocity.dit.repeats, self.velocity.dit.mel_dim)
