@@ -1,6 +1,8 @@
-"""The activation of a packed vocoder in plain torch, which the fused kernel is compared with."""
+"""The activation and the mean of a packed vocoder in plain torch, which the kernels are compared with."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -32,6 +34,13 @@ class PlainActivation:
         return in_phases(out, phases_out)
 
 
+def plain_mean(
+    parts: Sequence[torch.Tensor], bias: torch.Tensor, bounds: torch.Tensor, rate: int, *, share: float = 1.0
+) -> torch.Tensor:
+    sounds = (bounds[1] > bounds[0])[:, None].repeat_interleave(rate, dim=0)
+    return (sum(parts) * share + bias).where(sounds, 0.0)
+
+
 def in_phases(rows: torch.Tensor, phases: int) -> torch.Tensor:
     """Rows 0, p, 2p, ..., 1, p + 1, ... for `phases` p; with as many as a phase has rows, the order before."""
     return rows.view(-1, phases, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
@@ -42,7 +51,7 @@ def fused_and_plain(
     channels: int, rate: int, phases_in: int, phases_out: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the fused kernel makes of random samples in `dtype`, and plain torch's answer in float32."""
-    from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation
+    from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder_kernels import FusedActivation
 
     torch.manual_seed(0)
     module = Qwen2_5OmniAntiAliasedActivation1d(activation=Qwen2_5OmniSnakeBeta(channels)).to(device)

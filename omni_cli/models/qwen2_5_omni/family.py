@@ -41,7 +41,7 @@ FAMILY = Family(
             name="token2wav",
             kind="diffusion",
             backend="vllm",
-            stage=f"{_HERE}.token2wav_stage:Token2WavStage",
+            stage=f"{_HERE}.token2wav.stage:Token2WavStage",
             input="talker",
             makes="audio",
             settings=f"{_HERE}.settings:Token2WavConfig",
@@ -50,7 +50,7 @@ FAMILY = Family(
     ),
     vllm_models={
         TALKER: f"{_HERE}.talker:Qwen2_5OmniTalkerForConditionalGeneration",
-        TOKEN2WAV: f"{_HERE}.token2wav:Qwen2_5OmniToken2WavForDiffusion",
+        TOKEN2WAV: f"{_HERE}.token2wav.model:Qwen2_5OmniToken2WavForDiffusion",
     },
     builtins={
         "tiny-omni": f"{_HERE}.checkpoint.builder:tiny_omni",

@@ -14,14 +14,14 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
-from omni_cli.models.qwen2_5_omni.chunks import Chunker, ChunkSizes
-from omni_cli.models.qwen2_5_omni.denoising import SingleDenoising
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
-from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, codes_per_block
-from omni_cli.models.qwen2_5_omni.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.vocoder import Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.token2wav.chunks import Chunker, ChunkSizes
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler
+from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SEED = 3
@@ -81,7 +81,7 @@ def joined(model, speaker, codes: torch.Tensor, sizes: ChunkSizes, **sampling: f
 
 
 def mel_of(velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tensor:
-    denoising = SingleDenoising(velocity, Conditioner(velocity.dit, {"one": speaker}), request)
+    denoising = Denoising(velocity, Conditioner(velocity.dit, {"one": speaker}), [request])
     for _ in range(request.sampling.num_steps - 1):
         denoising.step()
     return denoising.mels()[request.request_id]
@@ -90,7 +90,9 @@ def mel_of(velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tens
 def waveform(model, velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tensor:
     vocoder = Vocoder(model.code2wav_bigvgan_model)
     mel = mel_of(velocity, speaker, request)
-    heard = VocoderInput.of(request, mel, repeats=velocity.dit.repeats, samples_per_frame=vocoder.samples_per_frame)
+    heard = VocoderInput.from_mel(
+        request, mel, repeats=velocity.dit.repeats, samples_per_frame=vocoder.samples_per_frame
+    )
     ((_, samples),) = vocoder.waveforms([heard])
     return samples
 
@@ -127,7 +129,7 @@ def test_joined_chunks_are_within_the_bound_of_the_whole(request, name, num_code
 def carried(model, speaker, codes: torch.Tensor, sizes: ChunkSizes) -> torch.Tensor:
     """Join the chunks of a stream whose last comes first, and of another one beside it."""
     stage = Token2WavConfig.named("token2wav", backend="vllm", batching="padded")
-    batch = SpeechBatch(Synthesizer(copy.deepcopy(model), {"one": speaker}, stage))
+    scheduler = SpeechScheduler(Synthesizer(copy.deepcopy(model), {"one": speaker}, stage))
     chunks = Chunker(sizes).add(codes[0].tolist(), is_last=True)
     for stream in ("0", "1"):
         for chunk in reversed(chunks):
@@ -135,10 +137,10 @@ def carried(model, speaker, codes: torch.Tensor, sizes: ChunkSizes) -> torch.Ten
                 f"{stream} {chunk.start}", torch.tensor(chunk.codes), chunk.codes_start, chunk.start, chunk.end, SEED,
                 "one", DenoisingSettings(**SAMPLING), stream, chunk.continues_at,
             )  # fmt: skip
-            batch.add(request)
+            scheduler.add(request)
     made: dict[str, torch.Tensor] = {}
     while len(made) < 2 * len(chunks):
-        made.update(batch.advance())
+        made.update(scheduler.advance())
     return torch.cat([made[f"1 {chunk.start}"] for chunk in chunks])
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 from support.fake_graphs import FakeBackend
-from support.plain_activation import PlainActivation, in_phases
+from support.plain_activation import PlainActivation, in_phases, plain_mean
 
 from omni_cli.compat.libraries import prepare_libraries
 
@@ -21,17 +21,20 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (  # noqa: E4
 )
 
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
-from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
-from omni_cli.execution.lanes import Lanes  # noqa: E402
-from omni_cli.models.qwen2_5_omni.buckets import bucket, buckets  # noqa: E402
-from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising  # noqa: E402
-from omni_cli.models.qwen2_5_omni.packing import PackedVelocity  # noqa: E402
+from omni_cli.execution.modes import GraphMode, make_execution_mode  # noqa: E402
+from omni_cli.execution.worker_pool import WorkerPool  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
-from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch  # noqa: E402
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest  # noqa: E402
-from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer  # noqa: E402
-from omni_cli.models.qwen2_5_omni.velocity import Velocity  # noqa: E402
-from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cpu import CpuPlatform  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import bucket, buckets  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedVocoder  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.platform import Platform  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput  # noqa: E402
 
 
 def token2wav(vocoder_channels: int = 64) -> Qwen2_5OmniToken2WavModel:
@@ -80,7 +83,7 @@ def denoised(denoising) -> dict[str, torch.Tensor]:
 
 
 def single_mel(velocity: Velocity, conditioner: Conditioner, request: SynthesisRequest) -> torch.Tensor:
-    (made,) = denoised(SingleDenoising(velocity, conditioner, request)).values()
+    (made,) = denoised(Denoising(velocity, conditioner, [request])).values()
     return made
 
 
@@ -102,22 +105,22 @@ def test_one_graph_serves_every_speaker():
     plain, model = token2wav(), token2wav()
     velocity = Velocity(model.code2wav_dit_model)
     conditioner = Conditioner(velocity.dit, VOICES)
-    denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
+    execution_mode = GraphMode(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
     for name in VOICES:
         request = request_for(name, 12, 0.5)
         assert torch.equal(single_mel(velocity, conditioner, request), plain_mel(plain, request)), name
-    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 16)
+    assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (1, 16)
 
 
 def test_a_graph_for_each_number_of_codes_and_kind_of_guidance():
     plain, model = token2wav(), token2wav()
     velocity = Velocity(model.code2wav_dit_model)
     conditioner = Conditioner(velocity.dit, VOICES)
-    denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=2)
+    execution_mode = GraphMode(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=2)
     for each in REQUESTS:
         request = request_for(*each)
         assert torch.equal(single_mel(velocity, conditioner, request), plain_mel(plain, request))
-    counters = denoiser.counters
+    counters = execution_mode.counters
     assert (counters.graphs_captured, counters.graphs_evicted) == (3, 1)
     assert (counters.graph_replays, counters.eager_calls) == (40, 0)
 
@@ -128,16 +131,16 @@ def test_compiled_blocks_serve_every_number_of_codes():
     plain, model = token2wav(), token2wav()
     velocity = Velocity(model.code2wav_dit_model)
     conditioner = Conditioner(velocity.dit, VOICES)
-    denoiser = prepare_denoiser(velocity, "compile", stage="token2wav", device="cpu", dynamic=True)
-    assert denoiser.counters.compiled_regions == len(velocity.dit.transformer_blocks)
+    execution_mode = make_execution_mode(velocity, "compile", stage="token2wav", device="cpu", dynamic=True)
+    assert execution_mode.counters.compiled_regions == len(velocity.dit.transformer_blocks)
     single_mel(velocity, conditioner, request_for("Chelsie", 20, 0.5))
-    compiled = denoiser.counters.as_dict()
+    compiled = execution_mode.counters.as_dict()
     for num_codes in (13, 31):
         request = request_for("Ethan", num_codes, 0.5)
         made = single_mel(velocity, conditioner, request)
         torch.testing.assert_close(made, plain_mel(plain, request), rtol=0, atol=1e-5)
-    assert denoiser.counters.as_dict() == compiled, "no length compiles again"
-    denoiser.close()
+    assert execution_mode.counters.as_dict() == compiled, "no length compiles again"
+    execution_mode.close()
 
 
 # --- Packed ---
@@ -154,7 +157,7 @@ def mixed(guidance_scale: float) -> list[SynthesisRequest]:
 
 
 def packed_velocity() -> tuple[PackedVelocity, Conditioner]:
-    velocity = PackedVelocity(token2wav().code2wav_dit_model)
+    velocity = PackedVelocity(token2wav().code2wav_dit_model, Platform())
     return velocity, Conditioner(velocity.dit, VOICES)
 
 
@@ -162,7 +165,7 @@ def packed_velocity() -> tuple[PackedVelocity, Conditioner]:
 @pytest.mark.parametrize("num_fillers", [0, 5])
 def test_requests_of_different_lengths_are_denoised_together_as_they_are_alone(guidance_scale, num_fillers):
     plain, requests = token2wav(), mixed(guidance_scale)
-    made = denoised(PackedDenoising(*packed_velocity(), requests, lambda used: used + num_fillers))
+    made = denoised(Denoising(*packed_velocity(), requests, lambda used: used + num_fillers))
     assert list(made) == [each.request_id for each in requests]
     for each in requests:
         torch.testing.assert_close(made[each.request_id], plain_mel(plain, each), rtol=0, atol=MEL_BOUND)
@@ -171,9 +174,9 @@ def test_requests_of_different_lengths_are_denoised_together_as_they_are_alone(g
 def test_a_neighbour_of_nan_does_not_affect_others():
     velocity, conditioner = packed_velocity()
     requests = mixed(0.5)
-    expected = denoised(PackedDenoising(velocity, conditioner, requests, lambda used: used))
-    denoising = PackedDenoising(velocity, conditioner, requests, lambda used: used)
-    denoising._solver.frames[100:166] = torch.nan
+    expected = denoised(Denoising(velocity, conditioner, requests))
+    denoising = Denoising(velocity, conditioner, requests)
+    denoising._frames[100:166] = torch.nan
     made = denoised(denoising)
     assert made["1"].isnan().all()
     for name in ("0", "2", "3"):
@@ -183,8 +186,8 @@ def test_a_neighbour_of_nan_does_not_affect_others():
 @torch.inference_mode()
 def test_a_request_that_leaves_changes_the_others_by_rounding():
     velocity, conditioner = packed_velocity()
-    expected = denoised(PackedDenoising(velocity, conditioner, mixed(0.5), lambda used: used))
-    denoising = PackedDenoising(velocity, conditioner, mixed(0.5), lambda used: used)
+    expected = denoised(Denoising(velocity, conditioner, mixed(0.5)))
+    denoising = Denoising(velocity, conditioner, mixed(0.5))
     denoising.step()
     denoising.drop({"1"})
     denoising.step()
@@ -193,42 +196,42 @@ def test_a_request_that_leaves_changes_the_others_by_rounding():
         torch.testing.assert_close(made, expected[name], rtol=0, atol=MEL_BOUND)
 
 
-def packed_graphs(velocity: PackedVelocity) -> GraphDenoiser:
+def packed_graphs(velocity: PackedVelocity) -> GraphMode:
     """Graphs as token2wav uses them: replays overwrite their outputs."""
     device = torch.device("cpu")
-    return GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=device, max_graphs=8, clone_outputs=False)
+    return GraphMode(velocity, FakeBackend(), stage="token2wav", device=device, max_graphs=8, clone_outputs=False)
 
 
 def test_one_graph_per_bucket_serves_batches_of_different_requests():
     velocity, conditioner = packed_velocity()
-    denoiser = packed_graphs(velocity)
+    execution_mode = packed_graphs(velocity)
     for requests in (mixed(0.5), mixed(0.5)[1:], mixed(0.0)):
-        made = denoised(PackedDenoising(velocity, conditioner, requests, bucket))
+        made = denoised(Denoising(velocity, conditioner, requests, bucket))
         for each in requests:
             expected = plain_mel(token2wav(), each)
             torch.testing.assert_close(made[each.request_id], expected, rtol=0, atol=MEL_BOUND)
     # 24 blocks, and twice 16.
-    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (2, 24)
+    assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (2, 24)
 
 
 def test_chunks_share_the_graph_of_whole_requests_if_those_carry_nothing():
     velocity, conditioner = packed_velocity()
-    denoiser = packed_graphs(velocity)
+    execution_mode = packed_graphs(velocity)
     chunk = dataclasses.replace(request_for("Ethan", 36, 0.5, "chunk"), end=12, stream="one", continues_at=12)
-    first = PackedDenoising(velocity, conditioner, [chunk], bucket, carries=True)
+    first = Denoising(velocity, conditioner, [chunk], bucket, carries=True)
     denoised(first)
-    carried = first.carried(24)["one"]
-    assert carried.end == 12 and carried.mel.shape == (1, 24, 80)
-    assert carried.keys_values.shape == (8, *velocity.carried_shape[:1], 2, *velocity.carried_shape[1:])
+    state = first.chunk_states(24)["one"]
+    assert state.end == 12 and state.mel.shape == (1, 24, 80)
+    assert state.keys_values.shape == (8, *velocity.carried_shape[:1], 2, *velocity.carried_shape[1:])
     last = dataclasses.replace(
-        chunk, codes=chunk.codes[12:], codes_start=12, start=12, end=36, carried=carried, continues_at=None
+        chunk, codes=chunk.codes[12:], codes_start=12, start=12, end=36, previous=state, continues_at=None
     )
     whole = request_for("Chelsie", 7, 0.5)
-    made = denoised(PackedDenoising(velocity, conditioner, [last, whole], bucket, carries=True))
+    made = denoised(Denoising(velocity, conditioner, [last, whole], bucket, carries=True))
     torch.testing.assert_close(made["0"], plain_mel(token2wav(), whole), rtol=0, atol=MEL_BOUND)
     everything = plain_mel(token2wav(), dataclasses.replace(chunk, end=36))
     torch.testing.assert_close(made["chunk"], everything[:, 24:], rtol=0, atol=MEL_BOUND)
-    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 16)
+    assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (1, 16)
 
 
 @pytest.mark.parametrize("smallest", [4, 8])
@@ -245,13 +248,13 @@ def test_buckets_grow_by_the_smallest_or_less_than_a_quarter(smallest):
 @pytest.mark.parametrize("channels", [64, 384])
 def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alone(monkeypatch, channels):
     # Calls of 107 frames, of 66 and of 46.
-    monkeypatch.setattr("omni_cli.models.qwen2_5_omni.vocoder.MAX_FRAMES_PER_CALL", 110)
+    monkeypatch.setattr("omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder.MAX_FRAMES_PER_CALL", 110)
     vocoder = loud_vocoder(channels).double()
     draw = torch.Generator().manual_seed(0)
     mels = [torch.randn(1, frames, 80, generator=draw, dtype=torch.float64) for frames in (100, 7, 66, 45, 1)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     alone = dict(Vocoder(vocoder).waveforms(heard))
-    together = dict(PackedVocoder(vocoder, PlainActivation).waveforms(heard))
+    together = dict(packed_vocoder(vocoder).waveforms(heard))
     for name, samples in alone.items():
         assert samples.std() > 0.05, "silence would be within any bound"
         torch.testing.assert_close(together[name], samples, rtol=0, atol=SAMPLE_BOUND)
@@ -262,13 +265,13 @@ def test_a_graph_per_number_of_frames_vocodes_as_the_layers_do():
     mels = [torch.randn(1, frames, 80) for frames in (40, 30, 20, 600)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     ahead: list[object] = []
-    vocoder = PackedVocoder(loud_vocoder(), lambda module: pointwise, compile_ahead=ahead.extend)
+    vocoder = PackedVocoder(loud_vocoder(), lambda module: pointwise, plain_mean, ahead.extend)
     expected = dict(vocoder.waveforms(heard))
-    made: list[GraphDenoiser] = []
+    made: list[GraphMode] = []
 
-    def prepare(layers: torch.nn.Module, max_graphs: int) -> GraphDenoiser:
+    def prepare(layers: torch.nn.Module, max_graphs: int) -> GraphMode:
         keys = {"stage": "token2wav", "device": torch.device("cpu"), "max_graphs": max_graphs}
-        made.append(GraphDenoiser(layers, FakeBackend(), **keys))
+        made.append(GraphMode(layers, FakeBackend(), **keys))
         return made[0]
 
     vocoder.use_graphs(prepare)
@@ -289,7 +292,7 @@ def test_a_graph_per_number_of_frames_vocodes_as_the_layers_do():
 @torch.inference_mode()
 @pytest.mark.parametrize("channels", [64, 384])
 def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform(channels):
-    vocoder = PackedVocoder(loud_vocoder(channels), PlainActivation)
+    vocoder = packed_vocoder(loud_vocoder(channels))
     mels = [torch.randn(1, frames, 80) for frames in (20, 30, 20)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     expected = dict(vocoder.waveforms(heard))
@@ -297,6 +300,10 @@ def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform(channels):
     made = dict(vocoder.waveforms(heard))
     assert made["1"].isnan().any()
     assert torch.equal(made["0"], expected["0"]) and torch.equal(made["2"], expected["2"])
+
+
+def packed_vocoder(vocoder: torch.nn.Module) -> PackedVocoder:
+    return PackedVocoder(vocoder, PlainActivation, plain_mean, compile_ahead=list)
 
 
 def pointwise(x, bounds, rate, *, bias, phases_in=1, phases_out=1) -> torch.Tensor:
@@ -323,188 +330,188 @@ def loud_vocoder(channels: int = 64) -> torch.nn.Module:
 # --- Requests that join and leave ---
 
 
-def speech_batch(batching: str, **keys) -> SpeechBatch:
+def speech_scheduler(batching: str, **keys) -> SpeechScheduler:
     stage = Token2WavConfig.named("token2wav", backend="vllm", batching=batching, **keys)
-    return SpeechBatch(Synthesizer(token2wav(), VOICES, stage))
+    return SpeechScheduler(Synthesizer(token2wav(), VOICES, stage))
 
 
-def spoken(batch: SpeechBatch, count: int) -> dict[str, torch.Tensor]:
+def spoken(scheduler: SpeechScheduler, count: int) -> dict[str, torch.Tensor]:
     """Advance until `count` waveforms are made; return them in that order."""
     made: dict[str, torch.Tensor] = {}
     while len(made) < count:
-        made.update(batch.advance())
+        made.update(scheduler.advance())
     return made
 
 
 @torch.inference_mode()
 def test_exact_requests_that_join_and_leave_change_no_bit_of_the_others():
     first, second, third = (request_for("Chelsie", 12, 0.5, name) for name in ("first", "second", "third"))
-    batch = speech_batch("exact")
-    batch.add(first)
-    alone = spoken(batch, 1)["first"]
-    batch.drop("first")
-    batch.add(first)
-    batch.advance()
+    scheduler = speech_scheduler("exact")
+    scheduler.add(first)
+    alone = spoken(scheduler, 1)["first"]
+    scheduler.drop("first")
+    scheduler.add(first)
+    scheduler.advance()
     for each in (second, third):
-        batch.add(each)
-    batch.advance()
-    batch.drop("first")
-    made = spoken(batch, 2)
+        scheduler.add(each)
+    scheduler.advance()
+    scheduler.drop("first")
+    made = spoken(scheduler, 2)
     assert list(made) == ["second", "third"]
     assert all(torch.equal(samples, alone) for samples in made.values())
-    assert "first" not in batch and len(batch.seconds("second")) == 3, "two steps and the vocoder"
+    assert "first" not in scheduler and len(scheduler.seconds("second")) == 3, "two steps and the vocoder"
 
 
 @pytest.mark.parametrize(("batching", "num_threads"), [("exact", 2), ("padded", 1)], indirect=["num_threads"])
 @torch.inference_mode()
-def test_a_request_with_precedence_overtakes_one_that_runs(batching, num_threads):
-    batch = speech_batch(batching)
-    batch.precedence = lambda name: (("urgent", "first", "later").index(name),)
+def test_a_request_with_priority_overtakes_one_that_runs(batching, num_threads):
+    scheduler = speech_scheduler(batching)
+    scheduler.get_order = lambda name: (("urgent", "first", "later").index(name),)
     for name in ("later", "first", "urgent"):
-        batch.add(request_for("Chelsie", 12, 0.5, name))
-        batch.advance()
-        assert [each.request_id for each in batch.stepped] == [name]
-    assert list(spoken(batch, 3)) == ["urgent", "first", "later"]
+        scheduler.add(request_for("Chelsie", 12, 0.5, name))
+        scheduler.advance()
+        assert [each.request_id for each in scheduler.finished_steps] == [name]
+    assert list(spoken(scheduler, 3)) == ["urgent", "first", "later"]
 
 
 @pytest.fixture
 def equally_long(monkeypatch):
-    """Make pieces of lanes that start together end together, so that the order of all is known."""
-    ended = Lanes.ended
+    """Make tasks that start together end together, so that the order of all is known."""
+    finished = WorkerPool.finished
 
-    def all_ended(lanes: Lanes) -> list:
-        lanes.settle()
-        return ended(lanes)
+    def all_finished(workers: WorkerPool) -> list:
+        workers.wait_for_all()
+        return finished(workers)
 
-    monkeypatch.setattr(Lanes, "ended", all_ended)
+    monkeypatch.setattr(WorkerPool, "finished", all_finished)
 
 
 @pytest.mark.usefixtures("equally_long")
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
-def test_padded_requests_on_a_cpu_run_one_per_thread_in_order_of_precedence(num_threads):
-    batch = speech_batch("padded")
-    batch.precedence = lambda name: (("urgent", "first", "later", "last").index(name),)
+def test_padded_requests_on_a_cpu_run_one_per_thread_in_order_of_priority(num_threads):
+    scheduler = speech_scheduler("padded")
+    scheduler.get_order = lambda name: (("urgent", "first", "later", "last").index(name),)
     ran = []
     for name in ("last", "later", "first", "urgent"):
-        batch.add(request_for("Chelsie", 130, 0.5, name))
-        batch.advance()
-        ran.append([each.request_id for each in batch.stepped])
+        scheduler.add(request_for("Chelsie", 130, 0.5, name))
+        scheduler.advance()
+        ran.append([each.request_id for each in scheduler.finished_steps])
     # The latest comes with each call, and the last of all, which is denoised, makes its waveform beside the third.
     assert ran == [["last"], ["later", "last"], ["first"], ["urgent", "first"]]
-    assert list(spoken(batch, 3)) == ["first", "urgent", "later"]
+    assert list(spoken(scheduler, 3)) == ["first", "urgent", "later"]
 
 
 @pytest.mark.usefixtures("equally_long")
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
-def test_of_the_last_three_requests_for_two_lanes_two_alternate_so_that_none_is_left_alone(num_threads):
+def test_of_the_last_three_requests_for_two_workers_two_alternate_so_that_none_is_left_alone(num_threads):
     # Letters are steps, capitals waveforms.
     assert order_of("abcd") == ["ab", "ab", "ab", "ab", "AB", "cd", "cd", "cd", "cd", "CD"]
     assert order_of("abc") == ["ab", "ac", "ab", "ac", "Ab", "bc", "Bc", "C"]
 
 
 def order_of(names: str) -> list[str]:
-    """Requests of four steps, added at once, as each call of two lanes advances them."""
-    batch = speech_batch("padded")
+    """Requests of four steps, added at once, as each call of two workers advances them."""
+    scheduler = speech_scheduler("padded")
     for name in names:
         asked = request_for("Chelsie", 130, 0.5, name)
-        batch.add(dataclasses.replace(asked, sampling=dataclasses.replace(asked.sampling, num_steps=5)))
+        scheduler.add(dataclasses.replace(asked, sampling=dataclasses.replace(asked.sampling, num_steps=5)))
     ran, num_made = [], 0
     while num_made < len(names):
-        made = "".join(batch.advance())
+        made = "".join(scheduler.advance())
         num_made += len(made)
-        ran.append(made.upper() + "".join(each.request_id for each in batch.stepped))
+        ran.append(made.upper() + "".join(each.request_id for each in scheduler.finished_steps))
     return ran
 
 
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
-def test_a_lane_goes_on_while_another_lasts_and_a_request_that_leaves_meanwhile_is_not_waited_for(
+def test_a_worker_goes_on_while_another_lasts_and_a_request_that_leaves_meanwhile_is_not_waited_for(
     num_threads, monkeypatch
 ):
-    release, step = threading.Event(), PackedDenoising.step
+    release, step = threading.Event(), Denoising.step
 
-    def held(denoising: PackedDenoising) -> None:
+    def held(denoising: Denoising) -> None:
         assert denoising.mels().keys() != {"lasts"} or release.wait(60)
         step(denoising)
 
-    monkeypatch.setattr(PackedDenoising, "step", held)
-    batch = speech_batch("padded")
+    monkeypatch.setattr(Denoising, "step", held)
+    scheduler = speech_scheduler("padded")
     for name in ("lasts", "short", "next"):
-        batch.add(request_for("Chelsie", 130, 0.5, name))
-    assert list(spoken(batch, 2)) == ["short", "next"], "two steps and a waveform each beside one step"
-    batch.drop("lasts")
-    batch.add(request_for("Chelsie", 130, 0.5, "last"))
-    assert list(spoken(batch, 1)) == ["last"]
+        scheduler.add(request_for("Chelsie", 130, 0.5, name))
+    assert list(spoken(scheduler, 2)) == ["short", "next"], "two steps and a waveform each beside one step"
+    scheduler.drop("lasts")
+    scheduler.add(request_for("Chelsie", 130, 0.5, "last"))
+    assert list(spoken(scheduler, 1)) == ["last"]
     release.set()
-    assert batch.advance() == {} and not batch.stepped and "lasts" not in batch
+    assert scheduler.advance() == {} and not scheduler.finished_steps and "lasts" not in scheduler
 
 
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
 def test_a_request_that_leaves_a_group_waits_for_the_step_of_the_others(num_threads, monkeypatch):
-    release, step = threading.Event(), PackedDenoising.step
+    release, step = threading.Event(), Denoising.step
 
-    def held(denoising: PackedDenoising) -> None:
+    def held(denoising: Denoising) -> None:
         assert "gone" not in denoising.mels() or release.wait(60)
         step(denoising)
 
-    monkeypatch.setattr(PackedDenoising, "step", held)
-    batch = speech_batch("padded")
+    monkeypatch.setattr(Denoising, "step", held)
+    scheduler = speech_scheduler("padded")
     for name in ("stays", "gone", "a", "b"):
-        batch.add(request_for("Chelsie", 12, 0.5, name))
-    assert batch.advance() == {} and {each.request_id for each in batch.stepped} == {"a", "b"}
+        scheduler.add(request_for("Chelsie", 12, 0.5, name))
+    assert scheduler.advance() == {} and {each.request_id for each in scheduler.finished_steps} == {"a", "b"}
     threading.Timer(0.2, release.set).start()
-    batch.drop("gone")
+    scheduler.drop("gone")
     assert release.is_set()
-    made = spoken(batch, 3)
-    assert made.keys() == {"stays", "a", "b"} and len(batch.seconds("stays")) == 3, "two steps and the vocoder"
+    made = spoken(scheduler, 3)
+    assert made.keys() == {"stays", "a", "b"} and len(scheduler.seconds("stays")) == 3, "two steps and the vocoder"
     torch.testing.assert_close(made["stays"], made["a"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.usefixtures("equally_long")
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
-def test_padded_requests_in_lanes_sound_as_each_does_alone_and_one_that_leaves_changes_nothing(num_threads):
+def test_padded_requests_of_workers_sound_as_each_does_alone_and_one_that_leaves_changes_nothing(num_threads):
     requests = [request_for("Chelsie", num_codes, 0.5, str(num_codes)) for num_codes in (50, 33, 12, 7)]
-    batch, alone = speech_batch("padded"), {}
+    scheduler, alone = speech_scheduler("padded"), {}
     for each in requests:
-        batch.add(each)
-        alone |= spoken(batch, 1)
-        assert batch.advance() == {}, "nothing is left"
-        batch.drop(each.request_id)
+        scheduler.add(each)
+        alone |= spoken(scheduler, 1)
+        assert scheduler.advance() == {}, "nothing is left"
+        scheduler.drop(each.request_id)
     for each in (*requests, request_for("Ethan", 50, 0.5, "gone")):
-        batch.add(each)
-    batch.advance()
-    assert len(batch.stepped) > 1
-    batch.drop("gone")
-    made = spoken(batch, 4)
+        scheduler.add(each)
+    scheduler.advance()
+    assert len(scheduler.finished_steps) > 1
+    scheduler.drop("gone")
+    made = spoken(scheduler, 4)
     assert made.keys() == alone.keys()
     for name, samples in made.items():
         torch.testing.assert_close(samples, alone[name], rtol=0, atol=1e-5)
-        assert len(batch.seconds(name)) == 3, "two steps and the vocoder"
+        assert len(scheduler.seconds(name)) == 3, "two steps and the vocoder"
 
 
 @pytest.mark.parametrize("num_threads", [1], indirect=True)
 @torch.inference_mode()
 def test_padded_requests_on_a_cpu_run_in_groups_that_fill_a_call_in_their_order(num_threads):
-    batch = speech_batch("padded")
+    scheduler = speech_scheduler("padded")
     for index in range(3):
-        batch.add(request_for("Chelsie", 70, 0.5, str(index)))
+        scheduler.add(request_for("Chelsie", 70, 0.5, str(index)))
     ran = []
     for _ in range(2):
-        batch.advance()
-        ran.append([each.request_id for each in batch.stepped])
+        scheduler.advance()
+        ran.append([each.request_id for each in scheduler.finished_steps])
     # 70 codes are 12 blocks with guidance.
     assert ran == [["0", "1"], ["0", "1"]]
-    assert list(spoken(batch, 3)) == ["0", "1", "2"]
+    assert list(spoken(scheduler, 3)) == ["0", "1", "2"]
 
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Make all requests run together, as they do where that is faster."""
-    monkeypatch.setattr(Synthesizer, "runs_together", True)
+    monkeypatch.setattr(CpuPlatform, "runs_together", True)
 
 
 def four_steps(request_id: str, num_codes: int = 12) -> SynthesisRequest:
@@ -512,31 +519,31 @@ def four_steps(request_id: str, num_codes: int = 12) -> SynthesisRequest:
     return dataclasses.replace(request, sampling=DenoisingSettings(5, 0.5, -1.0))
 
 
-def steps(batch: SpeechBatch, *arriving: SynthesisRequest) -> list[str]:
+def steps(scheduler: SpeechScheduler, *arriving: SynthesisRequest) -> list[str]:
     """Advance with `arriving` requests; return the ids of those that made a step."""
     for each in arriving:
-        batch.add(each)
-    batch.advance()
-    return [each.request_id for each in batch.stepped]
+        scheduler.add(each)
+    scheduler.advance()
+    return [each.request_id for each in scheduler.finished_steps]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("num_threads", [1], indirect=True)
 @torch.inference_mode()
 def test_requests_that_come_while_others_run_start_together_after_those(num_threads):
-    batch = speech_batch("padded")
+    scheduler = speech_scheduler("padded")
     requests = [four_steps(name, 5 + index) for index, name in enumerate("abcd")]
     alone = {}
     for each in requests:
-        single = speech_batch("padded")
+        single = speech_scheduler("padded")
         single.add(each)
         alone |= spoken(single, 1)
-    assert [steps(batch, requests[0]), steps(batch)] == [["a"]] * 2
-    assert [steps(batch, requests[1]), steps(batch, *requests[2:])] == [["a"]] * 2
-    made = batch.advance()
+    assert [steps(scheduler, requests[0]), steps(scheduler)] == [["a"]] * 2
+    assert [steps(scheduler, requests[1]), steps(scheduler, *requests[2:])] == [["a"]] * 2
+    made = scheduler.advance()
     assert list(made) == ["a"], "a waveform comes before the next steps"
-    assert [steps(batch) for _ in range(4)] == [["b", "c", "d"]] * 4
-    made |= batch.advance()
+    assert [steps(scheduler) for _ in range(4)] == [["b", "c", "d"]] * 4
+    made |= scheduler.advance()
     for name, samples in made.items():
         torch.testing.assert_close(samples, alone[name], rtol=0, atol=1e-5)
 
@@ -545,23 +552,23 @@ def test_requests_that_come_while_others_run_start_together_after_those(num_thre
 @pytest.mark.parametrize("num_threads", [1], indirect=True)
 @torch.inference_mode()
 def test_a_request_after_its_first_step_begins_again_with_those_that_come_if_they_are_as_many(num_threads):
-    batch = speech_batch("padded")
-    assert steps(batch, four_steps("a")) == ["a"]
-    assert [steps(batch, four_steps("b")), *(steps(batch) for _ in range(3))] == [["a", "b"]] * 4
-    assert batch.advance().keys() == {"a", "b"}
-    assert [len(batch.seconds(name)) for name in "ab"] == [5, 5], "four steps and the vocoder"
-    assert steps(batch, four_steps("c"), four_steps("d")) == ["c", "d"]
-    assert [steps(batch, four_steps("e")), steps(batch)] == [["c", "d"]] * 2, "fewer come than would begin again"
+    scheduler = speech_scheduler("padded")
+    assert steps(scheduler, four_steps("a")) == ["a"]
+    assert [steps(scheduler, four_steps("b")), *(steps(scheduler) for _ in range(3))] == [["a", "b"]] * 4
+    assert scheduler.advance().keys() == {"a", "b"}
+    assert [len(scheduler.seconds(name)) for name in "ab"] == [5, 5], "four steps and the vocoder"
+    assert steps(scheduler, four_steps("c"), four_steps("d")) == ["c", "d"]
+    assert [steps(scheduler, four_steps("e")), steps(scheduler)] == [["c", "d"]] * 2, "fewer come than would restart"
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("num_threads", [1], indirect=True)
 @torch.inference_mode()
-def test_only_a_higher_rank_interrupts_requests_that_run_together(num_threads):
-    batch = speech_batch("padded")
-    # Within a rank, the latest comes first.
-    batch.precedence = lambda name: ("ul".index(name[0]), -int(name[1]))
-    assert [steps(batch, four_steps("l0")), steps(batch)] == [["l0"]] * 2
-    assert steps(batch, four_steps("l1")) == ["l0"]
-    assert steps(batch, four_steps("u2"), four_steps("u3")) == ["u3", "u2"]
-    assert list(spoken(batch, 4)) == ["u3", "u2", "l0", "l1"]
+def test_only_a_higher_priority_interrupts_requests_that_run_together(num_threads):
+    scheduler = speech_scheduler("padded")
+    # Within a priority, the latest comes first.
+    scheduler.get_order = lambda name: ("ul".index(name[0]), -int(name[1]))
+    assert [steps(scheduler, four_steps("l0")), steps(scheduler)] == [["l0"]] * 2
+    assert steps(scheduler, four_steps("l1")) == ["l0"]
+    assert steps(scheduler, four_steps("u2"), four_steps("u3")) == ["u3", "u2"]
+    assert list(spoken(scheduler, 4)) == ["u3", "u2", "l0", "l1"]

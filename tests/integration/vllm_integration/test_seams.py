@@ -563,11 +563,14 @@ OVERRIDES = [
     ("omni_cli.vllm_integration.output_processor", "vllm.v1.engine.output_processor"),
     ("omni_cli.vllm_integration.input_embeds_scheduler", "vllm.v1.core.sched.scheduler"),
     (
-        "omni_cli.models.qwen2_5_omni.velocity",
+        "omni_cli.models.qwen2_5_omni.token2wav.velocity",
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
     ),
-    ("omni_cli.models.qwen2_5_omni.packing", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
-    ("omni_cli.models.qwen2_5_omni.vocoder", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
+    (
+        "omni_cli.models.qwen2_5_omni.token2wav.packed_velocity",
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
+    ),
+    ("omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
     ("omni_cli.models.qwen2_5_omni.talker", "vllm.model_executor.models.qwen2"),
     ("omni_cli.models.glm_image.prior_model", "vllm.model_executor.models.glm4"),
     ("omni_cli.models.glm_image.prior_model", "transformers.models.glm_image.modeling_glm_image"),
@@ -578,7 +581,7 @@ OVERRIDES = [
     ("omni_cli.models.qwen3_omni.connectors", QWEN3_OMNI),
     ("omni_cli.models.qwen3_omni.talker", "vllm.model_executor.models.qwen3_moe"),
     ("omni_cli.models.qwen3_omni.thinker", "vllm.model_executor.models.qwen3_omni_moe_thinker"),
-    ("omni_cli.models.qwen2_5_omni.token2wav", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
+    ("omni_cli.models.qwen2_5_omni.token2wav.model", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
 ]
 ROWS = [*CALLABLES, *FIELDS, *ATTRIBUTES, *IMPORTED]
 LONGEST_SHARED_RUN = 3

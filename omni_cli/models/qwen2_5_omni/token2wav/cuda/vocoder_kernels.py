@@ -1,14 +1,14 @@
 # ruff: noqa: RUF005 -- in a kernel tuples can be joined, but not unpacked
-"""The vocoder's anti-aliased activation over packed sequences: upsampling, snake and downsampling in one kernel.
+"""The vocoder's Triton kernels over packed sequences: its anti-aliased activation, and the mean of residual blocks.
 
-Snake, `y + sin(a * y)^2 / b`, is `y - cos(2 * a * y) / (2 * b) + 1 / (2 * b)`; the filter after it keeps the constant,
-which is added at the lower rate.
+The activation is upsampling, snake and downsampling in one kernel. Snake, `y + sin(a * y)^2 / b`, is `y - cos(2 * a *
+y) / (2 * b) + 1 / (2 * b)`; the filter after it keeps the constant, which is added at the lower rate.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from omni_cli.models.qwen2_5_omni.buckets import ALIGNMENT
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import ALIGNMENT
 
 # A thread makes a run of samples, one after another. Its filters begin 12 samples earlier, so long runs have less work;
 # short ones keep more threads busy.
@@ -25,6 +25,8 @@ _MOST_RUNS = 1 << 16
 # Runs times channels of a program. Threads make runs of two channels, or of four if they are long.
 _AT_ONCE = 128
 _SHORT_RUN = 60
+# Values of a program of the mean.
+_MEAN_VALUES = 1024
 
 
 @triton.jit
@@ -143,12 +145,12 @@ def _store_six(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Store the samples from `position` on; return the row of the one after them."""
     for step in tl.static_range(6):
-        made = _filtered(_filtered(weight, evens, step, DOWN, 0), odds, step, DOWN, 1)
+        sample = _filtered(_filtered(weight, evens, step, DOWN, 0), odds, step, DOWN, 1)
         stored = mask
         if ENDS:
-            made = tl.where(position + step <= last, made, 0.0)
+            sample = tl.where(position + step <= last, sample, 0.0)
             stored = mask & (start + position + step < num_samples)
-        _store(out, made, row, channels, stored)
+        _store(out, sample, row, channels, stored)
         row = _next_row(row, num_samples, phases)
     return row
 
@@ -252,7 +254,7 @@ class FusedActivation:
         """
         num_samples, channels = x.shape
         out = torch.empty_like(x)
-        run = _run_of(rate, num_samples * channels // _MOST_RUNS)
+        run = _get_run(rate, num_samples * channels // _MOST_RUNS)
         settings = self._settings(channels, run, is_cuda=x.is_cuda)
         grid = triton.cdiv(num_samples, run * settings["RUNS"]), triton.cdiv(channels, settings["CHANNELS"])
         _activate[grid](
@@ -282,17 +284,48 @@ def compile_ahead(activations: Iterable[tuple[FusedActivation, torch.Tensor, int
     Several at a time: one by one, those of the real vocoder take half a minute.
     """
     with ThreadPoolExecutor() as threads:
-        compiled = [
+        futures = [
             threads.submit(activation.compile, bias, rate, run)
             for activation, bias, rate in activations
-            for run in {_run_of(rate, _SHORT_RUN), _run_of(rate, _LONGEST_RUN)}
+            for run in {_get_run(rate, _SHORT_RUN), _get_run(rate, _LONGEST_RUN)}
         ]
-        for each in compiled:
-            each.result()
+        for future in futures:
+            future.result()
 
 
 @functools.cache
-def _run_of(rate: int, longest: int) -> int:
+def _get_run(rate: int, longest: int) -> int:
     """Return the longest run, up to `longest`, of which `ALIGNMENT` frames are made; a multiple of six."""
     longest = max(min(longest, _LONGEST_RUN), 6)
     return max(run for run in range(6, longest + 1, 6) if ALIGNMENT * rate % run == 0)
+
+
+@triton.jit(do_not_specialize=["num_frames", "num_values", "rate"])
+def _mean(  # type: ignore[no-untyped-def] # Triton's own types
+    parts, bias, bounds, num_frames, out, num_values, rate, CHANNELS: tl.constexpr, SHARE: tl.constexpr,
+    VALUES: tl.constexpr
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
+    exists = at < num_values
+    start = bounds + (at // CHANNELS).to(tl.int32) // rate
+    sounds = tl.load(start + num_frames, mask=exists, other=0) > tl.load(start, mask=exists, other=0)
+    total = tl.load(parts[0] + at, mask=sounds, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, len(parts)):
+        total += tl.load(parts[part] + at, mask=sounds, other=0.0).to(tl.float32)
+    total = total * SHARE + tl.load(bias + at % CHANNELS, mask=sounds, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=exists)
+
+
+def fused_mean(
+    parts: Sequence[torch.Tensor], bias: torch.Tensor, bounds: torch.Tensor, rate: int, *, share: float = 1.0
+) -> torch.Tensor:
+    """Return `share` of the sum of `parts`, plus `bias`; zeros between the sequences.
+
+    `parts` (num_samples, channels) are contiguous; `bounds` and `rate` are as in `FusedActivation.__call__`.
+    """
+    out = torch.empty_like(parts[0])
+    _mean[(triton.cdiv(out.numel(), _MEAN_VALUES),)](
+        tuple(parts), bias, bounds, bounds.shape[1], out, out.numel(), rate,
+        CHANNELS=out.shape[1], SHARE=share, VALUES=_MEAN_VALUES,
+    )  # fmt: skip
+    return out
