@@ -20,7 +20,9 @@ import torch
 
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.precision import arithmetic, use_precision
-from omni_cli.models.qwen2_5_omni.token2wav.packing import Layout, PackedVelocity
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
+from omni_cli.models.qwen2_5_omni.token2wav.layout import Layout
+from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity
 
 REPEATS = 20
 
@@ -28,8 +30,7 @@ REPEATS = 20
 def main() -> int:
     options = _options()
     device = torch.device("cuda")
-    velocity = PackedVelocity(make_model(options.sizes, device).code2wav_dit_model)
-    velocity.fuse()
+    velocity = PackedVelocity(make_model(options.sizes, device).code2wav_dit_model, CudaPlatform())
     use_precision(options.precision, stage="token2wav", device="cuda")
     _say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.precision}")
     with torch.inference_mode(), arithmetic(options.precision, "cuda"):
@@ -47,36 +48,35 @@ def arguments(velocity: PackedVelocity, num_blocks: int, *, carries: bool) -> li
     dit, device = velocity.dit, velocity.dit.device
     layout = Layout((num_blocks * dit.block_size // 2,) * 2, dit.block_size, num_blocks)
     frames = torch.randn(1, layout.num_frames, dit.mel_dim, device=device)
-    conditions = torch.randn(1, layout.num_frames, dit.config.hidden_size, device=device)
-    tables = dit.rotary_embed(frames, layout.positions([0, 0]).to(device)[None])
-    rotary = [table.view(num_blocks, dit.block_size, 1, -1) for table in tables]
-    modulation = velocity.evaluations(SAMPLING.schedule, num_rows=1).modulations[0]
-    given = [frames, modulation, conditions, *rotary, layout.block_diff([] if carries else None).to(device)]
+    conditions = torch.randn(1, layout.num_frames, velocity.conditions_proj.in_features, device=device)
+    positions = layout.positions([0, 0]).to(device)[None]
+    modulation = velocity.evaluations(SAMPLING, num_rows=1).modulations[0]
+    inputs = [frames, modulation, *velocity.constant_inputs(layout, conditions, positions, [] if carries else None)]
     if carries:
         num_layers, *shape = velocity.carried_shape
-        given.append(torch.zeros(num_layers, num_blocks, *shape, dtype=velocity.carried_dtype, device=device))
-    return given
+        inputs.append(torch.zeros(num_layers, num_blocks, *shape, dtype=velocity.carried_dtype, device=device))
+    return inputs
 
 
 def timed(velocity: PackedVelocity, num_blocks: int, *, carries: bool) -> float:
     """Median seconds of a call, to its end on the device."""
-    given = arguments(velocity, num_blocks, carries=carries)
+    inputs = arguments(velocity, num_blocks, carries=carries)
     seconds = []
     for _ in range(REPEATS + 2):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        velocity(*given)
+        velocity(*inputs)
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds[2:])  # the first captures the graph
 
 
 def kernels(velocity: PackedVelocity, num_blocks: int) -> str:
-    given = arguments(velocity, num_blocks, carries=True)
-    velocity(*given)
+    inputs = arguments(velocity, num_blocks, carries=True)
+    velocity(*inputs)
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        velocity(*given)
+        velocity(*inputs)
         torch.cuda.synchronize()
     rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
     return "\n".join(f"{row.self_device_time_total:10.1f} {row.count:5}  {row.key[:90]}" for row in rows[:15])

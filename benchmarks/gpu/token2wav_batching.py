@@ -175,7 +175,7 @@ def parts(side: After, requests: list[SynthesisRequest], device: torch.device) -
     side.use()
     taken = {"denoise_s": 0.0, "vocoder_s": 0.0}
     with side.synthesizer.arithmetic():
-        for group in side.synthesizer.groups(requests):
+        for group in side.synthesizer.batches(requests):
             denoising = side.synthesizer.begin(group)
 
             def denoise(denoising: Any = denoising) -> None:

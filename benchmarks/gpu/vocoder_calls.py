@@ -27,9 +27,8 @@ from models import twin
 
 from omni_cli.execution.denoiser import Denoiser, prepare_denoiser
 from omni_cli.execution.precision import arithmetic, use_precision
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_activation import FusedActivation
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_mean import fused_mean
-from omni_cli.models.qwen2_5_omni.token2wav.vocoder import PackedVocoder, Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput
 
 REPEATS = 20
 
@@ -41,8 +40,8 @@ def main() -> int:
     vocoders = [twin(model).code2wav_bigvgan_model for _ in range(2)]
     sides = {
         "transformers": Vocoder(model.code2wav_bigvgan_model),
-        "packed": PackedVocoder(vocoders[0], FusedActivation, fused_mean),
-        "graphs": PackedVocoder(vocoders[1], FusedActivation, fused_mean),
+        "packed": CudaPlatform().make_vocoder(vocoders[0]),
+        "graphs": CudaPlatform().make_vocoder(vocoders[1]),
     }
     graphs: list[Denoiser] = []
 

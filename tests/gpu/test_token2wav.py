@@ -17,15 +17,14 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.precision import arithmetic, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import bucket
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_mean import fused_mean
-from omni_cli.models.qwen2_5_omni.token2wav.denoising import PackedDenoising, SingleDenoising
-from omni_cli.models.qwen2_5_omni.token2wav.packing import GeluLinear, PackedVelocity
-from omni_cli.models.qwen2_5_omni.token2wav.request import Conditioner, DenoisingSettings, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
+from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.token2wav.vocoder import PackedVocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import VocoderInput
 
 if torch.cuda.is_available():
-    from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_activation import FusedActivation, compile_ahead
+    from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform, GeluLinear
 
 
 KIT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
@@ -69,7 +68,7 @@ def test_token2wav_replays_equal_transformers_for_every_speaker():
     conditioner = Conditioner(velocity.dit, voices)
     denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
     for request in requests:
-        (made,) = denoised(SingleDenoising(velocity, conditioner, request)).values()
+        (made,) = denoised(Denoising(velocity, conditioner, [request])).values()
         assert torch.equal(made, plain_mel(dit, voices[request.speaker], request)), request.request_id
     assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (2, 48)
     denoiser.close()
@@ -77,12 +76,11 @@ def test_token2wav_replays_equal_transformers_for_every_speaker():
 
 def test_packed_token2wav_replays_one_graph_for_all_lengths_within_its_bound():
     dit, voices, requests = speech_parts()
-    velocity = PackedVelocity(dit)
-    velocity.fuse()
+    velocity = PackedVelocity(dit, CudaPlatform())
     conditioner = Conditioner(velocity.dit, voices)
     denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda", clone_outputs=False)
     for batch in (requests, requests[1:]):
-        made = denoised(PackedDenoising(velocity, conditioner, batch, lambda used: max(bucket(used), 48)))
+        made = denoised(Denoising(velocity, conditioner, batch, lambda used: max(bucket(used), 48)))
         for request in batch:
             expected = plain_mel(dit, voices[request.speaker], request)
             torch.testing.assert_close(made[request.request_id], expected, rtol=0, atol=1e-4)
@@ -131,7 +129,7 @@ def test_spectrograms_of_different_lengths_are_vocoded_as_transformers_does(monk
     if precision == "bfloat16":
         reduce_weights(vocoder)
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
-    packed = PackedVocoder(vocoder, FusedActivation, fused_mean, compile_ahead)
+    packed = CudaPlatform().make_vocoder(vocoder)
     with arithmetic(precision, "cuda"):
         eager = dict(packed.waveforms(heard))
         packed.use_graphs(partial(prepare_denoiser, mode="cudagraph", stage="token2wav", device="cuda"))
@@ -145,11 +143,11 @@ def test_spectrograms_of_different_lengths_are_vocoded_as_transformers_does(monk
 
 def test_packed_neighbours_of_nan_do_not_affect_others():
     dit, voices, requests = speech_parts()
-    velocity = PackedVelocity(dit)
+    velocity = PackedVelocity(dit, CudaPlatform())
     conditioner = Conditioner(velocity.dit, voices)
-    expected = denoised(PackedDenoising(velocity, conditioner, requests, bucket))
-    denoising = PackedDenoising(velocity, conditioner, requests, bucket)
-    denoising._solver.frames[100:200] = torch.nan
+    expected = denoised(Denoising(velocity, conditioner, requests, bucket))
+    denoising = Denoising(velocity, conditioner, requests, bucket)
+    denoising._frames[100:200] = torch.nan
     made = denoised(denoising)
     assert made["1"].isnan().all()
     assert all(torch.equal(made[name], expected[name]) for name in ("0", "2", "3"))
@@ -179,19 +177,18 @@ def test_padded_tf32_at_real_size_stays_within_the_bound_that_the_profiles_state
 
 def test_chunks_that_carry_keys_and_values_on_join_to_the_whole():
     dit, voices, (whole, *_) = speech_parts()
-    velocity = PackedVelocity(dit)
-    velocity.fuse()
+    velocity = PackedVelocity(dit, CudaPlatform())
     conditioner = Conditioner(velocity.dit, voices)
     denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda", clone_outputs=False)
     # It sees all codes, so that nothing is missing ahead.
     first = dataclasses.replace(whole, end=24, stream="stream", continues_at=24)
-    denoising = PackedDenoising(velocity, conditioner, [first], bucket)
+    denoising = Denoising(velocity, conditioner, [first], bucket)
     begun = denoised(denoising)["0"][:, :48]
-    carried = denoising.carried(24)["stream"]
+    state = denoising.chunk_states(24)["stream"]
     last = dataclasses.replace(
-        first, codes=whole.codes[24:], codes_start=24, start=24, end=50, carried=carried, continues_at=None
+        first, codes=whole.codes[24:], codes_start=24, start=24, end=50, previous=state, continues_at=None
     )
-    rest = denoised(PackedDenoising(velocity, conditioner, [last], lambda used: 16))["0"]
+    rest = denoised(Denoising(velocity, conditioner, [last], lambda used: 16))["0"]
     expected = plain_mel(dit, voices[whole.speaker], whole)
     torch.testing.assert_close(torch.cat((begun, rest), dim=1), expected, rtol=0, atol=1e-4)
     denoiser.close()

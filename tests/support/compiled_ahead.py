@@ -22,8 +22,8 @@ ensure_torchvision_importable()
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig  # noqa: E402
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel  # noqa: E402
 
-from omni_cli.models.qwen2_5_omni.token2wav.cuda import fused_activation  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.vocoder import PackedBigVGAN, plain_mean  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda import vocoder_kernels  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedBigVGAN, plain_mean  # noqa: E402
 
 
 class H200Driver:
@@ -48,11 +48,9 @@ def main() -> None:
     config = Qwen2_5OmniBigVGANConfig(
         upsample_initial_channel=160, upsample_rates=[5, 3], upsample_kernel_sizes=[11, 7]
     )
-    packed = PackedBigVGAN(
-        Qwen2_5OmniToken2WavBigVGANModel(config).eval(), fused_activation.FusedActivation, plain_mean
-    )
+    packed = PackedBigVGAN(Qwen2_5OmniToken2WavBigVGANModel(config).eval(), vocoder_kernels.FusedActivation, plain_mean)
     with torch.inference_mode():
-        fused_activation.compile_ahead(packed.activations())
+        vocoder_kernels.compile_ahead(packed.activations())
         counts = [_num_compiled()]
         for num_frames in (9, 48, 999, 24003):
             bounds = torch.zeros(2, num_frames, dtype=torch.int32)
@@ -62,7 +60,7 @@ def main() -> None:
 
 
 def _num_compiled() -> int:
-    kernels, *_ = fused_activation._activate.device_caches[0]
+    kernels, *_ = vocoder_kernels._activate.device_caches[0]
     return len(kernels)
 
 

@@ -17,13 +17,16 @@ from omni_cli.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_attention import fused_attention, rotate_keys  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_linear import linear_gelu  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_norm import add_and_norm  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_step import advance  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.packing import BlockAttention, Layout, _rotate  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.solver import PackedSolver  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.velocity import Evaluations, Schedule  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.dit_kernels import (  # noqa: E402
+    add_and_norm,
+    advance,
+    fused_attention,
+    linear_gelu,
+    rotate_keys,
+)
+from omni_cli.models.qwen2_5_omni.token2wav.layout import Layout  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.platform import Platform, _rotate  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings  # noqa: E402
 from support.plain_activation import fused_and_plain  # noqa: E402
 
 
@@ -31,8 +34,7 @@ def norms() -> Iterator[tuple[str, torch.Tensor]]:
     hidden, branch = (part.contiguous() for part in torch.randn(2, 3, 40, 2).unbind(-1))
     gate, scale, shift = torch.randn(40, 3).mT.contiguous()
     made = add_and_norm(hidden, branch, gate, scale, shift, 1e-6)
-    summed = hidden + gate * branch
-    expected = summed, torch.nn.functional.layer_norm(summed, (40,), scale, shift, 1e-6)
+    expected = Platform().add_and_norm(hidden, branch, gate, scale, shift, 1e-6)
     yield "sum", made[0] - expected[0]
     yield "norm", made[1] - expected[1]
 
@@ -49,13 +51,11 @@ def attention() -> Iterator[tuple[str, torch.Tensor]]:
     carried[[0, 3]] = torch.randn(2, 12, 2, 2, 16)
     angles = torch.randn(8, 12, 1, 8)
     cos, sin = (torch.cat([table, table], dim=-1) for table in (angles.cos(), angles.sin()))
-    plain = torch.nn.Module()
-    plain.size = 12
     for back, ahead, given in ((0, 0, None), (0, 1, None), (1, 0, None), (1, 0, carried)):
         diff = layout.block_diff(None if given is None else [0, 3])
         looks = {"back": bool(back), "ahead": bool(ahead)}
         made = fused_attention(qkv, cos, sin, diff, given, **looks)
-        expected = BlockAttention._attend(plain, qkv.clone(), cos, sin, diff, given, **looks)
+        expected = Platform().attend(qkv.clone(), cos, sin, diff, given, **looks)
         yield f"attention {back} {ahead} {given is not None}", made - expected
     turned, expected = qkv.clone(), qkv.clone()
     rotate_keys(turned, cos, sin)
@@ -64,17 +64,16 @@ def attention() -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def steps() -> Iterator[tuple[str, torch.Tensor]]:
-    times = Schedule(4, -1.0).times(torch.device("cpu"))
-    evaluations = Evaluations(times, torch.empty(0))
-    places = torch.tensor([[0, 1, 2, 4], [5, 6, 7, 9]])
-    for rows in (places, places[:1]):
-        frames = torch.randn(4, 20)
-        plain, fused = (PackedSolver(frames.clone(), rows, 10, evaluations, 0.5) for _ in range(2))
-        for part, velocity in enumerate(torch.randn(4, 1, 10, 20)):
-            plain.advance(velocity, 4 + part)
-            advance(velocity, rows, fused.frames, fused._slopes, times[1:], fused.packed, part, 0.5)
-            yield f"step {len(rows)} {part}", plain.packed - fused.packed
-        yield f"step {len(rows)}", plain.frames - fused.frames
+    times = DenoisingSettings(4, 0.5, -1.0).times(torch.device("cpu"))[1:]
+    locations = torch.tensor([[0, 1, 2, 4], [5, 6, 7, 9]])
+    for rows in (locations, locations[:1]):
+        frames, packed, slopes = torch.randn(4, 20), torch.zeros(1, 10, 20), torch.empty(3, 4, 20)
+        plain, fused = ([tensor.clone() for tensor in (frames, slopes, packed)] for _ in range(2))
+        for part, predicted in enumerate(torch.randn(4, 1, 10, 20)):
+            for run, (frames, slopes, packed) in ((Platform().advance, plain), (advance, fused)):
+                run(predicted, rows, frames, slopes, times, packed, part, 0.5)
+            yield f"step {len(rows)} {part}", plain[2] - fused[2]
+        yield f"step {len(rows)}", plain[0] - fused[0]
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def fused_and_plain(
     channels: int, rate: int, phases_in: int, phases_out: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the fused kernel makes of random samples in `dtype`, and plain torch's answer in float32."""
-    from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_activation import FusedActivation
+    from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder_kernels import FusedActivation
 
     torch.manual_seed(0)
     module = Qwen2_5OmniAntiAliasedActivation1d(activation=Qwen2_5OmniSnakeBeta(channels)).to(device)

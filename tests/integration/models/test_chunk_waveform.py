@@ -16,8 +16,8 @@ from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.chunks import Chunker, ChunkSizes
-from omni_cli.models.qwen2_5_omni.token2wav.denoising import SingleDenoising
-from omni_cli.models.qwen2_5_omni.token2wav.request import Conditioner, DenoisingSettings, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechBatch
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
@@ -81,7 +81,7 @@ def joined(model, speaker, codes: torch.Tensor, sizes: ChunkSizes, **sampling: f
 
 
 def mel_of(velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tensor:
-    denoising = SingleDenoising(velocity, Conditioner(velocity.dit, {"one": speaker}), request)
+    denoising = Denoising(velocity, Conditioner(velocity.dit, {"one": speaker}), [request])
     for _ in range(request.sampling.num_steps - 1):
         denoising.step()
     return denoising.mels()[request.request_id]
@@ -90,7 +90,9 @@ def mel_of(velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tens
 def waveform(model, velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tensor:
     vocoder = Vocoder(model.code2wav_bigvgan_model)
     mel = mel_of(velocity, speaker, request)
-    heard = VocoderInput.of(request, mel, repeats=velocity.dit.repeats, samples_per_frame=vocoder.samples_per_frame)
+    heard = VocoderInput.from_mel(
+        request, mel, repeats=velocity.dit.repeats, samples_per_frame=vocoder.samples_per_frame
+    )
     ((_, samples),) = vocoder.waveforms([heard])
     return samples
 

@@ -24,14 +24,17 @@ from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
 from omni_cli.execution.lanes import Lanes  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cpu import CpuPlatform  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import bucket, buckets  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.denoising import PackedDenoising, SingleDenoising  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.packing import PackedVelocity  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.request import Conditioner, DenoisingSettings, SynthesisRequest  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedVocoder  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.platform import Platform  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechBatch  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.vocoder import PackedVocoder, Vocoder, VocoderInput  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput  # noqa: E402
 
 
 def token2wav(vocoder_channels: int = 64) -> Qwen2_5OmniToken2WavModel:
@@ -80,7 +83,7 @@ def denoised(denoising) -> dict[str, torch.Tensor]:
 
 
 def single_mel(velocity: Velocity, conditioner: Conditioner, request: SynthesisRequest) -> torch.Tensor:
-    (made,) = denoised(SingleDenoising(velocity, conditioner, request)).values()
+    (made,) = denoised(Denoising(velocity, conditioner, [request])).values()
     return made
 
 
@@ -154,7 +157,7 @@ def mixed(guidance_scale: float) -> list[SynthesisRequest]:
 
 
 def packed_velocity() -> tuple[PackedVelocity, Conditioner]:
-    velocity = PackedVelocity(token2wav().code2wav_dit_model)
+    velocity = PackedVelocity(token2wav().code2wav_dit_model, Platform())
     return velocity, Conditioner(velocity.dit, VOICES)
 
 
@@ -162,7 +165,7 @@ def packed_velocity() -> tuple[PackedVelocity, Conditioner]:
 @pytest.mark.parametrize("num_fillers", [0, 5])
 def test_requests_of_different_lengths_are_denoised_together_as_they_are_alone(guidance_scale, num_fillers):
     plain, requests = token2wav(), mixed(guidance_scale)
-    made = denoised(PackedDenoising(*packed_velocity(), requests, lambda used: used + num_fillers))
+    made = denoised(Denoising(*packed_velocity(), requests, lambda used: used + num_fillers))
     assert list(made) == [each.request_id for each in requests]
     for each in requests:
         torch.testing.assert_close(made[each.request_id], plain_mel(plain, each), rtol=0, atol=MEL_BOUND)
@@ -171,9 +174,9 @@ def test_requests_of_different_lengths_are_denoised_together_as_they_are_alone(g
 def test_a_neighbour_of_nan_does_not_affect_others():
     velocity, conditioner = packed_velocity()
     requests = mixed(0.5)
-    expected = denoised(PackedDenoising(velocity, conditioner, requests, lambda used: used))
-    denoising = PackedDenoising(velocity, conditioner, requests, lambda used: used)
-    denoising._solver.frames[100:166] = torch.nan
+    expected = denoised(Denoising(velocity, conditioner, requests))
+    denoising = Denoising(velocity, conditioner, requests)
+    denoising._frames[100:166] = torch.nan
     made = denoised(denoising)
     assert made["1"].isnan().all()
     for name in ("0", "2", "3"):
@@ -183,8 +186,8 @@ def test_a_neighbour_of_nan_does_not_affect_others():
 @torch.inference_mode()
 def test_a_request_that_leaves_changes_the_others_by_rounding():
     velocity, conditioner = packed_velocity()
-    expected = denoised(PackedDenoising(velocity, conditioner, mixed(0.5), lambda used: used))
-    denoising = PackedDenoising(velocity, conditioner, mixed(0.5), lambda used: used)
+    expected = denoised(Denoising(velocity, conditioner, mixed(0.5)))
+    denoising = Denoising(velocity, conditioner, mixed(0.5))
     denoising.step()
     denoising.drop({"1"})
     denoising.step()
@@ -203,7 +206,7 @@ def test_one_graph_per_bucket_serves_batches_of_different_requests():
     velocity, conditioner = packed_velocity()
     denoiser = packed_graphs(velocity)
     for requests in (mixed(0.5), mixed(0.5)[1:], mixed(0.0)):
-        made = denoised(PackedDenoising(velocity, conditioner, requests, bucket))
+        made = denoised(Denoising(velocity, conditioner, requests, bucket))
         for each in requests:
             expected = plain_mel(token2wav(), each)
             torch.testing.assert_close(made[each.request_id], expected, rtol=0, atol=MEL_BOUND)
@@ -215,16 +218,16 @@ def test_chunks_share_the_graph_of_whole_requests_if_those_carry_nothing():
     velocity, conditioner = packed_velocity()
     denoiser = packed_graphs(velocity)
     chunk = dataclasses.replace(request_for("Ethan", 36, 0.5, "chunk"), end=12, stream="one", continues_at=12)
-    first = PackedDenoising(velocity, conditioner, [chunk], bucket, carries=True)
+    first = Denoising(velocity, conditioner, [chunk], bucket, carries=True)
     denoised(first)
-    carried = first.carried(24)["one"]
-    assert carried.end == 12 and carried.mel.shape == (1, 24, 80)
-    assert carried.keys_values.shape == (8, *velocity.carried_shape[:1], 2, *velocity.carried_shape[1:])
+    state = first.chunk_states(24)["one"]
+    assert state.end == 12 and state.mel.shape == (1, 24, 80)
+    assert state.keys_values.shape == (8, *velocity.carried_shape[:1], 2, *velocity.carried_shape[1:])
     last = dataclasses.replace(
-        chunk, codes=chunk.codes[12:], codes_start=12, start=12, end=36, carried=carried, continues_at=None
+        chunk, codes=chunk.codes[12:], codes_start=12, start=12, end=36, previous=state, continues_at=None
     )
     whole = request_for("Chelsie", 7, 0.5)
-    made = denoised(PackedDenoising(velocity, conditioner, [last, whole], bucket, carries=True))
+    made = denoised(Denoising(velocity, conditioner, [last, whole], bucket, carries=True))
     torch.testing.assert_close(made["0"], plain_mel(token2wav(), whole), rtol=0, atol=MEL_BOUND)
     everything = plain_mel(token2wav(), dataclasses.replace(chunk, end=36))
     torch.testing.assert_close(made["chunk"], everything[:, 24:], rtol=0, atol=MEL_BOUND)
@@ -245,7 +248,7 @@ def test_buckets_grow_by_the_smallest_or_less_than_a_quarter(smallest):
 @pytest.mark.parametrize("channels", [64, 384])
 def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alone(monkeypatch, channels):
     # Calls of 107 frames, of 66 and of 46.
-    monkeypatch.setattr("omni_cli.models.qwen2_5_omni.token2wav.vocoder.MAX_FRAMES_PER_CALL", 110)
+    monkeypatch.setattr("omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder.MAX_FRAMES_PER_CALL", 110)
     vocoder = loud_vocoder(channels).double()
     draw = torch.Generator().manual_seed(0)
     mels = [torch.randn(1, frames, 80, generator=draw, dtype=torch.float64) for frames in (100, 7, 66, 45, 1)]
@@ -423,13 +426,13 @@ def order_of(names: str) -> list[str]:
 def test_a_lane_goes_on_while_another_lasts_and_a_request_that_leaves_meanwhile_is_not_waited_for(
     num_threads, monkeypatch
 ):
-    release, step = threading.Event(), PackedDenoising.step
+    release, step = threading.Event(), Denoising.step
 
-    def held(denoising: PackedDenoising) -> None:
+    def held(denoising: Denoising) -> None:
         assert denoising.mels().keys() != {"lasts"} or release.wait(60)
         step(denoising)
 
-    monkeypatch.setattr(PackedDenoising, "step", held)
+    monkeypatch.setattr(Denoising, "step", held)
     batch = speech_batch("padded")
     for name in ("lasts", "short", "next"):
         batch.add(request_for("Chelsie", 130, 0.5, name))
@@ -444,13 +447,13 @@ def test_a_lane_goes_on_while_another_lasts_and_a_request_that_leaves_meanwhile_
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
 def test_a_request_that_leaves_a_group_waits_for_the_step_of_the_others(num_threads, monkeypatch):
-    release, step = threading.Event(), PackedDenoising.step
+    release, step = threading.Event(), Denoising.step
 
-    def held(denoising: PackedDenoising) -> None:
+    def held(denoising: Denoising) -> None:
         assert "gone" not in denoising.mels() or release.wait(60)
         step(denoising)
 
-    monkeypatch.setattr(PackedDenoising, "step", held)
+    monkeypatch.setattr(Denoising, "step", held)
     batch = speech_batch("padded")
     for name in ("stays", "gone", "a", "b"):
         batch.add(request_for("Chelsie", 12, 0.5, name))
@@ -504,7 +507,7 @@ def test_padded_requests_on_a_cpu_run_in_groups_that_fill_a_call_in_their_order(
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Make all requests run together, as they do where that is faster."""
-    monkeypatch.setattr(Synthesizer, "runs_together", True)
+    monkeypatch.setattr(CpuPlatform, "runs_together", True)
 
 
 def four_steps(request_id: str, num_codes: int = 12) -> SynthesisRequest:

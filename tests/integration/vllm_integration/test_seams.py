@@ -566,8 +566,11 @@ OVERRIDES = [
         "omni_cli.models.qwen2_5_omni.token2wav.velocity",
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
     ),
-    ("omni_cli.models.qwen2_5_omni.token2wav.packing", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
-    ("omni_cli.models.qwen2_5_omni.token2wav.vocoder", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
+    (
+        "omni_cli.models.qwen2_5_omni.token2wav.packed_velocity",
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
+    ),
+    ("omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
     ("omni_cli.models.qwen2_5_omni.talker", "vllm.model_executor.models.qwen2"),
     ("omni_cli.models.glm_image.prior_model", "vllm.model_executor.models.glm4"),
     ("omni_cli.models.glm_image.prior_model", "transformers.models.glm_image.modeling_glm_image"),

@@ -1,179 +1,176 @@
-"""Requests between noise and mel spectrogram, one step at a time: a single one, or several in packed blocks."""
+"""Requests between noise and mel spectrogram, one denoising step at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import nn
 
-from omni_cli.models.qwen2_5_omni.token2wav.packing import Layout, PackedVelocity
-from omni_cli.models.qwen2_5_omni.token2wav.request import Carried, Conditioner, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.token2wav.solver import PackedSolver
-from omni_cli.models.qwen2_5_omni.token2wav.velocity import EVALUATIONS_PER_STEP, Velocity, stepped
-
-
-class Denoising(Protocol):
-    """Requests with the same settings, all at the same step."""
-
-    def step(self) -> None:
-        """Denoise all requests by one step."""
-
-    def drop(self, request_ids: set[str]) -> None:
-        """Stop denoising these requests."""
-
-    def carried(self, num_frames: int) -> dict[str, Carried]:
-        """Return what chunks carry on, by stream, with at most `num_frames` of their heard mel spectrograms."""
-
-    def mels(self) -> dict[str, torch.Tensor]:
-        """Return the frames so far, (1, num_frames, mel_dim) by request id."""
+from omni_cli.models.qwen2_5_omni.token2wav.layout import Layout
+from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity
+from omni_cli.models.qwen2_5_omni.token2wav.request import ChunkState, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import EVALUATIONS_PER_STEP, Velocity
 
 
-class SingleDenoising:
-    """A single request, bit for bit as transformers denoises it."""
+class Conditioner:
+    """Makes the conditions of requests. The speaker encoder depends on the reference only and runs once per speaker."""
 
-    def __init__(self, velocity: Velocity, conditioner: Conditioner, request: SynthesisRequest) -> None:
-        dit = velocity.dit
-        self._request, self._velocity = request, velocity
-        self._frames = request.noise(dit.repeats, dit.mel_dim).to(dit.device)
-        self._num_done = 0
-        self._evaluations = velocity.evaluations(request.sampling.schedule, num_rows=request.sampling.num_rows)
-        self._conditions = conditioner.conditions([request])
-        positions = torch.arange(self._frames.shape[1], device=self._frames.device)
-        self._rotary = dit.rotary_embed(self._frames, positions.expand(request.sampling.num_rows, -1))
-        # One for all rows and heads; attention broadcasts it.
-        self._block_diff = dit._create_block_diff(self._frames)[:1, :1].to(torch.int16)
+    def __init__(self, dit: nn.Module, speakers: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        self._dit = dit
+        self._speakers = speakers
+        self._encodings: dict[tuple[str, int], torch.Tensor] = {}
+        self._vectors: dict[str, torch.Tensor] = {}
 
-    def step(self) -> None:
-        sampling, first = self._request.sampling, self._num_done * EVALUATIONS_PER_STEP
-        modulations = iter(self._evaluations.modulations[first : first + EVALUATIONS_PER_STEP])
+    def conditions(self, requests: Sequence[SynthesisRequest]) -> torch.Tensor:
+        """Return (rows, num_frames, condition_dim) of requests with the same settings, one after another.
 
-        def velocity(_: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
-            rows = frames.expand(sampling.num_rows, -1, -1)
-            predicted = self._velocity(rows, next(modulations), self._conditions, *self._rotary, self._block_diff)
-            return sampling.guided(*predicted.chunk(2)) if sampling.is_guided else predicted
+        The parts of `condition_dim` are in the order of the DiT's input projection.
+        """
+        dit, num_rows = self._dit, requests[0].sampling.num_rows
+        codes = torch.cat([request.codes for request in requests])[None]
+        embedded = torch.cat([dit.text_embed(codes), dit.text_embed(codes, drop_code=True)][:num_rows])
+        lengths = torch.tensor([len(request.codes) * dit.repeats for request in requests])
+        request_of_frame = torch.arange(len(requests)).repeat_interleave(lengths).to(embedded.device)
+        vectors = torch.stack([self._get_vector(request.speaker) for request in requests], dim=1)
+        vectors = torch.cat([vectors, torch.zeros_like(vectors)][:num_rows])
+        encodings = torch.stack([self._get_encoding(request.speaker, num_rows) for request in requests], dim=1)
+        return torch.cat((encodings[:, request_of_frame], embedded, vectors[:, request_of_frame]), dim=-1)
 
-        self._frames = stepped(self._evaluations.times, self._num_done, self._frames, velocity)
-        self._num_done += 1
+    def _get_vector(self, speaker: str) -> torch.Tensor:
+        if speaker not in self._vectors:
+            self._vectors[speaker] = self._speakers[speaker]["cond"].to(self._dit.device).float()
+        return self._vectors[speaker]
 
-    def drop(self, request_ids: set[str]) -> None:
-        """Do nothing: no other request is left."""
-
-    def carried(self, num_frames: int) -> dict[str, Carried]:
-        """Return nothing: a chunk computes those before it again, bit for bit."""
-        return {}
-
-    def mels(self) -> dict[str, torch.Tensor]:
-        return {self._request.request_id: self._frames}
+    def _get_encoding(self, speaker: str, num_rows: int) -> torch.Tensor:
+        """Return (num_rows, enc_dim)."""
+        key = (speaker, num_rows)
+        if key not in self._encodings:
+            mel = self._speakers[speaker]["ref_mel"].to(self._dit.device).float()
+            self._encodings[key] = self._dit.input_embed.spk_encoder(torch.cat([mel, torch.zeros_like(mel)][:num_rows]))
+        return self._encodings[key]
 
 
-class PackedDenoising:
-    """Several requests in one call of the DiT; `num_blocks_for` rounds up to a prepared number of blocks.
+class Denoising:
+    """Requests with the same settings, all at the same step, in one call of the DiT per evaluation.
 
-    The frames of all requests are (num_frames, mel_dim), concatenated.
+    The frames of all requests are (num_frames, mel_dim), concatenated; in a call they are packed as `Layout` describes.
+    `num_blocks_for` rounds a number of blocks up to one that there is a CUDA graph for. With `carries` all calls have
+    the arguments of those with chunks of streams, so that they share graphs.
     """
 
     def __init__(
         self,
-        velocity: PackedVelocity,
+        velocity: Velocity,
         conditioner: Conditioner,
         requests: Sequence[SynthesisRequest],
-        num_blocks_for: Callable[[int], int],
+        num_blocks_for: Callable[[int], int] = lambda num_used: num_used,
         *,
         carries: bool = False,
     ) -> None:
         dit = velocity.dit
         self._velocity, self._conditioner, self._num_blocks_for = velocity, conditioner, num_blocks_for
-        self._carries = carries or any(each.stream is not None for each in requests)
+        self._carries = carries or any(request.stream is not None for request in requests)
         self._num_done = 0
-        # For each evaluation, the requests that go on and their last blocks' keys and values.
+        # For each evaluation, the requests whose stream continues, and the keys and values of their last blocks.
         self._kept: list[tuple[list[str], torch.Tensor]] = []
         self._sampling = requests[0].sampling
-        self._evaluations = velocity.evaluations(self._sampling.schedule, num_rows=1)
-        noise = torch.cat([each.noise(dit.repeats, dit.mel_dim)[0] for each in requests])
-        self._set(list(requests), noise.to(dit.device))
+        self._evaluations = velocity.evaluations(self._sampling, num_rows=self._sampling.num_rows)
+        noise = torch.cat([request.noise(dit.repeats, dit.mel_dim)[0] for request in requests])
+        self._set_requests(list(requests), noise.to(dit.device))
 
-    def _set(self, requests: list[SynthesisRequest], frames: torch.Tensor) -> None:
-        dit, device = self._velocity.dit, frames.device
-        num_rows = self._sampling.num_rows
-        self._requests = requests
-        self._lengths = [len(each.codes) * dit.repeats for each in requests]
-        layout = Layout.of(self._lengths * num_rows, dit.block_size, num_blocks_for=self._num_blocks_for)
-        firsts = [each.codes_start * dit.repeats for each in requests]
-        # For each row, its frames among the packed ones.
-        places = torch.cat([torch.arange(start, start + length) for start, length in layout.spans])
-        places = places.view(num_rows, -1).to(device)
-        guidance_scale = self._sampling.guidance_scale
-        self._solver = PackedSolver(frames, places, layout.num_frames, self._evaluations, guidance_scale)
+    def _set_requests(self, requests: list[SynthesisRequest], frames: torch.Tensor) -> None:
+        """Prepare what is the same in all further evaluations of `requests`, whose frames so far are `frames`."""
+        dit, device, num_rows = self._velocity.dit, frames.device, self._sampling.num_rows
+        self._requests, self._frames = requests, frames
+        self._lengths = [len(request.codes) * dit.repeats for request in requests]
+        lengths = self._lengths * num_rows
+        layout = Layout.pack(lengths, self._velocity.block_size, num_blocks_for=self._num_blocks_for)
+        # For each row, the locations of its frames among the packed ones.
+        locations = torch.cat([torch.arange(start, start + length) for start, length in layout.spans])
+        self._locations = locations.view(num_rows, -1).to(device)
+        self._packed = frames.new_zeros(1, layout.num_frames, frames.shape[1])
+        self._packed[0, self._locations] = frames
+        # Velocities of the step so far.
+        self._slopes = frames.new_empty(EVALUATIONS_PER_STEP - 1, *frames.shape)
         conditions = self._conditioner.conditions(requests)
-        packed = conditions.new_zeros(1, layout.num_frames, conditions.shape[-1])
-        packed[0, places] = conditions
-        self._conditions = self._velocity.conditions_proj(packed).float()
-        tables = dit.rotary_embed(frames, layout.positions(firsts * num_rows).to(device)[None])
-        self._rotary = [table.view(layout.num_blocks, dit.block_size, 1, -1) for table in tables]
-        self._block_diff = layout.block_diff(self._carry(layout, device) if self._carries else None).to(device)
+        packed_conditions = conditions.new_zeros(1, layout.num_frames, conditions.shape[-1])
+        packed_conditions[0, self._locations] = conditions
+        firsts = [request.codes_start * dit.repeats for request in requests]
+        positions = layout.positions(firsts * num_rows).to(device)[None]
+        continued = self._set_chunks(layout, device) if self._carries else None
+        self._inputs = self._velocity.constant_inputs(layout, packed_conditions, positions, continued)
 
-    def _carry(self, layout: Layout, device: torch.device) -> list[int]:
-        """Set up for what earlier chunks have carried on and later ones need; return the blocks that are continued."""
+    def _set_chunks(self, layout: Layout, device: torch.device) -> list[int]:
+        """Prepare for the states of earlier chunks and for those of later ones; return the blocks that continue one."""
         size = layout.block_size
         blocks = [start // size for start, _ in layout.spans]
         sequences = list(zip(self._requests * self._sampling.num_rows, blocks, strict=True))
-        continued = [block for each, block in sequences if each.carried is not None]
+        continued = [block for request, block in sequences if request.previous is not None]
         self._continued = torch.tensor(continued, dtype=torch.long, device=device)
-        earlier = [each.carried.keys_values for each in self._requests if each.carried is not None]
+        earlier = [request.previous.keys_values for request in self._requests if request.previous is not None]
         # (evaluations, layers, rows of all requests in the order of the layout, ...)
         self._earlier = torch.stack(earlier, dim=3).flatten(2, 3) if earlier else None
+        assert isinstance(self._velocity, PackedVelocity)
         num_layers, *shape = self._velocity.carried_shape
         self._carried = torch.zeros(
             (num_layers, layout.num_blocks, *shape), dtype=self._velocity.carried_dtype, device=device
         )
         repeats = self._velocity.dit.repeats
-        last = [
-            block + (each.continues_at - each.codes_start) * repeats // size - 1
-            for each, block in sequences
-            if each.continues_at is not None
+        last_blocks = [
+            block + (request.continues_at - request.codes_start) * repeats // size - 1
+            for request, block in sequences
+            if request.continues_at is not None
         ]
-        self._last = torch.tensor(last, dtype=torch.long, device=device)
-        self._leaving = [each.request_id for each in self._requests if each.continues_at is not None]
+        self._last_blocks = torch.tensor(last_blocks, dtype=torch.long, device=device)
+        self._continuing_ids = [request.request_id for request in self._requests if request.continues_at is not None]
         return continued
 
-    def _evaluate(self, number: int) -> torch.Tensor:
-        modulation = self._evaluations.modulations[number]
-        given = (self._solver.packed, modulation, self._conditions, *self._rotary, self._block_diff)
-        if not self._carries:
-            return self._velocity(*given)
-        if self._earlier is not None:
-            self._carried.index_copy_(1, self._continued, self._earlier[number])
-        predicted, *made = self._velocity(*given, self._carried)
-        if self._leaving:
-            kept = self._carried.new_empty(len(made), len(self._last), *self._carried.shape[2:])
-            for layer, rows in zip(made, kept, strict=True):
-                torch.index_select(layer, 0, self._last, out=rows)
-            self._kept.append((self._leaving, kept))
-        return predicted
-
     def step(self) -> None:
-        first = self._num_done * EVALUATIONS_PER_STEP
-        for number in range(first, first + EVALUATIONS_PER_STEP):
-            self._solver.advance(self._evaluate(number), number)
+        """Denoise all requests by one step."""
+        times, first = self._evaluations.times[self._num_done :], self._num_done * EVALUATIONS_PER_STEP
+        for part in range(EVALUATIONS_PER_STEP):
+            predicted = self._evaluate(first + part)
+            self._velocity.platform.advance(
+                predicted, self._locations, self._frames, self._slopes, times, self._packed, part,
+                self._sampling.guidance_scale,
+            )  # fmt: skip
         self._num_done += 1
 
-    def drop(self, request_ids: set[str]) -> None:
-        parts = zip(self._requests, self._solver.frames.split(self._lengths), strict=True)
-        kept = [(each, frames) for each, frames in parts if each.request_id not in request_ids]
-        if kept:
-            self._set([each for each, _ in kept], torch.cat([frames for _, frames in kept]))
+    def _evaluate(self, number: int) -> torch.Tensor:
+        inputs = (self._packed, self._evaluations.modulations[number], *self._inputs)
+        if not self._carries:
+            return self._velocity(*inputs)
+        if self._earlier is not None:
+            self._carried.index_copy_(1, self._continued, self._earlier[number])
+        predicted, *keys_values = self._velocity(*inputs, self._carried)
+        if self._continuing_ids:
+            kept = self._carried.new_empty(len(keys_values), len(self._last_blocks), *self._carried.shape[2:])
+            for layer, rows in zip(keys_values, kept, strict=True):
+                torch.index_select(layer, 0, self._last_blocks, out=rows)
+            self._kept.append((self._continuing_ids, kept))
+        return predicted
 
-    def carried(self, num_frames: int) -> dict[str, Carried]:
-        made, mels, repeats = {}, self.mels(), self._velocity.dit.repeats
-        for each in self._requests:
-            if each.stream is not None and each.continues_at is not None:
-                parts = [kept[:, names.index(each.request_id) :: len(names)] for names, kept in self._kept]
-                heard_to, end = ((code - each.codes_start) * repeats for code in (each.end, each.continues_at))
-                mel = mels[each.request_id][:, max(0, heard_to - num_frames) : end]
-                made[each.stream] = Carried(each.continues_at, torch.stack(parts), mel)
-        return made
+    def drop(self, request_ids: set[str]) -> None:
+        """Stop denoising these requests."""
+        parts = zip(self._requests, self._frames.split(self._lengths), strict=True)
+        remaining = [(request, frames) for request, frames in parts if request.request_id not in request_ids]
+        if remaining:
+            requests, frames = zip(*remaining, strict=True)
+            self._set_requests(list(requests), torch.cat(frames))
+
+    def chunk_states(self, num_frames: int) -> dict[str, ChunkState]:
+        """Return what chunks leave for the next ones, by stream, with at most `num_frames` of their spectrograms."""
+        states, mels, repeats = {}, self.mels(), self._velocity.dit.repeats
+        for request in self._requests:
+            if request.stream is not None and request.continues_at is not None:
+                parts = [kept[:, names.index(request.request_id) :: len(names)] for names, kept in self._kept]
+                heard_to, end = ((code - request.codes_start) * repeats for code in (request.end, request.continues_at))
+                mel = mels[request.request_id][:, max(0, heard_to - num_frames) : end]
+                states[request.stream] = ChunkState(request.continues_at, torch.stack(parts), mel)
+        return states
 
     def mels(self) -> dict[str, torch.Tensor]:
-        parts = zip(self._requests, self._solver.frames.split(self._lengths), strict=True)
-        return {each.request_id: frames[None] for each, frames in parts}
+        """Return the frames so far, (1, num_frames, mel_dim) by request id."""
+        parts = zip(self._requests, self._frames.split(self._lengths), strict=True)
+        return {request.request_id: frames[None] for request, frames in parts}

@@ -70,7 +70,7 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
         """Do the next piece of work; waveforms, (num_samples,) float32 in [-1, 1], are those that it finished."""
         for each in inputs:
             if each.request_id not in self.batch:
-                self.batch.add(SynthesisRequest.of(each.request_id, each.token_ids, each.information))
+                self.batch.add(SynthesisRequest.from_engine(each.request_id, each.token_ids, each.information))
         made = self.batch.advance()
         return {each.request_id: made.get(each.request_id, UNFINISHED) for each in inputs}
 

@@ -14,7 +14,7 @@ from omni_cli.execution.lanes import Lanes
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import clock_for
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Denoising
-from omni_cli.models.qwen2_5_omni.token2wav.request import Carried, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.request import ChunkState, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
 from omni_cli.models.qwen2_5_omni.token2wav.vocoder import VOCODER_CONTEXT_FRAMES
 
@@ -84,12 +84,12 @@ class SpeechBatch:
         self.precedence: Precedence = lambda request_id: ()
         self.stepped: list[Stepped] = []
         self._synthesizer = synthesizer
-        self._lanes: Lanes[Done] = Lanes(synthesizer.num_lanes)
+        self._lanes: Lanes[Done] = Lanes(synthesizer.platform.num_workers)
         self._clock = clock_for(torch.device(synthesizer.device).type)
         self._waiting: dict[str, SynthesisRequest] = {}
         self._cohorts: list[Cohort] = []
         # By stream.
-        self._carried: dict[str, Carried] = {}
+        self._carried: dict[str, ChunkState] = {}
         # Start and end of each denoising step of a request, and of its vocoder.
         self._times: dict[str, list[tuple[object, object]]] = {}
 
@@ -98,7 +98,7 @@ class SpeechBatch:
 
     def add(self, request: SynthesisRequest) -> None:
         # Noise is drawn while the device computes other requests.
-        self._waiting[request.request_id] = dataclasses.replace(request, drawn=self._synthesizer.noise(request))
+        self._waiting[request.request_id] = dataclasses.replace(request, drawn_noise=self._synthesizer.noise(request))
         self._times[request.request_id] = []
 
     def drop(self, request_id: str) -> None:
@@ -155,7 +155,7 @@ class SpeechBatch:
 
     def _sounding(self, cohort: Cohort) -> list[list[SynthesisRequest]]:
         """Return the requests of a denoised cohort whose waveforms are next, together or each by itself."""
-        if self._synthesizer.runs_together:
+        if self._synthesizer.platform.runs_together:
             return [cohort.requests]
         return [[each] for each in cohort.requests if each.request_id not in cohort.running]
 
@@ -184,12 +184,12 @@ class SpeechBatch:
         """
         count, compared = self._lanes.count, None
         waiting = self._ready()
-        if self._synthesizer.runs_together:
+        if self._synthesizer.platform.runs_together:
             compared = 1
             waiting = self._of_highest_rank(waiting)
             if self._begin_again(waiting):
                 waiting = self._of_highest_rank(self._ready())
-        groups = list(self._synthesizer.groups(waiting))
+        groups = list(self._synthesizer.batches(waiting))
         are_last = len(self._cohorts) + len(groups) < 2 * count
         for group in groups:
             running = sorted(self._of_cohort(cohort) for cohort in self._cohorts)
@@ -236,7 +236,7 @@ class SpeechBatch:
 
     def _continuing(self, request: SynthesisRequest) -> SynthesisRequest:
         carried = self._carried.get(request.stream) if request.stream is not None else None
-        return dataclasses.replace(request, carried=carried)
+        return dataclasses.replace(request, previous=carried)
 
     def _do(self, piece: SpeechPiece) -> Done:
         """Do a piece in its lane."""
@@ -265,7 +265,7 @@ class SpeechBatch:
             return made
         cohort.num_done += 1
         if cohort.is_denoised:
-            self._carried |= cohort.denoising.carried(VOCODER_CONTEXT_FRAMES)
+            self._carried |= cohort.denoising.chunk_states(VOCODER_CONTEXT_FRAMES)
         self.stepped += [Stepped(each.request_id, cohort.num_done, cohort.num_steps) for each in requests]
         return {}
 

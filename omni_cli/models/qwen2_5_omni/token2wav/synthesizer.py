@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
-from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_cli.config.schema import Precision
@@ -15,23 +14,26 @@ from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser
 from omni_cli.execution.graphs import MAX_GRAPHS
 from omni_cli.execution.precision import arithmetic, precision_of, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.token2wav.cpu import CpuPlatform
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import bucket, buckets
-from omni_cli.models.qwen2_5_omni.token2wav.denoising import Denoising, PackedDenoising, SingleDenoising
-from omni_cli.models.qwen2_5_omni.token2wav.packing import PackedVelocity
-from omni_cli.models.qwen2_5_omni.token2wav.request import Conditioner, DenoisingSettings, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
+from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity
+from omni_cli.models.qwen2_5_omni.token2wav.platform import Platform
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.token2wav.vocoder import PackedVocoder, Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.token2wav.vocoder import VocoderInput
 
 MAX_BUCKETS = 64
-# Blocks in one call per thread of a CPU, about one request of 2.5 s: more is no faster, and then the first waveforms
-# come later and threads wait longer for each other.
-BLOCKS_PER_THREAD = 24
-# Four seconds of guided speech; graphs are captured ahead for batches of that much per request of `max_num_seqs`.
+# Four seconds of guided speech. Graphs are captured ahead for batches of up to `max_num_seqs` such requests.
 TYPICAL_BLOCKS = 34
 
 
 class Synthesizer:
-    """Denoises requests and makes their waveforms; `denoiser` counts the DiT's calls by mode."""
+    """Denoises requests and makes their waveforms; `denoiser` counts the DiT's calls by mode.
+
+    `batching: exact` and `padded` differ here only: in the layers of the DiT, in `platform`, and in the requests of a
+    batch, which is a single one with `exact`.
+    """
 
     def __init__(
         self,
@@ -44,21 +46,13 @@ class Synthesizer:
         self._precision: Precision = stage.precision or "float32"
         use_precision(self._precision, stage=stage.name, device=self.device)
         self._is_packed = stage.batching == "padded"
-        self.velocity = PackedVelocity(dit) if self._is_packed else Velocity(dit)
-        self._conditioner = Conditioner(dit, speakers)
+        self.platform = _make_platform(stage, self._precision, dit.device) if self._is_packed else Platform()
+        self.velocity = PackedVelocity(dit, self.platform) if self._is_packed else Velocity(dit)
+        self._conditioner = Conditioner(self.velocity.dit, speakers)
         if self._precision == "bfloat16":
-            for module in (*self._evaluated, vocoder):
+            for module in (*self.velocity.evaluated_modules, vocoder):
                 reduce_weights(module)
-        self.vocoder = Vocoder(vocoder)
-        if self._is_packed and dit.device.type == "cpu":
-            if stage.execution == "eager" and self._precision == "float32":
-                self.velocity.fuse()
-        elif self._is_packed:
-            from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_activation import FusedActivation, compile_ahead
-            from omni_cli.models.qwen2_5_omni.token2wav.cuda.fused_mean import fused_mean
-
-            self.velocity.fuse()
-            self.vocoder = PackedVocoder(vocoder, FusedActivation, fused_mean, compile_ahead)
+        self.vocoder = self.platform.make_vocoder(vocoder)
         # Without packing, shapes follow the number of codes: code is compiled for all shapes, and there is one graph
         # per number of codes, which pays off within its first request. With packing, there is one per bucket.
         self.denoiser = prepare_denoiser(
@@ -68,26 +62,18 @@ class Synthesizer:
             device=self.device,
             dynamic=True,
             max_graphs=MAX_BUCKETS if self._is_packed else MAX_GRAPHS,
-            # `PackedDenoising` takes rows out of them before the next call.
-            clone_outputs=not self._is_packed,
+            # `Denoising` reads them before the next call.
+            clone_outputs=False,
         )
-        if isinstance(self.vocoder, PackedVocoder) and self._has_graphs:
+        self._has_graphs = isinstance(self.denoiser, GraphDenoiser)
+        if self._has_graphs:
             prepare = functools.partial(prepare_denoiser, mode="cudagraph", stage=stage.name, device=self.device)
             self.vocoder.use_graphs(prepare)
 
     @property
-    def _evaluated(self) -> list[nn.Module]:
-        """The modules of each evaluation; embeddings of times and speakers, which run once, stay in float32."""
-        velocity, dit = self.velocity, self.velocity.dit
-        blocks = [part for block in dit.transformer_blocks for part in (block.attn, block.ff)]
-        is_packed = isinstance(velocity, PackedVelocity)
-        entry = [velocity.frames_proj, velocity.conditions_proj] if is_packed else [dit.input_embed.proj]
-        return [*entry, *blocks, dit.proj_out]
-
-    @property
     def precision(self) -> str:
         """Arithmetic of the layers of an evaluation and of the vocoder, read back from them."""
-        return precision_of([*self._evaluated, self.vocoder.module])
+        return precision_of([*self.velocity.evaluated_modules, self.vocoder.module])
 
     @property
     def batching(self) -> str:
@@ -96,104 +82,80 @@ class Synthesizer:
 
     @property
     def carries(self) -> bool:
-        """True if chunks carry on what the next one of their stream needs."""
+        """True if chunks leave a state for the next one of their stream."""
         return self._is_packed and not self._stage.stream_context_codes
-
-    @property
-    def runs_together(self) -> bool:
-        """True if all requests at once are faster than some of them after the others."""
-        return self._is_packed and self.device != "cpu"
-
-    @property
-    def num_lanes(self) -> int:
-        """Groups that run at the same time, each on its own threads.
-
-        The number of threads changes results by rounding, so `exact` requests always have all of them.
-        """
-        is_eager = self._stage.execution == "eager"
-        return torch.get_num_threads() if self._is_packed and is_eager and self.device == "cpu" else 1
 
     def arithmetic(self) -> AbstractContextManager[object]:
         return arithmetic(self._precision, self.device)
 
-    def groups(self, requests: Sequence[SynthesisRequest]) -> Iterator[list[SynthesisRequest]]:
-        """Yield the requests that run together: single ones, or those with the same denoising settings."""
+    def batches(self, requests: Sequence[SynthesisRequest]) -> Iterator[list[SynthesisRequest]]:
+        """Yield the requests that run together: single ones, or those with the same denoising settings.
+
+        They keep their order. No batch has more blocks than the platform wants, unless it is a single request.
+        """
         if not self._is_packed:
-            yield from ([each] for each in requests)
+            yield from ([request] for request in requests)
             return
         alike: dict[DenoisingSettings, list[SynthesisRequest]] = {}
-        for each in requests:
-            alike.setdefault(each.sampling, []).append(each)
-        for same in alike.values():
-            yield from self._fitting(same)
+        for request in requests:
+            alike.setdefault(request.sampling, []).append(request)
+        for group in alike.values():
+            max_blocks = self.platform.get_max_blocks(sum(map(self._get_num_blocks, group)))
+            batch: list[SynthesisRequest] = []
+            num_blocks = 0
+            for request in group:
+                if batch and num_blocks + self._get_num_blocks(request) > max_blocks:
+                    yield batch
+                    batch, num_blocks = [], 0
+                batch.append(request)
+                num_blocks += self._get_num_blocks(request)
+            yield batch
 
-    def _fitting(self, requests: Sequence[SynthesisRequest]) -> Iterator[list[SynthesisRequest]]:
-        """Split requests on a CPU in order, into groups of `BLOCKS_PER_THREAD` at most, or of one request.
-
-        There are enough groups for all lanes, if there are enough requests.
-        """
+    def _get_num_blocks(self, request: SynthesisRequest) -> int:
         dit = self.velocity.dit
-        sizes = [each.sampling.num_rows * -(-len(each.codes) * dit.repeats // dit.block_size) for each in requests]
-        most = sum(sizes)
-        if self.device == "cpu":
-            lanes = self.num_lanes
-            most = min(BLOCKS_PER_THREAD * (torch.get_num_threads() // lanes), -(-most // lanes))
-        group: list[SynthesisRequest] = []
-        num_blocks = 0
-        for each, size in zip(requests, sizes, strict=True):
-            if group and num_blocks + size > most:
-                yield group
-                group, num_blocks = [], 0
-            group.append(each)
-            num_blocks += size
-        yield group
+        return request.sampling.num_rows * -(-len(request.codes) * dit.repeats // dit.block_size)
 
     def noise(self, request: SynthesisRequest) -> torch.Tensor:
         return request.noise(self.velocity.dit.repeats, self.velocity.dit.mel_dim)
 
-    def begin(self, requests: Sequence[SynthesisRequest]) -> Denoising:
-        """Start `requests` of one group from noise."""
-        if self._is_packed:
-            return self._packed(requests, self._num_blocks_for)
-        (request,) = requests
-        return SingleDenoising(self.velocity, self._conditioner, request)
-
-    def _packed(self, requests: Sequence[SynthesisRequest], num_blocks_for: Callable[[int], int]) -> PackedDenoising:
+    def begin(
+        self, requests: Sequence[SynthesisRequest], num_blocks_for: Callable[[int], int] | None = None
+    ) -> Denoising:
+        """Start `requests` of one batch from noise; with graphs, in the smallest bucket by default."""
+        if not (self._is_packed and self._has_graphs):
+            return Denoising(self.velocity, self._conditioner, requests)
         # Calls of one shape share a graph, and so have the same arguments with chunks and without.
-        carries = self.carries and self._has_graphs
-        return PackedDenoising(self.velocity, self._conditioner, requests, num_blocks_for, carries=carries)
-
-    def _num_blocks_for(self, used: int) -> int:
-        return bucket(used) if self._has_graphs else used
-
-    @property
-    def _has_graphs(self) -> bool:
-        return isinstance(self.denoiser, GraphDenoiser)
+        return Denoising(self.velocity, self._conditioner, requests, num_blocks_for or bucket, carries=self.carries)
 
     def waveforms(
         self, requests: Sequence[SynthesisRequest], mels: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield request ids with samples (num_samples,) float32 in [-1, 1] on the host, as soon as they are ready."""
-        repeats, samples_per_frame = self.velocity.dit.repeats, self.vocoder.samples_per_frame
+        sizes = {"repeats": self.velocity.dit.repeats, "samples_per_frame": self.vocoder.samples_per_frame}
         return self.vocoder.waveforms(
-            [
-                VocoderInput.of(each, mels[each.request_id], repeats=repeats, samples_per_frame=samples_per_frame)
-                for each in requests
-            ]
+            [VocoderInput.from_mel(request, mels[request.request_id], **sizes) for request in requests]
         )
 
     def capture_ahead(self, request: SynthesisRequest, max_concurrency: int | None) -> None:
         """Capture the graphs of all buckets up to that of a full batch, with the settings of `request`."""
-        if not self._is_packed or not self._has_graphs:
+        if not (self._is_packed and self._has_graphs):
             return
-        most = self._stage.max_num_seqs or 1
-        largest = bucket(min(most, max_concurrency or most) * TYPICAL_BLOCKS)
+        max_num_seqs = self._stage.max_num_seqs or 1
+        largest = bucket(min(max_num_seqs, max_concurrency or max_num_seqs) * TYPICAL_BLOCKS)
         with self.arithmetic():
             # The largest first, whose memory the others then share.
             for size in reversed(list(buckets(largest))):
-                rounded = functools.partial(max, size)
-                self._packed([request], rounded).step()
+                self.begin([request], functools.partial(max, size)).step()
             self.vocoder.capture_ahead()
+
+
+def _make_platform(stage: Token2WavConfig, precision: Precision, device: torch.device) -> Platform:
+    if device.type == "cpu":
+        return CpuPlatform(stage.execution, precision)
+    # Needs Triton, which is installed wherever CUDA is available.
+    from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
+
+    return CudaPlatform()
 
 
 def codes_per_block(token2wav: Qwen2_5OmniToken2WavModel) -> int:

@@ -7,33 +7,23 @@ masks, and projects the time in each layer. Here these are inputs, computed once
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
-# Evaluations of the denoiser per step of transformers' solver (Runge-Kutta of order four).
+from omni_cli.models.qwen2_5_omni.token2wav.layout import Layout
+from omni_cli.models.qwen2_5_omni.token2wav.platform import Platform
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings
+
+# Evaluations of the DiT per step of transformers' solver (Runge-Kutta of order four).
 EVALUATIONS_PER_STEP = 4
 # Schedules in memory: a profile has one, and requests may add others.
 MAX_SCHEDULES = 4
-
-VelocityFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The times of a request's steps."""
-
-    num_steps: int
-    sway_coefficient: float
-
-    def times(self, device: torch.device) -> torch.Tensor:
-        """Return (num_steps,) float32, with the arithmetic of the DiT's own `sample`."""
-        times = torch.linspace(0, 1, self.num_steps, device=device)
-        return times + self.sway_coefficient * (torch.cos(torch.pi / 2 * times) - 1 + times)
 
 
 @dataclass(frozen=True)
@@ -45,10 +35,17 @@ class Evaluations:
 
 
 class Velocity(nn.Module):
-    """The DiT from its input projection on, sharing the weights of `dit`, which is not changed."""
+    """The DiT from its input projection on, in transformers' own layers, for one request and bit for bit.
+
+    It shares the weights of `dit`, which is not changed.
+    """
+
+    # Each sequence of a call begins at a multiple of this many frames.
+    block_size = 1
 
     def __init__(self, dit: nn.Module) -> None:
         super().__init__()
+        self.platform = Platform()
         shared = {id(tensor): tensor for tensor in (*dit.parameters(), *dit.buffers())}
         self.dit = copy.deepcopy(dit, memo=shared)
         norms = [block.attn_norm for block in self.dit.transformer_blocks] + [self.dit.norm_out]
@@ -57,13 +54,13 @@ class Velocity(nn.Module):
         for norm in norms:
             # Their result is an input.
             norm.silu.forward = norm.linear.forward = _unchanged
-        self._schedules: OrderedDict[tuple[Schedule, int], Evaluations] = OrderedDict()
+        self._schedules: OrderedDict[tuple[int, float, int], Evaluations] = OrderedDict()
 
-    def evaluations(self, schedule: Schedule, *, num_rows: int) -> Evaluations:
-        """Return the evaluations of `schedule` for a batch of `num_rows`, all rows at the same time."""
-        key = (schedule, num_rows)
+    def evaluations(self, sampling: DenoisingSettings, *, num_rows: int) -> Evaluations:
+        """Return the evaluations of `sampling` for a batch of `num_rows`, all rows at the same time."""
+        key = (sampling.num_steps, sampling.sway_coefficient, num_rows)
         if key not in self._schedules:
-            times = schedule.times(self.dit.device)
+            times = sampling.times(self.dit.device)
             # Once per schedule, so in float32 with any precision.
             with torch.autocast(times.device.type, enabled=False):
                 rows = [self._modulations(time.repeat(num_rows)) for time in evaluation_times(times)]
@@ -77,6 +74,27 @@ class Velocity(nn.Module):
         embedded = self.dit.time_embed(times)
         return torch.cat([linear(silu(embedded)) for silu, linear in self._projections], dim=-1)
 
+    @property
+    def evaluated_modules(self) -> list[nn.Module]:
+        """The modules of each evaluation. Embeddings of times and speakers, which run once, are not among them."""
+        blocks = [part for block in self.dit.transformer_blocks for part in (block.attn, block.ff)]
+        return [self.dit.input_embed.proj, *blocks, self.dit.proj_out]
+
+    def constant_inputs(
+        self, layout: Layout, conditions: torch.Tensor, positions: torch.Tensor, continued: Sequence[int] | None
+    ) -> tuple[torch.Tensor, ...]:
+        """Return what `forward` needs in each evaluation besides frames and modulation.
+
+        `conditions` (1, num_frames, condition_dim) and `positions` (1, num_frames) are those of `layout`. `continued`
+        must be None: a chunk of a stream is computed with codes before it.
+        """
+        num_rows = len(layout.lengths)
+        conditions = conditions.view(num_rows, -1, conditions.shape[-1])
+        rotary = self.dit.rotary_embed(conditions, positions.view(num_rows, -1))
+        # One mask for all rows and heads; attention broadcasts it.
+        block_diff = self.dit._create_block_diff(conditions)[:1, :1].to(torch.int16)
+        return conditions, *rotary, block_diff
+
     def forward(
         self,
         frames: torch.Tensor,
@@ -85,24 +103,19 @@ class Velocity(nn.Module):
         cos: torch.Tensor,
         sin: torch.Tensor,
         block_diff: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return velocities (rows, num_frames, mel_dim) of `frames` of that shape.
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Return velocities (1, num_frames, mel_dim) of `frames` of that shape, which has all rows.
 
-        `modulation` is (rows or 1, width), `conditions` (rows, num_frames, condition_dim); rotary tables and
-        `block_diff` are passed to the DiT's blocks.
+        `modulation` (rows, width) is that of the evaluation; see `constant_inputs` for the rest.
         """
         dit = self.dit
         *modulations, last = modulation.split(self._widths, dim=-1)
-        hidden = self.enter(frames, conditions)
-        for block, given in zip(dit.transformer_blocks, modulations, strict=True):
-            hidden = block(hidden, given, position_embeddings=(cos, sin), block_diff=block_diff)
+        rows = frames.view(*conditions.shape[:2], -1)
+        hidden = dit.input_embed.proj(torch.cat((rows, conditions), dim=-1))
+        for block, own in zip(dit.transformer_blocks, modulations, strict=True):
+            hidden = block(hidden, own, position_embeddings=(cos, sin), block_diff=block_diff)
         velocities: torch.Tensor = dit.proj_out(dit.norm_out(hidden, last))
-        return velocities
-
-    def enter(self, frames: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
-        """Return the first layer's input, (rows, num_frames, hidden_size)."""
-        entered: torch.Tensor = self.dit.input_embed.proj(torch.cat((frames, conditions), dim=-1))
-        return entered
+        return velocities.view(frames.shape)
 
 
 def evaluation_times(times: torch.Tensor) -> list[torch.Tensor]:
@@ -113,19 +126,11 @@ def evaluation_times(times: torch.Tensor) -> list[torch.Tensor]:
         seen.append(time)
         return value
 
-    for index in range(len(times) - 1):
-        stepped(times, index, torch.zeros(1, device=times.device), velocity)
+    value = torch.zeros(1, device=times.device)
+    solver = RungeKutta4ODESolver(velocity, value)
+    for start, end in itertools.pairwise(times):
+        solver._compute_step(velocity, start, end - start, end, value)
     return seen
-
-
-def stepped(times: torch.Tensor, index: int, value: torch.Tensor, velocity: VelocityFunction) -> torch.Tensor:
-    """Return `value` one step after `times[index]`.
-
-    transformers' `integrate` makes the same steps, but waits for the device in each and keeps every value.
-    """
-    start, end = times[index], times[index + 1]
-    change, _ = RungeKutta4ODESolver(velocity, value)._compute_step(velocity, start, end - start, end, value)
-    return value + change
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,55 +1,19 @@
-"""token2wav's vocoder: waveforms of the requested frames, one request at a time or several in one call."""
+"""token2wav's vocoder: waveforms of the requested frames."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import nn
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
 from omni_cli.execution.denoiser import Denoiser
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import ALIGNMENT, VOCODER, buckets
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.row_convolution import RowConvolution
 from omni_cli.models.qwen2_5_omni.token2wav.request import SynthesisRequest
 
-# Frames on either side that affect a frame: with 16, samples differ from the whole's by float32's rounding.
+# Frames on either side that affect a frame: with 16, samples differ from those of the whole by float32's rounding.
 VOCODER_CONTEXT_FRAMES = 24
-# Frames in one call: 40 s of sound. More is no faster, and takes more memory.
-MAX_FRAMES_PER_CALL = 4000
-
-# Frames of the largest CUDA graph, almost 5 s of sound: for more, launches take less time than the work.
-LARGEST_GRAPH = 480
-
-
-class Activation(Protocol):
-    """An activation of sequences in rows, (num_samples, channels); see `FusedActivation`."""
-
-    def __call__(
-        self, x: torch.Tensor, bounds: torch.Tensor, rate: int,
-        *, bias: torch.Tensor, phases_in: int = 1, phases_out: int = 1,
-    ) -> torch.Tensor: ...  # fmt: skip
-
-
-class Mean(Protocol):
-    """The mean of residual blocks; see `plain_mean`."""
-
-    def __call__(
-        self, parts: Sequence[torch.Tensor], bias: torch.Tensor, bounds: torch.Tensor, rate: int, *, share: float = 1.0
-    ) -> torch.Tensor: ...
-
-
-def plain_mean(
-    parts: Sequence[torch.Tensor], bias: torch.Tensor, bounds: torch.Tensor, rate: int, *, share: float = 1.0
-) -> torch.Tensor:
-    """Return `share` of the sum of `parts`, each (num_samples, channels), plus `bias`; zeros between the sequences."""
-    sounds = (bounds[1] > bounds[0])[:, None].repeat_interleave(rate, dim=0)
-    return (sum(parts) * share + bias).where(sounds, 0.0)
 
 
 @dataclass(frozen=True)
@@ -62,12 +26,14 @@ class VocoderInput:
     num_samples: int
 
     @classmethod
-    def of(cls, request: SynthesisRequest, mel: torch.Tensor, *, repeats: int, samples_per_frame: int) -> VocoderInput:
-        """Create it from `mel` (1, num_frames, mel_dim) of all codes of `request`."""
+    def from_mel(
+        cls, request: SynthesisRequest, mel: torch.Tensor, *, repeats: int, samples_per_frame: int
+    ) -> VocoderInput:
+        """Create it from `mel` (1, num_frames, mel_dim) of all codes of `request`, `repeats` frames per code."""
         begin, end = ((code - request.codes_start) * repeats for code in (request.start, request.end))
-        if request.carried is not None:
-            mel = torch.cat((request.carried.mel, mel), dim=1)
-            begin, end = (frame + request.carried.mel.shape[1] for frame in (begin, end))
+        if request.previous is not None:
+            mel = torch.cat((request.previous.mel, mel), dim=1)
+            begin, end = (frame + request.previous.mel.shape[1] for frame in (begin, end))
         first = max(0, begin - VOCODER_CONTEXT_FRAMES)
         return cls(
             request.request_id,
@@ -76,7 +42,8 @@ class VocoderInput:
             (end - begin) * samples_per_frame,
         )
 
-    def wanted(self, samples: torch.Tensor) -> torch.Tensor:
+    def select(self, samples: torch.Tensor) -> torch.Tensor:
+        """Return the requested samples (num_samples,) from those that start with the first frame."""
         return samples[self.first_sample : self.first_sample + self.num_samples]
 
 
@@ -87,216 +54,14 @@ class Vocoder:
         self.module = vocoder
         self.samples_per_frame = math.prod(vocoder.config.upsample_rates)
 
+    def use_graphs(self, prepare: Callable[..., Denoiser]) -> None:
+        """Do nothing: spectrograms of every length would need a graph of their own."""
+
     def capture_ahead(self) -> None:
-        """Capture its CUDA graphs, if it has any."""
+        """Do nothing: nothing is compiled or captured."""
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield request ids with samples (num_samples,) float32 on the host, as soon as they are ready."""
-        for each in inputs:
-            samples = self.module(each.frames.permute(0, 2, 1)).float()
-            yield each.request_id, each.wanted(samples.reshape(-1))
-
-
-class PackedVocoder(Vocoder):
-    """transformers' BigVGAN over several spectrograms, concatenated in time; see `PackedBigVGAN`."""
-
-    def __init__(
-        self,
-        vocoder: nn.Module,
-        make_activation: Callable[[nn.Module], Activation],
-        mean: Mean = plain_mean,
-        compile_ahead: Callable[..., object] | None = None,
-    ) -> None:
-        """`compile_ahead` compiles what calls of activations need; it takes those of `PackedBigVGAN.activations`."""
-        super().__init__(vocoder)
-        self._packed = PackedBigVGAN(vocoder, make_activation, mean)
-        self._compile_ahead = compile_ahead
-        self._graphs: Denoiser | None = None
-        self._graph_sizes: list[int] = []
-        self.gap = self._packed.gap
-
-    def use_graphs(self, prepare: Callable[..., Denoiser]) -> None:
-        """Replay a graph per number of frames; `prepare` is `prepare_denoiser` without a module and `max_graphs`."""
-        multiple = self._packed.multiple
-        self._graph_sizes = [multiple * size for size in buckets(LARGEST_GRAPH // multiple, VOCODER)]
-        self._graphs = prepare(self._packed, max_graphs=len(self._graph_sizes))
-
-    def capture_ahead(self) -> None:
-        if self._compile_ahead is not None:
-            self._compile_ahead(self._packed.activations())
-        mel = torch.zeros(1, 1, self.module.config.mel_dim, device=self.module.conv_pre.weight.device)
-        # The largest first, whose memory the others then share.
-        for size in reversed(self._graph_sizes):
-            self._samples(*self.pack([mel.expand(1, size - self.gap, -1)]))
-
-    def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
-        before: Iterator[tuple[str, torch.Tensor]] = iter(())
-        for group in grouped(inputs):
-            coming = ComingSamples(self._samples(*self.pack([each.frames for each in group])))
-            # The device works on this group while the host returns the one before.
-            yield from before
-            before = self._separated(group, coming)
-        yield from before
-
-    def _separated(self, group: list[VocoderInput], coming: ComingSamples) -> Iterator[tuple[str, torch.Tensor]]:
-        samples, start = coming.wait(), 0
-        for each, length in zip(group, self._lengths([each.frames for each in group]), strict=True):
-            yield each.request_id, each.wanted(samples[start * self.samples_per_frame :])
-            start += length
-
-    def pack(self, frames: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (1, mel_dim, num_frames) with gaps, and (2, num_frames) int32 bounds of each frame's sequence."""
-        lengths = self._lengths(frames)
-        num_frames = self._num_frames(sum(lengths))
-        mel = frames[0].new_zeros(1, num_frames, frames[0].shape[-1])
-        bounds = torch.zeros(2, num_frames, dtype=torch.int32)
-        start = 0
-        for each, length in zip(frames, lengths, strict=True):
-            end = start + each.shape[1]
-            mel[:, start:end] = each
-            bounds[0, start:end], bounds[1, start:end] = start, end
-            start += length
-        return mel.permute(0, 2, 1), bounds
-
-    def _lengths(self, frames: Sequence[torch.Tensor]) -> list[int]:
-        """Frames that each takes, with what lies between it and the next one."""
-        lengths = [each.shape[1] + self.gap for each in frames]
-        return [-(-length // ALIGNMENT) * ALIGNMENT for length in lengths[:-1]] + lengths[-1:]
-
-    def _num_frames(self, used: int) -> int:
-        has_graph = (size for size in self._graph_sizes if size >= used)
-        return next(has_graph, -(-used // self._packed.multiple) * self._packed.multiple)
-
-    def _samples(self, mel: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-        spectrum = self.module.process_mel_spectrogram(mel)[0].mT.contiguous()
-        eager: AbstractContextManager[None] = nullcontext()
-        if self._graphs is not None and len(spectrum) not in self._graph_sizes:
-            eager = self._graphs.eagerly()
-        with eager:
-            return self._packed(spectrum, bounds.to(mel.device))
-
-
-class ComingSamples:
-    """Samples on their way to page-locked memory of the host.
-
-    `execution.copies` would sleep while it waits, or copy to memory that lacks pages yet.
-    """
-
-    def __init__(self, samples: torch.Tensor) -> None:
-        self._samples, self._copied = samples, None
-        if samples.is_cuda:
-            self._samples = torch.empty(samples.shape, dtype=samples.dtype, pin_memory=True)
-            self._samples.copy_(samples, non_blocking=True)
-            self._copied = torch.cuda.current_stream(samples.device).record_event()
-
-    def wait(self) -> torch.Tensor:
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._samples
-
-
-class PackedBigVGAN(nn.Module):
-    """The layers of transformers' BigVGAN over sequences with gaps between them.
-
-    Convolutions run over all of them; activations, which keep sequences apart, leave silence in between. Samples are
-    rows, (num_samples, channels), the layout in which cuDNN's products run without copies. A dilated convolution is
-    one without dilation over rows in the order of its phases, in which the activation before it writes them: the last
-    gap keeps phases apart as well. Biases are added by the activation that reads next.
-    """
-
-    def __init__(self, vocoder: nn.Module, make_activation: Callable[[nn.Module], Activation], mean: Mean) -> None:
-        super().__init__()
-        config, per_stage = vocoder.config, vocoder.num_residual_blocks
-        self.vocoder = vocoder
-        self._mean = mean
-        self._rates = [math.prod(config.upsample_rates[:stage]) for stage in range(len(config.upsample_rates) + 1)]
-        self._blocks = [vocoder.resblocks[at : at + per_stage] for at in range(0, len(vocoder.resblocks), per_stage)]
-        # The sums of biases before each of a block's convolutions and after them, and those of the blocks' means.
-        self._biases = [
-            [_sums(upsample, block) for block in blocks]
-            for (upsample,), blocks in zip(vocoder.ups, self._blocks, strict=True)
-        ]
-        self._mean_biases = [sum(sums[-1] for sums in stage) / per_stage for stage in self._biases]
-        self._activations: dict[nn.Module, Activation] = {}
-        self._convolutions: dict[nn.Module, RowConvolution] = {}
-        for module in vocoder.modules():
-            if isinstance(module, Qwen2_5OmniAntiAliasedActivation1d):
-                self._activations[module] = make_activation(module)
-            elif isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
-                self._convolutions[module] = RowConvolution(module)
-        reach = max(
-            (size - 1) // 2 * max(dilations)
-            for size, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
-        )
-        # The reach of any convolution in frames, which is longest after the first upsampling.
-        self.gap = max(vocoder.conv_pre.padding[0], math.ceil(reach / self._rates[1]))
-        # Of so many frames, the samples of every stage fall into whole phases and rows.
-        self.multiple = self._multiple(1, [vocoder.conv_pre])
-        for upsample, blocks, rate in zip(vocoder.ups, self._blocks, self._rates[1:], strict=True):
-            self.multiple = math.lcm(self.multiple, self._multiple(rate, [*upsample, *blocks]))
-
-    def _multiple(self, rate: int, parts: Sequence[nn.Module]) -> int:
-        """Of so many frames, `parts` with `rate` samples per frame have whole phases and rows."""
-        convolutions = [each for part in parts for each in part.modules() if each in self._convolutions]
-        dilations = (each.dilation[0] for each in convolutions)
-        samples = math.lcm(*dilations, *(self._convolutions[each].samples_made for each in convolutions))
-        return samples // math.gcd(samples, rate)
-
-    def activations(self) -> Iterator[tuple[Activation, torch.Tensor, int]]:
-        """Yield an activation of each stage, with the bias (channels,) and the samples per frame of its calls."""
-        for blocks, rate, biases in zip(self._blocks, self._rates[1:], self._biases, strict=True):
-            yield self._activations[blocks[0].activations[0]], biases[0][0], rate
-
-    def forward(self, spectrum: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-        """Return samples (num_frames * samples_per_frame,) float32.
-
-        `spectrum` (num_frames, mel_dim) of a multiple of `multiple` frames, `gap` of them after each sequence; `bounds`
-        (2, num_frames) int32, the first frame and the end of each frame's sequence, equal in a gap.
-        """
-        vocoder = self.vocoder
-        sounds = (bounds[1] > bounds[0])[:, None]
-        hidden = self._convolutions[vocoder.conv_pre](spectrum.where(sounds, 0.0))
-        hidden = self._mean([hidden], vocoder.conv_pre.bias, bounds, 1)
-        for (upsample,), blocks, rate, biases, bias in zip(
-            vocoder.ups, self._blocks, self._rates[1:], self._biases, self._mean_biases, strict=True
-        ):
-            hidden = self._convolutions[upsample](hidden)
-            made = [self._residual(*each, hidden, bounds, rate) for each in zip(blocks, biases, strict=True)]
-            hidden = self._mean(list(itertools.chain(*made)), bias, bounds, rate, share=1 / len(made))
-        post = self._activations[vocoder.activation_post]
-        hidden = post(hidden, bounds, self._rates[-1], bias=torch.zeros_like(bias))
-        return self._convolutions[vocoder.conv_post](hidden).float().clamp_(-1.0, 1.0).reshape(-1)
-
-    def _residual(
-        self, block: nn.Module, biases: Sequence[torch.Tensor], hidden: torch.Tensor, bounds: torch.Tensor, rate: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two parts of which the block's answer is the sum, without its bias."""
-        activations = (self._activations[module] for module in block.activations)
-        branch = None
-        for first, second, bias in zip(block.convs1, block.convs2, biases[:-1], strict=True):
-            hidden = hidden if branch is None else hidden + branch
-            (phases,) = first.dilation
-            made = next(activations)(hidden, bounds, rate, bias=bias, phases_out=phases)
-            made = self._convolutions[first](made)
-            made = next(activations)(made, bounds, rate, bias=first.bias, phases_in=phases)
-            branch = self._convolutions[second](made)
-        return hidden, branch
-
-
-@torch.no_grad()
-def _sums(upsample: nn.ConvTranspose1d, block: nn.Module) -> list[torch.Tensor]:
-    return list(itertools.accumulate([upsample.bias, *(second.bias for second in block.convs2)]))
-
-
-def grouped(inputs: Sequence[VocoderInput]) -> Iterator[list[VocoderInput]]:
-    """Group in order, with as many as `MAX_FRAMES_PER_CALL` allows, and at least one."""
-    group: list[VocoderInput] = []
-    num_frames = 0
-    for each in inputs:
-        if group and num_frames + each.frames.shape[1] > MAX_FRAMES_PER_CALL:
-            yield group
-            group, num_frames = [], 0
-        group.append(each)
-        num_frames += each.frames.shape[1]
-    if group:
-        yield group
+        for vocoder_input in inputs:
+            samples = self.module(vocoder_input.frames.permute(0, 2, 1)).float()
+            yield vocoder_input.request_id, vocoder_input.select(samples.reshape(-1))

@@ -1,14 +1,14 @@
 # ruff: noqa: RUF005 -- in a kernel tuples can be joined, but not unpacked
-"""The vocoder's anti-aliased activation over packed sequences: upsampling, snake and downsampling in one kernel.
+"""The vocoder's Triton kernels over packed sequences: its anti-aliased activation, and the mean of residual blocks.
 
-Snake, `y + sin(a * y)^2 / b`, is `y - cos(2 * a * y) / (2 * b) + 1 / (2 * b)`; the filter after it keeps the constant,
-which is added at the lower rate.
+The activation is upsampling, snake and downsampling in one kernel. Snake, `y + sin(a * y)^2 / b`, is `y - cos(2 * a *
+y) / (2 * b) + 1 / (2 * b)`; the filter after it keeps the constant, which is added at the lower rate.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +25,8 @@ _MOST_RUNS = 1 << 16
 # Runs times channels of a program. Threads make runs of two channels, or of four if they are long.
 _AT_ONCE = 128
 _SHORT_RUN = 60
+# Values of a program of the mean.
+_MEAN_VALUES = 1024
 
 
 @triton.jit
@@ -296,3 +298,31 @@ def _run_of(rate: int, longest: int) -> int:
     """Return the longest run, up to `longest`, of which `ALIGNMENT` frames are made; a multiple of six."""
     longest = max(min(longest, _LONGEST_RUN), 6)
     return max(run for run in range(6, longest + 1, 6) if ALIGNMENT * rate % run == 0)
+
+
+@triton.jit(do_not_specialize=["num_frames", "num_values", "rate"])
+def _mean(  # type: ignore[no-untyped-def] # Triton's own types
+    parts, bias, bounds, num_frames, out, num_values, rate, CHANNELS: tl.constexpr, SHARE: tl.constexpr,
+    VALUES: tl.constexpr
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
+    exists = at < num_values
+    start = bounds + (at // CHANNELS).to(tl.int32) // rate
+    sounds = tl.load(start + num_frames, mask=exists, other=0) > tl.load(start, mask=exists, other=0)
+    total = tl.load(parts[0] + at, mask=sounds, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, len(parts)):
+        total += tl.load(parts[part] + at, mask=sounds, other=0.0).to(tl.float32)
+    total = total * SHARE + tl.load(bias + at % CHANNELS, mask=sounds, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=exists)
+
+
+def fused_mean(
+    parts: Sequence[torch.Tensor], bias: torch.Tensor, bounds: torch.Tensor, rate: int, *, share: float = 1.0
+) -> torch.Tensor:
+    """Do what `plain_mean` does for `parts` that are contiguous, including the sum of a block's two parts."""
+    out = torch.empty_like(parts[0])
+    _mean[(triton.cdiv(out.numel(), _MEAN_VALUES),)](
+        tuple(parts), bias, bounds, bounds.shape[1], out, out.numel(), rate,
+        CHANNELS=out.shape[1], SHARE=share, VALUES=_MEAN_VALUES,
+    )  # fmt: skip
+    return out
