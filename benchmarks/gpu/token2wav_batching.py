@@ -34,7 +34,7 @@ from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.precision import use_precision
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechBatch
+from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
 
 TINY = {
@@ -121,12 +121,12 @@ class After:
         use_precision(self.stage.precision, stage="token2wav", device=self.synthesizer.device)
 
     def waveforms(self, requests: Sequence[SynthesisRequest]) -> Iterator[tuple[str, torch.Tensor]]:
-        batch = SpeechBatch(self.synthesizer)
+        scheduler = SpeechScheduler(self.synthesizer)
         for each in requests:
-            batch.add(each)
+            scheduler.add(each)
         made = 0
         while made < len(requests):
-            finished = batch.advance()
+            finished = scheduler.advance()
             made += len(finished)
             yield from finished.items()
 

@@ -56,8 +56,8 @@ def main() -> None:
     answers["after"] = run(stage, "after")
     runner._diffuse = whole
     answers["plans"] = plans(stage, runner)
-    running = [each.request_id for cohort in stage._batch._cohorts for each in cohort.requests]
-    answers["left"] = [*stage.active, *stage._batch._waiting, *running]
+    running = [request.request_id for batch in stage._scheduler._batches for request in batch.requests]
+    answers["left"] = [*stage.active, *stage._scheduler._waiting, *running]
     Path(sys.argv[1]).write_text(json.dumps(answers))
     stage.close()
 

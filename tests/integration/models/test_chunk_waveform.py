@@ -18,7 +18,7 @@ from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.chunks import Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechBatch
+from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput
@@ -129,7 +129,7 @@ def test_joined_chunks_are_within_the_bound_of_the_whole(request, name, num_code
 def carried(model, speaker, codes: torch.Tensor, sizes: ChunkSizes) -> torch.Tensor:
     """Join the chunks of a stream whose last comes first, and of another one beside it."""
     stage = Token2WavConfig.named("token2wav", backend="vllm", batching="padded")
-    batch = SpeechBatch(Synthesizer(copy.deepcopy(model), {"one": speaker}, stage))
+    scheduler = SpeechScheduler(Synthesizer(copy.deepcopy(model), {"one": speaker}, stage))
     chunks = Chunker(sizes).add(codes[0].tolist(), is_last=True)
     for stream in ("0", "1"):
         for chunk in reversed(chunks):
@@ -137,10 +137,10 @@ def carried(model, speaker, codes: torch.Tensor, sizes: ChunkSizes) -> torch.Ten
                 f"{stream} {chunk.start}", torch.tensor(chunk.codes), chunk.codes_start, chunk.start, chunk.end, SEED,
                 "one", DenoisingSettings(**SAMPLING), stream, chunk.continues_at,
             )  # fmt: skip
-            batch.add(request)
+            scheduler.add(request)
     made: dict[str, torch.Tensor] = {}
     while len(made) < 2 * len(chunks):
-        made.update(batch.advance())
+        made.update(scheduler.advance())
     return torch.cat([made[f"1 {chunk.start}"] for chunk in chunks])
 
 

@@ -22,7 +22,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (  # noqa: E4
 
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
-from omni_cli.execution.lanes import Lanes  # noqa: E402
+from omni_cli.execution.worker_pool import WorkerPool  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cpu import CpuPlatform  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import bucket, buckets  # noqa: E402
@@ -31,7 +31,7 @@ from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denois
 from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Platform  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechBatch  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput  # noqa: E402
@@ -326,104 +326,104 @@ def loud_vocoder(channels: int = 64) -> torch.nn.Module:
 # --- Requests that join and leave ---
 
 
-def speech_batch(batching: str, **keys) -> SpeechBatch:
+def speech_scheduler(batching: str, **keys) -> SpeechScheduler:
     stage = Token2WavConfig.named("token2wav", backend="vllm", batching=batching, **keys)
-    return SpeechBatch(Synthesizer(token2wav(), VOICES, stage))
+    return SpeechScheduler(Synthesizer(token2wav(), VOICES, stage))
 
 
-def spoken(batch: SpeechBatch, count: int) -> dict[str, torch.Tensor]:
+def spoken(scheduler: SpeechScheduler, count: int) -> dict[str, torch.Tensor]:
     """Advance until `count` waveforms are made; return them in that order."""
     made: dict[str, torch.Tensor] = {}
     while len(made) < count:
-        made.update(batch.advance())
+        made.update(scheduler.advance())
     return made
 
 
 @torch.inference_mode()
 def test_exact_requests_that_join_and_leave_change_no_bit_of_the_others():
     first, second, third = (request_for("Chelsie", 12, 0.5, name) for name in ("first", "second", "third"))
-    batch = speech_batch("exact")
-    batch.add(first)
-    alone = spoken(batch, 1)["first"]
-    batch.drop("first")
-    batch.add(first)
-    batch.advance()
+    scheduler = speech_scheduler("exact")
+    scheduler.add(first)
+    alone = spoken(scheduler, 1)["first"]
+    scheduler.drop("first")
+    scheduler.add(first)
+    scheduler.advance()
     for each in (second, third):
-        batch.add(each)
-    batch.advance()
-    batch.drop("first")
-    made = spoken(batch, 2)
+        scheduler.add(each)
+    scheduler.advance()
+    scheduler.drop("first")
+    made = spoken(scheduler, 2)
     assert list(made) == ["second", "third"]
     assert all(torch.equal(samples, alone) for samples in made.values())
-    assert "first" not in batch and len(batch.seconds("second")) == 3, "two steps and the vocoder"
+    assert "first" not in scheduler and len(scheduler.seconds("second")) == 3, "two steps and the vocoder"
 
 
 @pytest.mark.parametrize(("batching", "num_threads"), [("exact", 2), ("padded", 1)], indirect=["num_threads"])
 @torch.inference_mode()
-def test_a_request_with_precedence_overtakes_one_that_runs(batching, num_threads):
-    batch = speech_batch(batching)
-    batch.precedence = lambda name: (("urgent", "first", "later").index(name),)
+def test_a_request_with_priority_overtakes_one_that_runs(batching, num_threads):
+    scheduler = speech_scheduler(batching)
+    scheduler.get_order = lambda name: (("urgent", "first", "later").index(name),)
     for name in ("later", "first", "urgent"):
-        batch.add(request_for("Chelsie", 12, 0.5, name))
-        batch.advance()
-        assert [each.request_id for each in batch.stepped] == [name]
-    assert list(spoken(batch, 3)) == ["urgent", "first", "later"]
+        scheduler.add(request_for("Chelsie", 12, 0.5, name))
+        scheduler.advance()
+        assert [each.request_id for each in scheduler.finished_steps] == [name]
+    assert list(spoken(scheduler, 3)) == ["urgent", "first", "later"]
 
 
 @pytest.fixture
 def equally_long(monkeypatch):
-    """Make pieces of lanes that start together end together, so that the order of all is known."""
-    ended = Lanes.ended
+    """Make tasks that start together end together, so that the order of all is known."""
+    finished = WorkerPool.finished
 
-    def all_ended(lanes: Lanes) -> list:
-        lanes.settle()
-        return ended(lanes)
+    def all_finished(workers: WorkerPool) -> list:
+        workers.wait_for_all()
+        return finished(workers)
 
-    monkeypatch.setattr(Lanes, "ended", all_ended)
+    monkeypatch.setattr(WorkerPool, "finished", all_finished)
 
 
 @pytest.mark.usefixtures("equally_long")
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
-def test_padded_requests_on_a_cpu_run_one_per_thread_in_order_of_precedence(num_threads):
-    batch = speech_batch("padded")
-    batch.precedence = lambda name: (("urgent", "first", "later", "last").index(name),)
+def test_padded_requests_on_a_cpu_run_one_per_thread_in_order_of_priority(num_threads):
+    scheduler = speech_scheduler("padded")
+    scheduler.get_order = lambda name: (("urgent", "first", "later", "last").index(name),)
     ran = []
     for name in ("last", "later", "first", "urgent"):
-        batch.add(request_for("Chelsie", 130, 0.5, name))
-        batch.advance()
-        ran.append([each.request_id for each in batch.stepped])
+        scheduler.add(request_for("Chelsie", 130, 0.5, name))
+        scheduler.advance()
+        ran.append([each.request_id for each in scheduler.finished_steps])
     # The latest comes with each call, and the last of all, which is denoised, makes its waveform beside the third.
     assert ran == [["last"], ["later", "last"], ["first"], ["urgent", "first"]]
-    assert list(spoken(batch, 3)) == ["first", "urgent", "later"]
+    assert list(spoken(scheduler, 3)) == ["first", "urgent", "later"]
 
 
 @pytest.mark.usefixtures("equally_long")
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
-def test_of_the_last_three_requests_for_two_lanes_two_alternate_so_that_none_is_left_alone(num_threads):
+def test_of_the_last_three_requests_for_two_workers_two_alternate_so_that_none_is_left_alone(num_threads):
     # Letters are steps, capitals waveforms.
     assert order_of("abcd") == ["ab", "ab", "ab", "ab", "AB", "cd", "cd", "cd", "cd", "CD"]
     assert order_of("abc") == ["ab", "ac", "ab", "ac", "Ab", "bc", "Bc", "C"]
 
 
 def order_of(names: str) -> list[str]:
-    """Requests of four steps, added at once, as each call of two lanes advances them."""
-    batch = speech_batch("padded")
+    """Requests of four steps, added at once, as each call of two workers advances them."""
+    scheduler = speech_scheduler("padded")
     for name in names:
         asked = request_for("Chelsie", 130, 0.5, name)
-        batch.add(dataclasses.replace(asked, sampling=dataclasses.replace(asked.sampling, num_steps=5)))
+        scheduler.add(dataclasses.replace(asked, sampling=dataclasses.replace(asked.sampling, num_steps=5)))
     ran, num_made = [], 0
     while num_made < len(names):
-        made = "".join(batch.advance())
+        made = "".join(scheduler.advance())
         num_made += len(made)
-        ran.append(made.upper() + "".join(each.request_id for each in batch.stepped))
+        ran.append(made.upper() + "".join(each.request_id for each in scheduler.finished_steps))
     return ran
 
 
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
-def test_a_lane_goes_on_while_another_lasts_and_a_request_that_leaves_meanwhile_is_not_waited_for(
+def test_a_worker_goes_on_while_another_lasts_and_a_request_that_leaves_meanwhile_is_not_waited_for(
     num_threads, monkeypatch
 ):
     release, step = threading.Event(), Denoising.step
@@ -433,15 +433,15 @@ def test_a_lane_goes_on_while_another_lasts_and_a_request_that_leaves_meanwhile_
         step(denoising)
 
     monkeypatch.setattr(Denoising, "step", held)
-    batch = speech_batch("padded")
+    scheduler = speech_scheduler("padded")
     for name in ("lasts", "short", "next"):
-        batch.add(request_for("Chelsie", 130, 0.5, name))
-    assert list(spoken(batch, 2)) == ["short", "next"], "two steps and a waveform each beside one step"
-    batch.drop("lasts")
-    batch.add(request_for("Chelsie", 130, 0.5, "last"))
-    assert list(spoken(batch, 1)) == ["last"]
+        scheduler.add(request_for("Chelsie", 130, 0.5, name))
+    assert list(spoken(scheduler, 2)) == ["short", "next"], "two steps and a waveform each beside one step"
+    scheduler.drop("lasts")
+    scheduler.add(request_for("Chelsie", 130, 0.5, "last"))
+    assert list(spoken(scheduler, 1)) == ["last"]
     release.set()
-    assert batch.advance() == {} and not batch.stepped and "lasts" not in batch
+    assert scheduler.advance() == {} and not scheduler.finished_steps and "lasts" not in scheduler
 
 
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
@@ -454,54 +454,54 @@ def test_a_request_that_leaves_a_group_waits_for_the_step_of_the_others(num_thre
         step(denoising)
 
     monkeypatch.setattr(Denoising, "step", held)
-    batch = speech_batch("padded")
+    scheduler = speech_scheduler("padded")
     for name in ("stays", "gone", "a", "b"):
-        batch.add(request_for("Chelsie", 12, 0.5, name))
-    assert batch.advance() == {} and {each.request_id for each in batch.stepped} == {"a", "b"}
+        scheduler.add(request_for("Chelsie", 12, 0.5, name))
+    assert scheduler.advance() == {} and {each.request_id for each in scheduler.finished_steps} == {"a", "b"}
     threading.Timer(0.2, release.set).start()
-    batch.drop("gone")
+    scheduler.drop("gone")
     assert release.is_set()
-    made = spoken(batch, 3)
-    assert made.keys() == {"stays", "a", "b"} and len(batch.seconds("stays")) == 3, "two steps and the vocoder"
+    made = spoken(scheduler, 3)
+    assert made.keys() == {"stays", "a", "b"} and len(scheduler.seconds("stays")) == 3, "two steps and the vocoder"
     torch.testing.assert_close(made["stays"], made["a"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.usefixtures("equally_long")
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
-def test_padded_requests_in_lanes_sound_as_each_does_alone_and_one_that_leaves_changes_nothing(num_threads):
+def test_padded_requests_of_workers_sound_as_each_does_alone_and_one_that_leaves_changes_nothing(num_threads):
     requests = [request_for("Chelsie", num_codes, 0.5, str(num_codes)) for num_codes in (50, 33, 12, 7)]
-    batch, alone = speech_batch("padded"), {}
+    scheduler, alone = speech_scheduler("padded"), {}
     for each in requests:
-        batch.add(each)
-        alone |= spoken(batch, 1)
-        assert batch.advance() == {}, "nothing is left"
-        batch.drop(each.request_id)
+        scheduler.add(each)
+        alone |= spoken(scheduler, 1)
+        assert scheduler.advance() == {}, "nothing is left"
+        scheduler.drop(each.request_id)
     for each in (*requests, request_for("Ethan", 50, 0.5, "gone")):
-        batch.add(each)
-    batch.advance()
-    assert len(batch.stepped) > 1
-    batch.drop("gone")
-    made = spoken(batch, 4)
+        scheduler.add(each)
+    scheduler.advance()
+    assert len(scheduler.finished_steps) > 1
+    scheduler.drop("gone")
+    made = spoken(scheduler, 4)
     assert made.keys() == alone.keys()
     for name, samples in made.items():
         torch.testing.assert_close(samples, alone[name], rtol=0, atol=1e-5)
-        assert len(batch.seconds(name)) == 3, "two steps and the vocoder"
+        assert len(scheduler.seconds(name)) == 3, "two steps and the vocoder"
 
 
 @pytest.mark.parametrize("num_threads", [1], indirect=True)
 @torch.inference_mode()
 def test_padded_requests_on_a_cpu_run_in_groups_that_fill_a_call_in_their_order(num_threads):
-    batch = speech_batch("padded")
+    scheduler = speech_scheduler("padded")
     for index in range(3):
-        batch.add(request_for("Chelsie", 70, 0.5, str(index)))
+        scheduler.add(request_for("Chelsie", 70, 0.5, str(index)))
     ran = []
     for _ in range(2):
-        batch.advance()
-        ran.append([each.request_id for each in batch.stepped])
+        scheduler.advance()
+        ran.append([each.request_id for each in scheduler.finished_steps])
     # 70 codes are 12 blocks with guidance.
     assert ran == [["0", "1"], ["0", "1"]]
-    assert list(spoken(batch, 3)) == ["0", "1", "2"]
+    assert list(spoken(scheduler, 3)) == ["0", "1", "2"]
 
 
 @pytest.fixture
@@ -515,31 +515,31 @@ def four_steps(request_id: str, num_codes: int = 12) -> SynthesisRequest:
     return dataclasses.replace(request, sampling=DenoisingSettings(5, 0.5, -1.0))
 
 
-def steps(batch: SpeechBatch, *arriving: SynthesisRequest) -> list[str]:
+def steps(scheduler: SpeechScheduler, *arriving: SynthesisRequest) -> list[str]:
     """Advance with `arriving` requests; return the ids of those that made a step."""
     for each in arriving:
-        batch.add(each)
-    batch.advance()
-    return [each.request_id for each in batch.stepped]
+        scheduler.add(each)
+    scheduler.advance()
+    return [each.request_id for each in scheduler.finished_steps]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("num_threads", [1], indirect=True)
 @torch.inference_mode()
 def test_requests_that_come_while_others_run_start_together_after_those(num_threads):
-    batch = speech_batch("padded")
+    scheduler = speech_scheduler("padded")
     requests = [four_steps(name, 5 + index) for index, name in enumerate("abcd")]
     alone = {}
     for each in requests:
-        single = speech_batch("padded")
+        single = speech_scheduler("padded")
         single.add(each)
         alone |= spoken(single, 1)
-    assert [steps(batch, requests[0]), steps(batch)] == [["a"]] * 2
-    assert [steps(batch, requests[1]), steps(batch, *requests[2:])] == [["a"]] * 2
-    made = batch.advance()
+    assert [steps(scheduler, requests[0]), steps(scheduler)] == [["a"]] * 2
+    assert [steps(scheduler, requests[1]), steps(scheduler, *requests[2:])] == [["a"]] * 2
+    made = scheduler.advance()
     assert list(made) == ["a"], "a waveform comes before the next steps"
-    assert [steps(batch) for _ in range(4)] == [["b", "c", "d"]] * 4
-    made |= batch.advance()
+    assert [steps(scheduler) for _ in range(4)] == [["b", "c", "d"]] * 4
+    made |= scheduler.advance()
     for name, samples in made.items():
         torch.testing.assert_close(samples, alone[name], rtol=0, atol=1e-5)
 
@@ -548,23 +548,23 @@ def test_requests_that_come_while_others_run_start_together_after_those(num_thre
 @pytest.mark.parametrize("num_threads", [1], indirect=True)
 @torch.inference_mode()
 def test_a_request_after_its_first_step_begins_again_with_those_that_come_if_they_are_as_many(num_threads):
-    batch = speech_batch("padded")
-    assert steps(batch, four_steps("a")) == ["a"]
-    assert [steps(batch, four_steps("b")), *(steps(batch) for _ in range(3))] == [["a", "b"]] * 4
-    assert batch.advance().keys() == {"a", "b"}
-    assert [len(batch.seconds(name)) for name in "ab"] == [5, 5], "four steps and the vocoder"
-    assert steps(batch, four_steps("c"), four_steps("d")) == ["c", "d"]
-    assert [steps(batch, four_steps("e")), steps(batch)] == [["c", "d"]] * 2, "fewer come than would begin again"
+    scheduler = speech_scheduler("padded")
+    assert steps(scheduler, four_steps("a")) == ["a"]
+    assert [steps(scheduler, four_steps("b")), *(steps(scheduler) for _ in range(3))] == [["a", "b"]] * 4
+    assert scheduler.advance().keys() == {"a", "b"}
+    assert [len(scheduler.seconds(name)) for name in "ab"] == [5, 5], "four steps and the vocoder"
+    assert steps(scheduler, four_steps("c"), four_steps("d")) == ["c", "d"]
+    assert [steps(scheduler, four_steps("e")), steps(scheduler)] == [["c", "d"]] * 2, "fewer come than would restart"
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("num_threads", [1], indirect=True)
 @torch.inference_mode()
-def test_only_a_higher_rank_interrupts_requests_that_run_together(num_threads):
-    batch = speech_batch("padded")
-    # Within a rank, the latest comes first.
-    batch.precedence = lambda name: ("ul".index(name[0]), -int(name[1]))
-    assert [steps(batch, four_steps("l0")), steps(batch)] == [["l0"]] * 2
-    assert steps(batch, four_steps("l1")) == ["l0"]
-    assert steps(batch, four_steps("u2"), four_steps("u3")) == ["u3", "u2"]
-    assert list(spoken(batch, 4)) == ["u3", "u2", "l0", "l1"]
+def test_only_a_higher_priority_interrupts_requests_that_run_together(num_threads):
+    scheduler = speech_scheduler("padded")
+    # Within a priority, the latest comes first.
+    scheduler.get_order = lambda name: ("ul".index(name[0]), -int(name[1]))
+    assert [steps(scheduler, four_steps("l0")), steps(scheduler)] == [["l0"]] * 2
+    assert steps(scheduler, four_steps("l1")) == ["l0"]
+    assert steps(scheduler, four_steps("u2"), four_steps("u3")) == ["u3", "u2"]
+    assert list(spoken(scheduler, 4)) == ["u3", "u2", "l0", "l1"]

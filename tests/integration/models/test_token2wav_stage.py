@@ -15,7 +15,7 @@ from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.schema import Execution  # noqa: E402
 from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.stage import SpeechRank, chunk_sizes, precedence  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.stage import SpeechPriority, chunk_sizes, get_chunk_order  # noqa: E402
 from omni_cli.models.registry import load_stage  # noqa: E402
 from omni_cli.stage.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
 from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
@@ -103,7 +103,7 @@ def test_an_aborted_request_leaves_between_steps_and_the_others_finish(streams):
         assert isinstance(sign, WaveformChunk if streams else Progress)
         assert not stage.active and not stage._streams
         np.testing.assert_array_equal(waveform(stage, emitted, "gone again", 33), alone)
-        assert len(stage._batch._times) == 1, "that of the latest request, until the next step"
+        assert len(stage._scheduler._times) == 1, "that of the latest request, until the next step"
     finally:
         stage.close()
 
@@ -187,11 +187,11 @@ def test_padded_requests_that_are_cancelled_leave_the_batch():
             stage.add(codes(name, 120, streams=True))
         while not any(report.request_id == "left" for report in emitted):
             emitted += stage.step()
-        assert stage._batch._carried.keys() >= {"left"}
+        assert stage._scheduler._chunk_states.keys() >= {"left"}
         stage.abort("left")
         finish(stage, emitted)
         chunks = [each for each in emitted if isinstance(each, WaveformChunk) and each.request_id == "streamed"]
-        assert not stage.active and not stage._batch._carried
+        assert not stage.active and not stage._scheduler._chunk_states
         whole = waveform(stage, emitted, "whole", 120)
         streamed = np.concatenate([chunk.audio.samples.numpy() for chunk in chunks])
         np.testing.assert_allclose(streamed, whole, rtol=0, atol=1e-3)
@@ -239,9 +239,10 @@ def test_audio_is_held_back_where_the_next_chunk_can_make_it(keys, held_back):
 
 
 def test_chunks_whose_playback_would_stop_come_first_and_then_those_that_begin_a_stream():
-    began, later = precedence(0, 7.0, None, now_s=10.0), precedence(4.0, 5.0, None, now_s=10.0)
-    early, late = (precedence(start_s, 6.0, 9.0, now_s=10.0) for start_s in (1.2, 1.4))
-    ahead = precedence(4.0, 6.0, 9.0, now_s=10.0)
+    began, later = get_chunk_order(0, 7.0, None, now_s=10.0), get_chunk_order(4.0, 5.0, None, now_s=10.0)
+    early, late = (get_chunk_order(start_s, 6.0, 9.0, now_s=10.0) for start_s in (1.2, 1.4))
+    ahead = get_chunk_order(4.0, 6.0, 9.0, now_s=10.0)
     assert sorted([ahead, later, began, late, early]) == [early, late, began, later, ahead]
-    assert [rank for rank, _ in (early, began, ahead)] == [SpeechRank.URGENT, SpeechRank.FIRST, SpeechRank.LATER]
-    assert began < (SpeechRank.WHOLE, 0.0) < ahead
+    priorities = [priority.name for priority, _ in (early, began, ahead)]
+    assert priorities == ["URGENT", "FIRST", "LATER"]
+    assert began < (SpeechPriority.WHOLE, 0.0) < ahead

@@ -22,8 +22,8 @@ from omni_cli.engine.recording.tracer import Tracer
 from omni_cli.engine.recording.work import WorkCounter
 from omni_cli.execution.cpu_linear import OneDnnLinear
 from omni_cli.execution.denoiser import prepare_denoiser
-from omni_cli.execution.lanes import Lanes
 from omni_cli.execution.ranges import listen, mark, request_began, request_ended
+from omni_cli.execution.worker_pool import WorkerPool
 from omni_cli.profiling.operators import read_operators
 from omni_cli.profiling.trace_file import read_trace
 
@@ -76,13 +76,13 @@ def test_work_is_counted_by_module(model: Model, mode) -> None:
     assert unknown == ()
 
 
-def test_products_of_onednn_and_pieces_in_lanes_are_counted_as_others_are(model: Model) -> None:
+def test_products_of_onednn_and_tasks_of_workers_are_counted_as_others_are(model: Model) -> None:
     layer = model.blocks[0].up
-    pieces = [partial(OneDnnLinear(layer), torch.randn(5, 8)), partial(layer, torch.randn(5, 8))]
+    tasks = [partial(OneDnnLinear(layer), torch.randn(5, 8)), partial(layer, torch.randn(5, 8))]
     with torch.inference_mode():
         counter = WorkCounter({"model": model})
         counter.start()
-        Lanes(2).start(pieces)
+        WorkerPool(2).start(tasks)
         parts, unknown = counter.stop()
     assert sorted(part.module for part in parts) == ["(outside modules)", "model.blocks.*.up"]
     assert {part.flops for part in parts} == {2 * 5 * 8 * 16} and unknown == ()

@@ -1,4 +1,4 @@
-"""What a CPU does differently with `batching: padded`: oneDNN's linear layers, and a batch per thread."""
+"""token2wav with `batching: padded` on a CPU: oneDNN's linear layers, and a batch per thread."""
 
 from __future__ import annotations
 

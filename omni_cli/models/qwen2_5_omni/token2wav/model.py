@@ -18,7 +18,7 @@ from omni_cli.execution.denoiser import Denoiser
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechBatch
+from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block
 from omni_cli.vllm_integration.diffusion_entry import UNFINISHED, DiffusionInput, Unfinished
 from omni_cli.vllm_integration.diffusion_model import DiffusionModel
@@ -40,14 +40,14 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
         self.speakers = load_speakers(model_config.model)
         self.num_codes = self.token2wav.code2wav_dit_model.text_embed.codec_embed.num_embeddings
         self.codes_per_block = codes_per_block(self.token2wav)
-        # The process is this stage's own. By default cuDNN selects the vocoder's kernels in every call, and waveforms
-        # differ by 2e-4 from call to call. benchmarks/gpu/vocoder_repeats.py measures the cost.
+        # For the whole process, which is this stage's own. By default cuDNN selects the vocoder's kernels in every
+        # call, and waveforms differ by 2e-4 from call to call. benchmarks/gpu/vocoder_repeats.py measures the cost.
         torch.backends.cudnn.deterministic = True
 
     def prepare(self, stage: Token2WavConfig) -> Denoiser:
         """Make the modules run as `stage` asks, once the weights are loaded; raises `StageError`."""
         self.synthesizer = Synthesizer(self.token2wav, self.speakers, stage)
-        self.batch = SpeechBatch(self.synthesizer)
+        self.scheduler = SpeechScheduler(self.synthesizer)
         return self.synthesizer.denoiser
 
     @torch.inference_mode()
@@ -60,23 +60,25 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
         speaker = next(iter(self.speakers))
         request = SynthesisRequest("warm-up", codes, 0, 0, WARM_UP_CODES, 0, speaker, DenoisingSettings(2, 0.5, -1.0))
         self.synthesizer.capture_ahead(request, max_concurrency)
-        self.batch.add(request)
-        while not self.batch.advance():
+        self.scheduler.add(request)
+        while not self.scheduler.advance():
             pass
-        self.batch.drop(request.request_id)
+        self.scheduler.drop(request.request_id)
 
     @torch.inference_mode()
     def sample(self, inputs: Sequence[DiffusionInput]) -> dict[str, torch.Tensor | Unfinished]:
-        """Do the next piece of work; waveforms, (num_samples,) float32 in [-1, 1], are those that it finished."""
-        for each in inputs:
-            if each.request_id not in self.batch:
-                self.batch.add(SynthesisRequest.from_engine(each.request_id, each.token_ids, each.information))
-        made = self.batch.advance()
-        return {each.request_id: made.get(each.request_id, UNFINISHED) for each in inputs}
+        """Do the next work; return the waveforms (num_samples,) float32 in [-1, 1] that it finished."""
+        for request in inputs:
+            if request.request_id not in self.scheduler:
+                self.scheduler.add(
+                    SynthesisRequest.from_engine(request.request_id, request.token_ids, request.information)
+                )
+        waveforms = self.scheduler.advance()
+        return {request.request_id: waveforms.get(request.request_id, UNFINISHED) for request in inputs}
 
     def drop(self, request_id: str) -> None:
         """Forget a request that has ended."""
-        self.batch.drop(request_id)
+        self.scheduler.drop(request_id)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)

@@ -1,4 +1,4 @@
-"""Requests of token2wav in flight. Each call advances some by one denoising step, or makes a waveform; between two
+"""token2wav's requests in flight. Each call advances some of them by a denoising step, or makes waveforms; between two
 calls requests join and leave."""
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from dataclasses import dataclass, field
 
 import torch
 
-from omni_cli.execution.lanes import Lanes
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import clock_for
+from omni_cli.execution.worker_pool import WorkerPool
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Denoising
 from omni_cli.models.qwen2_5_omni.token2wav.request import ChunkState, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
 from omni_cli.models.qwen2_5_omni.token2wav.vocoder import VOCODER_CONTEXT_FRAMES
 
-# Order of requests by id, the smallest first, ranks before all else; equal ones in order of arrival.
-Precedence = Callable[[str], tuple[float, ...]]
+# The order of a request, by id: the smallest is first, and its first number is the priority; equal ones stay in order
+# of arrival.
+GetOrder = Callable[[str], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Stepped:
+class FinishedStep:
     """A request that was advanced to step `done` of `total`."""
 
     request_id: str
@@ -32,8 +33,8 @@ class Stepped:
 
 
 @dataclass
-class Cohort:
-    """Requests that joined together, all at the same step. A lane works on those that `running` names."""
+class Batch:
+    """Requests that joined together, all at the same step. Workers have tasks for those in `running`, by id."""
 
     requests: list[SynthesisRequest]
     denoising: Denoising
@@ -50,46 +51,47 @@ class Cohort:
 
 
 @dataclass(frozen=True)
-class SpeechPiece:
-    """A step of a cohort, or the waveforms of the `sounding` requests in it, from their spectrograms."""
+class SpeechTask:
+    """A denoising step of a batch, or the waveforms of its requests in `vocoding`, from their spectrograms `mels`."""
 
-    cohort: Cohort
-    sounding: Sequence[SynthesisRequest] = ()
+    batch: Batch
+    vocoding: Sequence[SynthesisRequest] = ()
     mels: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def requests(self) -> Sequence[SynthesisRequest]:
-        """Those of its requests that have not left."""
-        return [each for each in self.cohort.requests if not self.sounding or each in self.sounding]
+        """The requests of the task that have not left."""
+        return [request for request in self.batch.requests if not self.vocoding or request in self.vocoding]
 
 
 @dataclass(frozen=True)
-class Done:
-    """A piece with its waveforms by request id, and when it started and ended."""
+class FinishedTask:
+    """A task with its waveforms by request id, and when it started and ended."""
 
-    piece: SpeechPiece
-    made: Mapping[str, torch.Tensor]
+    task: SpeechTask
+    waveforms: Mapping[str, torch.Tensor]
     times: tuple[object, object]
 
 
-class SpeechBatch:
-    """The requests of one synthesizer, in cohorts; waiting ones form the next cohort.
+class SpeechScheduler:
+    """The requests of one synthesizer, in batches; waiting ones form the next batch.
 
-    Only the first cohorts in precedence advance, one per lane. A lane that ends goes on with the next work without
-    waiting for others: a waveform takes as long as several steps. On a GPU and with `batching: padded` there is one
-    lane, whose cohort has all requests that can start.
+    Only the first batches in order advance, one per worker. A worker that has ended its task gets the next one without
+    waiting for others: a waveform takes as long as several steps. On a GPU with `batching: padded` there is one worker,
+    whose batch has all requests that can start.
     """
 
     def __init__(self, synthesizer: Synthesizer) -> None:
-        self.precedence: Precedence = lambda request_id: ()
-        self.stepped: list[Stepped] = []
+        self.get_order: GetOrder = lambda request_id: ()
+        self.finished_steps: list[FinishedStep] = []
         self._synthesizer = synthesizer
-        self._lanes: Lanes[Done] = Lanes(synthesizer.platform.num_workers)
+        self._runs_together = synthesizer.platform.runs_together
+        self._workers: WorkerPool[FinishedTask] = WorkerPool(synthesizer.platform.num_workers)
         self._clock = clock_for(torch.device(synthesizer.device).type)
         self._waiting: dict[str, SynthesisRequest] = {}
-        self._cohorts: list[Cohort] = []
-        # By stream.
-        self._carried: dict[str, ChunkState] = {}
+        self._batches: list[Batch] = []
+        # The state of the latest chunk, by stream.
+        self._chunk_states: dict[str, ChunkState] = {}
         # Start and end of each denoising step of a request, and of its vocoder.
         self._times: dict[str, list[tuple[object, object]]] = {}
 
@@ -98,180 +100,184 @@ class SpeechBatch:
 
     def add(self, request: SynthesisRequest) -> None:
         # Noise is drawn while the device computes other requests.
-        self._waiting[request.request_id] = dataclasses.replace(request, drawn_noise=self._synthesizer.noise(request))
+        noise = self._synthesizer.noise(request)
+        self._waiting[request.request_id] = dataclasses.replace(request, drawn_noise=noise)
         self._times[request.request_id] = []
 
     def drop(self, request_id: str) -> None:
         """Forget a request, finished or not, if it is here."""
         self._times.pop(request_id, None)
         self._waiting.pop(request_id, None)
-        for cohort in self._cohorts:
-            if request_id in [each.request_id for each in cohort.requests]:
-                if cohort.running and len(cohort.requests) > 1:
-                    self._lanes.settle()
-                self._leave(cohort, {request_id})
+        for batch in self._batches:
+            if request_id in [request.request_id for request in batch.requests]:
+                if batch.running and len(batch.requests) > 1:
+                    self._workers.wait_for_all()
+                self._remove(batch, {request_id})
                 return
 
     def end_stream(self, stream: str) -> None:
-        """Forget what chunks of a stream have carried on, if anything."""
-        self._carried.pop(stream, None)
+        """Forget the state of a stream's latest chunk, if there is one."""
+        self._chunk_states.pop(stream, None)
 
     def seconds(self, request_id: str) -> list[float]:
         """Return the seconds of each step of a finished request, and of its vocoder."""
         return [self._clock.seconds(start, end) for start, end in self._times[request_id]]
 
     def advance(self) -> dict[str, torch.Tensor]:
-        """Do the next work; return waveforms (num_samples,) float32 that it finished, by request id.
+        """Do the next work; return the waveforms (num_samples,) float32 that it finished, by request id.
 
-        Lanes that have more to do go on meanwhile, and into the next call.
+        Workers whose tasks have not ended go on meanwhile, and into the next call.
         """
-        self.stepped = []
-        finished: dict[str, torch.Tensor] = {}
+        self.finished_steps = []
+        waveforms: dict[str, torch.Tensor] = {}
         with self._synthesizer.arithmetic():
-            pieces = self._next()
-            for piece in pieces:
-                piece.cohort.running |= {each.request_id for each in piece.requests}
-            self._lanes.start([functools.partial(self._do, piece) for piece in pieces])
-            for done in self._lanes.ended():
-                finished |= self._note(done)
-        return finished
+            tasks = self._assign_tasks()
+            for task in tasks:
+                task.batch.running |= {request.request_id for request in task.requests}
+            self._workers.start([functools.partial(self._run, task) for task in tasks])
+            for finished in self._workers.finished():
+                waveforms |= self._record(finished)
+        return waveforms
 
-    def _next(self) -> list[SpeechPiece]:
-        """Return a piece for each free lane, in order of precedence, waveforms before steps."""
-        free = self._lanes.num_free
-        pieces = [
-            SpeechPiece(cohort, sounding, cohort.denoising.mels())
-            for cohort in self._cohorts
-            if cohort.is_denoised
-            for sounding in self._sounding(cohort)
+    def _assign_tasks(self) -> list[SpeechTask]:
+        """Assign one task to each idle worker: highest priority first, vocoder tasks before denoising steps."""
+        num_idle = self._workers.num_idle
+        tasks = [
+            SpeechTask(batch, requests, batch.denoising.mels())
+            for batch in self._batches
+            if batch.is_denoised
+            for requests in self._split_for_vocoder(batch)
         ]
-        pieces.sort(key=lambda piece: self._first_of(piece.sounding))
-        if len(pieces) < free:
-            self._join()
-            stepping = sorted((each for each in self._cohorts if not each.is_denoised), key=self._of_cohort)
-            lanes = free - len(pieces) + sum(bool(each.running) for each in stepping)
-            pieces += [SpeechPiece(cohort) for cohort in self._balanced(stepping, lanes) if not cohort.running]
-        return pieces[:free]
+        tasks.sort(key=lambda task: self._get_first_order(task.vocoding))
+        if len(tasks) < num_idle:
+            self._start_waiting()
+            denoising = [batch for batch in self._batches if not batch.is_denoised]
+            num_workers = num_idle - len(tasks) + sum(bool(batch.running) for batch in denoising)
+            tasks += [SpeechTask(batch) for batch in self._sort_for(num_workers, denoising) if not batch.running]
+        return tasks[:num_idle]
 
-    def _sounding(self, cohort: Cohort) -> list[list[SynthesisRequest]]:
-        """Return the requests of a denoised cohort whose waveforms are next, together or each by itself."""
-        if self._synthesizer.platform.runs_together:
-            return [cohort.requests]
-        return [[each] for each in cohort.requests if each.request_id not in cohort.running]
+    def _split_for_vocoder(self, batch: Batch) -> list[list[SynthesisRequest]]:
+        """Return the requests of a denoised batch that no worker has, together or each by itself."""
+        if self._runs_together:
+            return [batch.requests]
+        return [[request] for request in batch.requests if request.request_id not in batch.running]
 
-    def _balanced(self, cohorts: list[Cohort], lanes: int) -> list[Cohort]:
-        """Reorder cohorts in order of precedence for so many lanes, if less than one per lane would have to wait.
+    def _sort_for(self, num_workers: int, batches: list[Batch]) -> list[Batch]:
+        """Sort batches by order; if there are one to two per worker, let the last ones alternate.
 
-        Lanes would be idle at the end then. So as many as have no lane alternate with as many others of their rank, and
-        all end together.
+        Without that, all but the last batches would end first, and leave workers idle. So the batches without a worker
+        alternate with as many others of their priority, and all of these end together.
         """
-        if not lanes < len(cohorts) < 2 * lanes:
-            return cohorts
-        first = 2 * lanes - len(cohorts)
-        return [*cohorts[:first], *sorted(cohorts[first:], key=lambda each: (self._of_cohort(each)[:1], each.num_done))]
+        ordered = sorted(batches, key=lambda batch: self._get_first_order(batch.requests))
+        if not num_workers < len(ordered) < 2 * num_workers:
+            return ordered
+        num_kept = 2 * num_workers - len(ordered)
+        alternating = sorted(
+            ordered[num_kept:], key=lambda batch: (self._get_first_order(batch.requests)[:1], batch.num_done)
+        )
+        return [*ordered[:num_kept], *alternating]
 
-    def _of_cohort(self, cohort: Cohort) -> tuple[float, ...]:
-        return self._first_of(cohort.requests)
+    def _get_first_order(self, requests: Sequence[SynthesisRequest]) -> tuple[float, ...]:
+        return min(self.get_order(request.request_id) for request in requests)
 
-    def _first_of(self, requests: Sequence[SynthesisRequest]) -> tuple[float, ...]:
-        return min(self.precedence(each.request_id) for each in requests)
+    def _start_waiting(self) -> None:
+        """Start waiting requests, unless a running one is before them; a chunk waits for the one before it.
 
-    def _join(self) -> None:
-        """Start waiting requests, unless one that runs comes first; a chunk waits for the one before it.
-
-        Where requests run together, those of the highest rank start, and only a higher rank interrupts others: a cohort
-        that began beside another one would not end sooner than after it, and the others would end later.
+        Where requests run together, all of the highest priority start, and only a higher priority interrupts others: a
+        batch that began beside another one would not end sooner than after it, and the other would end later.
         """
-        count, compared = self._lanes.count, None
-        waiting = self._ready()
-        if self._synthesizer.platform.runs_together:
-            compared = 1
-            waiting = self._of_highest_rank(waiting)
-            if self._begin_again(waiting):
-                waiting = self._of_highest_rank(self._ready())
-        groups = list(self._synthesizer.batches(waiting))
-        are_last = len(self._cohorts) + len(groups) < 2 * count
-        for group in groups:
-            running = sorted(self._of_cohort(cohort) for cohort in self._cohorts)
-            has_lane = len(running) < count or are_last
-            if not has_lane and self.precedence(group[0].request_id)[:compared] >= running[count - 1][:compared]:
+        num_workers = self._workers.num_workers
+        waiting = self._get_ready()
+        if self._runs_together and self._restart_first_steps(waiting):
+            waiting = self._get_ready()
+        # The numbers of an order that are compared: all, or the priority only.
+        compared = slice(1 if self._runs_together else None)
+        batches = list(self._synthesizer.batches(waiting))
+        are_last = len(self._batches) + len(batches) < 2 * num_workers
+        for requests in batches:
+            running = sorted(self._get_first_order(batch.requests) for batch in self._batches)
+            has_worker = len(running) < num_workers or are_last
+            order = self.get_order(requests[0].request_id)
+            if not has_worker and order[compared] >= running[num_workers - 1][compared]:
                 return
-            for each in group:
-                del self._waiting[each.request_id]
-            requests = [self._continuing(each) for each in group]
-            self._cohorts.append(Cohort(requests, self._synthesizer.begin(requests)))
+            for request in requests:
+                del self._waiting[request.request_id]
+            started = [dataclasses.replace(request, previous=self._get_chunk_state(request)) for request in requests]
+            self._batches.append(Batch(started, self._synthesizer.begin(started)))
 
-    def _ready(self) -> list[SynthesisRequest]:
-        """Return the waiting requests that can start, in order of precedence."""
-        ready = [each for each in self._waiting.values() if self._is_ready(each)]
-        return sorted(ready, key=lambda each: self.precedence(each.request_id))
+    def _get_ready(self) -> list[SynthesisRequest]:
+        """Return the waiting requests that can start, in order; where requests run together, of one priority."""
+        ready = [request for request in self._waiting.values() if self._is_ready(request)]
+        ready.sort(key=lambda request: self.get_order(request.request_id))
+        if not self._runs_together:
+            return ready
+        priorities = [self.get_order(request.request_id)[:1] for request in ready]
+        return [request for request, priority in zip(ready, priorities, strict=True) if priority == priorities[0]]
 
-    def _of_highest_rank(self, ordered: list[SynthesisRequest]) -> list[SynthesisRequest]:
-        ranks = [self.precedence(each.request_id)[:1] for each in ordered]
-        return [each for each, rank in zip(ordered, ranks, strict=True) if rank == ranks[0]]
+    def _restart_first_steps(self, arriving: list[SynthesisRequest]) -> bool:
+        """Move first-step requests back to the queue if enough requests of the same priority arrive.
 
-    def _begin_again(self, coming: list[SynthesisRequest]) -> bool:
-        """Let requests after their first step wait again if at least as many of their rank come; tell whether any do.
-
-        Requests that are sent together arrive one by one. Their first step is lost, and all others are shared.
+        Return True if any were moved. Requests that are sent together arrive one by one. Those that are moved lose
+        their first step, and share all others.
         """
-        alike = [
-            cohort
-            for cohort in self._cohorts
-            if cohort.num_done == 1
-            and len(cohort.requests) <= sum(each.sampling == cohort.requests[0].sampling for each in coming)
-            and self._of_cohort(cohort)[:1] == self._first_of(coming)[:1]
+        moved = [
+            batch
+            for batch in self._batches
+            if batch.num_done == 1
+            and len(batch.requests) <= sum(request.sampling == batch.requests[0].sampling for request in arriving)
+            and self._get_first_order(batch.requests)[:1] == self._get_first_order(arriving)[:1]
         ]
-        for cohort in alike:
-            self._cohorts.remove(cohort)
-            self._waiting = {each.request_id: each for each in cohort.requests} | self._waiting
-            self._times |= {each.request_id: [] for each in cohort.requests}
-        return bool(alike)
+        for batch in moved:
+            self._batches.remove(batch)
+            self._waiting = {request.request_id: request for request in batch.requests} | self._waiting
+            self._times |= {request.request_id: [] for request in batch.requests}
+        return bool(moved)
 
     def _is_ready(self, request: SynthesisRequest) -> bool:
         if request.stream is None or request.codes_start == 0:
             return True
-        carried = self._carried.get(request.stream)
-        return carried is not None and carried.end == request.codes_start
+        state = self._get_chunk_state(request)
+        return state is not None and state.end == request.codes_start
 
-    def _continuing(self, request: SynthesisRequest) -> SynthesisRequest:
-        carried = self._carried.get(request.stream) if request.stream is not None else None
-        return dataclasses.replace(request, previous=carried)
+    def _get_chunk_state(self, request: SynthesisRequest) -> ChunkState | None:
+        return None if request.stream is None else self._chunk_states.get(request.stream)
 
-    def _do(self, piece: SpeechPiece) -> Done:
-        """Do a piece in its lane."""
-        cohort, made = piece.cohort, {}
+    def _run(self, task: SpeechTask) -> FinishedTask:
+        """Run a task in its worker."""
+        batch, waveforms = task.batch, {}
         start = self._clock.mark()
         with self._synthesizer.arithmetic():
-            if piece.sounding:
+            if task.vocoding:
                 with mark("vocoder"):
-                    made = dict(self._synthesizer.waveforms(piece.sounding, piece.mels))
+                    waveforms = dict(self._synthesizer.waveforms(task.vocoding, task.mels))
             else:
-                with mark("denoising step", cohort.num_done + 1):
-                    cohort.denoising.step()
-        return Done(piece, made, (start, self._clock.mark()))
+                with mark("denoising step", batch.num_done + 1):
+                    batch.denoising.step()
+        return FinishedTask(task, waveforms, (start, self._clock.mark()))
 
-    def _note(self, done: Done) -> dict[str, torch.Tensor]:
-        """Note that a piece is done; return its waveforms without those of requests that left meanwhile."""
-        piece, cohort, requests = done.piece, done.piece.cohort, done.piece.requests
-        cohort.running -= {each.request_id for each in piece.sounding} or cohort.running
-        for each in requests:
-            self._times[each.request_id].append(done.times)
+    def _record(self, finished: FinishedTask) -> dict[str, torch.Tensor]:
+        """Record that a task is done; return its waveforms without those of requests that left meanwhile."""
+        task, batch, requests = finished.task, finished.task.batch, finished.task.requests
+        batch.running -= {request.request_id for request in task.vocoding} or batch.running
+        for request in requests:
+            self._times[request.request_id].append(finished.times)
         if not requests:
             return {}
-        if piece.sounding:
-            made = {each.request_id: done.made[each.request_id] for each in requests}
-            self._leave(cohort, set(made))
-            return made
-        cohort.num_done += 1
-        if cohort.is_denoised:
-            self._carried |= cohort.denoising.chunk_states(VOCODER_CONTEXT_FRAMES)
-        self.stepped += [Stepped(each.request_id, cohort.num_done, cohort.num_steps) for each in requests]
+        if task.vocoding:
+            waveforms = {request.request_id: finished.waveforms[request.request_id] for request in requests}
+            self._remove(batch, set(waveforms))
+            return waveforms
+        batch.num_done += 1
+        if batch.is_denoised:
+            self._chunk_states |= batch.denoising.chunk_states(VOCODER_CONTEXT_FRAMES)
+        self.finished_steps += [
+            FinishedStep(request.request_id, batch.num_done, batch.num_steps) for request in requests
+        ]
         return {}
 
-    def _leave(self, cohort: Cohort, request_ids: set[str]) -> None:
-        cohort.requests = [each for each in cohort.requests if each.request_id not in request_ids]
-        if cohort.requests:
-            cohort.denoising.drop(request_ids)
+    def _remove(self, batch: Batch, request_ids: set[str]) -> None:
+        batch.requests = [request for request in batch.requests if request.request_id not in request_ids]
+        if batch.requests:
+            batch.denoising.drop(request_ids)
         else:
-            self._cohorts.remove(cohort)
+            self._batches.remove(batch)

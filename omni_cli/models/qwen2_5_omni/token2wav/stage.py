@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,8 +45,8 @@ URGENT_S = 0.5
 NO_CODES = "the talker ended before it produced a codec token"
 
 
-class SpeechRank(IntEnum):
-    """Which requests come first; somebody waits for a stream's first sound, and for all of a whole request anyway."""
+class SpeechPriority(IntEnum):
+    """Priorities, the highest first: a listener waits for a stream's first sound, and for all of a whole request."""
 
     URGENT = 0
     FIRST = 1
@@ -57,27 +56,30 @@ class SpeechRank(IntEnum):
 
 @dataclass
 class SpeechStream:
-    """A request whose audio is made in chunks, each of which is a separate request in the engine."""
+    """A request whose audio is made in chunks, each of which is a separate request in the engine.
+
+    `chunk_times_s` has the seconds from the stream's start to a chunk's addition, first step and end, by chunk.
+    """
 
     request: StageRequest
     chunker: Chunker
     added_s: float
     has_all_codes: bool = False
     num_chunks: int = 0
-    num_made: int = 0
+    num_sent: int = 0
     first_audio_s: float | None = None
     denoise_step_s: list[float] = field(default_factory=list)
     vocoder_s: float = 0.0
     chunk_times_s: list[tuple[float, float, float]] = field(default_factory=list)
-    # Finished chunks that wait for one before them, by number, with the times of each.
+    # Finished chunks that wait for one before them, by number, with their times.
     early: dict[int, tuple[Report, tuple[float, float, float]]] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
-        return self.has_all_codes and self.num_made == self.num_chunks
+        return self.has_all_codes and self.num_sent == self.num_chunks
 
     def chunk_id(self, number: int) -> str:
-        """Return an id that no other request has."""
+        """Return the id of a chunk's request in the engine; no other request has it."""
         return f"{self.request.request_id}\0{number}"
 
 
@@ -102,8 +104,8 @@ class Token2WavStage(VllmStage):
         self._synthesizer = model.synthesizer
         if execution != "eager":
             model.warm_up(spec.max_concurrency)
-        self._batch = model.batch
-        self._batch.precedence = self._precedence
+        self._scheduler = model.scheduler
+        self._scheduler.get_order = self._get_order
 
     def engine_args(self) -> dict[str, object]:
         return {
@@ -145,8 +147,8 @@ class Token2WavStage(VllmStage):
     def _setting(self, request: StageRequest, name: str, default: float) -> float:
         stage = self.spec.stage
         assert isinstance(stage, Token2WavConfig)
-        given = request.diffusion.get(name, getattr(stage, name))
-        return default if given is None else given
+        value = request.diffusion.get(name, getattr(stage, name))
+        return default if value is None else value
 
     def add(self, request: StageRequest) -> None:
         if not request.streams:
@@ -206,24 +208,24 @@ class Token2WavStage(VllmStage):
 
     def step(self) -> list[Report]:
         reports = super().step()
-        for each in self._batch.stepped:
-            active = self.by_engine_id(each.request_id)
-            if active is not None and each.done == 1:
+        for step in self._scheduler.finished_steps:
+            active = self.by_engine_id(step.request_id)
+            if active is not None and step.done == 1:
                 active.context["began_s"] = time.perf_counter()
             if active is not None and "stream" not in active.context:
-                reports.append(Progress(active.request.request_id, each.done, each.total, "step"))
+                reports.append(Progress(active.request.request_id, step.done, step.total, "step"))
         return reports
 
-    def _precedence(self, engine_id: str) -> tuple[float, ...]:
-        """Order requests by rank, then by time."""
+    def _get_order(self, engine_id: str) -> tuple[float, ...]:
+        """Return the order of a request: its priority, then a time."""
         active = self.by_engine_id(engine_id)
         if active is None:
-            return (SpeechRank.LATER,)
+            return (SpeechPriority.LATER,)
         stream: SpeechStream | None = active.context.get("stream")
         if stream is None:
-            return (SpeechRank.WHOLE, active.added_s)
+            return (SpeechPriority.WHOLE, active.added_s)
         start_s = active.context["chunk"].start / CODES_PER_SECOND
-        return precedence(start_s, active.added_s, stream.first_audio_s, now_s=time.perf_counter())
+        return get_chunk_order(start_s, active.added_s, stream.first_audio_s, now_s=time.perf_counter())
 
     def request_id_of(self, active: ActiveRequest) -> str:
         stream: SpeechStream | None = active.context.get("stream")
@@ -232,25 +234,25 @@ class Token2WavStage(VllmStage):
     def abort(self, request_id: str) -> None:
         stream = self._streams.pop(request_id, None)
         running_ids = [request_id]
-        self._batch.end_stream(request_id)
+        self._scheduler.end_stream(request_id)
         if stream is not None:
-            running_ids += [stream.chunk_id(number) for number in range(stream.num_made, stream.num_chunks)]
+            running_ids += [stream.chunk_id(number) for number in range(stream.num_sent, stream.num_chunks)]
         for running_id in running_ids:
             super().abort(running_id)
 
-    def _check_waveform(self, made: torch.Tensor | NoOutput) -> None:
+    def _check_waveform(self, waveform: torch.Tensor | NoOutput) -> None:
         """Raise `StageError` unless this is a waveform (num_samples,) of finite numbers."""
-        if isinstance(made, NoOutput):
-            raise StageError(made.reason, stage=self.spec.stage.name)
-        if made.dim() != 1 or not made.numel() or not made.is_floating_point():
-            what = f"{tuple(made.shape)} of {str(made.dtype).removeprefix('torch.')}"
+        if isinstance(waveform, NoOutput):
+            raise StageError(waveform.reason, stage=self.spec.stage.name)
+        if waveform.dim() != 1 or not waveform.numel() or not waveform.is_floating_point():
+            what = f"{tuple(waveform.shape)} of {str(waveform.dtype).removeprefix('torch.')}"
             raise StageError(f"the model made {what}, which is not a waveform", stage=self.spec.stage.name)
-        self.check_numbers(made, "samples")
+        self.check_numbers(waveform, "samples")
 
     def output(self, active: ActiveRequest, output: PoolingRequestOutput) -> list[Report]:
         waveform = output.outputs.data
         self._check_waveform(waveform)
-        *steps, vocoder_s = self._batch.seconds(active.engine_id)
+        *steps, vocoder_s = self._scheduler.seconds(active.engine_id)
         stream: SpeechStream | None = active.context.get("stream")
         if stream is None:
             trace = self._trace(active, active.added_s, active.context["num_codes"], steps, vocoder_s)
@@ -261,15 +263,15 @@ class Token2WavStage(VllmStage):
         times = (added_s - begin_s, began_s - begin_s, time.perf_counter() - begin_s)
         stream.early[active.context["number"]] = WaveformChunk(stream.request.request_id, _audio(waveform)), times
         reports: list[Report] = []
-        while stream.num_made in stream.early:
-            report, since_added = stream.early.pop(stream.num_made)
+        while stream.num_sent in stream.early:
+            report, chunk_times = stream.early.pop(stream.num_sent)
             reports.append(report)
-            stream.chunk_times_s.append(since_added)
-            stream.num_made += 1
+            stream.chunk_times_s.append(chunk_times)
+            stream.num_sent += 1
             stream.first_audio_s = stream.first_audio_s or time.perf_counter()
         if stream.is_done:
             del self._streams[stream.request.request_id]
-            self._batch.end_stream(stream.request.request_id)
+            self._scheduler.end_stream(stream.request.request_id)
             num_codes = len(stream.chunker.codes)
             trace = self._trace(active, stream.added_s, num_codes, stream.denoise_step_s, stream.vocoder_s)
             chunks = {"num_chunks": stream.num_chunks, "chunk_times_s": stream.chunk_times_s}
@@ -288,22 +290,22 @@ class Token2WavStage(VllmStage):
         }
 
 
-def precedence(
+def get_chunk_order(
     start_s: float, added_s: float, first_audio_s: float | None, *, now_s: float
-) -> tuple[SpeechRank, float]:
-    """Order chunks that begin `start_s` into their stream, whose first audio was there at `first_audio_s`."""
+) -> tuple[SpeechPriority, float]:
+    """Return the order of a chunk `start_s` into its stream, whose first audio was there at `first_audio_s`."""
     if start_s == 0:
-        return SpeechRank.FIRST, added_s
+        return SpeechPriority.FIRST, added_s
     if first_audio_s is None:
-        return SpeechRank.LATER, added_s
+        return SpeechPriority.LATER, added_s
     underrun_s = first_audio_s + start_s
-    return SpeechRank.URGENT if underrun_s - now_s < URGENT_S else SpeechRank.LATER, underrun_s
+    return SpeechPriority.URGENT if underrun_s - now_s < URGENT_S else SpeechPriority.LATER, underrun_s
 
 
 def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
     """Return the stage's chunk sizes, `ChunkSizes` by default; raise `StageError` unless all are whole blocks.
 
-    With `batching: padded` chunks carry on what the next one needs, so that it needs no context by default.
+    With `batching: padded` a chunk continues from the state of the one before it, so it needs no context by default.
     """
     keys = {
         "first": "stream_first_chunk_codes",
@@ -311,19 +313,19 @@ def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
         "context": "stream_context_codes",
         "look_ahead": "stream_look_ahead_codes",
     }
-    given = {name: getattr(stage, key) for name, key in keys.items()}
-    for name, size in given.items():
-        if size is not None and size % codes_per_block:
+    sizes = {name: size for name, key in keys.items() if (size := getattr(stage, key)) is not None}
+    for name, size in sizes.items():
+        if size % codes_per_block:
             fitting = max(1, round(size / codes_per_block)) * codes_per_block
             raise StageError(
                 f"`{keys[name]}` is {size}, and token2wav attends to blocks of {codes_per_block} codes",
                 stage=stage.name,
                 hint=f"--set {stage.name}.{keys[name]}={fitting}",
             )
-    default = {"context": 0} if stage.batching == "padded" else {}
-    sizes = ChunkSizes(**{**default, **{name: size for name, size in given.items() if size is not None}})
-    # Audio that is held back needs the codes before the next chunk, carried on or computed again.
-    return sizes if sizes.context or stage.batching == "padded" else dataclasses.replace(sizes, held_back=0)
+    if stage.batching == "padded":
+        return ChunkSizes(**{"context": 0, **sizes})
+    # Audio that is held back is computed with the next chunk, from the codes in its context.
+    return ChunkSizes(**sizes) if sizes.get("context") != 0 else ChunkSizes(**sizes, held_back=0)
 
 
 def _audio(waveform: torch.Tensor) -> Audio:

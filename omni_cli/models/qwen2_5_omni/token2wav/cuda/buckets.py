@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-# The first chunk of a stream with guidance has four of the denoiser's blocks. The vocoder's graphs take longer to
-# capture, and the frames of a call cost little beside its kernels' launches.
+# The smallest buckets of the DiT, in blocks, and of the vocoder. The first chunk of a stream with guidance has four
+# blocks. The vocoder's graphs take longer to capture, and the frames of a call cost little beside its launches.
 BLOCKS, VOCODER = 4, 8
-# Frames: in packed spectrograms each sequence begins at a multiple of so many.
+# In packed spectrograms each sequence begins at a multiple of this many frames.
 ALIGNMENT = 6
-# Per power of two from four of the smallest on: such a batch is padded by less than a quarter.
+# Buckets per power of two, from four times the smallest on: a batch is padded by less than a quarter.
 BUCKETS_PER_OCTAVE = 4
 
 

@@ -23,15 +23,15 @@ def _rows(  # type: ignore[no-untyped-def] # Triton's own types
     row = block.to(tl.int64) * SIZE + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     first = qkv + (row * 3 + part) * HEADS * WIDTH + head * WIDTH
-    given = tl.load(first + column, mask=seen[:, None], other=0.0)
+    loaded = tl.load(first + column, mask=seen[:, None], other=0.0)
     if (head == 0) & (part < 2):
         other = tl.load(first + (column + WIDTH // 2) % WIDTH, mask=seen[:, None], other=0.0)
         other = tl.where(column < WIDTH // 2, -other, other)
         at = row * WIDTH + column
-        turned = given * tl.load(cos + at, mask=seen[:, None], other=0.0)
-        turned += other * tl.load(sin + at, mask=seen[:, None], other=0.0)
-        given = turned.to(given.dtype)
-    return given
+        rotated = loaded * tl.load(cos + at, mask=seen[:, None], other=0.0)
+        rotated += other * tl.load(sin + at, mask=seen[:, None], other=0.0)
+        loaded = rotated.to(loaded.dtype)
+    return loaded
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
@@ -41,25 +41,25 @@ def _attend(  # type: ignore[no-untyped-def] # Triton's own types
     ROWS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     block, head = tl.program_id(0), tl.program_id(1)
-    place = tl.arange(0, ROWS)
-    real = place < SIZE
+    location = tl.arange(0, ROWS)
+    real = location < SIZE
     query = _rows(qkv, cos, sin, block, 0, head, real, SIZE, HEADS, WIDTH, ROWS)
     # The block itself first, so that each query has a key.
     highest = tl.full([ROWS], -float("inf"), dtype=tl.float32)
     weight = tl.zeros([ROWS], dtype=tl.float32)
     total = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
     for turn in tl.static_range(4):
-        # 0, 1 and -1; for carried ones, the last section of `block_diff`.
+        # The blocks at 0, 1 and -1, and then carried keys, which are the last section of `block_diff`.
         by = 2 if turn == 3 else turn - 3 * (turn // 2)
         if turn == 0 or (turn == 1 and AHEAD) or (turn == 2 and BACK) or (turn == 3 and CARRIED):
             distance = by if turn != 3 else -1
             length = SIZE
             if turn != 3:
                 length = tl.where((block + by >= 0) & (block + by < num_blocks), SIZE, 0)
-            away = block_diff + (block * SECTIONS + by + 1) * SIZE + place
-            seen = tl.load(away, mask=place < length, other=2) == distance
+            away = block_diff + (block * SECTIONS + by + 1) * SIZE + location
+            seen = tl.load(away, mask=location < length, other=2) == distance
             if turn == 3:
-                at = carried + (block.to(tl.int64) * SIZE + place[:, None]) * 2 * HEADS * WIDTH + head * WIDTH
+                at = carried + (block.to(tl.int64) * SIZE + location[:, None]) * 2 * HEADS * WIDTH + head * WIDTH
                 at += tl.arange(0, WIDTH)[None, :]
                 key = tl.load(at, mask=seen[:, None], other=0.0)
                 value = tl.load(at + HEADS * WIDTH, mask=seen[:, None], other=0.0)
@@ -75,7 +75,7 @@ def _attend(  # type: ignore[no-untyped-def] # Triton's own types
             total = total * before[:, None] + tl.dot(share.to(value.dtype), value, input_precision=PRECISION)
             highest = higher
     total = total / weight[:, None]
-    row = block.to(tl.int64) * SIZE + place[:, None]
+    row = block.to(tl.int64) * SIZE + location[:, None]
     at = row * HEADS * WIDTH + head * WIDTH + tl.arange(0, WIDTH)[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None])
 
@@ -171,9 +171,9 @@ def _add_and_norm(  # type: ignore[no-untyped-def] # Triton's own types
     total += tl.load(hidden + at, mask=real, other=0.0)
     tl.store(summed + at, total, mask=real)
     centred = tl.where(real, total - tl.sum(total) / WIDTH, 0.0)
-    made = centred / tl.sqrt(tl.sum(centred * centred) / WIDTH + eps)
-    made = made * tl.load(scale + column, mask=real, other=0.0) + tl.load(shift + column, mask=real, other=0.0)
-    tl.store(normed + at, made, mask=real)
+    scaled = centred / tl.sqrt(tl.sum(centred * centred) / WIDTH + eps)
+    scaled = scaled * tl.load(scale + column, mask=real, other=0.0) + tl.load(shift + column, mask=real, other=0.0)
+    tl.store(normed + at, scaled, mask=real)
 
 
 def add_and_norm(
@@ -196,9 +196,9 @@ def _advance(  # type: ignore[no-untyped-def] # Triton's own types
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     real = column < WIDTH
-    place = tl.load(locations + row) * WIDTH + column
-    slope = tl.load(predicted + place, mask=real, other=0.0).to(tl.float32)
-    unguided = place
+    location = tl.load(locations + row) * WIDTH + column
+    slope = tl.load(predicted + location, mask=real, other=0.0).to(tl.float32)
+    unguided = location
     if GUIDED:
         unguided = tl.load(locations + num_frames + row) * WIDTH + column
         slope += (slope - tl.load(predicted + unguided, mask=real, other=0.0).to(tl.float32)) * scale
@@ -219,7 +219,7 @@ def _advance(  # type: ignore[no-untyped-def] # Triton's own types
         middle = tl.load(second, mask=real, other=0.0) + tl.load(third, mask=real, other=0.0)
         value += (tl.load(first, mask=real, other=0.0) + 3 * middle + slope) * change / 8
         tl.store(frames + at, value, mask=real)
-    tl.store(packed + place, value, mask=real)
+    tl.store(packed + location, value, mask=real)
     if GUIDED:
         tl.store(packed + unguided, value, mask=real)
 

@@ -1,4 +1,4 @@
-"""What a CUDA device does differently with `batching: padded`: Triton kernels, and all requests in one batch."""
+"""token2wav with `batching: padded` on a CUDA device: Triton kernels, and all requests in one batch."""
 
 from __future__ import annotations
 

@@ -145,12 +145,12 @@ def _store_six(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Store the samples from `position` on; return the row of the one after them."""
     for step in tl.static_range(6):
-        made = _filtered(_filtered(weight, evens, step, DOWN, 0), odds, step, DOWN, 1)
+        sample = _filtered(_filtered(weight, evens, step, DOWN, 0), odds, step, DOWN, 1)
         stored = mask
         if ENDS:
-            made = tl.where(position + step <= last, made, 0.0)
+            sample = tl.where(position + step <= last, sample, 0.0)
             stored = mask & (start + position + step < num_samples)
-        _store(out, made, row, channels, stored)
+        _store(out, sample, row, channels, stored)
         row = _next_row(row, num_samples, phases)
     return row
 
@@ -254,7 +254,7 @@ class FusedActivation:
         """
         num_samples, channels = x.shape
         out = torch.empty_like(x)
-        run = _run_of(rate, num_samples * channels // _MOST_RUNS)
+        run = _get_run(rate, num_samples * channels // _MOST_RUNS)
         settings = self._settings(channels, run, is_cuda=x.is_cuda)
         grid = triton.cdiv(num_samples, run * settings["RUNS"]), triton.cdiv(channels, settings["CHANNELS"])
         _activate[grid](
@@ -284,17 +284,17 @@ def compile_ahead(activations: Iterable[tuple[FusedActivation, torch.Tensor, int
     Several at a time: one by one, those of the real vocoder take half a minute.
     """
     with ThreadPoolExecutor() as threads:
-        compiled = [
+        futures = [
             threads.submit(activation.compile, bias, rate, run)
             for activation, bias, rate in activations
-            for run in {_run_of(rate, _SHORT_RUN), _run_of(rate, _LONGEST_RUN)}
+            for run in {_get_run(rate, _SHORT_RUN), _get_run(rate, _LONGEST_RUN)}
         ]
-        for each in compiled:
-            each.result()
+        for future in futures:
+            future.result()
 
 
 @functools.cache
-def _run_of(rate: int, longest: int) -> int:
+def _get_run(rate: int, longest: int) -> int:
     """Return the longest run, up to `longest`, of which `ALIGNMENT` frames are made; a multiple of six."""
     longest = max(min(longest, _LONGEST_RUN), 6)
     return max(run for run in range(6, longest + 1, 6) if ALIGNMENT * rate % run == 0)
