@@ -23,7 +23,8 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel  # noqa: E402
 
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import vocoder_kernels  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedBigVGAN, plain_mean  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedBigVGAN  # noqa: E402
+from support.plain_activation import plain_mean  # noqa: E402
 
 
 class H200Driver:

@@ -1,6 +1,8 @@
-"""The activation of a packed vocoder in plain torch, which the fused kernel is compared with."""
+"""The activation and the mean of a packed vocoder in plain torch, which the kernels are compared with."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -30,6 +32,13 @@ class PlainActivation:
             sequence = slice(start * rate, end * rate)
             out[sequence] = self.module(given[sequence].mT[None])[0].mT
         return in_phases(out, phases_out)
+
+
+def plain_mean(
+    parts: Sequence[torch.Tensor], bias: torch.Tensor, bounds: torch.Tensor, rate: int, *, share: float = 1.0
+) -> torch.Tensor:
+    sounds = (bounds[1] > bounds[0])[:, None].repeat_interleave(rate, dim=0)
+    return (sum(parts) * share + bias).where(sounds, 0.0)
 
 
 def in_phases(rows: torch.Tensor, phases: int) -> torch.Tensor:

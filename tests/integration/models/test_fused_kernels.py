@@ -21,7 +21,7 @@ def test_the_kernels_compute_what_torchs_operations_do():
     made = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout.splitlines()[-1])
-    # A sum and its norm, a product, attention in four ways, a rotation, a step's parts with guidance and without.
+    # A sum and its norm, a product, attention in four ways, its keys, a step's parts with guidance and without.
     assert len(found) == len(CASES) + 2 + 1 + 5 + 2 * 5
     assert max(found.values()) < 2e-5, found
 

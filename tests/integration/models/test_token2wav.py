@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 from support.fake_graphs import FakeBackend
-from support.plain_activation import PlainActivation, in_phases
+from support.plain_activation import PlainActivation, in_phases, plain_mean
 
 from omni_cli.compat.libraries import prepare_libraries
 
@@ -254,7 +254,7 @@ def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alon
     mels = [torch.randn(1, frames, 80, generator=draw, dtype=torch.float64) for frames in (100, 7, 66, 45, 1)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     alone = dict(Vocoder(vocoder).waveforms(heard))
-    together = dict(PackedVocoder(vocoder, PlainActivation).waveforms(heard))
+    together = dict(packed_vocoder(vocoder).waveforms(heard))
     for name, samples in alone.items():
         assert samples.std() > 0.05, "silence would be within any bound"
         torch.testing.assert_close(together[name], samples, rtol=0, atol=SAMPLE_BOUND)
@@ -265,7 +265,7 @@ def test_a_graph_per_number_of_frames_vocodes_as_the_layers_do():
     mels = [torch.randn(1, frames, 80) for frames in (40, 30, 20, 600)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     ahead: list[object] = []
-    vocoder = PackedVocoder(loud_vocoder(), lambda module: pointwise, compile_ahead=ahead.extend)
+    vocoder = PackedVocoder(loud_vocoder(), lambda module: pointwise, plain_mean, ahead.extend)
     expected = dict(vocoder.waveforms(heard))
     made: list[GraphDenoiser] = []
 
@@ -292,7 +292,7 @@ def test_a_graph_per_number_of_frames_vocodes_as_the_layers_do():
 @torch.inference_mode()
 @pytest.mark.parametrize("channels", [64, 384])
 def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform(channels):
-    vocoder = PackedVocoder(loud_vocoder(channels), PlainActivation)
+    vocoder = packed_vocoder(loud_vocoder(channels))
     mels = [torch.randn(1, frames, 80) for frames in (20, 30, 20)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     expected = dict(vocoder.waveforms(heard))
@@ -300,6 +300,10 @@ def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform(channels):
     made = dict(vocoder.waveforms(heard))
     assert made["1"].isnan().any()
     assert torch.equal(made["0"], expected["0"]) and torch.equal(made["2"], expected["2"])
+
+
+def packed_vocoder(vocoder: torch.nn.Module) -> PackedVocoder:
+    return PackedVocoder(vocoder, PlainActivation, plain_mean, compile_ahead=list)
 
 
 def pointwise(x, bounds, rate, *, bias, phases_in=1, phases_out=1) -> torch.Tensor:

@@ -38,7 +38,6 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
         self.allow_patterns_overrides = shards_with_prefix(model_config.model, "token2wav.")
         self.token2wav = Qwen2_5OmniToken2WavModel(model_config.hf_config.token2wav_config)
         self.speakers = load_speakers(model_config.model)
-        self.num_codes = self.token2wav.code2wav_dit_model.text_embed.codec_embed.num_embeddings
         self.codes_per_block = codes_per_block(self.token2wav)
         # For the whole process, which is this stage's own. By default cuDNN selects the vocoder's kernels in every
         # call, and waveforms differ by 2e-4 from call to call. benchmarks/gpu/vocoder_repeats.py measures the cost.

@@ -50,27 +50,23 @@ class Batch:
         return self.num_done == self.num_steps
 
 
-@dataclass(frozen=True)
+@dataclass
 class SpeechTask:
-    """A denoising step of a batch, or the waveforms of its requests in `vocoding`, from their spectrograms `mels`."""
+    """A denoising step of a batch, or the waveforms of its requests in `vocoding`, from their spectrograms `mels`.
+
+    A worker adds the waveforms by request id, and when the task started and ended.
+    """
 
     batch: Batch
     vocoding: Sequence[SynthesisRequest] = ()
     mels: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    waveforms: dict[str, torch.Tensor] = field(default_factory=dict)
+    times: tuple[object, object] = (None, None)
 
     @property
     def requests(self) -> Sequence[SynthesisRequest]:
         """The requests of the task that have not left."""
         return [request for request in self.batch.requests if not self.vocoding or request in self.vocoding]
-
-
-@dataclass(frozen=True)
-class FinishedTask:
-    """A task with its waveforms by request id, and when it started and ended."""
-
-    task: SpeechTask
-    waveforms: Mapping[str, torch.Tensor]
-    times: tuple[object, object]
 
 
 class SpeechScheduler:
@@ -86,7 +82,7 @@ class SpeechScheduler:
         self.finished_steps: list[FinishedStep] = []
         self._synthesizer = synthesizer
         self._runs_together = synthesizer.platform.runs_together
-        self._workers: WorkerPool[FinishedTask] = WorkerPool(synthesizer.platform.num_workers)
+        self._workers: WorkerPool[SpeechTask] = WorkerPool(synthesizer.platform.num_workers)
         self._clock = clock_for(torch.device(synthesizer.device).type)
         self._waiting: dict[str, SynthesisRequest] = {}
         self._batches: list[Batch] = []
@@ -135,8 +131,8 @@ class SpeechScheduler:
             for task in tasks:
                 task.batch.running |= {request.request_id for request in task.requests}
             self._workers.start([functools.partial(self._run, task) for task in tasks])
-            for finished in self._workers.finished():
-                waveforms |= self._record(finished)
+            for task in self._workers.finished():
+                waveforms |= self._record(task)
         return waveforms
 
     def _assign_tasks(self) -> list[SpeechTask]:
@@ -242,29 +238,29 @@ class SpeechScheduler:
     def _get_chunk_state(self, request: SynthesisRequest) -> ChunkState | None:
         return None if request.stream is None else self._chunk_states.get(request.stream)
 
-    def _run(self, task: SpeechTask) -> FinishedTask:
+    def _run(self, task: SpeechTask) -> SpeechTask:
         """Run a task in its worker."""
-        batch, waveforms = task.batch, {}
         start = self._clock.mark()
         with self._synthesizer.arithmetic():
             if task.vocoding:
                 with mark("vocoder"):
-                    waveforms = dict(self._synthesizer.waveforms(task.vocoding, task.mels))
+                    task.waveforms = dict(self._synthesizer.waveforms(task.vocoding, task.mels))
             else:
-                with mark("denoising step", batch.num_done + 1):
-                    batch.denoising.step()
-        return FinishedTask(task, waveforms, (start, self._clock.mark()))
+                with mark("denoising step", task.batch.num_done + 1):
+                    task.batch.denoising.step()
+        task.times = start, self._clock.mark()
+        return task
 
-    def _record(self, finished: FinishedTask) -> dict[str, torch.Tensor]:
+    def _record(self, task: SpeechTask) -> dict[str, torch.Tensor]:
         """Record that a task is done; return its waveforms without those of requests that left meanwhile."""
-        task, batch, requests = finished.task, finished.task.batch, finished.task.requests
+        batch, requests = task.batch, task.requests
         batch.running -= {request.request_id for request in task.vocoding} or batch.running
         for request in requests:
-            self._times[request.request_id].append(finished.times)
+            self._times[request.request_id].append(task.times)
         if not requests:
             return {}
         if task.vocoding:
-            waveforms = {request.request_id: finished.waveforms[request.request_id] for request in requests}
+            waveforms = {request.request_id: task.waveforms[request.request_id] for request in requests}
             self._remove(batch, set(waveforms))
             return waveforms
         batch.num_done += 1

@@ -46,8 +46,8 @@ class Synthesizer:
         self._precision: Precision = stage.precision or "float32"
         use_precision(self._precision, stage=stage.name, device=self.device)
         self._is_packed = stage.batching == "padded"
-        self.platform = _make_platform(stage, self._precision, dit.device) if self._is_packed else Platform()
-        self.velocity = PackedVelocity(dit, self.platform) if self._is_packed else Velocity(dit)
+        self.velocity = PackedVelocity(dit, self._make_platform(dit.device)) if self._is_packed else Velocity(dit)
+        self.platform = self.velocity.platform
         self._conditioner = Conditioner(self.velocity.dit, speakers)
         if self._precision == "bfloat16":
             for module in (*self.velocity.evaluated_modules, vocoder):
@@ -69,6 +69,14 @@ class Synthesizer:
         if self._has_graphs:
             prepare = functools.partial(prepare_denoiser, mode="cudagraph", stage=stage.name, device=self.device)
             self.vocoder.use_graphs(prepare)
+
+    def _make_platform(self, device: torch.device) -> Platform:
+        if device.type == "cpu":
+            return CpuPlatform(self._stage.execution, self._precision)
+        # Needs Triton, which is installed wherever CUDA is available.
+        from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
+
+        return CudaPlatform()
 
     @property
     def precision(self) -> str:
@@ -113,7 +121,7 @@ class Synthesizer:
 
     def _get_num_blocks(self, request: SynthesisRequest) -> int:
         dit = self.velocity.dit
-        return request.sampling.num_rows * -(-len(request.codes) * dit.repeats // dit.block_size)
+        return request.sampling.num_rows * -(-len(request.codes) * int(dit.repeats) // int(dit.block_size))
 
     def noise(self, request: SynthesisRequest) -> torch.Tensor:
         return request.noise(self.velocity.dit.repeats, self.velocity.dit.mel_dim)
@@ -147,15 +155,6 @@ class Synthesizer:
             for size in reversed(list(buckets(largest))):
                 self.begin([request], functools.partial(max, size)).step()
             self.vocoder.capture_ahead()
-
-
-def _make_platform(stage: Token2WavConfig, precision: Precision, device: torch.device) -> Platform:
-    if device.type == "cpu":
-        return CpuPlatform(stage.execution, precision)
-    # Needs Triton, which is installed wherever CUDA is available.
-    from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
-
-    return CudaPlatform()
 
 
 def codes_per_block(token2wav: Qwen2_5OmniToken2WavModel) -> int:

@@ -80,24 +80,8 @@ def _attend(  # type: ignore[no-untyped-def] # Triton's own types
     tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None])
 
 
-def fused_attention(
-    qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, block_diff: torch.Tensor, carried: torch.Tensor | None, *,
-    back: bool, ahead: bool
-) -> torch.Tensor:  # fmt: skip
-    """Do what `Platform.attend` does, in one kernel, except that `qkv` is not changed; see `rotate_keys`."""
-    num_blocks, size, _, heads, width = qkv.shape
-    out = qkv.new_empty(num_blocks, size, heads, width)
-    exact = qkv.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    _attend[(num_blocks, heads)](
-        qkv, cos, sin, block_diff, qkv if carried is None else carried, out, num_blocks, width**-0.5,
-        BACK=back, AHEAD=ahead, CARRIED=carried is not None, SECTIONS=block_diff.shape[-1] // size, SIZE=size,
-        HEADS=heads, WIDTH=width, ROWS=max(16, triton.next_power_of_2(size)), PRECISION="ieee" if exact else "tf32",
-    )  # fmt: skip
-    return out
-
-
 @triton.jit
-def _rotate(  # type: ignore[no-untyped-def] # Triton's own types
+def _rotate_keys(  # type: ignore[no-untyped-def] # Triton's own types
     qkv, cos, sin, HEADS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -111,11 +95,23 @@ def _rotate(  # type: ignore[no-untyped-def] # Triton's own types
     tl.store(high, (other * cosine + one * sine).to(one.dtype), mask=real)
 
 
-def rotate_keys(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate the keys of the first head in `qkv` (num_blocks, size, 3, heads, head_dim), contiguous, in place."""
+def attend(
+    qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, block_diff: torch.Tensor, carried: torch.Tensor | None, *,
+    back: bool, ahead: bool
+) -> torch.Tensor:  # fmt: skip
+    """Do what `Platform.attend` does in one kernel, and rotate the keys in another one if they are kept."""
     num_blocks, size, _, heads, width = qkv.shape
-    columns = triton.next_power_of_2(width // 2)
-    _rotate[(num_blocks * size,)](qkv, cos, sin, HEADS=heads, WIDTH=width, COLUMNS=columns, num_warps=1)
+    out = qkv.new_empty(num_blocks, size, heads, width)
+    exact = qkv.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    _attend[(num_blocks, heads)](
+        qkv, cos, sin, block_diff, qkv if carried is None else carried, out, num_blocks, width**-0.5,
+        BACK=back, AHEAD=ahead, CARRIED=carried is not None, SECTIONS=block_diff.shape[-1] // size, SIZE=size,
+        HEADS=heads, WIDTH=width, ROWS=max(16, triton.next_power_of_2(size)), PRECISION="ieee" if exact else "tf32",
+    )  # fmt: skip
+    if carried is not None:
+        columns = triton.next_power_of_2(width // 2)
+        _rotate_keys[(num_blocks * size,)](qkv, cos, sin, HEADS=heads, WIDTH=width, COLUMNS=columns, num_warps=1)
+    return out
 
 
 @triton.jit(do_not_specialize=["num_rows"])

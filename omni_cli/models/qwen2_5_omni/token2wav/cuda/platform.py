@@ -18,24 +18,9 @@ class CudaPlatform(Platform):
     """
 
     runs_together = True
-    advance = staticmethod(dit_kernels.advance)
+    attend = staticmethod(dit_kernels.attend)
     add_and_norm = staticmethod(dit_kernels.add_and_norm)
-
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        block_diff: torch.Tensor,
-        carried: torch.Tensor | None,
-        *,
-        back: bool,
-        ahead: bool,
-    ) -> torch.Tensor:
-        attended = dit_kernels.fused_attention(qkv, cos, sin, block_diff, carried, back=back, ahead=ahead)
-        if carried is not None:
-            dit_kernels.rotate_keys(qkv, cos, sin)
-        return attended
+    advance = staticmethod(dit_kernels.advance)
 
     def make_linear(self, linear: nn.Linear, gelu: nn.GELU | None = None) -> nn.Module:
         return linear if gelu is None else GeluLinear(linear)

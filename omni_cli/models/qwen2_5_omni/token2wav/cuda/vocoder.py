@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -17,35 +16,13 @@ from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import ALIGNMENT, VOCOD
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.row_convolution import RowConvolution
 from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput
 
+# The signatures of `FusedActivation.__call__` and `fused_mean`.
+Activation = Callable[..., torch.Tensor]
+Mean = Callable[..., torch.Tensor]
 # Frames in one call: 40 s of sound. More is no faster, and takes more memory.
 MAX_FRAMES_PER_CALL = 4000
 # Frames of the largest CUDA graph, almost 5 s of sound: for more, launches take less time than the work.
 LARGEST_GRAPH = 480
-
-
-class Activation(Protocol):
-    """An activation of sequences in rows, (num_samples, channels); see `FusedActivation`."""
-
-    def __call__(
-        self, x: torch.Tensor, bounds: torch.Tensor, rate: int,
-        *, bias: torch.Tensor, phases_in: int = 1, phases_out: int = 1,
-    ) -> torch.Tensor: ...  # fmt: skip
-
-
-class Mean(Protocol):
-    """The mean of residual blocks; see `plain_mean`."""
-
-    def __call__(
-        self, parts: Sequence[torch.Tensor], bias: torch.Tensor, bounds: torch.Tensor, rate: int, *, share: float = 1.0
-    ) -> torch.Tensor: ...
-
-
-def plain_mean(
-    parts: Sequence[torch.Tensor], bias: torch.Tensor, bounds: torch.Tensor, rate: int, *, share: float = 1.0
-) -> torch.Tensor:
-    """Return `share` of the sum of `parts`, each (num_samples, channels), plus `bias`; zeros between the sequences."""
-    sounds = (bounds[1] > bounds[0])[:, None].repeat_interleave(rate, dim=0)
-    return (sum(parts) * share + bias).where(sounds, 0.0)
 
 
 class PackedVocoder(Vocoder):
@@ -55,8 +32,8 @@ class PackedVocoder(Vocoder):
         self,
         vocoder: nn.Module,
         make_activation: Callable[[nn.Module], Activation],
-        mean: Mean = plain_mean,
-        compile_ahead: Callable[..., object] | None = None,
+        mean: Mean,
+        compile_ahead: Callable[..., object],
     ) -> None:
         """`compile_ahead` compiles what calls of activations need; it takes those of `PackedBigVGAN.activations`."""
         super().__init__(vocoder)
@@ -73,8 +50,7 @@ class PackedVocoder(Vocoder):
         self._graphs = prepare(self._packed, max_graphs=len(self._graph_sizes))
 
     def capture_ahead(self) -> None:
-        if self._compile_ahead is not None:
-            self._compile_ahead(self._packed.activations())
+        self._compile_ahead(self._packed.activations())
         mel = torch.zeros(1, 1, self.module.config.mel_dim, device=self.module.conv_pre.weight.device)
         # The largest first, whose memory the others then share.
         for size in reversed(self._graph_sizes):

@@ -319,7 +319,10 @@ def _mean(  # type: ignore[no-untyped-def] # Triton's own types
 def fused_mean(
     parts: Sequence[torch.Tensor], bias: torch.Tensor, bounds: torch.Tensor, rate: int, *, share: float = 1.0
 ) -> torch.Tensor:
-    """Do what `plain_mean` does for `parts` that are contiguous, including the sum of a block's two parts."""
+    """Return `share` of the sum of `parts`, plus `bias`; zeros between the sequences.
+
+    `parts` (num_samples, channels) are contiguous; `bounds` and `rate` are as in `FusedActivation.__call__`.
+    """
     out = torch.empty_like(parts[0])
     _mean[(triton.cdiv(out.numel(), _MEAN_VALUES),)](
         tuple(parts), bias, bounds, bounds.shape[1], out, out.numel(), rate,
