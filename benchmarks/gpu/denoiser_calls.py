@@ -18,7 +18,7 @@ from token2wav_batching import SAMPLING, SIZES, make_model  # isort: skip
 
 import torch
 
-from omni_cli.execution.denoiser import prepare_denoiser
+from omni_cli.execution.modes import make_execution_mode
 from omni_cli.execution.precision import arithmetic, use_precision
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
 from omni_cli.models.qwen2_5_omni.token2wav.layout import Layout
@@ -36,7 +36,7 @@ def main() -> int:
     with torch.inference_mode(), arithmetic(options.precision, "cuda"):
         for num_blocks in options.kernels:
             _say(f"{num_blocks} blocks, µs and kernels of one call:\n{kernels(velocity, num_blocks)}")
-        prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda", max_graphs=64, clone_outputs=False)
+        make_execution_mode(velocity, "cudagraph", stage="token2wav", device="cuda", max_graphs=64, clone_outputs=False)
         for num_blocks in options.blocks:
             carrying, alone = (timed(velocity, num_blocks, carries=carries) for carries in (True, False))
             _say(f"{num_blocks:5} blocks   {carrying * 1e3:7.3f} ms   {alone * 1e3:7.3f} ms without keys and values")

@@ -9,8 +9,8 @@ sides with a profile's accelerations, and takes more steps.
 
 For each model four sides are interleaved in one process, A B C D D C B A in each block, over the same weights: the
 plain library call (diffusers' pipeline, transformers' token2wav) and the project's own code
-(`DiffusersPipelineExecutor`, `prepare_denoiser`) as eager, compile and cudagraph. Then device-to-host copies of images:
-a bare `copy_` into pinned memory, `output_copy: sync` and `async`, alone and during the denoiser's work.
+(`DiffusersPipelineExecutor`, `make_execution_mode`) as eager, compile and cudagraph. Then device-to-host copies of
+images: a bare `copy_` into pinned memory, `output_copy: sync` and `async`, alone and during the denoiser's work.
 
 DIR gets one `omni.bench/1` record per model, `copies.json`, and `summary.txt` with the goals, each met or NOT MET.
 `--tiny --device cpu` runs the same code on small models in a minute and is meaningless for speed.

@@ -198,9 +198,9 @@ class Token2Wav:
         self.denoiser = self._module.code2wav_dit_model
         self._prepared = None
         if execution is not None:
-            from omni_cli.execution.denoiser import prepare_denoiser
+            from omni_cli.execution.modes import make_execution_mode
 
-            self._prepared = prepare_denoiser(self.denoiser, execution, stage=model.name, device=device)
+            self._prepared = make_execution_mode(self.denoiser, execution, stage=model.name, device=device)
         config = module.config.dit_config
         draw = torch.Generator("cpu").manual_seed(0)
         self._speaker = torch.randn(1, config.enc_emb_dim, generator=draw).to(self._device)

@@ -30,7 +30,7 @@ from transformers.audio_utils import mel_filter_bank
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_cli.execution.denoiser import prepare_denoiser
+from omni_cli.execution.modes import make_execution_mode
 from omni_cli.execution.precision import use_precision
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
@@ -78,7 +78,7 @@ class Before:
         encoder, mel = self._dit.input_embed.spk_encoder, speaker["ref_mel"]
         encoding = encoder(torch.cat([mel, torch.zeros_like(mel)]))
         encoder.forward = lambda _: encoding
-        self.denoiser = prepare_denoiser(self._dit, execution, stage="before", device=str(self._dit.device))
+        self.execution_mode = make_execution_mode(self._dit, execution, stage="before", device=str(self._dit.device))
 
     def use(self) -> None:
         # torch's defaults: products in float32, convolutions in TF32.
@@ -98,7 +98,9 @@ class Plain:
 
     def __init__(self, model: Qwen2_5OmniToken2WavModel, speaker: dict[str, torch.Tensor]) -> None:
         self._model, self._speaker = model, speaker
-        self.denoiser = prepare_denoiser(model.code2wav_dit_model, "eager", stage="plain", device=str(model.device))
+        self.execution_mode = make_execution_mode(
+            model.code2wav_dit_model, "eager", stage="plain", device=str(model.device)
+        )
 
     def use(self) -> None:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
@@ -115,7 +117,7 @@ class After:
     def __init__(self, model: Qwen2_5OmniToken2WavModel, speaker: dict[str, torch.Tensor], **keys: Any) -> None:
         self.stage = Token2WavConfig.named("token2wav", backend="vllm", max_num_seqs=8, **keys)
         self.synthesizer = Synthesizer(model, {"one": speaker}, self.stage)
-        self.denoiser = self.synthesizer.denoiser
+        self.execution_mode = self.synthesizer.execution_mode
 
     def use(self) -> None:
         use_precision(self.stage.precision, stage="token2wav", device=self.synthesizer.device)
@@ -348,7 +350,7 @@ def measured(
             "median_completion_s": statistics.median(statistics.median(each.finished_s) for each in done),
             "first_completion_s": statistics.median(each.finished_s[0] for each in done),
             "per_audio_second": statistics.median(totals) / (num_frames / 100),
-            "counters": sides[side].denoiser.counters.as_dict(),
+            "counters": sides[side].execution_mode.counters.as_dict(),
             "same_each_time": all(
                 torch.equal(each.waveforms[one], done[0].waveforms[one]) for each in done for one in each.waveforms
             ),

@@ -25,7 +25,7 @@ import torch
 from environment import kit_command, kit_environment
 from models import twin
 
-from omni_cli.execution.denoiser import Denoiser, prepare_denoiser
+from omni_cli.execution.modes import ExecutionMode, make_execution_mode
 from omni_cli.execution.precision import arithmetic, use_precision
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
 from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput
@@ -43,10 +43,10 @@ def main() -> int:
         "packed": CudaPlatform().make_vocoder(vocoders[0]),
         "graphs": CudaPlatform().make_vocoder(vocoders[1]),
     }
-    graphs: list[Denoiser] = []
+    graphs: list[ExecutionMode] = []
 
-    def prepare(*arguments: Any, **keys: Any) -> Denoiser:
-        graphs.append(prepare_denoiser(*arguments, mode="cudagraph", stage="token2wav", device="cuda", **keys))
+    def prepare(*arguments: Any, **keys: Any) -> ExecutionMode:
+        graphs.append(make_execution_mode(*arguments, mode="cudagraph", stage="token2wav", device="cuda", **keys))
         return graphs[0]
 
     sides["graphs"].use_graphs(prepare)

@@ -10,7 +10,7 @@ from omni_cli.diffusers_integration.pipeline_run import find_denoiser
 from omni_cli.errors import StageError
 
 if TYPE_CHECKING:
-    from omni_cli.execution.denoiser import Denoiser
+    from omni_cli.execution.modes import ExecutionMode
 
 
 def check_supported(config: DiffusionStageConfig) -> None:
@@ -35,7 +35,7 @@ def check_supported(config: DiffusionStageConfig) -> None:
 def check_device(config: DiffusionStageConfig, device: str) -> None:
     """Raise `StageError` if the stage's execution mode needs another device than `device`."""
     if config.execution in ("cudagraph", "compile_cudagraph"):
-        from omni_cli.execution.denoiser import require_cuda
+        from omni_cli.execution.modes import require_cuda
 
         require_cuda(stage=config.name, device=device, execution=config.execution)
 
@@ -57,16 +57,16 @@ def precision_in(pipeline: Any) -> str:
     return precision_of([part for part in pipeline.components.values() if isinstance(part, nn.Module)])
 
 
-def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> Denoiser | None:
+def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> ExecutionMode | None:
     """Make the pipeline's denoiser run in mode `config.execution`; None for an eager pipeline without a known one.
 
     Compilation and capture happen in later calls.
     """
-    from omni_cli.execution.denoiser import prepare_denoiser
+    from omni_cli.execution.modes import make_execution_mode
 
     module = find_denoiser(pipeline)
     if module is not None:
-        return prepare_denoiser(module, config.execution, stage=config.name, device=device)
+        return make_execution_mode(module, config.execution, stage=config.name, device=device)
     if config.execution == "eager":
         return None
     raise StageError(

@@ -43,7 +43,7 @@ from omni_cli.execution.timeline import clock_for
 from omni_cli.inputs.pipeline_call import Kind
 
 if TYPE_CHECKING:
-    from omni_cli.execution.denoiser import Denoiser
+    from omni_cli.execution.modes import ExecutionMode
 
 _TAGS = frozenset({"weights", "kv_cache"})
 
@@ -115,7 +115,7 @@ class DiffusersPipelineExecutor:
         self._pipeline: Any = None
         self._runner: PipelineRunner | None = None
         self._memory: PipelineMemory | None = None
-        self._denoiser: Denoiser | None = None
+        self._denoiser: ExecutionMode | None = None
         self._output_copy = make_output_copy(config.output_copy, self.device)
         self._load_model()
 
@@ -188,7 +188,7 @@ class DiffusersPipelineExecutor:
         return self._pipeline
 
     @property
-    def denoiser(self) -> Denoiser | None:
+    def denoiser(self) -> ExecutionMode | None:
         """Effective execution mode of the denoiser, if it has one."""
         return self._denoiser
 

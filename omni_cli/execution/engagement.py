@@ -1,4 +1,4 @@
-"""Counters of how a denoiser ran. Imports nothing heavy."""
+"""Counters of how a module ran. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class ExecutionCounters:
-    """Counters of one denoiser since it was loaded; `graph_pool_bytes` and `compiled_regions` are current values.
+    """Counters of one module since it was loaded; `graph_pool_bytes` and `compiled_regions` are current values.
 
     `eager_calls` ran as plain PyTorch, `graph_replays` from a CUDA graph. `capture_s` includes the warm-up runs before
     each capture, and `graph_pool_bytes` the static inputs and outputs. `recompiles` are the `compiled_graphs` of code

@@ -1,4 +1,4 @@
-"""A denoiser's forward, captured once per kind of call and then replayed."""
+"""A module's forward, captured once per kind of call and then replayed."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from omni_cli.errors import StageError
-from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser
+from omni_cli.execution.modes import GraphMode, make_execution_mode
 
 MIB = 1 << 20
 
 
-def graphed(module: torch.nn.Module, **options) -> GraphDenoiser:
-    return prepare_denoiser(module, "cudagraph", stage="image", device="cuda", **options)
+def graphed(module: torch.nn.Module, **options) -> GraphMode:
+    return make_execution_mode(module, "cudagraph", stage="image", device="cuda", **options)
 
 
 class Layers(torch.nn.Module):
@@ -35,13 +35,13 @@ def test_replays_equal_eager_calls_bit_for_bit_and_keep_their_outputs():
     inputs = [(torch.randn(64, 256, device="cuda"), torch.tensor(1.0 - step / 10, device="cuda")) for step in range(8)]
     with torch.no_grad():
         expected = [module(*one) for one in inputs]
-        denoiser = graphed(module)
+        execution_mode = graphed(module)
         made = [module(*one) for one in inputs]
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
-    counters = denoiser.counters
+    counters = execution_mode.counters
     assert (counters.graphs_captured, counters.graph_replays, counters.eager_calls) == (1, 8, 0)
     assert counters.capture_s > 0 and counters.graph_pool_bytes >= 64 * 256 * 4
-    denoiser.close()
+    execution_mode.close()
 
 
 def test_a_tensor_on_the_host_is_copied_in_again_each_time():
@@ -49,11 +49,11 @@ def test_a_tensor_on_the_host_is_copied_in_again_each_time():
     x = torch.randn(64, 256, device="cuda")
     with torch.no_grad():
         expected = [module(x, torch.tensor(float(step))) for step in range(4)]
-        denoiser = graphed(module)
+        execution_mode = graphed(module)
         made = [module(x, torch.tensor(float(step))) for step in range(4)]
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
-    assert denoiser.counters.graphs_captured == 1
-    denoiser.close()
+    assert execution_mode.counters.graphs_captured == 1
+    execution_mode.close()
 
 
 def test_graphs_that_share_the_pool_replay_in_any_order():
@@ -61,26 +61,26 @@ def test_graphs_that_share_the_pool_replay_in_any_order():
     inputs = [torch.randn(rows, 256, device="cuda") for rows in (4096, 32, 1024)]
     with torch.no_grad():
         expected = [module(x, time) for x in inputs]
-        denoiser = graphed(module)
+        execution_mode = graphed(module)
         for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 0, 2)):
             for index in order:
                 assert torch.equal(module(inputs[index], time), expected[index])
-    assert denoiser.counters.graphs_captured == 3
-    denoiser.close()
+    assert execution_mode.counters.graphs_captured == 3
+    execution_mode.close()
 
 
 def test_eviction_bounds_the_pool_and_close_gives_everything_back(reserved):
     module, time = Layers(), torch.tensor(0.5, device="cuda")
     rows = [(8 + index) * 1024 for index in range(6)]
 
-    def run(max_graphs: int) -> tuple[int, GraphDenoiser]:
-        denoiser = graphed(module, max_graphs=max_graphs)
+    def run(max_graphs: int) -> tuple[int, GraphMode]:
+        execution_mode = graphed(module, max_graphs=max_graphs)
         with torch.no_grad():
             for count in rows:
                 x = torch.randn(count, 256, device="cuda")
                 for _ in range(2):
                     module(x, time)
-        return denoiser.counters.graph_pool_bytes, denoiser
+        return execution_mode.counters.graph_pool_bytes, execution_mode
 
     before = reserved()
     few_bytes, few = run(2)
@@ -97,15 +97,15 @@ def test_eviction_bounds_the_pool_and_close_gives_everything_back(reserved):
 
 def test_a_pool_is_recreated_after_its_last_graph_is_freed():
     module, time = Layers(), torch.tensor(0.5, device="cuda")
-    denoiser = graphed(module, max_graphs=1)
+    execution_mode = graphed(module, max_graphs=1)
     with torch.no_grad():
         for rows in (16, 32, 16):
             x = torch.randn(rows, 256, device="cuda")
             assert torch.equal(module(x, time), module(x, time))
-        denoiser.forget()
+        execution_mode.forget()
         assert torch.equal(module(x, time), module(x, time))
-    assert (denoiser.counters.graphs_captured, denoiser.counters.graphs_evicted) == (4, 2)
-    denoiser.close()
+    assert (execution_mode.counters.graphs_captured, execution_mode.counters.graphs_evicted) == (4, 2)
+    execution_mode.close()
 
 
 class Forgets(torch.nn.Module):
@@ -123,15 +123,15 @@ class Forgets(torch.nn.Module):
 
 def test_tensors_that_a_graph_reads_outlive_the_models_cache():
     module = Forgets()
-    denoiser = graphed(module)
+    execution_mode = graphed(module)
     x = torch.zeros(1 << 20, device="cuda")
     module(x)
     module.table = None
     garbage = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(16)]
     assert module(x).unique().tolist() == [3.0]
-    assert denoiser.counters.graphs_captured == 1
+    assert execution_mode.counters.graphs_captured == 1
     del garbage
-    denoiser.close()
+    execution_mode.close()
 
 
 class Part(torch.nn.Module):

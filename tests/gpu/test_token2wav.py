@@ -14,7 +14,7 @@ from support.plain_activation import fused_and_plain
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
 
-from omni_cli.execution.denoiser import prepare_denoiser
+from omni_cli.execution.modes import make_execution_mode
 from omni_cli.execution.precision import arithmetic, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import bucket
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
@@ -66,26 +66,26 @@ def test_token2wav_replays_equal_transformers_for_every_speaker():
     dit, voices, requests = speech_parts()
     velocity = Velocity(dit)
     conditioner = Conditioner(velocity.dit, voices)
-    denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
+    execution_mode = make_execution_mode(velocity, "cudagraph", stage="token2wav", device="cuda")
     for request in requests:
         (made,) = denoised(Denoising(velocity, conditioner, [request])).values()
         assert torch.equal(made, plain_mel(dit, voices[request.speaker], request)), request.request_id
-    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (2, 48)
-    denoiser.close()
+    assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (2, 48)
+    execution_mode.close()
 
 
 def test_packed_token2wav_replays_one_graph_for_all_lengths_within_its_bound():
     dit, voices, requests = speech_parts()
     velocity = PackedVelocity(dit, CudaPlatform())
     conditioner = Conditioner(velocity.dit, voices)
-    denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda", clone_outputs=False)
+    execution_mode = make_execution_mode(velocity, "cudagraph", stage="token2wav", device="cuda", clone_outputs=False)
     for batch in (requests, requests[1:]):
         made = denoised(Denoising(velocity, conditioner, batch, lambda used: max(bucket(used), 48)))
         for request in batch:
             expected = plain_mel(dit, voices[request.speaker], request)
             torch.testing.assert_close(made[request.request_id], expected, rtol=0, atol=1e-4)
-    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 24)
-    denoiser.close()
+    assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (1, 24)
+    execution_mode.close()
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("tf32", 5e-3), ("float32", 2e-5)])
@@ -132,7 +132,7 @@ def test_spectrograms_of_different_lengths_are_vocoded_as_transformers_does(monk
     packed = CudaPlatform().make_vocoder(vocoder)
     with arithmetic(precision, "cuda"):
         eager = dict(packed.waveforms(heard))
-        packed.use_graphs(partial(prepare_denoiser, mode="cudagraph", stage="token2wav", device="cuda"))
+        packed.use_graphs(partial(make_execution_mode, mode="cudagraph", stage="token2wav", device="cuda"))
         packed.capture_ahead()
         replayed = [dict(packed.waveforms(heard)) for _ in range(2)]
     bound = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 0.1}[precision]
@@ -179,7 +179,7 @@ def test_chunks_that_carry_keys_and_values_on_join_to_the_whole():
     dit, voices, (whole, *_) = speech_parts()
     velocity = PackedVelocity(dit, CudaPlatform())
     conditioner = Conditioner(velocity.dit, voices)
-    denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda", clone_outputs=False)
+    execution_mode = make_execution_mode(velocity, "cudagraph", stage="token2wav", device="cuda", clone_outputs=False)
     # It sees all codes, so that nothing is missing ahead.
     first = dataclasses.replace(whole, end=24, stream="stream", continues_at=24)
     denoising = Denoising(velocity, conditioner, [first], bucket)
@@ -191,4 +191,4 @@ def test_chunks_that_carry_keys_and_values_on_join_to_the_whole():
     rest = denoised(Denoising(velocity, conditioner, [last], lambda used: 16))["0"]
     expected = plain_mel(dit, voices[whole.speaker], whole)
     torch.testing.assert_close(torch.cat((begun, rest), dim=1), expected, rtol=0, atol=1e-4)
-    denoiser.close()
+    execution_mode.close()

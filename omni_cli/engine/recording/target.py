@@ -98,8 +98,8 @@ class VllmTarget:
         return {self._stage.spec.stage.name: model}
 
     def eagerly(self) -> AbstractContextManager[None]:
-        denoiser = getattr(self._stage, "denoiser", None)
-        return nullcontext() if denoiser is None else denoiser.eagerly()
+        mode = getattr(self._stage, "execution_mode", None)
+        return nullcontext() if mode is None else mode.eagerly()
 
     def caches(self) -> Iterator[Resident]:
         for layer in self._config.compilation_config.static_forward_context.values():

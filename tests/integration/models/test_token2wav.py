@@ -21,7 +21,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (  # noqa: E4
 )
 
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
-from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
+from omni_cli.execution.modes import GraphMode, make_execution_mode  # noqa: E402
 from omni_cli.execution.worker_pool import WorkerPool  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cpu import CpuPlatform  # noqa: E402
@@ -105,22 +105,22 @@ def test_one_graph_serves_every_speaker():
     plain, model = token2wav(), token2wav()
     velocity = Velocity(model.code2wav_dit_model)
     conditioner = Conditioner(velocity.dit, VOICES)
-    denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
+    execution_mode = GraphMode(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
     for name in VOICES:
         request = request_for(name, 12, 0.5)
         assert torch.equal(single_mel(velocity, conditioner, request), plain_mel(plain, request)), name
-    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 16)
+    assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (1, 16)
 
 
 def test_a_graph_for_each_number_of_codes_and_kind_of_guidance():
     plain, model = token2wav(), token2wav()
     velocity = Velocity(model.code2wav_dit_model)
     conditioner = Conditioner(velocity.dit, VOICES)
-    denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=2)
+    execution_mode = GraphMode(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=2)
     for each in REQUESTS:
         request = request_for(*each)
         assert torch.equal(single_mel(velocity, conditioner, request), plain_mel(plain, request))
-    counters = denoiser.counters
+    counters = execution_mode.counters
     assert (counters.graphs_captured, counters.graphs_evicted) == (3, 1)
     assert (counters.graph_replays, counters.eager_calls) == (40, 0)
 
@@ -131,16 +131,16 @@ def test_compiled_blocks_serve_every_number_of_codes():
     plain, model = token2wav(), token2wav()
     velocity = Velocity(model.code2wav_dit_model)
     conditioner = Conditioner(velocity.dit, VOICES)
-    denoiser = prepare_denoiser(velocity, "compile", stage="token2wav", device="cpu", dynamic=True)
-    assert denoiser.counters.compiled_regions == len(velocity.dit.transformer_blocks)
+    execution_mode = make_execution_mode(velocity, "compile", stage="token2wav", device="cpu", dynamic=True)
+    assert execution_mode.counters.compiled_regions == len(velocity.dit.transformer_blocks)
     single_mel(velocity, conditioner, request_for("Chelsie", 20, 0.5))
-    compiled = denoiser.counters.as_dict()
+    compiled = execution_mode.counters.as_dict()
     for num_codes in (13, 31):
         request = request_for("Ethan", num_codes, 0.5)
         made = single_mel(velocity, conditioner, request)
         torch.testing.assert_close(made, plain_mel(plain, request), rtol=0, atol=1e-5)
-    assert denoiser.counters.as_dict() == compiled, "no length compiles again"
-    denoiser.close()
+    assert execution_mode.counters.as_dict() == compiled, "no length compiles again"
+    execution_mode.close()
 
 
 # --- Packed ---
@@ -196,27 +196,27 @@ def test_a_request_that_leaves_changes_the_others_by_rounding():
         torch.testing.assert_close(made, expected[name], rtol=0, atol=MEL_BOUND)
 
 
-def packed_graphs(velocity: PackedVelocity) -> GraphDenoiser:
+def packed_graphs(velocity: PackedVelocity) -> GraphMode:
     """Graphs as token2wav uses them: replays overwrite their outputs."""
     device = torch.device("cpu")
-    return GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=device, max_graphs=8, clone_outputs=False)
+    return GraphMode(velocity, FakeBackend(), stage="token2wav", device=device, max_graphs=8, clone_outputs=False)
 
 
 def test_one_graph_per_bucket_serves_batches_of_different_requests():
     velocity, conditioner = packed_velocity()
-    denoiser = packed_graphs(velocity)
+    execution_mode = packed_graphs(velocity)
     for requests in (mixed(0.5), mixed(0.5)[1:], mixed(0.0)):
         made = denoised(Denoising(velocity, conditioner, requests, bucket))
         for each in requests:
             expected = plain_mel(token2wav(), each)
             torch.testing.assert_close(made[each.request_id], expected, rtol=0, atol=MEL_BOUND)
     # 24 blocks, and twice 16.
-    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (2, 24)
+    assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (2, 24)
 
 
 def test_chunks_share_the_graph_of_whole_requests_if_those_carry_nothing():
     velocity, conditioner = packed_velocity()
-    denoiser = packed_graphs(velocity)
+    execution_mode = packed_graphs(velocity)
     chunk = dataclasses.replace(request_for("Ethan", 36, 0.5, "chunk"), end=12, stream="one", continues_at=12)
     first = Denoising(velocity, conditioner, [chunk], bucket, carries=True)
     denoised(first)
@@ -231,7 +231,7 @@ def test_chunks_share_the_graph_of_whole_requests_if_those_carry_nothing():
     torch.testing.assert_close(made["0"], plain_mel(token2wav(), whole), rtol=0, atol=MEL_BOUND)
     everything = plain_mel(token2wav(), dataclasses.replace(chunk, end=36))
     torch.testing.assert_close(made["chunk"], everything[:, 24:], rtol=0, atol=MEL_BOUND)
-    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 16)
+    assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (1, 16)
 
 
 @pytest.mark.parametrize("smallest", [4, 8])
@@ -267,11 +267,11 @@ def test_a_graph_per_number_of_frames_vocodes_as_the_layers_do():
     ahead: list[object] = []
     vocoder = PackedVocoder(loud_vocoder(), lambda module: pointwise, plain_mean, ahead.extend)
     expected = dict(vocoder.waveforms(heard))
-    made: list[GraphDenoiser] = []
+    made: list[GraphMode] = []
 
-    def prepare(layers: torch.nn.Module, max_graphs: int) -> GraphDenoiser:
+    def prepare(layers: torch.nn.Module, max_graphs: int) -> GraphMode:
         keys = {"stage": "token2wav", "device": torch.device("cpu"), "max_graphs": max_graphs}
-        made.append(GraphDenoiser(layers, FakeBackend(), **keys))
+        made.append(GraphMode(layers, FakeBackend(), **keys))
         return made[0]
 
     vocoder.use_graphs(prepare)

@@ -21,7 +21,7 @@ from omni_cli.engine.recording.target import residents_of
 from omni_cli.engine.recording.tracer import Tracer
 from omni_cli.engine.recording.work import WorkCounter
 from omni_cli.execution.cpu_linear import OneDnnLinear
-from omni_cli.execution.denoiser import prepare_denoiser
+from omni_cli.execution.modes import make_execution_mode
 from omni_cli.execution.ranges import listen, mark, request_began, request_ended
 from omni_cli.execution.worker_pool import WorkerPool
 from omni_cli.profiling.operators import read_operators
@@ -175,19 +175,19 @@ def test_rates_of_this_machine() -> None:
     assert 1e8 < rates.copied_bytes_per_second < 1e13
 
 
-def test_a_compiled_denoiser_runs_eagerly_while_it_is_watched(model: Model) -> None:
-    denoiser = prepare_denoiser(model, "compile", stage="image", device="cpu")
+def test_a_compiled_module_runs_eagerly_while_it_is_watched(model: Model) -> None:
+    execution_mode = make_execution_mode(model, "compile", stage="image", device="cpu")
     replaced = model.forward
     compiled = [block.forward for block in model.blocks]
-    with pytest.raises(ValueError), denoiser.eagerly():
+    with pytest.raises(ValueError), execution_mode.eagerly():
         model(torch.randn(1, 2, 8))
-        assert denoiser.counters.compiled_graphs == 0
+        assert execution_mode.counters.compiled_graphs == 0
         raise ValueError
     assert model.forward is replaced
     assert [block.forward for block in model.blocks] == compiled
     model(torch.randn(1, 2, 8))
-    assert denoiser.counters.compiled_graphs > 0, "compiled once it is no longer watched"
-    denoiser.close()
+    assert execution_mode.counters.compiled_graphs > 0, "compiled once it is no longer watched"
+    execution_mode.close()
 
 
 def test_a_trace_is_json_in_chromes_format(model: Model, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.execution.denoiser import Denoiser
+from omni_cli.execution.modes import ExecutionMode
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
@@ -43,11 +43,11 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
         # call, and waveforms differ by 2e-4 from call to call. benchmarks/gpu/vocoder_repeats.py measures the cost.
         torch.backends.cudnn.deterministic = True
 
-    def prepare(self, stage: Token2WavConfig) -> Denoiser:
+    def prepare(self, stage: Token2WavConfig) -> ExecutionMode:
         """Make the modules run as `stage` asks, once the weights are loaded; raises `StageError`."""
         self.synthesizer = Synthesizer(self.token2wav, self.speakers, stage)
         self.scheduler = SpeechScheduler(self.synthesizer)
-        return self.synthesizer.denoiser
+        return self.synthesizer.execution_mode
 
     @torch.inference_mode()
     def warm_up(self, max_concurrency: int | None) -> None:

@@ -16,7 +16,7 @@ from vllm.outputs import PoolingRequestOutput
 from vllm.platforms import current_platform
 
 from omni_cli.errors import InputError, StageError
-from omni_cli.execution.denoiser import require_cuda
+from omni_cli.execution.modes import require_cuda
 from omni_cli.models.qwen2_5_omni.architectures import TOKEN2WAV
 from omni_cli.models.qwen2_5_omni.connectors import spoken_codes
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
@@ -100,7 +100,7 @@ class Token2WavStage(VllmStage):
         self._streams: dict[str, SpeechStream] = {}
         (model,) = self.engine.collective_rpc("get_model")
         self._chunk_sizes = chunk_sizes(spec.stage, model.codes_per_block)
-        self.denoiser = model.prepare(spec.stage)
+        self.execution_mode = model.prepare(spec.stage)
         self._synthesizer = model.synthesizer
         if execution != "eager":
             model.warm_up(spec.max_concurrency)
@@ -120,7 +120,7 @@ class Token2WavStage(VllmStage):
     def effective(self) -> dict[str, object]:
         stage = self.spec.stage
         assert isinstance(stage, Token2WavConfig)
-        modes = {"execution": self.denoiser.execution, "stream": stage.streams, **self._arithmetic}
+        modes = {"execution": self.execution_mode.execution, "stream": stage.streams, **self._arithmetic}
         # transformers' vocoder copies its waveform to the host synchronously.
         return {**super().effective, **modes, "output_copy": "sync"}
 
@@ -133,7 +133,7 @@ class Token2WavStage(VllmStage):
         return {
             **super().settings,
             **self._arithmetic,
-            "execution": self.denoiser.execution,
+            "execution": self.execution_mode.execution,
             "stream_first_chunk_codes": self._chunk_sizes.first,
             "stream_chunk_codes": self._chunk_sizes.chunk,
             "stream_context_codes": self._chunk_sizes.context,
@@ -142,7 +142,7 @@ class Token2WavStage(VllmStage):
 
     @property
     def engagement(self) -> dict[str, float]:
-        return {**super().engagement, **self.denoiser.counters.as_dict()}
+        return {**super().engagement, **self.execution_mode.counters.as_dict()}
 
     def _setting(self, request: StageRequest, name: str, default: float) -> float:
         stage = self.spec.stage

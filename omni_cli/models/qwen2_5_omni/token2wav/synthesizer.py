@@ -10,8 +10,8 @@ import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_cli.config.schema import Precision
-from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser
 from omni_cli.execution.graphs import MAX_GRAPHS
+from omni_cli.execution.modes import GraphMode, make_execution_mode
 from omni_cli.execution.precision import arithmetic, precision_of, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.cpu import CpuPlatform
@@ -29,7 +29,7 @@ TYPICAL_BLOCKS = 34
 
 
 class Synthesizer:
-    """Denoises requests and makes their waveforms; `denoiser` counts the DiT's calls by mode.
+    """Denoises requests and makes their waveforms; `execution_mode` counts the DiT's calls by mode.
 
     `batching: exact` and `padded` differ here only: in the layers of the DiT, in `platform`, and in the requests of a
     batch, which is a single one with `exact`.
@@ -55,7 +55,7 @@ class Synthesizer:
         self.vocoder = self.platform.make_vocoder(vocoder)
         # Without packing, shapes follow the number of codes: code is compiled for all shapes, and there is one graph
         # per number of codes, which pays off within its first request. With packing, there is one per bucket.
-        self.denoiser = prepare_denoiser(
+        self.execution_mode = make_execution_mode(
             self.velocity,
             stage.execution,
             stage=stage.name,
@@ -65,9 +65,9 @@ class Synthesizer:
             # `Denoising` reads them before the next call.
             clone_outputs=False,
         )
-        self._has_graphs = isinstance(self.denoiser, GraphDenoiser)
+        self._has_graphs = isinstance(self.execution_mode, GraphMode)
         if self._has_graphs:
-            prepare = functools.partial(prepare_denoiser, mode="cudagraph", stage=stage.name, device=self.device)
+            prepare = functools.partial(make_execution_mode, mode="cudagraph", stage=stage.name, device=self.device)
             self.vocoder.use_graphs(prepare)
 
     def _make_platform(self, device: torch.device) -> Platform:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from omni_cli.execution.denoiser import Denoiser
+from omni_cli.execution.modes import ExecutionMode
 from omni_cli.models.qwen2_5_omni.token2wav.request import SynthesisRequest
 
 # Frames on either side that affect a frame: with 16, samples differ from those of the whole by float32's rounding.
@@ -54,7 +54,7 @@ class Vocoder:
         self.module = vocoder
         self.samples_per_frame = math.prod(vocoder.config.upsample_rates)
 
-    def use_graphs(self, prepare: Callable[..., Denoiser]) -> None:
+    def use_graphs(self, prepare: Callable[..., ExecutionMode]) -> None:
         """Do nothing: spectrograms of every length would need a graph of their own."""
 
     def capture_ahead(self) -> None:

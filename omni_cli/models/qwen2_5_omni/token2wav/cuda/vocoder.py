@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
-from omni_cli.execution.denoiser import Denoiser
+from omni_cli.execution.modes import ExecutionMode
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import ALIGNMENT, VOCODER, buckets
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.row_convolution import RowConvolution
 from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput
@@ -39,12 +39,12 @@ class PackedVocoder(Vocoder):
         super().__init__(vocoder)
         self._packed = PackedBigVGAN(vocoder, make_activation, mean)
         self._compile_ahead = compile_ahead
-        self._graphs: Denoiser | None = None
+        self._graphs: ExecutionMode | None = None
         self._graph_sizes: list[int] = []
         self.gap = self._packed.gap
 
-    def use_graphs(self, prepare: Callable[..., Denoiser]) -> None:
-        """Replay a graph per number of frames; `prepare` is `prepare_denoiser` without a module and `max_graphs`."""
+    def use_graphs(self, prepare: Callable[..., ExecutionMode]) -> None:
+        """Replay a graph per number of frames; `prepare` is `make_execution_mode` without a module and `max_graphs`."""
         multiple = self._packed.multiple
         self._graph_sizes = [multiple * size for size in buckets(LARGEST_GRAPH // multiple, VOCODER)]
         self._graphs = prepare(self._packed, max_graphs=len(self._graph_sizes))

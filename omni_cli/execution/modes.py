@@ -1,4 +1,4 @@
-"""The execution modes of a denoiser's forward, one object each, chosen once when a stage loads.
+"""The execution modes of a module's forward, one object each, chosen once when a stage loads.
 
 `forward` is replaced, not the module: weights keep their names, and hooks on the module see every call.
 """
@@ -23,7 +23,7 @@ from omni_cli.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager
 from omni_cli.execution.operation_watch import unwatched
 
 
-class Denoiser:
+class ExecutionMode:
     """A module in one of the modes; `counters` record how its calls ran."""
 
     execution: Execution
@@ -43,7 +43,7 @@ class Denoiser:
         """Restore the module."""
 
 
-class EagerDenoiser(Denoiser):
+class EagerMode(ExecutionMode):
     """The unchanged module; calls, which several threads may make, are counted."""
 
     execution: Execution = "eager"
@@ -61,7 +61,7 @@ class EagerDenoiser(Denoiser):
         self._hook.remove()
 
 
-class _ReplacedForward(Denoiser):
+class _ReplacedForward(ExecutionMode):
     """A module of which it, or some of its parts, have another callable as `forward`."""
 
     _is_eager = False
@@ -97,7 +97,7 @@ class _ReplacedForward(Denoiser):
                 module.forward = own
 
 
-class GraphDenoiser(_ReplacedForward):
+class GraphMode(_ReplacedForward):
     """Replays CUDA graphs; see `GraphManager`."""
 
     execution: Execution = "cudagraph"
@@ -129,7 +129,7 @@ class GraphDenoiser(_ReplacedForward):
         self.graphs.clear()
 
 
-class CompiledDenoiser(_ReplacedForward):
+class CompiledMode(_ReplacedForward):
     """Compiled by torch, without graph breaks: only its repeated blocks if it has such, else all of it.
 
     A repeated block is compiled once for all. Repeated blocks are those that a diffusers model declares, or the
@@ -184,13 +184,13 @@ class CompiledDenoiser(_ReplacedForward):
         super().close()
 
 
-class CompiledGraphDenoiser(GraphDenoiser):
+class CompiledGraphMode(GraphMode):
     """Replays CUDA graphs of a forward whose blocks are compiled: fewer kernels, and no launches from the host."""
 
     execution: Execution = "compile_cudagraph"
 
     def __init__(self, module: torch.nn.Module, backend: GraphBackend, *, stage: str, **keys: Any) -> None:
-        self._compiled = CompiledDenoiser(module, stage=stage, dynamic=None)
+        self._compiled = CompiledMode(module, stage=stage, dynamic=None)
         super().__init__(module, backend, stage=stage, **keys)
         regions = self._compiled.counters.compiled_regions
         self._compiled.counters = self.counters
@@ -206,7 +206,7 @@ class CompiledGraphDenoiser(GraphDenoiser):
         self._compiled.close()
 
 
-def prepare_denoiser(
+def make_execution_mode(
     module: torch.nn.Module,
     mode: Execution,
     *,
@@ -215,7 +215,7 @@ def prepare_denoiser(
     dynamic: bool | None = None,
     max_graphs: int = MAX_GRAPHS,
     clone_outputs: bool = True,
-) -> Denoiser:
+) -> ExecutionMode:
     """Make `module`, which is on `device` (torch's name for it), run in `mode`.
 
     `dynamic` is torch.compile's: True for a module whose shapes differ between requests. Without `clone_outputs`, the
@@ -223,9 +223,9 @@ def prepare_denoiser(
     compiled or captured if the machine or the module does not support the mode.
     """
     if mode == "eager":
-        return EagerDenoiser(module)
+        return EagerMode(module)
     if mode == "compile":
-        return CompiledDenoiser(module, stage=stage, dynamic=dynamic)
+        return CompiledMode(module, stage=stage, dynamic=dynamic)
     require_cuda(stage=stage, device=device, execution=mode)
     if getattr(module, "is_cache_enabled", False):
         raise StageError(
@@ -238,7 +238,7 @@ def prepare_denoiser(
 
     index = torch.device(device).index
     exact = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-    graphed = GraphDenoiser if mode == "cudagraph" else CompiledGraphDenoiser
+    graphed = GraphMode if mode == "cudagraph" else CompiledGraphMode
     return graphed(
         module,
         CudaGraphBackend(exact),

@@ -1,4 +1,4 @@
-"""A denoiser in each mode, on real models of diffusers and transformers without a GPU."""
+"""A module in each mode, on real models of diffusers and transformers without a GPU."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ensure_torchvision_importable()
 from diffusers import FirstBlockCacheConfig, QwenImageTransformer2DModel, UNet2DConditionModel  # noqa: E402
 
 from omni_cli.errors import StageError  # noqa: E402
-from omni_cli.execution.denoiser import (  # noqa: E402
-    CompiledGraphDenoiser,
-    GraphDenoiser,
-    prepare_denoiser,
+from omni_cli.execution.modes import (  # noqa: E402
+    CompiledGraphMode,
+    GraphMode,
+    make_execution_mode,
     repeated_blocks,
 )
 
@@ -80,17 +80,17 @@ def denoise(transformer, steps: int = 3, return_dict: bool = False) -> list[torc
     return seen
 
 
-def graphed(module, max_graphs: int = 8) -> GraphDenoiser:
-    return GraphDenoiser(module, FakeBackend(), stage="image", device=CPU, max_graphs=max_graphs)
+def graphed(module, max_graphs: int = 8) -> GraphMode:
+    return GraphMode(module, FakeBackend(), stage="image", device=CPU, max_graphs=max_graphs)
 
 
 @pytest.mark.parametrize("return_dict", [False, True])
 def test_both_branches_of_guidance_have_their_graph_and_their_values(transformer, return_dict):
     expected = denoise(transformer, return_dict=return_dict)
-    denoiser = graphed(transformer)
+    execution_mode = graphed(transformer)
     made = denoise(transformer, return_dict=return_dict)
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
-    counters = denoiser.counters
+    counters = execution_mode.counters
     assert (counters.graphs_captured, counters.graph_replays, counters.eager_calls) == (2, 6, 0)
 
 
@@ -99,10 +99,10 @@ def test_a_unet_s_timestep_is_contents_as_a_tensor_and_a_new_graph_each_as_a_num
     latents, embeds = torch.randn(2, 4, 8, 8), torch.cat([text(5, 0), text(5, 1)])
     with torch.no_grad():
         expected = [model(latents, step, encoder_hidden_states=embeds).sample for step in range(3)]
-        denoiser = graphed(model, max_graphs=2)
+        execution_mode = graphed(model, max_graphs=2)
         made = [model(latents, torch.tensor(step), encoder_hidden_states=embeds).sample for step in range(3)]
         assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
-        assert denoiser.counters.graphs_captured == 1
+        assert execution_mode.counters.graphs_captured == 1
         with pytest.raises(StageError, match=r"`timestep` \(1, then 2\)"):
             for step in range(3):
                 model(latents, step, encoder_hidden_states=embeds)
@@ -112,48 +112,48 @@ def test_hooks_and_names_of_weights_stay_and_close_gives_the_module_back(transfo
     names, calls = set(transformer.state_dict()), []
     hook = transformer.register_forward_pre_hook(lambda *_: calls.append(1))
     own = transformer.forward
-    denoiser = graphed(transformer)
+    execution_mode = graphed(transformer)
     assert set(transformer.state_dict()) == names
     denoise(transformer, steps=2)
     assert len(calls) == 4
-    denoiser.close()
+    execution_mode.close()
     hook.remove()
     assert "forward" not in vars(transformer) and transformer.forward == own
-    assert len(denoiser.graphs) == 0
+    assert len(execution_mode.graphs) == 0
 
 
 def test_an_already_replaced_forward_is_restored(transformer):
     class_forward = transformer.forward
     transformer.forward = lambda *args, **kwargs: class_forward(*args, **kwargs)
     before = transformer.forward
-    denoiser = graphed(transformer)
+    execution_mode = graphed(transformer)
     assert transformer.forward is not before
-    denoiser.close()
+    execution_mode.close()
     assert transformer.forward is before
 
 
 def test_eager_counts_calls_and_leaves_no_hook(transformer):
     expected = denoise(transformer)
-    denoiser = prepare_denoiser(transformer, "eager", stage="image", device="cpu")
+    execution_mode = make_execution_mode(transformer, "eager", stage="image", device="cpu")
     assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
-    assert denoiser.counters.eager_calls == 6
-    denoiser.close()
+    assert execution_mode.counters.eager_calls == 6
+    execution_mode.close()
     denoise(transformer)
-    assert denoiser.counters.eager_calls == 6 and not transformer._forward_hooks
+    assert execution_mode.counters.eager_calls == 6 and not transformer._forward_hooks
 
 
 def test_a_cache_that_decides_in_each_step_is_refused(transformer, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     transformer.enable_cache(FirstBlockCacheConfig())
     with pytest.raises(StageError, match="cannot capture QwenImageTransformer2DModel with a cache of diffusers"):
-        prepare_denoiser(transformer, "cudagraph", stage="image", device="cuda")
+        make_execution_mode(transformer, "cudagraph", stage="image", device="cuda")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
 def test_cudagraph_without_cuda_is_an_error(transformer, device):
     with pytest.raises(StageError) as caught:
-        prepare_denoiser(transformer, "cudagraph", stage="image", device=device)
+        make_execution_mode(transformer, "cudagraph", stage="image", device=device)
     assert caught.value.message.endswith("`execution: cudagraph` needs a CUDA device, and this machine has none")
 
 
@@ -172,10 +172,10 @@ def test_compiled_blocks_are_compiled_once_and_give_nearly_the_same(transformer)
     # torch counts compilations of a piece of code for the whole process: those of other tests are not this one's.
     torch.compiler.reset()
     expected = denoise(transformer)
-    denoiser = prepare_denoiser(transformer, "compile", stage="image", device="cpu")
+    execution_mode = make_execution_mode(transformer, "compile", stage="image", device="cpu")
     made = denoise(transformer)
     assert max((a - b).abs().max().item() for a, b in zip(made, expected, strict=True)) < 1e-5
-    counters = denoiser.counters
+    counters = execution_mode.counters
     assert (counters.compiled_regions, counters.eager_calls) == (2, 0)
     # The same for both blocks. torch finds out argument by argument that the text's length differs.
     assert 1 <= counters.compiled_graphs <= 3 and counters.recompiles == counters.compiled_graphs - 1
@@ -183,7 +183,7 @@ def test_compiled_blocks_are_compiled_once_and_give_nearly_the_same(transformer)
     compiled = counters.as_dict()
     denoise(transformer)
     assert counters.as_dict() == compiled
-    denoiser.close()
+    execution_mode.close()
     assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
 
 
@@ -192,19 +192,19 @@ def test_a_graph_over_compiled_blocks_holds_the_compiled_code(transformer, monke
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch.compiler.reset()
     expected = denoise(transformer)
-    denoiser = CompiledGraphDenoiser(transformer, FakeBackend(), stage="image", device=CPU, max_graphs=4)
+    execution_mode = CompiledGraphMode(transformer, FakeBackend(), stage="image", device=CPU, max_graphs=4)
     made = denoise(transformer)
     assert max((a - b).abs().max().item() for a, b in zip(made, expected, strict=True)) < 1e-5
-    counters = denoiser.counters
+    counters = execution_mode.counters
     # Two lengths of text, so two graphs. The fake's replays compile again, for inference mode.
     assert (counters.graphs_captured, counters.graph_replays, counters.eager_calls) == (2, 6, 0)
     assert counters.compiled_regions == 2 and counters.compiled_graphs >= 1
     weights = {weight.untyped_storage()._cdata for weight in transformer.transformer_blocks.parameters()}
-    seen = {storage._cdata for graph in denoiser.graphs._graphs.values() for storage in graph.external}
+    seen = {storage._cdata for graph in execution_mode.graphs._graphs.values() for storage in graph.external}
     assert seen and not seen & weights, "the blocks ran as single operations"
-    with denoiser.eagerly():
+    with execution_mode.eagerly():
         assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
-    denoiser.close()
+    execution_mode.close()
     assert "forward" not in vars(transformer) and "forward" not in vars(transformer.transformer_blocks[0])
     assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
 
@@ -221,12 +221,12 @@ class Breaks(torch.nn.Module):
 @pytest.mark.slow
 def test_code_that_cannot_be_compiled_is_named_in_the_error():
     module = Breaks()
-    denoiser = prepare_denoiser(module, "compile", stage="image", device="cpu")
-    assert denoiser.counters.compiled_regions == 1, "all of it, since nothing repeats"
+    execution_mode = make_execution_mode(module, "compile", stage="image", device="cpu")
+    assert execution_mode.counters.compiled_regions == 1, "all of it, since nothing repeats"
     with pytest.raises(StageError) as caught:
         module(torch.ones(2, 3))
     assert "`execution: compile` cannot compile Breaks: " in caught.value.message
-    assert "test_denoiser.py:" in caught.value.message and "x.sum().item()" in caught.value.message
+    assert "test_modes.py:" in caught.value.message and "x.sum().item()" in caught.value.message
     assert caught.value.hint == "--set image.execution=eager" and caught.value.details
-    denoiser.close()
+    execution_mode.close()
     assert module(torch.ones(2, 3)).shape == (2, 3)
