@@ -43,8 +43,8 @@ class Token2WavConfig(WaveformConfig):
     )
     stream_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
         None,
-        description="Codec tokens in a further chunk: two and a half times as many as in the one before it, and at "
-        "most so many. Default: 192.",
+        description="Codec tokens in a further chunk: two and a half times as many as in the one before it, up to this "
+        "many. Default: 192.",
     )
     stream_context_codes: Annotated[int | None, VLLM_ONLY] = Field(
         None,

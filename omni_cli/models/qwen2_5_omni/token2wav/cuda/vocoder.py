@@ -107,7 +107,7 @@ class PackedVocoder(Vocoder):
 class AsyncSamplesCopy:
     """A copy of samples to page-locked memory of the host, during the device's next work.
 
-    `execution.copies.AsyncCopy` would sleep while it waits, and its first copies would go to memory without pages yet.
+    Of `execution.copies`, `AsyncCopy` would sleep while it waits, and `SyncCopy` copies to memory without pages yet.
     """
 
     def __init__(self, samples: torch.Tensor) -> None:
