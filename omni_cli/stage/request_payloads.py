@@ -25,8 +25,8 @@ WANTS_HIDDEN_STATES = "omni_wants_hidden_states"
 DIRECT_PAYLOAD = "omni_direct_payload"
 PROMPT_EMBEDS = "omni_prompt_embeds"
 ADDITIONAL_INFORMATION = "omni_additional_information"
-# In the information: `decode_conditions` is only a beginning (`arriving_conditions`).
-MORE_CONDITIONS_FOLLOW = "more_conditions_follow"
+# In the information: `decode_embeds` is only a beginning (`arriving_embeds`).
+MORE_EMBEDS_FOLLOW = "more_embeds_follow"
 # In the information: prompt positions whose rows are hidden states, for models that project them in another way.
 HIDDEN_POSITIONS = "hidden_positions"
 
@@ -66,46 +66,44 @@ def payload_arguments(
 class RequestPayload:
     """`prompt_embeds` (num_prompt_tokens, embedding_size) or None; `information` tensors and lists by name.
 
-    Condition rows move from the host to the device when they are first needed. Raises `PayloadError` for information of
-    a wrong type or one that does not fit the embeddings.
+    Input embeddings move from the host to the device when they are first needed. Raises `PayloadError` for information
+    of a wrong type or one that does not fit the embeddings.
     """
 
     wants_hidden_states: bool = False
     prompt_embeds: torch.Tensor | None = None
     information: dict[str, object] = field(default_factory=dict)
     _arrived: list[torch.Tensor] = field(default_factory=list)
-    _conditions: torch.Tensor | None = None
-    _num_conditions: int = 0
+    _embeds: torch.Tensor | None = None
+    _num_embeds: int = 0
     _is_whole: bool = True
-    _num_bare_tokens: int = 0
+    _tokens_without_embedding: int = 0
 
     def __post_init__(self) -> None:
-        self._num_bare_tokens = integer_of(self.information, "num_bare_tokens", 0)
+        self._tokens_without_embedding = integer_of(self.information, "tokens_without_embedding", 0)
         if "mrope_positions" in self.information:
             _check_positions(self.information)
         if self.prompt_embeds is None:
             return
         size = self.prompt_embeds.shape[1:]
-        tail = tensor_of(
-            {"decode_conditions": self.prompt_embeds[:0], **self.information}, "decode_conditions", num_dims=2
-        )
+        tail = tensor_of({"decode_embeds": self.prompt_embeds[:0], **self.information}, "decode_embeds", num_dims=2)
         if tail.shape[1:] != size:
             raise PayloadError(
-                f"decode_conditions {tuple(tail.shape)} do not fit prompt_embeds {tuple(self.prompt_embeds.shape)}"
+                f"decode_embeds {tuple(tail.shape)} do not fit prompt_embeds {tuple(self.prompt_embeds.shape)}"
             )
         self._arrived = [self.prompt_embeds, tail]
-        self._is_whole = not integer_of(self.information, MORE_CONDITIONS_FOLLOW, 0)
+        self._is_whole = not integer_of(self.information, MORE_EMBEDS_FOLLOW, 0)
 
-    def append_conditions(self, rows: torch.Tensor, *, is_last: bool) -> None:
-        """Append `decode_conditions` rows (num_rows, embedding_size) on the host."""
+    def append_embeds(self, rows: torch.Tensor, *, is_last: bool) -> None:
+        """Append `decode_embeds` rows (num_rows, embedding_size) on the host."""
         self._arrived.append(rows)
         self._is_whole = is_last
 
-    def num_bare(self, start: int, length: int) -> int:
+    def tokens_without_embedding(self, start: int, length: int) -> int:
         """Count the positions in [start, start + length) that are prompt tokens without their own embedding."""
-        return max(0, min(length, self._num_bare_tokens - start))
+        return max(0, min(length, self._tokens_without_embedding - start))
 
-    def conditions(
+    def input_embeds(
         self,
         start: int,
         length: int,
@@ -113,26 +111,28 @@ class RequestPayload:
         dtype: torch.dtype | None = None,
         project: Projection | None = None,
     ) -> torch.Tensor | None:
-        """Return the condition rows (length, embedding_size) of positions [start, start + length); None if it has none.
+        """Return the input embeddings (length, embedding_size) of positions [start, start + length); None without any.
 
-        Position p is conditioned on row p of the prompt embeddings followed by the `decode_conditions` rows. Positions
-        past the end repeat the last row, the producer's padding. `dtype` None keeps the rows' dtype. `project` is
-        applied once to each row. Raises `RuntimeError` for a position whose row has not arrived.
+        Position p takes row p of the prompt embeddings followed by `decode_embeds`. Positions past the end repeat the
+        last row, the producer's padding. `dtype` None keeps the rows' dtype. `project` is applied once to each row.
+        Raises `RuntimeError` for a position whose row has not arrived.
         """
         if self.prompt_embeds is None:
             return None
         if self._arrived:
             self._to_device(torch.cat(self._arrived), device, dtype, project)
             self._arrived = []
-        assert self._conditions is not None  # with prompt embeddings there are rows
-        rows = self._conditions[start : min(start + length, self._num_conditions)]
+        assert self._embeds is not None  # with prompt embeddings there are rows
+        rows = self._embeds[start : min(start + length, self._num_embeds)]
         missing = length - rows.shape[0]
         if not missing:
             return rows
         if not self._is_whole:
-            raise RuntimeError(f"positions {start} to {start + length - 1}: {missing} condition rows have not arrived")
+            raise RuntimeError(
+                f"positions {start} to {start + length - 1}: {missing} input embeddings have not arrived"
+            )
         # No index tensors: copying one to the device would wait for its queue in every step.
-        last = self._conditions[self._num_conditions - 1].expand(missing, -1)
+        last = self._embeds[self._num_embeds - 1].expand(missing, -1)
         return last if missing == length else torch.cat([rows, last])
 
     def _to_device(
@@ -145,16 +145,16 @@ class RequestPayload:
         if project is not None:
             # Positions in the prompt: all of it arrives at first.
             hidden = integers_of(self.information, HIDDEN_POSITIONS) if HIDDEN_POSITIONS in self.information else []
-            rows = project(rows.to(device, non_blocking=True), hidden if self._conditions is None else [])
-        end = self._num_conditions + rows.shape[0]
-        if self._conditions is None or end > self._conditions.shape[0]:
-            room = max(end, 2 * self._num_conditions)
+            rows = project(rows.to(device, non_blocking=True), hidden if self._embeds is None else [])
+        end = self._num_embeds + rows.shape[0]
+        if self._embeds is None or end > self._embeds.shape[0]:
+            room = max(end, 2 * self._num_embeds)
             grown = torch.empty((room, rows.shape[1]), dtype=rows.dtype, device=device)
-            if self._conditions is not None:
-                grown[: self._num_conditions] = self._conditions[: self._num_conditions]
-            self._conditions = grown
-        self._conditions[self._num_conditions : end].copy_(rows, non_blocking=True)
-        self._num_conditions = end
+            if self._embeds is not None:
+                grown[: self._num_embeds] = self._embeds[: self._num_embeds]
+            self._embeds = grown
+        self._embeds[self._num_embeds : end].copy_(rows, non_blocking=True)
+        self._num_embeds = end
 
 
 def _check_positions(information: dict[str, object]) -> None:

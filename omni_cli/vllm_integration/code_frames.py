@@ -42,7 +42,7 @@ class CodeModel(Protocol):
         """Return the input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks) of earlier frames."""
 
     def add_rows(self, rows: torch.Tensor) -> None:
-        """Add rows (num_tokens, hidden_size) to the conditions of the next forward pass."""
+        """Add rows (num_tokens, hidden_size) to the input embeddings of the next forward pass."""
 
 
 class Draws:
@@ -140,7 +140,7 @@ class FrameStore:
         return codes
 
     def fill(self, spans: Sequence[ComputedSpan]) -> None:
-        """Add to the model's conditions the rows of those positions of the next forward pass that are frames."""
+        """Add the rows of frames to the model's input embeddings of the next forward pass."""
         if (
             self._latest is not None
             and [(span.request_id, span.start, span.length) for span in spans] == self._latest_of

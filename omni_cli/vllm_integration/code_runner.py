@@ -14,7 +14,7 @@ from omni_cli.execution.copies import PendingCopy
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import Clock, clock_for
-from omni_cli.vllm_integration.arriving_conditions import codes_with
+from omni_cli.vllm_integration.arriving_embeds import get_codes
 from omni_cli.vllm_integration.code_frames import FrameStore
 from omni_cli.vllm_integration.outputs import with_payloads
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin
@@ -85,7 +85,7 @@ class CodeRunnerMixin(ARRunnerMixin):
     def _update_states(self, scheduler_output: SchedulerOutput) -> object:
         corrections = super()._update_states(scheduler_output)
         if not get_pp_group().is_last_rank:
-            for request_id, codes in codes_with(scheduler_output).items():
+            for request_id, codes in get_codes(scheduler_output).items():
                 self.frames.receive(request_id, codes[0, : self.frames.num_codebooks].to(self.device))
         return corrections
 
@@ -95,7 +95,7 @@ class CodeRunnerMixin(ARRunnerMixin):
 
     def _fill_inputs(self) -> None:
         super()._fill_inputs()
-        if self._fill_conditions is not None:
+        if self._fill_input_embeds is not None:
             self.frames.fill(self._spans())
 
     def _model_forward(self, *args: object, **kwargs: object) -> object:

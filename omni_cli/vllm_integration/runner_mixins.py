@@ -28,7 +28,7 @@ from omni_cli.execution.copies import PendingCopy, make_output_copy
 from omni_cli.execution.ranges import mark
 from omni_cli.stage.payloads import DEFAULT_LIMITS
 from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
-from omni_cli.vllm_integration.arriving_conditions import Arrived, arrived_with
+from omni_cli.vllm_integration.arriving_embeds import Arrived, get_arrived
 from omni_cli.vllm_integration.graph_counters import GraphCounters
 from omni_cli.vllm_integration.hidden_states import ComputedSpan, HiddenStateTracker
 from omni_cli.vllm_integration.outputs import with_payloads
@@ -101,10 +101,10 @@ class OmniRunnerMixin(VllmRunner):
             self._forget_request(request_id)
         for request in scheduler_output.scheduled_new_reqs:
             self._begin_request(request)
-        arrived = arrived_with(scheduler_output)
+        arrived = get_arrived(scheduler_output)
         self._check_plan(scheduler_output.num_scheduled_tokens, arrived)
-        for request_id, conditions in arrived.items():
-            self.request_payloads[request_id].append_conditions(conditions.rows, is_last=conditions.is_last)
+        for request_id, embeds in arrived.items():
+            self.request_payloads[request_id].append_embeds(embeds.rows, is_last=embeds.is_last)
         return super()._update_states(scheduler_output)
 
     def _check_plan(self, counts: Mapping[str, int], arrived: Mapping[str, Arrived]) -> None:
@@ -167,9 +167,9 @@ class ARRunnerMixin(OmniRunnerMixin):
     """Hidden states per request through `pooler_output`; tokens, logprobs and everything else are vLLM's.
 
     Hidden states are gathered and copied only for requests that ask for them (`WANTS_HIDDEN_STATES`). A model
-    with `fill_conditions` receives the condition rows of each position before a forward pass, projected once by its
-    `project_conditions`, if it has that method. A model with `handoff_rows` keeps the rows for the next stage there, in
-    place of its last hidden states.
+    with `fill_input_embeds` receives the input embedding of each position before a forward pass, projected once by its
+    `project_input_embeds`, if it has that method. A model with `handoff_rows` keeps the rows for the next stage there,
+    in place of its last hidden states.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -220,20 +220,20 @@ class ARRunnerMixin(OmniRunnerMixin):
     def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
         model = self.get_model()
-        fill_conditions = getattr(model, "fill_conditions", None)
-        self._fill_conditions = fill_conditions if get_pp_group().is_first_rank else None
-        self._project_conditions = getattr(model, "project_conditions", None)
+        fill_input_embeds = getattr(model, "fill_input_embeds", None)
+        self._fill_input_embeds = fill_input_embeds if get_pp_group().is_first_rank else None
+        self._project_input_embeds = getattr(model, "project_input_embeds", None)
         self._handoff_rows: torch.Tensor | None = getattr(model, "handoff_rows", None)
 
     def _fill_inputs(self) -> None:
         """Set the model's inputs for the next forward pass, except for token ids."""
-        if self._fill_conditions is None:
+        if self._fill_input_embeds is None:
             return
         spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._spans()]
-        dtype, project = self.model_config.dtype, self._project_conditions
-        self._fill_conditions(
-            [payload.conditions(first, count, self.device, dtype, project) for payload, first, count in spans],
-            [payload.num_bare(first, count) for payload, first, count in spans],
+        dtype, project = self.model_config.dtype, self._project_input_embeds
+        self._fill_input_embeds(
+            [payload.input_embeds(first, count, self.device, dtype, project) for payload, first, count in spans],
+            [payload.tokens_without_embedding(first, count) for payload, first, count in spans],
         )
 
     def _model_forward(self, *args: object, **kwargs: object) -> object:

@@ -31,7 +31,7 @@ SIZES = [0, 1, 2, 3, -1, 5, 2**16, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63,
 ITEMS = [0, 1, -1, 2**63, 2**64 - 1, -(2**63), 0.5, float("nan"), float("inf"), "", "a", "日本" * 9, "\ud7ff", 10**6]
 ODD_ITEMS = [None, True, [1], {"a": 1}, b"x"]
 NAMES = [
-    "x", "codec_token_ids", "decode_conditions", "num_bare_tokens", "more_conditions_follow", "mrope_positions",
+    "x", "codec_token_ids", "decode_embeds", "tokens_without_embedding", "more_embeds_follow", "mrope_positions",
     "prompt_token_ids", "output_token_ids", "hidden_states", "token_ids", "image_grid_thw", "", "a" * 300,
 ]  # fmt: skip
 TIGHT = PayloadLimits(max_payload_bytes=160, max_payload_tensor_bytes=48, max_payload_entries=2, max_payload_items=4)
@@ -54,7 +54,7 @@ def _seeds() -> tuple[list[bytes], list[bytes]]:
     information = [
         {"x": floats},
         {"codec_token_ids": list(range(40))},
-        {"decode_conditions": floats.reshape(3, 4), "num_bare_tokens": [2], "more_conditions_follow": [1],
+        {"decode_embeds": floats.reshape(3, 4), "tokens_without_embedding": [2], "more_embeds_follow": [1],
          "mrope_positions": torch.zeros(3, 5, dtype=torch.int64)},
         {"prompt_token_ids": [1, 2], "output_token_ids": [3], "hidden_states": floats.reshape(2, 6),
          "image_grid_thw": torch.ones(1, 3, dtype=torch.int64)},

@@ -95,7 +95,7 @@ def plans(stage: Any, runner: Any) -> dict[str, Any]:
     """A plan of vLLM's scheduler, made wrong in several ways, and then as it is."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
-    from omni_cli.vllm_integration.arriving_conditions import Arrived, attach_arrived
+    from omni_cli.vllm_integration.arriving_embeds import Arrived, attach_arrived
 
     add(stage, "plan")
     core = stage.engine.engine_core.engine_core

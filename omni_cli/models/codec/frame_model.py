@@ -13,14 +13,15 @@ from omni_cli.execution.engagement import ExecutionCounters
 from omni_cli.execution.graphs import GraphBackend
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
 from omni_cli.models.codec.predictor_graphs import SMALLEST, PredictorGraphs
-from omni_cli.vllm_integration.conditioned_model import ConditionedModel
+from omni_cli.vllm_integration.input_embeds_model import InputEmbedsModel
 
 
-class FrameModel(ConditionedModel):
+class FrameModel(InputEmbedsModel):
     """vLLM samples the first code of each frame; `predict_codes` draws the others within the step.
 
-    A position's input is its condition row plus the embeddings of all its codes. `predictor_name` is the attribute with
-    the predictor's module, missing on ranks without one, and the prefix of its weights' names after `weights_prefix`.
+    A position's input is a row from the request plus the embeddings of all its codes. `predictor_name` is the attribute
+    with the predictor's module, missing on ranks without one, and the prefix of its weights' names after
+    `weights_prefix`.
     """
 
     predictor_name: ClassVar[str]
@@ -107,5 +108,5 @@ class FrameModel(ConditionedModel):
         return rows
 
     def add_rows(self, rows: torch.Tensor) -> None:
-        """Add rows (num_tokens, hidden_size) to the conditions of the next forward pass."""
-        self.conditions[: rows.shape[0]] += rows
+        """Add rows (num_tokens, hidden_size) to the input embeddings of the next forward pass."""
+        self.input_embeds[: rows.shape[0]] += rows

@@ -8,7 +8,7 @@ from vllm.outputs import RequestOutput
 from omni_cli.errors import StageError
 from omni_cli.stage.messages import Report, RequestDone
 from omni_cli.stage.payloads import encode_additional_information
-from omni_cli.vllm_integration.conditioned_stage import ConditionedStage
+from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsStage
 from omni_cli.vllm_integration.stage import ActiveRequest
 
 # In a handoff: codes (num_frames, num_codebooks) int64.
@@ -19,7 +19,7 @@ FRAMES_PER_PART = 4
 _STEP_TIMES = ("code_predictor_s", "backbone_s")
 
 
-class FrameStage(ConditionedStage):
+class FrameStage(InputEmbedsStage):
     """Receives the first codes of its frames as the tokens that vLLM samples, and the others beside them."""
 
     makes_text = False

@@ -59,7 +59,7 @@ class CsmBackbone(FrameModel, SupportsPP):
         self.lm_head: nn.Module = PPMissingLayer()
         if get_pp_group().is_first_rank:
             num_rows = vllm_config.scheduler_config.max_num_batched_tokens
-            self.make_condition_buffers(num_rows, config.hidden_size, config.hidden_size)
+            self.make_input_buffers(num_rows, config.hidden_size, config.hidden_size)
         if get_pp_group().is_last_rank:
             self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
             self.depth_decoder = CsmDepthDecoderForCausalLM._from_config(

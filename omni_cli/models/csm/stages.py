@@ -16,7 +16,7 @@ from omni_cli.models.csm.architectures import BACKBONE, CODEC
 from omni_cli.outputs import Message
 from omni_cli.stage.messages import Report, StageRequest
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.conditioned_stage import EmbeddingTable
+from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
 from omni_cli.vllm_integration.prompts import conversation_of
 from omni_cli.vllm_integration.stage import ActiveRequest
 
@@ -35,12 +35,12 @@ class TextPrompt:
         return [0] * len(self.prompt_embeds)
 
     @property
-    def decode_conditions(self) -> torch.Tensor:
+    def decode_embeds(self) -> torch.Tensor:
         """No rows: nothing is added to the frames."""
         return torch.zeros_like(self.prompt_embeds[:1])
 
     def information(self) -> dict[str, object]:
-        return {"decode_conditions": self.decode_conditions, "num_bare_tokens": [len(self.prompt_embeds)]}
+        return {"decode_embeds": self.decode_embeds, "tokens_without_embedding": [len(self.prompt_embeds)]}
 
 
 class BackboneStage(FrameStage):

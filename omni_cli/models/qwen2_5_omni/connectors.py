@@ -70,21 +70,21 @@ class ReplyRows:
 
 @dataclass(frozen=True)
 class TalkerInput:
-    """A talker request: P + 2 codec ids, their conditions (P + 2, embedding_size), and those of later steps.
+    """A talker request: P + 2 codec ids, their input embeddings (P + 2, embedding_size), and those of later steps.
 
-    `mrope_positions` (3, P + 2) int64, None if they count up from 0. The embeddings of the first `num_bare_tokens`
-    codec ids are not added.
+    `mrope_positions` (3, P + 2) int64, None if they count up from 0. The embeddings of the first
+    `tokens_without_embedding` codec ids are not added.
     """
 
     prompt_token_ids: list[int]
     prompt_embeds: torch.Tensor
-    decode_conditions: torch.Tensor
+    decode_embeds: torch.Tensor
     mrope_positions: torch.Tensor | None
-    num_bare_tokens: int
+    tokens_without_embedding: int
 
     def information(self) -> dict[str, object]:
         """Return the values sent beside the prompt embeddings."""
-        values = {"decode_conditions": self.decode_conditions, "num_bare_tokens": [self.num_bare_tokens]}
+        values = {"decode_embeds": self.decode_embeds, "tokens_without_embedding": [self.tokens_without_embedding]}
         return values if self.mrope_positions is None else {**values, "mrope_positions": self.mrope_positions}
 
 
@@ -102,7 +102,7 @@ def thinker_to_talker(
 
     Each row is the thinker's last hidden state plus its input embedding, without the embeddings of media tokens.
     The prompt is followed by the speaker's text-begin embedding and the first reply row. Later reply rows condition
-    the decoding steps one by one, followed by a text-end and a padding row, which `more_conditions` adds if the handoff
+    the decoding steps one by one, followed by a text-end and a padding row, which `more_embeds` adds if the handoff
     is partial. A partial handoff must have a reply row.
 
     With a `full` prompt, as Qwen published it, the embeddings of the last two codec ids are added, and images and audio
@@ -121,17 +121,17 @@ def thinker_to_talker(
         prompt_token_ids=[config.tts_codec_mask_token_id] * num_prompt
         + [config.tts_codec_pad_token_id, config.tts_codec_start_token_id],
         prompt_embeds=torch.cat([rows[:num_prompt], embed([text_bos_token_id]), stream[:1]]),
-        decode_conditions=stream[1:],
+        decode_embeds=stream[1:],
         mrope_positions=(
             mrope_positions([*prompt_ids, text_bos_token_id, output_ids[0]], handoff.media, config)
             if talker_prompt == "full" and handoff.media
             else None
         ),
-        num_bare_tokens=num_prompt + 2 if talker_prompt == "plain" else 0,
+        tokens_without_embedding=num_prompt + 2 if talker_prompt == "plain" else 0,
     )
 
 
-def more_conditions(
+def more_embeds(
     reply: ReplyRows, *, config: object, embed: Callable[[Sequence[int]], torch.Tensor], is_last: bool
 ) -> torch.Tensor:
     """Build the rows (num_rows, embedding_size) after those of `thinker_to_talker` and of earlier calls."""

@@ -12,7 +12,7 @@ from omni_cli.models.qwen2_5_omni.architectures import TALKER
 from omni_cli.models.qwen2_5_omni.connectors import (
     ReplyRows,
     ThinkerHandoff,
-    more_conditions,
+    more_embeds,
     thinker_to_talker,
 )
 from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
@@ -22,7 +22,7 @@ from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
 from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, ConditionedStage, EmbeddingTable, talker_part
+from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable, InputEmbedsStage, PromptWithEmbeds, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest
 
 # Codes are sent to token2wav in blocks of its attention, which are also the units of its chunks.
@@ -44,7 +44,7 @@ class ThinkerStage(OmniThinkerStage):
         return None if part is None else encode_additional_information(part)
 
 
-class TalkerStage(ConditionedStage):
+class TalkerStage(InputEmbedsStage):
     """Generates codec tokens from the thinker's output."""
 
     makes_text = False
@@ -72,7 +72,7 @@ class TalkerStage(ConditionedStage):
     def engagement(self) -> dict[str, float]:
         return {**super().engagement, "early_requests": self._num_early}
 
-    def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
+    def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
         self._num_early += request.more_follows
         speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
@@ -89,7 +89,7 @@ class TalkerStage(ConditionedStage):
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
         reply = ReplyRows.from_information(self.information_of(command.handoff))
-        return more_conditions(reply, config=self.config, embed=self._embed, is_last=command.is_last)
+        return more_embeds(reply, config=self.config, embed=self._embed, is_last=command.is_last)
 
     def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         return encode_additional_information({"codec_token_ids": active.token_ids})

@@ -1,6 +1,6 @@
 """Qwen2.5-Omni's talker as a vLLM model: codec tokens from the thinker's hidden states and embeddings.
 
-Every position is conditioned on one row of the thinker (`fill_conditions`): prompt positions on the thinker's prompt,
+Every position is conditioned on one row of the thinker (`fill_input_embeds`): prompt positions on the thinker's prompt,
 decoded ones on its reply, one row per step. Prompt tokens are codec ids too (the mask id means "no codec token"), so
 vLLM sees ordinary token ids and batches, splits and preempts the request like any other.
 """
@@ -23,7 +23,7 @@ from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
 
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.vllm_integration.conditioned_model import ConditionedModel
+from omni_cli.vllm_integration.input_embeds_model import InputEmbedsModel
 
 
 def _decoder_layer(config: Any, cache_config: Any = None, quant_config: Any = None, prefix: str = "") -> nn.Module:
@@ -36,7 +36,7 @@ def _decoder_layer(config: Any, cache_config: Any = None, quant_config: Any = No
     return LlamaDecoderLayer(vllm_config=get_current_vllm_config(), prefix=prefix, config=config)
 
 
-class Qwen2_5OmniTalkerForConditionalGeneration(ConditionedModel, SupportsPP, SupportsMRoPE):
+class Qwen2_5OmniTalkerForConditionalGeneration(InputEmbedsModel, SupportsPP, SupportsMRoPE):
     """The talker; loads the weights called `talker.` of a whole Qwen2.5-Omni checkpoint."""
 
     hf_to_vllm_mapper = WeightsMapper(
@@ -67,7 +67,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(ConditionedModel, SupportsPP, Su
                 config.hidden_size,
                 prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
             )
-            self.make_condition_buffers(
+            self.make_input_buffers(
                 vllm_config.scheduler_config.max_num_batched_tokens, config.embedding_size, config.hidden_size
             )
         else:

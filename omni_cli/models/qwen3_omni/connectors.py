@@ -61,25 +61,25 @@ class TokenHandoff:
 
 @dataclass(frozen=True)
 class SpokenPrompt:
-    """A talker request: codec ids of the prompt, their conditions (P, embedding_size), and those of later steps.
+    """A talker request: codec ids of the prompt, their input embeddings (P, embedding_size), and those of later steps.
 
     Rows at `hidden_positions` are hidden states, the others embeddings; the talker has a projection for each.
-    `mrope_positions` (3, P) int64, None if they count up from 0. The embeddings of the first `num_bare_tokens` codec
-    ids are not added.
+    `mrope_positions` (3, P) int64, None if they count up from 0. The embeddings of the first `tokens_without_embedding`
+    codec ids are not added.
     """
 
     prompt_token_ids: list[int]
     prompt_embeds: torch.Tensor
-    decode_conditions: torch.Tensor
+    decode_embeds: torch.Tensor
     hidden_positions: list[int]
     mrope_positions: torch.Tensor | None
-    num_bare_tokens: int
+    tokens_without_embedding: int
 
     def information(self) -> dict[str, object]:
         """Return the values sent beside the prompt embeddings."""
         values: dict[str, object] = {
-            "decode_conditions": self.decode_conditions,
-            "num_bare_tokens": [self.num_bare_tokens],
+            "decode_embeds": self.decode_embeds,
+            "tokens_without_embedding": [self.tokens_without_embedding],
         }
         if self.hidden_positions:
             values[HIDDEN_POSITIONS] = self.hidden_positions
@@ -93,7 +93,7 @@ def thinker_to_talker(
 
     The prompt consists of the users' turns and the head of the assistant's: its first three tokens, four padding
     tokens, text-begin, and the first token of the reply; codec embeddings are added to the last six. Each further
-    token of the reply conditions one step, followed by a text-end and a padding row, which `more_conditions` adds if
+    token of the reply conditions one step, followed by a text-end and a padding row, which `more_embeds` adds if
     the handoff is partial.
     """
     talker, prompt_ids = config.talker_config, handoff.prompt_token_ids
@@ -117,20 +117,20 @@ def thinker_to_talker(
         talker.codec_pad_id,
         talker.codec_bos_id,
     ]
-    num_bare = len(rows) - len(codec)
+    tokens_without_embedding = len(rows) - len(codec)
     has_grids = any("grid_thw" in name for name in handoff.media)
     position_ids = [*text_ids[: len(user)], *[config.tts_pad_token_id] * len(head)]
     return SpokenPrompt(
-        prompt_token_ids=[talker.codec_pad_id] * num_bare + codec,
+        prompt_token_ids=[talker.codec_pad_id] * tokens_without_embedding + codec,
         prompt_embeds=rows,
-        decode_conditions=embed(later),
+        decode_embeds=embed(later),
         hidden_positions=hidden_positions,
         mrope_positions=mrope_positions(position_ids, handoff.media, config) if has_grids else None,
-        num_bare_tokens=num_bare,
+        tokens_without_embedding=tokens_without_embedding,
     )
 
 
-def more_conditions(token_ids: Sequence[int], *, config: Any, embed: Embed, is_last: bool) -> torch.Tensor:
+def more_embeds(token_ids: Sequence[int], *, config: Any, embed: Embed, is_last: bool) -> torch.Tensor:
     """Build the rows (num_rows, embedding_size) after those of `thinker_to_talker` and of earlier calls."""
     return embed([*token_ids, *(_ending(config) if is_last else ())])
 

@@ -17,7 +17,7 @@ from omni_cli.models.qwen3_omni.architectures import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.connectors import (
     TokenHandoff,
     media_token_ids,
-    more_conditions,
+    more_embeds,
     thinker_to_talker,
 )
 from omni_cli.models.qwen3_omni.thinker import pad_together
@@ -25,7 +25,7 @@ from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
 from omni_cli.stage.payloads import encode_additional_information, integers_of
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, EmbeddingTable, talker_part
+from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable, PromptWithEmbeds, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest
 
 # transformers' default, if the checkpoint has it.
@@ -114,7 +114,7 @@ class Qwen3TalkerStage(FrameStage):
         given = TokenHandoff(head, [0] * 4, None, {})
         return StageRequest("", handoff=encode_additional_information(given.information()))
 
-    def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
+    def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
         given = thinker_to_talker(
             TokenHandoff.from_information(self.information_of(request.handoff)),
@@ -127,7 +127,7 @@ class Qwen3TalkerStage(FrameStage):
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
         token_ids = integers_of(self.information_of(command.handoff), "token_ids")
-        return more_conditions(token_ids, config=self._omni, embed=self._embed, is_last=command.is_last)
+        return more_embeds(token_ids, config=self._omni, embed=self._embed, is_last=command.is_last)
 
     def num_spoken(self, active: ActiveRequest) -> int:
         # As in the reference, the last token is not spoken: it ends the speech, or is where it was cut.

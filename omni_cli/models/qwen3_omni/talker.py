@@ -1,7 +1,7 @@
 """Qwen3-Omni's talker as a vLLM model: frames of codes from the thinker's tokens and its rows of images and audio.
 
 vLLM samples the first code of each frame as the talker's token; the code predictor draws the others within the step
-(`predict_codes`). A position's input is its condition row plus the embeddings of all its codes.
+(`predict_codes`). A position's input is a row from the thinker plus the embeddings of all its codes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
             self.text_projection = Qwen3OmniMoeTalkerResizeMLP(config)
             self.hidden_projection = Qwen3OmniMoeTalkerResizeMLP(config)
             num_rows = vllm_config.scheduler_config.max_num_batched_tokens
-            self.make_condition_buffers(num_rows, text.hidden_size, text.hidden_size)
+            self.make_input_buffers(num_rows, text.hidden_size, text.hidden_size)
         if ends.is_first_rank or ends.is_last_rank:
             self.code_predictor = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration._from_config(
                 config.code_predictor_config, dtype=torch.get_default_dtype()
@@ -102,7 +102,7 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
         rows: torch.Tensor = table(codes)
         return rows
 
-    def project_conditions(self, rows: torch.Tensor, hidden_positions: Sequence[int]) -> torch.Tensor:
+    def project_input_embeds(self, rows: torch.Tensor, hidden_positions: Sequence[int]) -> torch.Tensor:
         """Project rows (num_rows, thinker_hidden_size) to (num_rows, hidden_size), for the talker to add."""
         size = self.config.thinker_hidden_size
         if rows.shape[1] != size:

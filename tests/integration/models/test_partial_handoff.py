@@ -1,4 +1,4 @@
-"""A thinker's handoff in parts conditions the talker like a whole one."""
+"""A thinker's handoff in parts yields the talker's input embeddings of a whole one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerHandoff, more_conditions, thinker_to_talker
+from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerHandoff, more_embeds, thinker_to_talker
 from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
 
 CONFIG = SimpleNamespace(
@@ -24,7 +24,7 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-def conditions_of(handoff: ThinkerHandoff, *, is_whole: bool):
+def spoken_prompt(handoff: ThinkerHandoff, *, is_whole: bool):
     return thinker_to_talker(
         handoff, **ARGUMENTS, text_bos_token_id=TEXT_BEGIN, talker_prompt="plain", is_whole=is_whole
     )
@@ -42,8 +42,8 @@ tokens = st.integers(0, 22)
 )
 def test_parts_make_up_the_whole(prompt, reply, steps, has_row_of_last):
     hidden = torch.randn(len(prompt) + len(reply), SIZE, generator=torch.Generator().manual_seed(1))
-    whole = conditions_of(ThinkerHandoff(prompt, reply, hidden[:-1], {}), is_whole=True)
-    expected = torch.cat([whole.prompt_embeds, whole.decode_conditions])
+    whole = spoken_prompt(ThinkerHandoff(prompt, reply, hidden[:-1], {}), is_whole=True)
+    expected = torch.cat([whole.prompt_embeds, whole.decode_embeds])
 
     partial, given_rows, arrived, first = PartialHandoff(), 0, [], None
     ends = [end for end in torch.tensor([0, *steps]).cumsum(0).tolist()[1:] if end < len(reply)]
@@ -56,10 +56,10 @@ def test_parts_make_up_the_whole(prompt, reply, steps, has_row_of_last):
         if part is None:
             assert num_tokens == 1 and not is_last, "only the row of the first reply token is waited for"
         elif first is None:
-            first = conditions_of(ThinkerHandoff.from_information(part), is_whole=is_last)
-            arrived = [first.prompt_embeds, first.decode_conditions]
+            first = spoken_prompt(ThinkerHandoff.from_information(part), is_whole=is_last)
+            arrived = [first.prompt_embeds, first.decode_embeds]
         else:
-            arrived.append(more_conditions(ReplyRows.from_information(part), **ARGUMENTS, is_last=is_last))
+            arrived.append(more_embeds(ReplyRows.from_information(part), **ARGUMENTS, is_last=is_last))
     assert torch.equal(torch.cat(arrived), expected)
     assert first.prompt_token_ids == whole.prompt_token_ids
     assert first.prompt_embeds.shape[0] == len(prompt) + 2, "the talker's prompt is whole from the beginning"

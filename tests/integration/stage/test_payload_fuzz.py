@@ -119,11 +119,11 @@ def test_limits_come_from_the_profile() -> None:
 @pytest.mark.parametrize(
     ("information", "message"),
     [
-        ({"decode_conditions": [1]}, "decode_conditions: expected a tensor of 2 dimensions"),
-        ({"decode_conditions": torch.zeros(1, 5)}, "do not fit"),
-        ({"num_bare_tokens": [1, 2]}, "one integer"),
-        ({"num_bare_tokens": torch.zeros(1)}, "a list of integers"),
-        ({"more_conditions_follow": ["yes"]}, "a list of integers"),
+        ({"decode_embeds": [1]}, "decode_embeds: expected a tensor of 2 dimensions"),
+        ({"decode_embeds": torch.zeros(1, 5)}, "do not fit"),
+        ({"tokens_without_embedding": [1, 2]}, "one integer"),
+        ({"tokens_without_embedding": torch.zeros(1)}, "a list of integers"),
+        ({"more_embeds_follow": ["yes"]}, "a list of integers"),
         ({"mrope_positions": torch.zeros(2, 3, dtype=torch.int64)}, r"\(3, num_prompt_tokens\)"),
         ({"mrope_positions": torch.zeros(3, 3)}, "of float32"),
     ],

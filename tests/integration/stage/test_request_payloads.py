@@ -10,7 +10,7 @@ from omni_cli.stage.payloads import DEFAULT_LIMITS, PayloadError, PayloadLimits
 from omni_cli.stage.request_payloads import payload_arguments, read_request_payload
 
 EMBEDS = torch.arange(12.0).reshape(3, 4)
-INFORMATION = {"decode_conditions": torch.arange(8.0).reshape(2, 4), "num_bare_tokens": [1]}
+INFORMATION = {"decode_embeds": torch.arange(8.0).reshape(2, 4), "tokens_without_embedding": [1]}
 
 
 def read(same_process: bool, limits: PayloadLimits = DEFAULT_LIMITS):
@@ -23,9 +23,9 @@ def read(same_process: bool, limits: PayloadLimits = DEFAULT_LIMITS):
 def test_both_ways_give_the_worker_the_same():
     encoded, direct = read(False), read(True)
     for payload in (encoded, direct):
-        rows = payload.conditions(0, 6, torch.device("cpu"))
-        assert torch.equal(rows, torch.cat([EMBEDS, INFORMATION["decode_conditions"], rows[-1:]]))
-        assert payload.num_bare(0, 3) == 1
+        rows = payload.input_embeds(0, 6, torch.device("cpu"))
+        assert torch.equal(rows, torch.cat([EMBEDS, INFORMATION["decode_embeds"], rows[-1:]]))
+        assert payload.tokens_without_embedding(0, 3) == 1
     assert encoded.information.keys() == direct.information.keys()
 
 

@@ -20,9 +20,9 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_cli.models.qwen2_5_omni.architectures import TALKER
-from omni_cli.vllm_integration.arriving_conditions import arrived_with
-from omni_cli.vllm_integration.conditioned_scheduler import ConditionedAsyncScheduler, make_scheduler
-from omni_cli.vllm_integration.conditioned_stage import talker_part
+from omni_cli.vllm_integration.arriving_embeds import get_arrived
+from omni_cli.vllm_integration.input_embeds_scheduler import InputEmbedsAsyncScheduler, make_scheduler
+from omni_cli.vllm_integration.input_embeds_stage import talker_part
 from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 
 BLOCK = 32
@@ -36,7 +36,7 @@ def make(tiny_omni_path):
     register_models()
     resolve_in_process(TALKER)
 
-    def scheduler(num_blocks: int) -> ConditionedAsyncScheduler:
+    def scheduler(num_blocks: int) -> InputEmbedsAsyncScheduler:
         config = EngineArgs(
             model=str(tiny_omni_path), dtype="float32", hf_overrides=partial(talker_part, TALKER),
             skip_tokenizer_init=True, enforce_eager=True, max_model_len=256, max_num_seqs=4, max_num_batched_tokens=48,
@@ -52,7 +52,7 @@ def make(tiny_omni_path):
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK,
         )
-        assert isinstance(made, ConditionedAsyncScheduler)
+        assert isinstance(made, InputEmbedsAsyncScheduler)
         return made
 
     return scheduler
@@ -67,7 +67,7 @@ class Talker:
         self.num_tokens = dict.fromkeys(names, NUM_PROMPT)
 
     def run(self, planned: SchedulerOutput) -> ModelRunnerOutput:
-        for name, arrived in arrived_with(planned).items():
+        for name, arrived in get_arrived(planned).items():
             self.num_rows[name] += arrived.rows.shape[0]
             self.is_whole[name] = arrived.is_last
         starts = {new.req_id: new.num_computed_tokens for new in planned.scheduled_new_reqs}
@@ -92,7 +92,7 @@ def test_no_step_is_planned_without_its_row_and_all_requests_end(make, num_block
     for name in names:
         params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
         scheduler.add_request(Request(name, [0] * NUM_PROMPT, params, None))
-        scheduler.expect_conditions(name, NUM_PROMPT)
+        scheduler.expect_embeds(name, NUM_PROMPT)
     under_way: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
     num_stalls = 0
     while scheduler.requests:
@@ -102,7 +102,7 @@ def test_no_step_is_planned_without_its_row_and_all_requests_end(make, num_block
         if hungry and (stalled or draw.random() < 0.3):
             name = draw.choice(hungry)
             rows_to_come[name] -= 1
-            scheduler.append_conditions(name, torch.zeros(1, 4), is_last=not rows_to_come[name])
+            scheduler.append_embeds(name, torch.zeros(1, 4), is_last=not rows_to_come[name])
         else:
             assert not stalled, "nothing runs, and nothing more will come"
         planned = scheduler.schedule()

@@ -34,7 +34,7 @@ CALLABLES = [
     (
         f"{RUNNER}._model_forward",
         ["input_ids", "positions", "intermediate_tensors", "inputs_embeds"],
-        "is overridden to condition the talker and to run a diffusion",
+        "is overridden to fill the talker's input embeddings and to run a diffusion",
     ),
     (f"{RUNNER}._pool", ["hidden_states"], "is overridden to hand one tensor per request out"),
     (f"{RUNNER}.execute_model", ["scheduler_output"], "is overridden to hand a diffusion's tensors round a pipeline"),
@@ -53,7 +53,7 @@ CALLABLES = [
     (f"{RUNNER}.initialize_kv_cache", ["kv_cache_config"], "is overridden to keep rows of cached blocks"),
     (f"{RUNNER}._dummy_run", [], "is overridden to take Triton's cache back from a run that compiles"),
     (f"{RUNNER}._dummy_sampler_run", ["hidden_states"], "is overridden where nothing is measured"),
-    (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point and who fills conditions"),
+    (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point and who fills input embeddings"),
     (f"{RUNNER}.capture_model", [], "is overridden to note which graphs there are and what they took"),
     (f"{RUNNER}.get_model", [], "is called for the loaded model"),
     (f"{LOADER}.create_model", ["vllm_config", "model_config"], "is overridden to fill memory that is not initialised"),
@@ -240,7 +240,7 @@ CALLABLES = [
         [],
         "is called by `get_rope_index`",
     ),
-    (f"{QWEN3_OMNI}:Qwen3OmniMoeTalkerResizeMLP.forward", ["hidden_state"], "projects the talker's conditions"),
+    (f"{QWEN3_OMNI}:Qwen3OmniMoeTalkerResizeMLP.forward", ["hidden_state"], "projects the talker's input embeddings"),
     (
         f"{QWEN3_OMNI}:Qwen3OmniMoeTalkerCodePredictorDecoderLayer.forward",
         ["hidden_states", "attention_mask", "past_key_values", "position_embeddings"],
@@ -561,7 +561,7 @@ OVERRIDES = [
     ("omni_cli.vllm_integration.runner_mixins", "vllm.v1.worker.gpu_model_runner"),
     ("omni_cli.vllm_integration.workers", "vllm.v1.worker.gpu_worker"),
     ("omni_cli.vllm_integration.output_processor", "vllm.v1.engine.output_processor"),
-    ("omni_cli.vllm_integration.conditioned_scheduler", "vllm.v1.core.sched.scheduler"),
+    ("omni_cli.vllm_integration.input_embeds_scheduler", "vllm.v1.core.sched.scheduler"),
     (
         "omni_cli.models.qwen2_5_omni.velocity",
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",

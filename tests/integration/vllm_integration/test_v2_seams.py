@@ -28,7 +28,7 @@ MOVES = {
     "_update_states": (f"{STATE}.add_request", "decoding of payloads; forgetting is in `remove_request`"),
     "_init_mrope_positions": (f"{STATE}.add_request", "positions that came with a request"),
     "_calc_mrope_positions": (f"{STATE}.prepare_inputs", "such positions of tokens after the prompt"),
-    "_model_forward": (f"{STATE}.prepare_inputs", "conditions, as inputs of the model; no graph replays a hook"),
+    "_model_forward": (f"{STATE}.prepare_inputs", "input embeddings, as inputs of the model; no graph replays a hook"),
     "sample_tokens": (f"{RUNNER}.sample_tokens", "hidden states beside the tokens"),
     "_sample": (f"{RUNNER}.sample", "the code predictor, after the token"),
     "_pool": (f"{RUNNER}.pool", "one tensor per request of a diffusion"),
@@ -36,7 +36,7 @@ MOVES = {
     "_dummy_run": (f"{RUNNER}._dummy_run", "taking Triton's cache back"),
     "_dummy_sampler_run": (f"{RUNNER}._dummy_sampler_run", "skipping it where nothing is measured"),
     "initialize_kv_cache": (f"{RUNNER}.initialize_kv_cache", "rows of cached blocks"),
-    "load_model": (f"{RUNNER}.load_model", "the diffusion's entry point, who fills conditions, the loader"),
+    "load_model": (f"{RUNNER}.load_model", "the diffusion's entry point, who fills input embeddings, the loader"),
     "capture_model": (
         f"{GRAPHS}.capture",
         "captured graphs; replays are those of `run_fullgraph`, and nothing is unfrozen after it",
@@ -54,7 +54,7 @@ MODEL_MOVES = {
     "embed_input_ids": (
         f"{V1_RUNNER}._preprocess",
         f"{V2}.model_states.default:DefaultModelState.prepare_inputs_embeds",
-        "nothing: conditioned models add their rows in `forward`",
+        "nothing: models with input embeddings add them in `forward`",
     ),
     "embed_multimodal": (
         f"{V1_RUNNER}._execute_mm_encoder",

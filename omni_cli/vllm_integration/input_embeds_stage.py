@@ -1,4 +1,4 @@
-"""An autoregressive stage whose positions are conditioned on rows from its input stage, such as a talker."""
+"""An autoregressive stage whose input embeddings come from its input stage, such as a talker."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from omni_cli.checkpoints.tensors import open_tensor
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
 from omni_cli.stage.payloads import PayloadError
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.stage.request_payloads import MORE_CONDITIONS_FOLLOW, payload_arguments
-from omni_cli.vllm_integration.conditioned_scheduler import scheduler_of
+from omni_cli.stage.request_payloads import MORE_EMBEDS_FOLLOW, payload_arguments
+from omni_cli.vllm_integration.input_embeds_scheduler import get_scheduler
 from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
 
 
@@ -29,18 +29,18 @@ def talker_part(architecture: str, config: Any) -> Any:
     return talker
 
 
-class ConditionedPrompt(Protocol):
-    """A prompt of codec ids, its condition rows (num_prompt_tokens, embedding_size), and those of later steps."""
+class PromptWithEmbeds(Protocol):
+    """A prompt of codec ids, its input embeddings (num_prompt_tokens, embedding_size), and those of later steps."""
 
     @property
     def prompt_token_ids(self) -> list[int]: ...
     @property
     def prompt_embeds(self) -> torch.Tensor: ...
     @property
-    def decode_conditions(self) -> torch.Tensor: ...
+    def decode_embeds(self) -> torch.Tensor: ...
 
     def information(self) -> dict[str, object]:
-        """Return the values sent with the prompt embeddings, including `decode_conditions`."""
+        """Return the values sent with the prompt embeddings, including `decode_embeds`."""
 
 
 class EmbeddingTable:
@@ -57,12 +57,12 @@ class EmbeddingTable:
         return self._table[torch.tensor(token_ids, dtype=torch.long)].to(self._dtype)
 
 
-class ConditionedStage(TextStage):
-    """A stage that takes its conditions at once or as they arrive; a request that lacks one skips steps."""
+class InputEmbedsStage(TextStage):
+    """A stage that takes its input embeddings at once or as they arrive; a request that lacks one skips steps."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
-        self.scheduler = scheduler_of(self.engine)
+        self.scheduler = get_scheduler(self.engine)
         self.config: Any = self.engine.vllm_config.model_config.hf_config
         self.dtype: torch.dtype = self.engine.vllm_config.model_config.dtype
         # The checkpoint's generation_config.json is the thinker's; its end tokens are not codec ids.
@@ -74,28 +74,28 @@ class ConditionedStage(TextStage):
         return {
             **super().engine_args(),
             "skip_tokenizer_init": True,
-            # Prompts differ in their conditions, which vLLM's block hashes do not cover, and not in their ids.
+            # Prompts differ in their input embeddings, which vLLM's block hashes do not cover, and not in their ids.
             "enable_prefix_caching": False,
-            "scheduler_cls": "omni_cli.vllm_integration.conditioned_scheduler.make_scheduler",
+            "scheduler_cls": "omni_cli.vllm_integration.input_embeds_scheduler.make_scheduler",
         }
 
-    def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
+    def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         """Return a request's prompt and the sampling parameters that the model needs."""
         raise NotImplementedError
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        """Build the conditions (num_rows, embedding_size) that a command brings."""
+        """Build the input embeddings (num_rows, embedding_size) that a command brings."""
         raise NotImplementedError
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
-        given, sampling = self.begin(active)
-        information = {**given.information(), MORE_CONDITIONS_FOLLOW: [int(request.more_follows)]}
+        prompt, sampling = self.begin(active)
+        information = {**prompt.information(), MORE_EMBEDS_FOLLOW: [int(request.more_follows)]}
         params = self.sampling_params(
             request,
             detokenize=False,
             extra_args=payload_arguments(
-                given.prompt_embeds,
+                prompt.prompt_embeds,
                 information,
                 self.payload_limits,
                 same_process=not self.spec.stage.has_ranks_elsewhere,
@@ -103,22 +103,22 @@ class ConditionedStage(TextStage):
             **sampling,
         )
         params.skip_clone = True  # not shared between requests; a clone would copy the tensors
-        active.context["num_conditions"] = len(given.prompt_embeds) + len(given.decode_conditions)
-        return {"prompt_token_ids": given.prompt_token_ids}, params
+        active.context["num_embeds"] = len(prompt.prompt_embeds) + len(prompt.decode_embeds)
+        return {"prompt_token_ids": prompt.prompt_token_ids}, params
 
     def add(self, request: StageRequest) -> None:
         super().add(request)
         self._is_stalled = False
         if request.more_follows:
             active = self.active[request.request_id]
-            self.scheduler.expect_conditions(active.engine_id, active.context["num_conditions"])
+            self.scheduler.expect_embeds(active.engine_id, active.context["num_embeds"])
 
     def append(self, command: AppendInput) -> None:
         self._is_stalled = False
         active = self.active.get(command.request_id)
         if active is None:
             return  # the request may end before its input does
-        self.scheduler.append_conditions(active.engine_id, self.more_rows(command), is_last=command.is_last)
+        self.scheduler.append_embeds(active.engine_id, self.more_rows(command), is_last=command.is_last)
 
     def abort(self, request_id: str) -> None:
         self._is_stalled = False

@@ -1,4 +1,4 @@
-"""The talker's conditions under CUDA graphs: a graph reads the addresses that it was captured with, and nothing else.
+"""The talker's input embeddings under CUDA graphs, which read only the addresses that they were captured with.
 
 On a CPU there is no graph to capture, but what a graph depends on can be watched: which memory a forward pass reads
 that it has not written itself.
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from omni_cli.models.qwen2_5_omni import talker as module
 from omni_cli.stage.request_payloads import RequestPayload
-from omni_cli.vllm_integration import conditioned_model
+from omni_cli.vllm_integration import input_embeds_model
 
 NUM_ROWS, SIZE, HIDDEN, VOCABULARY, MASK = 16, 6, 4, 32, 31
 
@@ -37,7 +37,7 @@ class Inner(nn.Module):
 @pytest.fixture(autouse=True)
 def first_rank(monkeypatch):
     monkeypatch.setattr(
-        conditioned_model, "get_pp_group", lambda: SimpleNamespace(is_first_rank=True, is_last_rank=True)
+        input_embeds_model, "get_pp_group", lambda: SimpleNamespace(is_first_rank=True, is_last_rank=True)
     )
 
 
@@ -50,7 +50,7 @@ def talker() -> module.Qwen2_5OmniTalkerForConditionalGeneration:
     model.model = Inner()
     projection = nn.Linear(SIZE, HIDDEN, bias=False)
     model.thinker_to_talker_proj = lambda embeds: (projection(embeds), None)
-    model.make_condition_buffers(NUM_ROWS, SIZE, HIDDEN)
+    model.make_input_buffers(NUM_ROWS, SIZE, HIDDEN)
     return model.requires_grad_(False)
 
 
@@ -98,40 +98,40 @@ def test_every_step_of_a_padded_size_reads_the_same_memory_and_gets_its_own_rows
         rows = [torch.randn(length, SIZE, generator=generator) for length, _ in batch]
         count = sum(length for length, _ in batch)
         input_ids[:count] = torch.randint(0, VOCABULARY, (count,), generator=generator)
-        model.fill_conditions(rows, [num_bare for _, num_bare in batch])
+        model.fill_input_embeds(rows, [tokens_without_embedding for _, tokens_without_embedding in batch])
         output, reads = forward(model, input_ids)
         assert reads <= captured, "a graph would not have seen what this step reads"
         embeds = model.model.embed_tokens(input_ids[:count]).clone()
         embeds[input_ids[:count] == MASK] = 0
         offset = 0
-        for length, num_bare in batch:
-            embeds[offset : offset + num_bare] = 0
+        for length, tokens_without_embedding in batch:
+            embeds[offset : offset + tokens_without_embedding] = 0
             offset += length
         expected = model.thinker_to_talker_proj(embeds + torch.cat(rows))[0]
         assert torch.allclose(output[:count], expected, atol=1e-6)
 
 
-def test_a_step_without_bare_rows_forgets_those_before_it():
+def test_a_step_without_such_tokens_forgets_those_before_it():
     model = talker()
-    model.fill_conditions([torch.ones(3, SIZE)], [2])
-    assert model.bare[:3, 0].tolist() == [True, True, False]
-    model.fill_conditions([torch.ones(3, SIZE)], [0])
-    assert not model.bare.any()
+    model.fill_input_embeds([torch.ones(3, SIZE)], [2])
+    assert model.without_embedding[:3, 0].tolist() == [True, True, False]
+    model.fill_input_embeds([torch.ones(3, SIZE)], [0])
+    assert not model.without_embedding.any()
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [([None], "needs prompt_embeds"), ([torch.ones(2, SIZE), torch.ones(2, SIZE + 1)], "rows of 6, got 7")],
 )
-def test_wrong_conditions_are_refused(rows, message):
+def test_wrong_input_embeds_are_refused(rows, message):
     with pytest.raises(ValueError, match=message):
-        talker().fill_conditions(rows, [0] * len(rows))
+        talker().fill_input_embeds(rows, [0] * len(rows))
 
 
 @given(prompt=st.integers(1, 6), tail=st.integers(0, 4), start=st.integers(0, 14), length=st.integers(1, 8))
 def test_the_last_row_is_repeated_past_the_end(prompt, tail, start, length):
     rows = torch.arange(prompt + tail, dtype=torch.float32)[:, None].repeat(1, 3)
-    payload = RequestPayload(prompt_embeds=rows[:prompt], information={"decode_conditions": rows[prompt:]})
-    found = payload.conditions(start, length, torch.device("cpu"), torch.bfloat16)
+    payload = RequestPayload(prompt_embeds=rows[:prompt], information={"decode_embeds": rows[prompt:]})
+    found = payload.input_embeds(start, length, torch.device("cpu"), torch.bfloat16)
     expected = [min(position, prompt + tail - 1) for position in range(start, start + length)]
     assert found.dtype == torch.bfloat16 and found[:, 0].tolist() == expected and found.shape == (length, 3)

@@ -1,4 +1,4 @@
-"""Condition rows and codes that arrive while a request runs; a step's scheduler output carries them to the workers."""
+"""Input embeddings and codes that arrive while a request runs, sent to the workers with a step's scheduler output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attach_arrived(scheduler_output: SchedulerOutput, arrived: Mapping[str, Arri
     scheduler_output.omni_arrived = arrived
 
 
-def arrived_with(scheduler_output: SchedulerOutput) -> Mapping[str, Arrived]:
+def get_arrived(scheduler_output: SchedulerOutput) -> Mapping[str, Arrived]:
     """Return the rows that `attach_arrived` attached; empty if there are none."""
     return getattr(scheduler_output, "omni_arrived", {})
 
@@ -32,6 +32,6 @@ def attach_codes(scheduler_output: SchedulerOutput, codes: Mapping[str, torch.Te
     scheduler_output.omni_codes = codes
 
 
-def codes_with(scheduler_output: SchedulerOutput) -> Mapping[str, torch.Tensor]:
+def get_codes(scheduler_output: SchedulerOutput) -> Mapping[str, torch.Tensor]:
     """Return the codes that `attach_codes` attached; empty if there are none."""
     return getattr(scheduler_output, "omni_codes", {})

@@ -1,4 +1,4 @@
-"""A scheduler for requests whose condition rows arrive while they run; a request that lacks a row skips the step.
+"""A scheduler for requests whose input embeddings arrive while they run; a request that lacks one skips the step.
 
 Each step of a talker needs one row from the thinker, which may not have arrived yet. The request then keeps its place
 and its KV blocks while the rest of the batch continues. Requests are left out by vLLM's own means.
@@ -14,7 +14,7 @@ import torch
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from omni_cli.vllm_integration.arriving_conditions import Arrived, attach_arrived, attach_codes
+from omni_cli.vllm_integration.arriving_embeds import Arrived, attach_arrived, attach_codes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,8 +28,8 @@ else:
 
 
 @dataclass
-class Supply:
-    """The number of one request's condition rows, and the rows that have not been sent to the workers."""
+class PendingEmbeddings:
+    """The number of one request's input embeddings, and those that have not been sent to the workers."""
 
     num_rows: int
     is_whole: bool = False
@@ -41,13 +41,13 @@ class Supply:
         return arrived
 
 
-class ConditionedSchedulerMixin(VllmScheduler):
-    """Additions to vLLM's V1 scheduler; they affect only requests passed to `expect_conditions`."""
+class InputEmbedsSchedulerMixin(VllmScheduler):
+    """Additions to vLLM's V1 scheduler; they affect only requests passed to `expect_embeds`."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         # Weak keys drop an entry with its request, however the request ends.
-        self._supplies: WeakKeyDictionary[Request, Supply] = WeakKeyDictionary()
+        self._pending: WeakKeyDictionary[Request, PendingEmbeddings] = WeakKeyDictionary()
         # With pipeline ranks: codes that the last rank predicted and that were not sent to the first one yet.
         self._codes: dict[str, torch.Tensor] = {}
         self._num_steps_under_way = 0
@@ -58,21 +58,21 @@ class ConditionedSchedulerMixin(VllmScheduler):
         """True if another step would do nothing: none is in flight, and the latest scheduled no request."""
         return not self._has_scheduled and self._num_steps_under_way == 0
 
-    def expect_conditions(self, request_id: str, num_rows: int) -> None:
+    def expect_embeds(self, request_id: str, num_rows: int) -> None:
         """Register a request with `num_rows` rows, at least those of its prompt, that more rows will follow."""
-        self._supplies[self.requests[request_id]] = Supply(num_rows)
+        self._pending[self.requests[request_id]] = PendingEmbeddings(num_rows)
 
-    def append_conditions(self, request_id: str, rows: torch.Tensor, *, is_last: bool) -> None:
+    def append_embeds(self, request_id: str, rows: torch.Tensor, *, is_last: bool) -> None:
         """Append rows (num_rows, embedding_size), unless the request has ended; steps past the last row repeat it."""
         request = self.requests.get(request_id)
         if request is not None:
-            supply = self._supplies[request]
-            supply.num_rows += rows.shape[0]
-            supply.is_whole = is_last
-            supply.unsent.append(rows)
+            pending = self._pending[request]
+            pending.num_rows += rows.shape[0]
+            pending.is_whole = is_last
+            pending.unsent.append(rows)
 
     def schedule(self, *args: object, **kwargs: object) -> SchedulerOutput:
-        lacking = [request for request, supply in self._supplies.items() if _lacks_rows(request, supply)]
+        lacking = [request for request, pending in self._pending.items() if _lacks_rows(request, pending)]
         for request in lacking:
             # vLLM skips a running request before this step number; `schedule` first increments its counter.
             request.next_decode_eligible_step = self.current_step + 2
@@ -82,9 +82,9 @@ class ConditionedSchedulerMixin(VllmScheduler):
             for request in reversed(requests):
                 queue.prepend_request(request)
         scheduled = [self.requests[request_id] for request_id in output.num_scheduled_tokens]
-        unsent = [request for request in scheduled if request in self._supplies and self._supplies[request].unsent]
+        unsent = [request for request in scheduled if request in self._pending and self._pending[request].unsent]
         if unsent:
-            attach_arrived(output, {request.request_id: self._supplies[request].take() for request in unsent})
+            attach_arrived(output, {request.request_id: self._pending[request].take() for request in unsent})
         if self._codes:
             attach_codes(output, self._codes)
             self._codes = {}
@@ -113,26 +113,26 @@ class ConditionedSchedulerMixin(VllmScheduler):
         return out
 
 
-def _lacks_rows(request: Request, supply: Supply) -> bool:
+def _lacks_rows(request: Request, pending: PendingEmbeddings) -> bool:
     """True if a position that the next step would compute, up to the newest token's, has no row."""
-    return not supply.is_whole and request.num_tokens_with_spec + request.num_output_placeholders > supply.num_rows
+    return not pending.is_whole and request.num_tokens_with_spec + request.num_output_placeholders > pending.num_rows
 
 
-class ConditionedScheduler(ConditionedSchedulerMixin, Scheduler):
+class InputEmbedsScheduler(InputEmbedsSchedulerMixin, Scheduler):
     pass
 
 
-class ConditionedAsyncScheduler(ConditionedSchedulerMixin, AsyncScheduler):
+class InputEmbedsAsyncScheduler(InputEmbedsSchedulerMixin, AsyncScheduler):
     pass
 
 
-def make_scheduler(*, vllm_config: VllmConfig, **kwargs: object) -> ConditionedSchedulerMixin:
+def make_scheduler(*, vllm_config: VllmConfig, **kwargs: object) -> InputEmbedsSchedulerMixin:
     """Build the scheduler; vLLM calls this in place of a class, once it has decided on asynchronous scheduling."""
     is_async = vllm_config.scheduler_config.async_scheduling
-    return (ConditionedAsyncScheduler if is_async else ConditionedScheduler)(vllm_config=vllm_config, **kwargs)
+    return (InputEmbedsAsyncScheduler if is_async else InputEmbedsScheduler)(vllm_config=vllm_config, **kwargs)
 
 
-def scheduler_of(engine: LLMEngine) -> ConditionedSchedulerMixin:
+def get_scheduler(engine: LLMEngine) -> InputEmbedsSchedulerMixin:
     """Return the scheduler of an engine whose core runs in this process, with `make_scheduler`."""
-    scheduler: ConditionedSchedulerMixin = engine.engine_core.engine_core.scheduler
+    scheduler: InputEmbedsSchedulerMixin = engine.engine_core.engine_core.scheduler
     return scheduler
