@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
+from vllm import envs
+
 from omni_cli.execution.ranges import mark
-from omni_cli.execution.stacks import write_stacks_on_signal
+from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
 from omni_cli.vllm_integration.registry import resolve_inner
 from omni_cli.vllm_integration.shared_memory import forget_cpu_channels, forget_message_queues
 
@@ -34,7 +37,9 @@ class OmniWorkerMixin(VllmWorker):
     distributed_init_method: str
 
     def init_device(self, *args: object, **kwargs: object) -> None:
-        write_stacks_on_signal()
+        stacks_file = stacks_in(Path(envs.VLLM_RPC_BASE_PATH))
+        if stacks_file.exists():  # only below a stage's process, on its machine
+            write_stacks_on_signal(stacks_file)
         if self.distributed_init_method == "env://":
             # With an external launcher. vLLM names the shared memory of CPU ranks by the part after the colon: without
             # a name per launch, two launches would share it, and a killed one would block all later ones.

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,15 @@ def main() -> None:
     import rank_diffusion  # noqa: F401 - imported once, for all processes
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
 
+    from omni_cli.execution.stacks import stacks_in
     from omni_cli.vllm_integration.device_settings import use_whole_float32
     from omni_cli.vllm_integration.ranks import prepare_ranks
 
     prepare_ranks(2, "ranks")
     use_whole_float32()
+    # As in a stage's process.
+    os.environ["VLLM_RPC_BASE_PATH"] = str(Path(sys.argv[1]).parent)
+    stacks_in(Path(sys.argv[1]).parent).touch()
     answers = {name: run_case(task["model"], case) for name, case in task["cases"].items()}
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
@@ -171,8 +176,26 @@ def run_diffusion(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     while engine.has_unfinished_requests():
         for output in engine.step():
             results[output.request_id] = {"tokens": [], "made": output.outputs.data.tolist()}
+    if arguments.get("distributed_executor_backend") == "mp":
+        check_stacks(num_ranks=2)
     engine.engine_core.shutdown()
     return results
+
+
+def check_stacks(num_ranks: int) -> None:
+    """Send the ranks the signal on which a hung stage's processes write their stacks."""
+    import psutil
+
+    from omni_cli.execution.stacks import SIGNAL, stacks_in
+
+    ranks = [child for child in psutil.Process().children() if not any("tracker" in word for word in child.cmdline())]
+    assert len(ranks) == num_ranks, ranks
+    for rank in ranks:
+        rank.send_signal(SIGNAL)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while stacks_in(Path(sys.argv[1]).parent).read_text().count("Current thread") < num_ranks:
+        assert time.monotonic() < deadline_s, "ranks wrote no stacks"
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from typing import Any
 
 from omni_cli.engine.process.fork_server import start_process
 from omni_cli.engine.process.stage_log import StageLog
-from omni_cli.engine.process.stage_process import run_stage, stacks_in
+from omni_cli.engine.process.stage_process import run_stage
 from omni_cli.errors import StageError
-from omni_cli.execution import stacks
+from omni_cli.execution.stacks import SIGNAL, stacks_in
 from omni_cli.stage.messages import (
     AbortRequest,
     AppendInput,
@@ -192,7 +192,7 @@ class StageClient:
             return None
 
     async def _copy_of_stacks(self, source: Path) -> Path | None:
-        os.killpg(self._process.pid, stacks.SIGNAL)
+        os.killpg(self._process.pid, SIGNAL)
         size = -1
         for _ in range(_STACKS_TRIES):
             await asyncio.sleep(_STACKS_WAIT_S)

@@ -28,7 +28,7 @@ from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.engine.recording.recorder import Recorder
 from omni_cli.errors import OutputError, StageError
 from omni_cli.execution import ranges
-from omni_cli.execution.stacks import write_stacks_on_signal
+from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
 from omni_cli.machine_limits import known_failure
 from omni_cli.models.registry import load_stage
 from omni_cli.ray_integration.ranks import ray_for_ranks
@@ -65,11 +65,6 @@ _BEAT_S = 1.0
 _REMOVALS = 3
 
 
-def stacks_in(scratch: Path) -> Path:
-    """Return the file to which the stage's processes write their stacks on a signal."""
-    return scratch / "stacks.txt"
-
-
 def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: Path) -> None:
     """Run the process; its output and that of its libraries go to `log`.
 
@@ -80,7 +75,7 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     emit = _Emitter(connection)
     try:
         scratch.mkdir(mode=0o700)
-        write_stacks_on_signal(str(stacks_in(scratch)))
+        write_stacks_on_signal(stacks_in(scratch))
     except OSError as error:
         emit(load_failure(error, spec))
         return
@@ -301,8 +296,8 @@ def _set_environment(spec: StageSpec, scratch: Path) -> None:
     except (KeyError, OSError):  # a container's user without a name
         user = str(os.getuid())
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{user}"))
-    # vLLM's workers are separate processes, and would put their sockets into the system's temporary folder.
-    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(scratch))
+    # vLLM's ranks are separate processes: they put their sockets here, and find the file for their stacks.
+    os.environ["VLLM_RPC_BASE_PATH"] = str(scratch)
     if spec.mps_folder is not None:
         os.environ[PIPES] = spec.mps_folder
     # A diffusers pipeline on one device is placed by its name, whose number counts all visible devices.
