@@ -139,7 +139,7 @@ class Family:
 @functools.cache
 def families() -> Mapping[str, Family]:
     """Return the installed families by name; raises `OmniError`, naming the package, for an unusable one."""
-    found: dict[str, Family] = {}
+    by_name: dict[str, Family] = {}
     claimed: dict[str, str] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if _is_of_another_commit(point):
@@ -152,8 +152,8 @@ def families() -> Mapping[str, Family]:
                     hint=f"uninstall one of them: pip uninstall {_package(point)}",
                 )
             claimed[claim] = _package(point)
-        found[family.name] = family
-    return MappingProxyType(found)
+        by_name[family.name] = family
+    return MappingProxyType(by_name)
 
 
 def published_needs(model: str) -> CheckpointNeeds | None:

@@ -34,18 +34,18 @@ def known_failure(error: BaseException) -> OmniError | None:
     """Return an exception as the error to show: itself, or the limit that it, or a cause of it, is about; else None."""
     if isinstance(error, OmniError):
         return error
-    for each in _with_causes(error):
-        code = each.errno if isinstance(each, OSError) else None
-        text = str(each)
+    for cause in _with_causes(error):
+        code = cause.errno if isinstance(cause, OSError) else None
+        text = str(cause)
         if code in _NO_DESCRIPTOR or os.strerror(errno.EMFILE) in text:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return OmniError(f"too many open files: the limit is {limit}", hint="raise it: `ulimit -n 4096`")
-        if isinstance(each, BlockingIOError) or "can't start new thread" in text:
+        if isinstance(cause, BlockingIOError) or "can't start new thread" in text:
             hint = "raise it: `ulimit -u`, in a container `--pids-limit`"
             return OmniError("too many processes or threads for a limit of this machine", hint=hint)
         if code in _NOT_WRITABLE or any(os.strerror(number) in text for number in _NOT_WRITABLE):
-            found = _folder_of(each) or _not_writable()
-            return _folder_error(*found) if found else _unknown_folder(text)
+            folder = _folder_of(cause) or _not_writable()
+            return _folder_error(*folder) if folder else _unknown_folder(text)
     return None
 
 
@@ -66,10 +66,10 @@ def _unknown_folder(reason: str) -> OmniError:
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    each: BaseException | None = error
-    while each is not None:
-        yield each
-        each = each.__cause__ or each.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _folder_of(error: BaseException) -> tuple[str, str] | None:

@@ -140,8 +140,8 @@ def visible_devices(facts: MachineFacts) -> tuple[machine.Gpu, ...]:
         return facts.gpus.devices
     by_uuid = {gpu.uuid: gpu for gpu in facts.gpus.devices}
     return tuple(
-        by_uuid.get(each["uuid"]) or machine.Gpu(index, each["name"], each["total_bytes"], each["total_bytes"])
-        for index, each in enumerate(facts.torch.facts["devices"])
+        by_uuid.get(device["uuid"]) or machine.Gpu(index, device["name"], device["total_bytes"], device["total_bytes"])
+        for index, device in enumerate(facts.torch.facts["devices"])
     )
 
 

@@ -58,7 +58,7 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Folder:
-    """`path` may not exist yet; the other fields describe the place where it would be created."""
+    """`path` may not exist yet; the other fields describe where it would be created."""
 
     path: Path
     free_bytes: int

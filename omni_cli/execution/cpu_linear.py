@@ -24,5 +24,5 @@ class OneDnnLinear(nn.Linear):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return (..., out_features) of `inputs` (..., in_features), both float32."""
         name, algorithm = self._activation
-        made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, name, [], algorithm)
-        return made
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, name, [], algorithm)
+        return output

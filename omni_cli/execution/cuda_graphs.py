@@ -106,9 +106,9 @@ class CudaGraphBackend:
             # A pool without graphs is freed, and its id must not be reused.
             self._pool = None if self._pool == pool else self._pool
 
-    def load(self, static: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-        if static:
-            torch._foreach_copy_(static, given, non_blocking=True)
+    def load(self, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        if inputs:
+            torch._foreach_copy_(inputs, values, non_blocking=True)
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()

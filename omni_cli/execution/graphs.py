@@ -61,8 +61,8 @@ class GraphBackend(Protocol):
         Exceptions of `run` or of the recording propagate, and the device remains usable.
         """
 
-    def load(self, static: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-        """Copy `given`, which may be on the host, over `static`."""
+    def load(self, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        """Copy `values`, which may be on the host, over `inputs`."""
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
@@ -133,19 +133,19 @@ class GraphManager:
         return len(self._graphs)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        given: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
         try:
-            key = (graph_key((args, kwargs), given), _autocast(self._device.type))
+            key = (graph_key((args, kwargs), tensors), _autocast(self._device.type))
         except UnsupportedError:
             raise self._unsupported(args, kwargs) from None
         with torch.no_grad():
             captured = self._graphs.get(key)
             if captured is None:
-                captured = self._capture(key, given, args, kwargs)
+                captured = self._capture(key, tensors, args, kwargs)
             else:
                 self._graphs.move_to_end(key)
                 self._captures_in_a_row = 0
-                self._backend.load(captured.inputs, given)
+                self._backend.load(captured.inputs, tensors)
             captured.graph.replay()
             self._counters.graph_replays += 1
             return map_tensors(self._backend.clone, captured.outputs) if self._clone_outputs else captured.outputs
@@ -159,13 +159,13 @@ class GraphManager:
         self._backend.trim()
         self._counters.graph_pool_bytes = 0
 
-    def _capture(self, key: Hashable, given: list[torch.Tensor], args: Any, kwargs: Any) -> _Captured:
+    def _capture(self, key: Hashable, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> _Captured:
         self._check_runaway(args, kwargs)
         start = time.perf_counter()
         while len(self._graphs) >= self._max_graphs:
             self._release_oldest()
             self._counters.graphs_evicted += 1
-        inputs = self._static_inputs(given)
+        inputs = self._static_inputs(tensors)
         static_args, static_kwargs = with_tensors((args, kwargs), iter(inputs))
 
         def run() -> Any:
@@ -201,20 +201,20 @@ class GraphManager:
         _, oldest = self._graphs.popitem(last=False)
         oldest.graph.release()
 
-    def _static_inputs(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _static_inputs(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         # Tensors created in inference mode could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            inputs = [self._static_input(position, tensor) for position, tensor in enumerate(given)]
-        self._backend.load(inputs, given)
+            inputs = [self._static_input(position, tensor) for position, tensor in enumerate(tensors)]
+        self._backend.load(inputs, tensors)
         return inputs
 
-    def _static_input(self, position: int, given: torch.Tensor) -> torch.Tensor:
-        like = torch.empty_like(given, device="meta", requires_grad=False)
+    def _static_input(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
+        like = torch.empty_like(tensor, device="meta", requires_grad=False)
         num_bytes = like.untyped_storage().nbytes()
         storage = self._inputs.get(position)
         if storage is None or storage.nbytes() < num_bytes:
             storage = self._inputs[position] = torch.UntypedStorage(num_bytes, device=self._device)
-        return torch.empty(0, dtype=given.dtype, device=self._device).set_(storage, 0, like.size(), like.stride())
+        return torch.empty(0, dtype=tensor.dtype, device=self._device).set_(storage, 0, like.size(), like.stride())
 
     def _rehearse(
         self, run: Callable[[], object], watch: OperationWatch, inputs: list[torch.Tensor], args: object, kwargs: object

@@ -9,9 +9,9 @@ from pathlib import Path
 SIGNAL = signal.SIGUSR1
 
 
-def stacks_in(scratch: Path) -> Path:
+def stacks_in(scratch: str | Path) -> Path:
     """Return the file in a stage's folder for temporary files to which its processes write their stacks."""
-    return scratch / "stacks.txt"
+    return Path(scratch, "stacks.txt")
 
 
 def write_stacks_on_signal(path: Path) -> None:

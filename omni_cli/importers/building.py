@@ -49,7 +49,7 @@ class Imported:
     edit: str | None = None
 
 
-def record_of(
+def make_record(
     tool: str,
     created: str,
     variants: Sequence[Variant],

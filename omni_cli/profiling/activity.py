@@ -27,12 +27,14 @@ def step_windows(recording: Recording) -> list[Interval]:
     return merged((item.began_ns, item.ended_ns) for item in recording.ranges if item.name == ENGINE_STEP)
 
 
-def activity_of(traced: Sequence[Operators], description: StageDescription) -> Activity:
+def measure_activity(traced: Sequence[Operators], description: StageDescription) -> Activity:
     """Return medians over the traced iterations."""
     is_cpu = description.device == "cpu"
-    found = [_cpu(operators, description.num_threads) if is_cpu else _cuda(operators) for operators in traced]
-    names = list(dict.fromkeys(name for one in found for name in one["idle"]))
-    window_s, capacity_s, busy_s = (statistics.median(one[key] for one in found) for key in ("window", "full", "busy"))
+    iterations = [_cpu(operators, description.num_threads) if is_cpu else _cuda(operators) for operators in traced]
+    names = list(dict.fromkeys(name for item in iterations for name in item["idle"]))
+    window_s, capacity_s, busy_s = (
+        statistics.median(item[key] for item in iterations) for key in ("window", "full", "busy")
+    )
     busy = min(busy_s / capacity_s, 1.0) if capacity_s else 0.0
     waited = [o.recording.waited_ns for o in traced if o.recording.waited_ns is not None]
     return Activity(
@@ -43,7 +45,7 @@ def activity_of(traced: Sequence[Operators], description: StageDescription) -> A
         busy_s=busy_s,
         busy_fraction=busy,
         idle_fraction=1 - busy,
-        idle_s={name: statistics.median(one["idle"].get(name, 0.0) for one in found) for name in names},
+        idle_s={name: statistics.median(item["idle"].get(name, 0.0) for item in iterations) for name in names},
         waited_for_core_s=statistics.median(waited) / 1e9 if len(waited) == len(traced) else None,
     )
 

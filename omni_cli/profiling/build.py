@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from omni_cli.config.schema import EngineConfig
 from omni_cli.outputs import StageInfo
 from omni_cli.profile_record import Overhead, Profile, StageProfile
-from omni_cli.profiling.activity import activity_of, launch_gaps
-from omni_cli.profiling.hints import hints_of
+from omni_cli.profiling.activity import launch_gaps, measure_activity
+from omni_cli.profiling.hints import find_hints
 from omni_cli.profiling.memory import added_by_step, stage_memory
 from omni_cli.profiling.operator_times import copies_of, operator_times
 from omni_cli.profiling.operators import Operators, read_operators
-from omni_cli.profiling.overhead import latency_metric, overhead_of
+from omni_cli.profiling.overhead import latency_metric, measure_overhead
 from omni_cli.profiling.ranges import ENGINE_STEP, range_times, step_times
-from omni_cli.profiling.roofline import roofline_of
+from omni_cli.profiling.roofline import compute_roofline
 from omni_cli.profiling.session import Profiled, RecordedSession
 from omni_cli.profiling.trace_file import TraceFile, read_trace
 from omni_cli.profiling.waterfall import stage_seconds, waterfall
@@ -51,7 +51,7 @@ def build_profile(
     snapshots: Mapping[str, str],
 ) -> Profile:
     """Build the record; `snapshots` names each stage's file of allocations."""
-    overhead = overhead_of(session.plain, [one.iteration for one in session.profiled])
+    overhead = measure_overhead(session.plain, [one.iteration for one in session.profiled])
     stages = tuple(
         _stage_profile(info, session, traces, config, overhead, snapshots.get(info.name)) for info in session.stages
     )
@@ -68,7 +68,7 @@ def build_profile(
         stages=stages,
         request=waterfall(typical.began_ns, typical.recordings),
         stage_seconds=stage_seconds(typical.began_ns, typical.iteration.e2e_s, typical.recordings),
-        hints=hints_of(stages, overhead),
+        hints=find_hints(stages, overhead),
         trace=about.trace,
     )
 
@@ -85,7 +85,7 @@ def _stage_profile(
     recordings = [one.recordings[name] for one in session.profiled]
     traced = [read_operators(by_stage[name], recordings[number]) for number, by_stage in traces.items()]
     latency = next(row for row in overhead if row.metric == latency_metric(name))
-    activity = activity_of(traced, description)
+    activity = measure_activity(traced, description)
     steps = statistics.median(
         sum(item.name == ENGINE_STEP for item in recording.ranges) for recording in recordings
     )  # fmt: skip
@@ -105,7 +105,7 @@ def _stage_profile(
         steps=step_times(recordings, [added_by_step(operators, description.device) for operators in traced]),
         operators=operator_times(traced),
         memory=stage_memory(description, session.warm_up[name], session.memory[name], traced, snapshot),
-        roofline=roofline_of(
+        roofline=compute_roofline(
             description,
             session.rates[name],
             session.work[name],
@@ -124,15 +124,15 @@ def _typical(profiled: Sequence[Profiled]) -> Profiled:
 
 def _notes(info: StageInfo, session: RecordedSession, traced: Sequence[Operators]) -> list[str]:
     description = session.descriptions[info.name]
-    found = []
+    notes = []
     ranks = description.ranks_elsewhere
     if ranks:
-        found.append(
+        notes.append(
             f"its model runs in {ranks} separate {'processes' if ranks > 1 else 'process'}, which the profiler does "
             "not see: ranges and host time only, no operators of the model and no roofline"
         )
     elif not description.marks_modules:
-        found.append("operators are not attributed to modules: compiled or replayed code runs outside modules")
+        notes.append("operators are not attributed to modules: compiled or replayed code runs outside modules")
     if not any(operators.calls for operators in traced):
-        found.append("no operators were recorded in its process")
-    return found
+        notes.append("no operators were recorded in its process")
+    return notes

@@ -119,12 +119,12 @@ class _Renumbered:
 
     def names(self) -> list[dict[str, object]]:
         processes = [
-            _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or given}")
-            for given, pid in self._pids.items()
+            _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or original}")
+            for original, pid in self._pids.items()
             if pid in self._used
         ]
         threads = [
-            _name_event("thread_name", *place, name) for place, name in self._threads.items() if place[0] in self._used
+            _name_event("thread_name", *key, name) for key, name in self._threads.items() if key[0] in self._used
         ]
         return processes + threads
 

@@ -19,13 +19,13 @@ _UNUSED = 0.1
 _MIN_BUDGET_BYTES = 2**30
 
 
-def hints_of(stages: Sequence[StageProfile], overhead: Sequence[Overhead]) -> tuple[Hint, ...]:
+def find_hints(stages: Sequence[StageProfile], overhead: Sequence[Overhead]) -> tuple[Hint, ...]:
     """Return one finding and one suggestion per hint; empty if the numbers suggest nothing."""
-    found: list[Hint] = []
+    hints: list[Hint] = []
     for stage in stages:
         for rule in (_outliers, _launch_gaps, _copies, _exposed, _added_memory, _waited, _unused):
-            found += rule(stage)
-    return (*found, *_slowed(overhead))
+            hints += rule(stage)
+    return (*hints, *_slowed(overhead))
 
 
 def _outliers(stage: StageProfile) -> Iterator[Hint]:
@@ -60,12 +60,12 @@ def _launch_gaps(stage: StageProfile) -> Iterator[Hint]:
 
 def _copies(stage: StageProfile) -> Iterator[Hint]:
     window_s = stage.activity.window_s
-    for place in stage.copies.places:
-        if window_s and place.seconds / window_s >= _COPIES:
-            where = f"{place.range} ({place.operator}{f', {place.module}' if place.module else ''})"
+    for copy in stage.copies.places:
+        if window_s and copy.seconds / window_s >= _COPIES:
+            where = f"{copy.range} ({copy.operator}{f', {copy.module}' if copy.module else ''})"
             message = (
-                f"{place.seconds / window_s:.0%} of its time is spent on copies in {where}: "
-                f"{memory(round(place.copied_bytes))} in {place.calls:g} calls"
+                f"{copy.seconds / window_s:.0%} of its time is spent on copies in {where}: "
+                f"{memory(round(copy.copied_bytes))} in {copy.calls:g} calls"
             )
             yield Hint(stage=stage.name, message=message, advice="keep the tensor where it is, or copy it once")
 
@@ -82,13 +82,13 @@ def _exposed(stage: StageProfile) -> Iterator[Hint]:
 
 
 def _added_memory(stage: StageProfile) -> Iterator[Hint]:
-    found = [
+    phases = [
         phase
         for phase in stage.memory.phases
         if phase.added_bytes >= max(_MIN_ADDED_BYTES, _ADDED * stage.memory.peak_bytes)
         and not phase.name.startswith(("load", "KV cache", "first request"))
     ]
-    for phase in found:
+    for phase in phases:
         message = f"{phase.name} holds {memory(phase.added_bytes)} more than was held before it"
         yield Hint(stage=stage.name, message=message, advice="see the largest tensors at the peak for their origin")
 

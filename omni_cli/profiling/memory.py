@@ -24,10 +24,10 @@ _DEVICE_TYPE = {"cpu": 0, "cuda": 1}
 
 @dataclass(frozen=True)
 class _Stretch:
-    """A time span within one phase: `samples` from start to end; `place` describes the phase more precisely."""
+    """A time span within one phase: `samples` from start to end; `location` describes the phase more precisely."""
 
     phase: str
-    place: str
+    location: str
     began_ns: int
     ended_ns: int
     samples: Sequence[MemoryReading]
@@ -50,15 +50,15 @@ def stage_memory(
     added = _added_by_name(traced, _DEVICE_TYPE[kind])
     load, steady = _stretches(description.load, {}, kind), _stretches(request, added, kind)
     first = [
-        replace(stretch, place=f"{stretch.place} of the {_WARM_UP}") for stretch in _stretches(warm_up, {}, kind)
+        replace(stretch, location=f"{stretch.location} of the {_WARM_UP}") for stretch in _stretches(warm_up, {}, kind)
     ]  # fmt: skip
     whole = _stretch(_WARM_UP, _WARM_UP, warm_up.began_ns, warm_up.ended_ns, warm_up.samples, kind)
     origin_ns = description.load.began_ns
-    peak, peak_place = _peak_of([*load, *first, *steady], kind)
+    peak, peak_location = _peak_of([*load, *first, *steady], kind)
     return StageMemory(
         measure="allocated" if kind == "cuda" else "host_rss",
         peak_bytes=peak,
-        peak_phase=peak_place,
+        peak_phase=peak_location,
         timeline=_timeline([description.load, warm_up, request], origin_ns, kind),
         phases=_phases([*load, whole, *steady], origin_ns, kind),
         largest=_largest(description, traced, _DEVICE_TYPE[kind]),
@@ -71,7 +71,7 @@ def _peak_of(stretches: Sequence[_Stretch], kind: str) -> tuple[int, str]:
     """Return the peak, and where memory first comes within a page or two of it: often it keeps creeping up later."""
     highest = [max(_measured(sample, kind) for sample in stretch.samples) for stretch in stretches]
     peak = max(highest)
-    return peak, next(s.place for s, high in zip(stretches, highest, strict=True) if high >= _ALL_BUT * peak)
+    return peak, next(s.location for s, high in zip(stretches, highest, strict=True) if high >= _ALL_BUT * peak)
 
 
 def added_by_step(operators: Operators, device: str) -> list[int]:
@@ -90,27 +90,29 @@ def _stretches(recording: Recording, added: dict[str, int], kind: str) -> list[_
     moments = np.array([sample.at_ns for sample in recording.samples], np.int64)
     holders = innermost.at(moments)
     edges = [0, *(np.flatnonzero(np.diff(holders)) + 1), len(holders)]
-    found = []
+    stretches = []
     for first, last in itertools.pairwise(edges):
         if first == last:
             continue
         index = int(holders[first])
         phase = recording.ranges[index].name if index >= 0 else _BETWEEN
-        place = _place(recording.ranges, index, phase)
+        location = _location(recording.ranges, index, phase)
         # The sample after a stretch belongs to its end.
         samples = recording.samples[first : last + 1]
-        found.append(_stretch(phase, place, samples[0].at_ns, samples[-1].at_ns, samples, kind, added.get(phase, 0)))
-    return found
+        stretches.append(
+            _stretch(phase, location, samples[0].at_ns, samples[-1].at_ns, samples, kind, added.get(phase, 0))
+        )
+    return stretches
 
 
 def _stretch(
-    phase: str, place: str, began_ns: int, ended_ns: int, samples: Sequence[MemoryReading], kind: str, known: int = 0
+    phase: str, location: str, began_ns: int, ended_ns: int, samples: Sequence[MemoryReading], kind: str, known: int = 0
 ) -> _Stretch:
     measured = [_measured(sample, kind) for sample in samples]
-    return _Stretch(phase, place, began_ns, ended_ns, samples, max(known, max(measured) - measured[0]))
+    return _Stretch(phase, location, began_ns, ended_ns, samples, max(known, max(measured) - measured[0]))
 
 
-def _place(ranges: Sequence[Range], index: int, phase: str) -> str:
+def _location(ranges: Sequence[Range], index: int, phase: str) -> str:
     """Name the phase, with the number of the engine step if there are several."""
     steps = [number for number, item in enumerate(ranges) if item.name == ENGINE_STEP]
     around = [number for number in steps if number <= index]

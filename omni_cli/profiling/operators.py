@@ -100,11 +100,11 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
     held_by = innermost.at(middles)
     calls = [_operator(frame, int(index)) for frame, index in zip(frames, held_by, strict=True)]
     moments = np.array([trace.begin_ns(event) for event, _ in allocations], np.int64)
-    found = [
+    placed = [
         _allocation(trace, event, frame, int(index))
         for (event, frame), index in zip(allocations, innermost.at(moments), strict=True)
     ]
-    return Operators(recording, calls, found, _device_work(trace, calls))
+    return Operators(recording, calls, placed, _device_work(trace, calls))
 
 
 def _main_thread(events: Sequence[Event]) -> int | str:

@@ -34,15 +34,15 @@ def range_times(recordings: Sequence[Recording]) -> tuple[RangeTime, ...]:
     everything = statistics.median(sum(row[3] for row in totals.values()) for totals in per_iteration)
     rows = []
     for name in names:
-        found = [totals.get(name, (0, 0, 0, 0, [])) for totals in per_iteration]
-        total_s = statistics.median(row[1] for row in found) / 1e9
+        rows_of_name = [totals.get(name, (0, 0, 0, 0, [])) for totals in per_iteration]
+        total_s = statistics.median(row[1] for row in rows_of_name) / 1e9
         rows.append(
             RangeTime(
                 name=name,
-                calls=statistics.median(row[0] for row in found),
+                calls=statistics.median(row[0] for row in rows_of_name),
                 total_s=total_s,
-                self_s=statistics.median(row[2] for row in found) / 1e9,
-                median_call_s=statistics.median(ns for row in found for ns in row[4]) / 1e9,
+                self_s=statistics.median(row[2] for row in rows_of_name) / 1e9,
+                median_call_s=statistics.median(ns for row in rows_of_name for ns in row[4]) / 1e9,
                 fraction=total_s / (everything / 1e9) if everything else 0.0,
             )
         )
@@ -57,10 +57,10 @@ def _totals(ranges: Sequence[Range]) -> dict[str, tuple[int, int, int, int, list
     def close() -> None:
         item, inner_ns = opened.pop()
         taken_ns = item.ended_ns - item.began_ns
-        calls, total, own, outer, each = totals.get(base_name(item.name), (0, 0, 0, 0, []))
+        calls, total, own, outer, call_ns = totals.get(base_name(item.name), (0, 0, 0, 0, []))
         outer_ns = 0 if opened else taken_ns
         totals[base_name(item.name)] = (
-            calls + 1, total + taken_ns, own + taken_ns - inner_ns, outer + outer_ns, [*each, taken_ns],
+            calls + 1, total + taken_ns, own + taken_ns - inner_ns, outer + outer_ns, [*call_ns, taken_ns],
         )  # fmt: skip
         if opened:
             opened[-1] = (opened[-1][0], opened[-1][1] + taken_ns)
@@ -77,9 +77,9 @@ def _totals(ranges: Sequence[Range]) -> dict[str, tuple[int, int, int, int, list
 def step_indices(recording: Recording) -> list[int]:
     """Indices of the iteration's steps: denoising steps if there are any, else engine steps."""
     for name in _STEPS:
-        found = [index for index, item in enumerate(recording.ranges) if base_name(item.name) == name]
-        if found:
-            return found
+        indices = [index for index, item in enumerate(recording.ranges) if base_name(item.name) == name]
+        if indices:
+            return indices
     return []
 
 
@@ -126,9 +126,9 @@ def _outliers(fastest: np.ndarray) -> np.ndarray:
 
 def _usual(times: np.ndarray) -> np.ndarray:
     """Typical time of the steps around each one, rather than of all: times drift along a sequence."""
-    found = np.array(times)
+    usual = np.array(times)
     for index in range(len(times)):
         around = np.r_[times[max(0, index - _NEIGHBOURS) : index], times[index + 1 : index + 1 + _NEIGHBOURS]]
         if len(around):
-            found[index] = np.median(around)
-    return found
+            usual[index] = np.median(around)
+    return usual

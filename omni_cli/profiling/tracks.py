@@ -39,19 +39,19 @@ class Innermost:
         """Return indices into `ranges` int64 (n,) for moments int64 (n,); -1 outside all ranges."""
         if not len(self._starts):
             return np.full(len(moments_ns), -1, np.int64)
-        found = np.searchsorted(self._starts, moments_ns, side="right") - 1
-        return np.where(found < 0, -1, self._holders[found])
+        starts = np.searchsorted(self._starts, moments_ns, side="right") - 1
+        return np.where(starts < 0, -1, self._holders[starts])
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
     """Merge into sorted intervals that neither touch nor overlap."""
-    found: list[Interval] = []
+    union: list[Interval] = []
     for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if union and begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
         elif end > begin:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
 
 
 def length(intervals: Iterable[Interval]) -> int:

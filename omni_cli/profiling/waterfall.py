@@ -29,15 +29,15 @@ def waterfall(began_ns: int, recordings: Mapping[str, Recording]) -> tuple[Span,
 
 def connectors(recordings: Mapping[str, Recording]) -> list[tuple[str, int, int]]:
     """Return (name, begin, end) from a request's end in one stage to its start in the next, unless they overlap."""
-    found = []
+    spans = []
     names = list(recordings)
     for before, after in itertools.pairwise(names):
         begun = {request.request_id: request.began_ns for request in recordings[after].requests}
         for request in recordings[before].requests:
             end = begun.get(request.request_id, 0)
             if end > request.ended_ns:
-                found.append((f"{before} -> {after}", request.ended_ns, end))
-    return found
+                spans.append((f"{before} -> {after}", request.ended_ns, end))
+    return spans
 
 
 def stage_seconds(began_ns: int, e2e_s: float, recordings: Mapping[str, Recording]) -> dict[str, float]:

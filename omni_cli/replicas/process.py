@@ -42,22 +42,22 @@ def prepare_process(spec: ReplicaSpec) -> EngineConfig:
         Path(spec.scratch).mkdir(exist_ok=True)
         os.environ["TMPDIR"], tempfile.tempdir = spec.scratch, None
     config = spec.config
-    given = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
-    if not given:
+    assigned = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    if not assigned:
         return config
     stages = tuple(
-        stage.model_copy(update={"devices": _among(given, stage.devices)}) if stage.backend == "vllm" else stage
+        stage.model_copy(update={"devices": _among(assigned, stage.devices)}) if stage.backend == "vllm" else stage
         for stage in config.stages
     )
     return config.with_stages(stages)
 
 
-def _among(given: list[str], devices: str | None) -> str | None:
-    """Map `devices` 0 and 1 to the first and second given device; keep names that are not numbers."""
+def _among(assigned: list[str], devices: str | None) -> str | None:
+    """Map `devices` 0 and 1 to the first and second assigned device; keep names that are not numbers."""
     if devices is None:
         return None
     names = [name.strip() for name in devices.split(",")]
-    return ",".join(given[int(name)] if name.isdigit() and int(name) < len(given) else name for name in names)
+    return ",".join(assigned[int(name)] if name.isdigit() and int(name) < len(assigned) else name for name in names)
 
 
 def this_replica() -> str:

@@ -80,7 +80,7 @@ def create_app(
 
 
 def _answer(request: Request, error: APIError) -> Response:
-    Exchange.of(request.scope).error = error.kind
+    Exchange.from_scope(request.scope).error = error.kind
     return error.response()
 
 

@@ -21,8 +21,8 @@ class Disconnected(Exception):
 class Bodies:
     """The bodies that are arriving, the oldest first.
 
-    A slow one takes no place among the requests in flight. All together may be as large as those of all requests in
-    flight; beyond that, the oldest is given up.
+    A slow body does not count as a request in flight. All together may be as large as those of all requests in flight;
+    beyond that, the oldest is given up.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -102,12 +102,12 @@ class ChatReply:
 
     def usage(self, result: RequestResult) -> ChatCompletionChunk:
         """Build the chunk after the last one that `stream_options.include_usage` asks for."""
-        return {**self._chunk_of([]), "usage": usage(result.stages)}
+        return {**self._chunk_with([]), "usage": usage(result.stages)}
 
     def _chunk(self, delta: ReplyDelta, finish_reason: str | None = None) -> ChatCompletionChunk:
-        return self._chunk_of([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}])
+        return self._chunk_with([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}])
 
-    def _chunk_of(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
+    def _chunk_with(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
         return {
             "id": self.id,
             "object": "chat.completion.chunk",

@@ -92,7 +92,7 @@ def shutting_down() -> APIError:
 
 
 def queue_full(message: str) -> APIError:
-    """The server has no place for a request now."""
+    """The error of a request while the server has as many as it accepts."""
     return APIError(429, f"{message}; try again", code="queue_full", retry_after_s=RETRY_AFTER_S)
 
 

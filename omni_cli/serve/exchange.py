@@ -56,7 +56,7 @@ class Exchange:
         return exchange
 
     @staticmethod
-    def of(scope: Scope) -> Exchange:
+    def from_scope(scope: Scope) -> Exchange:
         exchange: Exchange = scope[_SCOPE_KEY]
         return exchange
 
@@ -85,8 +85,8 @@ def unix_now() -> int:
     return int(time.time())
 
 
-def _request_id(given: str | None) -> str:
+def _request_id(wanted: str | None) -> str:
     """Return the client's own id if it fits into a log line, else a new one."""
-    if given and len(given) <= MAX_REQUEST_ID_LENGTH and given.isascii() and given.isprintable():
-        return given
+    if wanted and len(wanted) <= MAX_REQUEST_ID_LENGTH and wanted.isascii() and wanted.isprintable():
+        return wanted
     return uuid.uuid4().hex

@@ -111,15 +111,15 @@ def _refused_as(what: str, param: str) -> Iterator[None]:
 
 
 def _from_data_url(url: str, param: str, what: str, example: str) -> bytes:
-    found = _DATA_URL.match(url)
-    if found is None:
+    match = _DATA_URL.match(url)
+    if match is None:
         raise APIError(
             400,
             f"`{param}` must be `data:{example};base64,...`: this server does not fetch URLs, so send the {what}",
             code=f"invalid_{what}_url",
             param=param,
         )
-    return _from_base64(url[found.end() :], param)
+    return _from_base64(url[match.end() :], param)
 
 
 def _from_base64(text: str, param: str) -> bytes:

@@ -96,9 +96,9 @@ class RequestMiddleware:
         if foreign is not None:
             return foreign
         if self._key is not None and scope["path"] not in _OPEN_PATHS:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), self._key):
-                message = "wrong API key" if given else "no API key; send `Authorization: Bearer KEY`"
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not secrets.compare_digest(key.strip().encode(), self._key):
+                message = "wrong API key" if key else "no API key; send `Authorization: Bearer KEY`"
                 return APIError(401, message, code="invalid_api_key")
         return self._busy() if scope["method"] == "POST" else None
 

@@ -72,20 +72,20 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        taken = error.errno == errno.EADDRINUSE
-        hint = "choose another with `--port`; 0 takes a free one" if taken else None
+        is_taken = error.errno == errno.EADDRINUSE
+        hint = "choose another with `--port`; 0 takes a free one" if is_taken else None
         raise UsageError(f"cannot serve on {host}:{port}: {error.strerror}", hint=hint) from error
     return listener
 
 
-def address_of(listener: socket.socket) -> tuple[str, int, str]:
+def get_address(listener: socket.socket) -> tuple[str, int, str]:
     """Return (host, port, URL) of a bound socket."""
     host, port = listener.getsockname()[:2]
     return host, port, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Tell whether only this machine can connect to it."""
+    """True if only this machine can connect to it."""
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 

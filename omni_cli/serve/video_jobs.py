@@ -98,7 +98,7 @@ class VideoJobs:
                     exchange.deadline_s = min(exchange.deadline_s, self._deadline_s())
                     self.store.progress(job_id, 100 * event.done // (event.total or event.done))
                 elif isinstance(event, RequestResult):
-                    video = video_of(event)
+                    video = get_video(event)
                     await asyncio.to_thread(
                         self.store.finish,
                         job_id,
@@ -117,5 +117,5 @@ class VideoJobs:
         self.store.fail(job_id, error)
 
 
-def video_of(result: RequestResult) -> VideoOutput:
+def get_video(result: RequestResult) -> VideoOutput:
     return next(output for output in result.outputs if isinstance(output, VideoOutput))

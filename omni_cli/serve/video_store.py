@@ -220,16 +220,16 @@ class VideoStore:
         others: list[Path] = []
         known: set[str] = set()
         for path in sorted(self.folder.iterdir()):
-            found = _FILE.fullmatch(path.name)
+            name = _FILE.fullmatch(path.name)
             if _LEFT_BEHIND.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-            elif found is not None and found[2] != "json":
+            elif name is not None and name[2] != "json":
                 others.append(path)
-            elif found is not None:
-                known.add(found[1])
+            elif name is not None:
+                known.add(name[1])
                 try:
                     job = msgspec.json.decode(path.read_bytes(), type=Job)
-                    if job.id != found[1]:
+                    if job.id != name[1]:
                         raise ValueError("a record with another id")
                     self._jobs[job.id] = job
                 except (OSError, ValueError):

@@ -54,8 +54,8 @@ class Draws:
         self._block = -1
         self._rows = np.empty((0, per_frame), np.float32)
 
-    def of(self, frame: int) -> np.ndarray:
-        """(per_frame,) float32."""
+    def get(self, frame: int) -> np.ndarray:
+        """Return (per_frame,) float32."""
         block, offset = divmod(frame, _FRAMES_PER_BLOCK)
         if block != self._block:
             generator = np.random.default_rng([self._seed, block])
@@ -81,7 +81,7 @@ class RequestFrames:
             raise RuntimeError(f"expected frame {len(self.codes)}, got frame {frame}")
         self.codes.append(codes)
 
-    def codes_of(self, span: ComputedSpan) -> list[torch.Tensor]:
+    def get_codes(self, span: ComputedSpan) -> list[torch.Tensor]:
         """Return the codes of the span's positions that are frames."""
         start = max(span.start, self.num_prompt_tokens) - self.num_prompt_tokens
         count = max(0, span.end - self.num_prompt_tokens - start)
@@ -129,7 +129,7 @@ class FrameStore:
         frames = [span.end - request.num_prompt_tokens for span, request in zip(spans, requests, strict=True)]
         draws = is_greedy = None
         if not all(request.is_greedy for request in requests):
-            drawn = np.stack([request.draws.of(frame) for request, frame in zip(requests, frames, strict=True)])
+            drawn = np.stack([request.draws.get(frame) for request, frame in zip(requests, frames, strict=True)])
             draws = torch.from_numpy(drawn).to(self._device, non_blocking=True)
             choices = torch.tensor([[request.is_greedy] for request in requests])
             is_greedy = choices.to(self._device, non_blocking=True)  # `torch.tensor` itself would wait for the device
@@ -147,12 +147,12 @@ class FrameStore:
         ):
             self._model.add_rows(self._latest)
             return
-        codes = [self._requests[span.request_id].codes_of(span) for span in spans]
+        codes = [self._requests[span.request_id].get_codes(span) for span in spans]
         if not any(codes):
             return
-        made_rows = self._model.rows_of_codes(torch.stack(list(itertools.chain.from_iterable(codes))))
-        rows = made_rows.new_zeros((sum(span.length for span in spans), made_rows.shape[1]))
-        for span, part in zip(spans, made_rows.split(list(map(len, codes))), strict=True):
+        frame_rows = self._model.rows_of_codes(torch.stack(list(itertools.chain.from_iterable(codes))))
+        rows = frame_rows.new_zeros((sum(span.length for span in spans), frame_rows.shape[1]))
+        for span, part in zip(spans, frame_rows.split(list(map(len, codes))), strict=True):
             # In a span, frames follow the prompt.
             end = span.row + span.length
             rows[end - len(part) : end] = part

@@ -113,7 +113,7 @@ class CodeRunnerMixin(ARRunnerMixin):
         self._sampled_hidden = None
         if self._codes is None:
             return output
-        return with_payloads(output, lambda _, made=self._codes: made.rows(self._clock))
+        return with_payloads(output, lambda _, codes=self._codes: codes.rows(self._clock))
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         output = super()._sample(*args, **kwargs)
@@ -131,7 +131,10 @@ class CodeRunnerMixin(ARRunnerMixin):
         return output
 
     def _predict(self, hidden: torch.Tensor, sampled: torch.Tensor) -> tuple[list[ComputedSpan], torch.Tensor] | None:
-        """Codes of all requests whose token counts, None for none: those with a part of a prompt sample in vain."""
+        """Predict codes for all requests except those with a part of a prompt, whose sampled token is discarded.
+
+        Returns their spans and codes; None if there are no such requests.
+        """
         step_spans = self._spans()
         (kept,) = np.nonzero(~self.discard_request_mask.np[: len(step_spans)])
         if not len(kept):

@@ -49,10 +49,10 @@ class Unfinished:
 
 
 UNFINISHED = Unfinished()
-Made: TypeAlias = torch.Tensor | NoOutput | Unfinished
+Output: TypeAlias = torch.Tensor | NoOutput | Unfinished
 
 
-def one_tensor_per_request(result: object, request_ids: list[str]) -> dict[str, Made]:
+def one_tensor_per_request(result: object, request_ids: list[str]) -> dict[str, Output]:
     """Split a model's result into one tensor per request, or the reason why there is none.
 
     Accepts a tensor whose first dimension is the batch, a list in batch order, or a dict by request id. If the number
@@ -75,13 +75,13 @@ def one_tensor_per_request(result: object, request_ids: list[str]) -> dict[str, 
     if len(result) != len(request_ids):
         none = NoOutput(f"the model returned {len(result)} tensors for {len(request_ids)} requests")
         return dict.fromkeys(request_ids, none)
-    return {request_id: _tensor(each) for request_id, each in zip(request_ids, result, strict=True)}
+    return {request_id: _tensor(output) for request_id, output in zip(request_ids, result, strict=True)}
 
 
-def _tensor(each: object) -> Made:
-    if isinstance(each, (torch.Tensor, NoOutput, Unfinished)):
-        return each
-    return NoOutput(f"the model returned {type(each).__name__}, not a tensor")
+def _tensor(output: object) -> Output:
+    if isinstance(output, (torch.Tensor, NoOutput, Unfinished)):
+        return output
+    return NoOutput(f"the model returned {type(output).__name__}, not a tensor")
 
 
 def start_together(tensors: Mapping[str, torch.Tensor], copy: OutputCopy) -> Callable[[], dict[str, torch.Tensor]]:

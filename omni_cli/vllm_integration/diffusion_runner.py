@@ -12,8 +12,8 @@ from vllm.v1.outputs import ModelRunnerOutput
 from omni_cli.execution.ranges import mark
 from omni_cli.vllm_integration.diffusion_entry import (
     DiffusionInput,
-    Made,
     NoOutput,
+    Output,
     diffusion_entry,
     one_tensor_per_request,
     start_together,
@@ -82,7 +82,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         pipeline.send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
         received = pipeline.broadcast_tensor_dict(src=pipeline.world_size - 1)
         assert received is not None
-        return self._output_of([received[str(index)] for index in range(len(received))])
+        return self._make_output([received[str(index)] for index in range(len(received))])
 
     def _pool(self, hidden_states: object, *args: object, **kwargs: object) -> AsyncOmniModelRunnerOutput:
         """Return the outputs; `hidden_states` is the model's result: a tensor, a list or a dict by request."""
@@ -90,16 +90,16 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         if self._broadcasts:
             pipeline = get_pp_group()
             named = {
-                str(index): made.contiguous() if isinstance(made, torch.Tensor) else made
-                for index, made in enumerate(tensors)
+                str(index): tensor.contiguous() if isinstance(tensor, torch.Tensor) else tensor
+                for index, tensor in enumerate(tensors)
             }
             pipeline.broadcast_tensor_dict(named, src=pipeline.world_size - 1)
-        return self._output_of(tensors)
+        return self._make_output(tensors)
 
-    def _output_of(self, made: list[Made]) -> AsyncOmniModelRunnerOutput:
+    def _make_output(self, results: list[Output]) -> AsyncOmniModelRunnerOutput:
         """Build the step's output from one device tensor per request, in batch order."""
         request_ids = list(self.input_batch.req_ids)
-        outputs = dict(zip(request_ids, made, strict=True))
+        outputs = dict(zip(request_ids, results, strict=True))
         tensors = {name: tensor for name, tensor in outputs.items() if isinstance(tensor, torch.Tensor)}
         output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
         # Some models return host tensors, such as transformers' vocoder.

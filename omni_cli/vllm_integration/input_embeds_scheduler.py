@@ -76,9 +76,9 @@ class InputEmbedsSchedulerMixin(VllmScheduler):
         for request in lacking:
             # vLLM skips a running request before this step number; `schedule` first increments its counter.
             request.next_decode_eligible_step = self.current_step + 2
-        taken = [(queue, self._take_out(queue, lacking)) for queue in (self.waiting, self.skipped_waiting)]
+        removed = [(queue, self._take_out(queue, lacking)) for queue in (self.waiting, self.skipped_waiting)]
         output = super().schedule(*args, **kwargs)
-        for queue, requests in taken:
+        for queue, requests in removed:
             for request in reversed(requests):
                 queue.prepend_request(request)
         scheduled = [self.requests[request_id] for request_id in output.num_scheduled_tokens]
@@ -100,8 +100,8 @@ class InputEmbedsSchedulerMixin(VllmScheduler):
             # With pipeline ranks several steps are in flight: one scheduled before this one ended may have been empty.
             self._has_scheduled = True
         if self.use_pp and model_runner_output.pooler_output:
-            made = zip(model_runner_output.req_ids, model_runner_output.pooler_output, strict=True)
-            self._codes |= {request_id: codes for request_id, codes in made if codes is not None}
+            outputs = zip(model_runner_output.req_ids, model_runner_output.pooler_output, strict=True)
+            self._codes |= {request_id: codes for request_id, codes in outputs if codes is not None}
         return super().update_from_output(scheduler_output, model_runner_output, *args, **kwargs)
 
     @staticmethod

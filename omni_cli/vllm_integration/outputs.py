@@ -26,9 +26,9 @@ class OmniModelRunnerOutput(ModelRunnerOutput):
     def with_payloads(cls, output: ModelRunnerOutput, payloads: Mapping[str, Payload]) -> OmniModelRunnerOutput:
         """Copy `output` with a payload for each request named in `payloads`."""
         # Not through the constructor: this runs in every step, and there are many fields.
-        made = cls.__new__(cls)
-        made.__dict__ = output.__dict__ | {"pooler_output": [payloads.get(req_id) for req_id in output.req_ids]}
-        return made
+        copy = cls.__new__(cls)
+        copy.__dict__ = output.__dict__ | {"pooler_output": [payloads.get(req_id) for req_id in output.req_ids]}
+        return copy
 
 
 class AsyncOmniModelRunnerOutput(AsyncModelRunnerOutput):

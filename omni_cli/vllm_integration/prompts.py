@@ -79,8 +79,8 @@ class PromptMaker:
     def _check_media(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self.takes:
-                *taken, last = ["text", *(noun for medium, noun in _NOUNS.items() if medium in self.takes)]
-                what = f"{', '.join(taken)} and {last}" if taken else last
+                *others, last = ["text", *(noun for medium, noun in _NOUNS.items() if medium in self.takes)]
+                what = f"{', '.join(others)} and {last}" if others else last
                 raise InputError(f"stage `{self._stage.name}` takes no {name}: this model takes {what}")
 
     @functools.cached_property
@@ -92,7 +92,7 @@ class PromptMaker:
 
     def _chat(self, request: StageRequest) -> dict[str, Any]:
         """Apply the chat template; returns text, or token ids from a tokenizer with its own format."""
-        messages = conversation_of(request)
+        messages = get_conversation(request)
         system_prompt = self._stage.system_prompt
         if system_prompt is not None and messages[0].role != "system":
             messages = (Message("system", (Part("text", system_prompt),)), *messages)
@@ -161,7 +161,7 @@ def _metadata(video: VideoInput) -> dict[str, object]:
     }
 
 
-def conversation_of(request: StageRequest) -> tuple[Message, ...]:
+def get_conversation(request: StageRequest) -> tuple[Message, ...]:
     """Return a request's messages; a prompt becomes one, after its media. Raises `InputError` if they are empty."""
     messages = request.messages
     if not messages:

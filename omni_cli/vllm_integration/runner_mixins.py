@@ -78,14 +78,14 @@ class OmniRunnerMixin(VllmRunner):
         super().load_model(*args, **kwargs)
 
     def _dummy_run(self, *args: object, **kwargs: object) -> object:
-        made: object = super()._dummy_run(*args, **kwargs)
+        outputs: object = super()._dummy_run(*args, **kwargs)
         # If it compiled the model, vLLM has pointed Triton to a folder of its own, where the next process, which finds
         # the model compiled, would not look for kernels compiled from now on.
         if self._triton_cache is None:
             os.environ.pop(TRITON_CACHE, None)
         else:
             os.environ[TRITON_CACHE] = self._triton_cache
-        return made
+        return outputs
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
@@ -130,21 +130,21 @@ class OmniRunnerMixin(VllmRunner):
 
         They may extend past the prompt.
         """
-        given: torch.Tensor | None = self.request_payloads[req_state.req_id].information.get("mrope_positions")
-        if given is None:
+        positions: torch.Tensor | None = self.request_payloads[req_state.req_id].information.get("mrope_positions")
+        if positions is None:
             super()._init_mrope_positions(req_state)
             return
-        req_state.mrope_positions = given
-        req_state.mrope_position_delta = int(given.max()) + 1 - given.shape[1]
-        self._has_later_positions |= given.shape[1] > req_state.num_prompt_tokens
+        req_state.mrope_positions = positions
+        req_state.mrope_position_delta = int(positions.max()) + 1 - positions.shape[1]
+        self._has_later_positions |= positions.shape[1] > req_state.num_prompt_tokens
 
     def _calc_mrope_positions(self, scheduler_output: SchedulerOutput) -> None:
         super()._calc_mrope_positions(scheduler_output)
         if not self._has_later_positions:
             return
         for span in self._spans():
-            given = self.requests[span.request_id].mrope_positions[:, span.start : span.start + span.length]
-            self.mrope_positions.cpu[:, span.row : span.row + given.shape[1]] = given
+            positions = self.requests[span.request_id].mrope_positions[:, span.start : span.start + span.length]
+            self.mrope_positions.cpu[:, span.row : span.row + positions.shape[1]] = positions
 
     def _spans(self) -> list[ComputedSpan]:
         """Return this step's spans in batch order, which is final once `_update_states` has returned.

@@ -112,9 +112,9 @@ class VllmStage:
         # Profile keys have vLLM's names, so engine arguments need no list here.
         keys = {name for name, key in type(stage).model_fields.items() if has_effect(key, "vllm")}
         names = keys & {item.name for item in fields(EngineArgs)}
-        given = {name: getattr(stage, name) for name in sorted(names)}
+        arguments = {name: getattr(stage, name) for name in sorted(names)}
         return {
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in arguments.items() if value is not None},
             "model": folder_for_vllm(self.spec.model),
             "dtype": self.spec.dtype,
             "seed": self.spec.seed % 2**32,  # it seeds NumPy's generator too
@@ -193,7 +193,7 @@ class VllmStage:
         message, hint = translate(one_line(error), self.spec.stage)
         return InputError(message, hint=hint)
 
-    def information_of(self, handoff: bytes | None) -> dict[str, Any]:
+    def decode_input(self, handoff: bytes | None) -> dict[str, Any]:
         """Decode the previous stage's output; raises `PayloadError`."""
         assert handoff is not None, "this stage cannot begin a chain"
         return decode_additional_information(handoff, self.payload_limits)
@@ -223,7 +223,7 @@ class VllmStage:
             try:
                 reports += self.output(active, output)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with one request's output is its own fault
-                request_id = self.request_id_of(active)
+                request_id = self.get_request_id(active)
                 reports.append(request_failure(error, request_id, self.spec.stage))
                 self.abort(request_id)
             if output.finished:
@@ -235,13 +235,13 @@ class VllmStage:
         state = self.engine.output_processor.request_states.get(engine_id)
         return None if state is None else self.active.get(state.external_req_id)
 
-    def request_id_of(self, active: ActiveRequest) -> str:
+    def get_request_id(self, active: ActiveRequest) -> str:
         """Return the command's id of an engine's request."""
         return active.request.request_id
 
-    def check_numbers(self, made: torch.Tensor | None, what: str) -> None:
+    def check_numbers(self, tensor: torch.Tensor | None, what: str) -> None:
         """Raise `StageError` if the model's output contains a NaN or an infinity."""
-        if made is not None and not torch.isfinite(made).all():
+        if tensor is not None and not torch.isfinite(tensor).all():
             raise StageError(
                 f"the model made {what} that are not numbers (NaN or infinite)", stage=self.spec.stage.name
             )
@@ -326,9 +326,9 @@ class TextStage(VllmStage):
 
     def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
         assert isinstance(self.spec.stage, ARStageConfig)
-        given = {"seed": request.seed, **self.spec.stage.sampling.given(), **request.sampling, **extra}
+        sampling = {"seed": request.seed, **self.spec.stage.sampling.given(), **request.sampling, **extra}
         try:
-            return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
+            return SamplingParams(**sampling, output_kind=RequestOutputKind.DELTA)
         except (ValueError, TypeError, VLLMClientError) as error:
             raise InputError(f"sampling: {one_line(error)}") from error
 
@@ -337,7 +337,7 @@ class TextStage(VllmStage):
         now = time.perf_counter()
         request_id = active.request.request_id
         if request_id in self.processor.not_numbers:
-            raise StageError("the model made logits that are not numbers (NaN)", stage=self.spec.stage.name)
+            raise StageError("the model made NaN logits", stage=self.spec.stage.name)
         if completion.token_ids and active.first_token_s is None:
             active.first_token_s = now
         active.token_ids += completion.token_ids

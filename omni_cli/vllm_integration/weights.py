@@ -97,11 +97,11 @@ class WholeLoader(DefaultModelLoader):
         fall_back_to_pt: bool,
         allow_patterns_overrides: list[str] | None,
     ) -> tuple[str, list[str], bool]:
-        given = (model_name_or_path, subfolder, revision, fall_back_to_pt)
-        folder, found, are_safetensors = super()._prepare_weights(*given, allow_patterns_overrides)
-        if not used_files(map(Path, found)):  # a LoRA adapter's, beside weights in another format
-            folder, found, are_safetensors = super()._prepare_weights(*given, ["*.bin"])
-        files = used_files(map(Path, found))
+        location = (model_name_or_path, subfolder, revision, fall_back_to_pt)
+        folder, paths, are_safetensors = super()._prepare_weights(*location, allow_patterns_overrides)
+        if not used_files(map(Path, paths)):  # a LoRA adapter's, beside weights in another format
+            folder, paths, are_safetensors = super()._prepare_weights(*location, ["*.bin"])
+        files = used_files(map(Path, paths))
         others = sorted({file.name for file in Path(folder).glob("*.safetensors")} - {file.name for file in files})
         if others and allow_patterns_overrides is None:
             logger.warning("ignored in %s, because the model is in other files: %s", folder, ", ".join(others))
@@ -157,15 +157,15 @@ def naming_missing_weights(spec: StageSpec) -> Iterator[None]:
 def read_ahead(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield `weights` in their order, those on the host in pinned memory."""
     waiting: deque[tuple[str, Future[torch.Tensor]]] = deque()
-    device = torch.cuda.current_device()  # a thread has the first one unless told otherwise
+    device = torch.cuda.current_device()  # a new thread would use the first one
     with ThreadPoolExecutor(_THREADS, initializer=torch.cuda.set_device, initargs=(device,)) as threads:
         for name, tensor in weights:
             waiting.append((name, threads.submit(_pinned, tensor)))
             if len(waiting) > _AHEAD:
-                first, made = waiting.popleft()
-                yield first, made.result()
-        for first, made in waiting:
-            yield first, made.result()
+                first, pinned = waiting.popleft()
+                yield first, pinned.result()
+        for first, pinned in waiting:
+            yield first, pinned.result()
     torch.accelerator.empty_host_cache()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -37,7 +36,7 @@ class OmniWorkerMixin(VllmWorker):
     distributed_init_method: str
 
     def init_device(self, *args: object, **kwargs: object) -> None:
-        stacks_file = stacks_in(Path(envs.VLLM_RPC_BASE_PATH))
+        stacks_file = stacks_in(envs.VLLM_RPC_BASE_PATH)
         if stacks_file.exists():  # only below a stage's process, on its machine
             write_stacks_on_signal(stacks_file)
         if self.distributed_init_method == "env://":

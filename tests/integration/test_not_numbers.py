@@ -83,7 +83,7 @@ def test_one_fails_and_the_others_finish(
 ) -> None:
     first, word, spoken, last = run(broken, str(stream), character[0], speaker, modalities=BOTH, stream_audio=stream)
     assert isinstance(word.error, StageError) and isinstance(spoken.error, StageError)
-    assert word.error.message == "stage `thinker`: the model made logits that are not numbers (NaN)"
+    assert word.error.message == "stage `thinker`: the model made NaN logits"
     assert word.error.request_id == f"{stream} character" and word.outputs == ()
     assert spoken.error.message == "stage `token2wav`: the model made samples that are not numbers (NaN or infinite)"
     assert spoken.error.request_id == f"{stream} speaker"
@@ -96,5 +96,5 @@ def test_one_fails_and_the_others_finish(
 
 def test_text_alone(broken: Any, character: tuple[str, int], speaker: str) -> None:
     first, word, _, last = run(broken, "text", character[0], speaker, modalities=TEXT)
-    assert word.error is not None and "not numbers" in word.error.message
+    assert word.error is not None and "NaN logits" in word.error.message
     assert (first.error, last.error) == (None, None)

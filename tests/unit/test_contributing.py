@@ -53,5 +53,5 @@ def test_the_first_change_works(where_hints_are_tested: ModuleType) -> None:
     exec(TEST, names)
     with pytest.raises(ValueError, match="not enough values"):
         names["test_a_kv_cache_that_was_nearly_full"]()
-    names["hints_of"] = with_rule["hints_of"]
+    names["find_hints"] = with_rule["find_hints"]
     names["test_a_kv_cache_that_was_nearly_full"]()

@@ -82,9 +82,9 @@ async def _run(
 ) -> None:
     from omni_cli.cli.terminal.progress import choose_progress
     from omni_cli.cli.terminal.stop_signals import stop_signals
-    from omni_cli.serve.server import address_of
+    from omni_cli.serve.server import get_address
 
-    host, port, url = address_of(listener)
+    host, port, url = get_address(listener)
     stages = [(stage.name, stage.kind) for stage in config.stages]
     progress = choose_progress(stages, 0, sys.stderr, quiet=quiet or as_json, verbose=verbose)
 

@@ -47,11 +47,11 @@ class CodeSampling:
 class Positions:
     """The positions that a call of the layers computes, one per codebook; the same for all frames.
 
-    `places` (num_new,) int64, the rotary embedding of each, and `mask` (1, 1, num_new, num_codebooks), True for the
+    `indices` (num_new,) int64, the rotary embedding of each, and `mask` (1, 1, num_new, num_codebooks), True for the
     positions that it attends to.
     """
 
-    places: torch.Tensor
+    indices: torch.Tensor
     rotary: tuple[torch.Tensor, torch.Tensor]
     mask: torch.Tensor
 
@@ -63,16 +63,16 @@ class FrameCache:
     the mask hides those that are not computed yet.
     """
 
-    def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], places: torch.Tensor) -> None:
-        self._keys, self._values, self._places = keys, values, places
+    def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], indices: torch.Tensor) -> None:
+        self._keys, self._values, self._indices = keys, values, indices
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store keys and values (batch, num_heads, num_new, head_dim) of a layer; return those of all positions."""
         held = self._keys[layer_idx], self._values[layer_idx]
-        held[0].index_copy_(2, self._places, keys)
-        held[1].index_copy_(2, self._places, values)
+        held[0].index_copy_(2, self._indices, keys)
+        held[1].index_copy_(2, self._indices, values)
         return held
 
 
@@ -101,13 +101,13 @@ class CodePredictor(nn.Module):
         self._keys, self._values = (
             [torch.zeros(shape, dtype=dtype, device=device) for _ in network.layers] for _ in range(2)
         )
-        places = torch.arange(num_codebooks, device=device)
-        cos, sin = network.rotary_emb(torch.empty(0, dtype=dtype, device=device), places[None])
-        visible = places <= places[:, None]
+        indices = torch.arange(num_codebooks, device=device)
+        cos, sin = network.rotary_emb(torch.empty(0, dtype=dtype, device=device), indices[None])
+        visible = indices <= indices[:, None]
 
         def positions(start: int, end: int) -> Positions:
             rotary = (cos[:, start:end].clone(), sin[:, start:end].clone())
-            return Positions(places[start:end].clone(), rotary, visible[None, None, start:end].clone())
+            return Positions(indices[start:end].clone(), rotary, visible[None, None, start:end].clone())
 
         self._calls = [positions(0, 2), *(positions(index, index + 1) for index in range(2, num_codebooks))]
         self._run_layers, self._choose = self._decode, self._draw
@@ -134,7 +134,7 @@ class CodePredictor(nn.Module):
         (network,) = self._network
         rows = torch.stack([hidden, network.embed(0, first_codes)], dim=1)
         codes, total = [first_codes], torch.zeros_like(hidden)
-        keys, values = ([each[: len(hidden)] for each in held] for held in (self._keys, self._values))
+        keys, values = ([tensor[: len(hidden)] for tensor in cache] for cache in (self._keys, self._values))
         # Nothing of an earlier frame may affect this one, not even a NaN behind the mask.
         torch._foreach_zero_([*keys, *values])
         for index, positions in enumerate(self._calls, start=1):
@@ -161,7 +161,7 @@ class CodePredictor(nn.Module):
     ) -> torch.Tensor:
         """Return the hidden state (batch, hidden_size) of the last of `rows` (batch, num_new, backbone width)."""
         (network,) = self._network
-        cache = FrameCache(keys, values, positions.places)
+        cache = FrameCache(keys, values, positions.indices)
         hidden = network.project(rows)
         for layer in network.layers:
             hidden = layer(

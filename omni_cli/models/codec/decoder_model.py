@@ -67,18 +67,18 @@ class CodecForDiffusion(DiffusionModel):
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
         """Return the samples (num_samples,) float32 of each piece; a stream may have one at a time."""
         begin = self._clock.mark()
-        pieces = [self._piece(each) for each in inputs]
+        pieces = [self._piece(item) for item in inputs]
         (decoder,) = self._decoders
         waveforms = [samples.float() for samples in decoder.decode(pieces)]
         self._marks = (begin, self._clock.mark())
         return waveforms
 
-    def _piece(self, given: DiffusionInput) -> Piece:
-        (stream,) = given.information["stream"]
-        codes = tensor_of(dict(given.information), "codes", num_dims=2)
-        (is_last,) = given.information["is_last"]
+    def _piece(self, item: DiffusionInput) -> Piece:
+        (stream,) = item.information["stream"]
+        codes = tensor_of(dict(item.information), "codes", num_dims=2)
+        (is_last,) = item.information["is_last"]
         state = self._states.setdefault(stream, DecoderState())
-        return Piece(codes.to(given.token_ids.device).long(), state, bool(is_last))
+        return Piece(codes.to(item.token_ids.device).long(), state, bool(is_last))
 
     @property
     def latest_s(self) -> float:

@@ -68,10 +68,10 @@ class CodecStage(VllmStage):
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, CodecConfig)
         self.stage = spec.stage
-        given = [name for name in _DENOISING if name in spec.stage.model_fields_set]
-        if given:
+        useless = [name for name in _DENOISING if name in spec.stage.model_fields_set]
+        if useless:
             raise StageError(
-                f"`{given[0]}` has no effect: a codec decoder denoises nothing",
+                f"`{useless[0]}` has no effect: a codec decoder denoises nothing",
                 stage=spec.stage.name,
                 hint="remove the key from the profile",
             )
@@ -96,11 +96,11 @@ class CodecStage(VllmStage):
             self.model.use_graphs(spec.stage.name, num_requests, first=first, later=later)
 
     def engine_args(self) -> dict[str, object]:
-        given = super().engine_args()
-        max_model_len = given.get("max_model_len", FRAMES_PER_STEP)
+        arguments = super().engine_args()
+        max_model_len = arguments.get("max_model_len", FRAMES_PER_STEP)
         assert isinstance(max_model_len, int)
         return {
-            **given,
+            **arguments,
             "hf_overrides": {"architectures": [self.architecture]},
             "max_model_len": max_model_len,
             "max_num_batched_tokens": max(max_model_len, FRAMES_PER_STEP),
@@ -136,7 +136,7 @@ class CodecStage(VllmStage):
             self._feed(stream, command.handoff, is_last=command.is_last)
 
     def _feed(self, stream: CodeStream, handoff: bytes | None, *, is_last: bool) -> None:
-        codes = tensor_of(self.information_of(handoff), CODES, num_dims=2).long().T
+        codes = tensor_of(self.decode_input(handoff), CODES, num_dims=2).long().T
         self._check(codes)
         stream.waiting = torch.cat([stream.waiting, codes], dim=1)
         stream.num_frames += codes.shape[1]
@@ -184,7 +184,7 @@ class CodecStage(VllmStage):
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits)}
         return {"prompt_token_ids": codes[0].tolist()}, PoolingParams(task="plugin", extra_kwargs=extra)
 
-    def request_id_of(self, active: ActiveRequest) -> str:
+    def get_request_id(self, active: ActiveRequest) -> str:
         stream: CodeStream = active.context["stream"]
         return stream.request.request_id
 

@@ -47,7 +47,7 @@ class PredictorGraphs:
             greedy = [hidden[:size].clone(), firsts]
             draws = torch.full((size, num_later), 0.5, device=hidden.device)
             is_greedy = torch.zeros((size, 1), dtype=torch.bool, device=hidden.device)
-            for inputs in (greedy, [*(each.clone() for each in greedy), draws, is_greedy]):
+            for inputs in (greedy, [*(tensor.clone() for tensor in greedy), draws, is_greedy]):
                 self._graphs[size, len(inputs) > len(greedy)] = self._captured(backend, inputs)
         self.counters.graphs_captured = len(self._graphs)
         self.counters.graph_pool_bytes = backend.pool_bytes() + sum(
@@ -57,8 +57,8 @@ class PredictorGraphs:
 
     def _captured(self, backend: GraphBackend, inputs: list[torch.Tensor]) -> _Captured:
         def run() -> tuple[torch.Tensor, torch.Tensor]:
-            made: tuple[torch.Tensor, torch.Tensor] = self._predictor(*inputs)
-            return made
+            outputs: tuple[torch.Tensor, torch.Tensor] = self._predictor(*inputs)
+            return outputs
 
         for _ in range(NUM_WARMUPS):
             backend.warm_up(run)
@@ -78,11 +78,13 @@ class PredictorGraphs:
             self.counters.eager_calls += 1
             codes, rows = self._predictor(hidden, first_codes, draws, is_greedy)
             return codes, rows
-        given = [hidden, first_codes] if draws is None or is_greedy is None else [hidden, first_codes, draws, is_greedy]
+        inputs = [hidden, first_codes]
+        if draws is not None and is_greedy is not None:
+            inputs += [draws, is_greedy]
         count = len(hidden)
         size = min(size for size, _ in self._graphs if size >= count)
-        captured = self._graphs[size, len(given) > 2]
-        self._backend.load([tensor[:count] for tensor in captured.inputs], given)
+        captured = self._graphs[size, len(inputs) > 2]
+        self._backend.load([tensor[:count] for tensor in captured.inputs], inputs)
         captured.graph.replay()
         self.counters.graph_replays += 1
         codes, rows = (self._backend.clone(tensor[:count]) for tensor in captured.outputs)

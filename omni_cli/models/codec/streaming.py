@@ -74,9 +74,9 @@ class DecoderCall(nn.Module):
         )
         self._contexts: dict[int, torch.Tensor] | None = None
         self._kept: dict[int, torch.Tensor] = {}
-        for index, each in enumerate(_causal_convolutions(decoder)):
-            self._follow(each, index)
-        (transformer,) = [each for each in decoder.modules() if hasattr(each, "rotary_emb")]
+        for index, convolution in enumerate(_causal_convolutions(decoder)):
+            self._follow(convolution, index)
+        (transformer,) = [part for part in decoder.modules() if hasattr(part, "rotary_emb")]
         self._config: Any = transformer.config
         transformer.register_forward_pre_hook(self._attend_to_the_past, with_kwargs=True)
 
@@ -147,8 +147,8 @@ class DecoderCall(nn.Module):
         distance = positions[:, :, None] - key_positions
         visible = (distance >= 0) & (distance <= past) & (key_positions >= 0)
         mask = torch.zeros_like(visible, dtype=hidden.dtype).masked_fill_(~visible, torch.finfo(hidden.dtype).min)
-        given = {"past_key_values": self._window, "position_ids": positions, "attention_mask": mask[:, None]}
-        return args, {**kwargs, **given}
+        replaced = {"past_key_values": self._window, "position_ids": positions, "attention_mask": mask[:, None]}
+        return args, {**kwargs, **replaced}
 
 
 class SlidingWindow:
@@ -263,11 +263,11 @@ class StreamingCodecDecoder:
             self.counters.eager_calls += 1
             samples, contexts, keys_values = self.call(codes, starts, contexts, keys_values)
         for row, state in enumerate(states):
-            state.contexts = {index: each[row : row + 1] for index, each in contexts.items()}
-            state.keys_values = [each[row : row + 1] for each in keys_values]
+            state.contexts = {index: context[row : row + 1] for index, context in contexts.items()}
+            state.keys_values = [pair[row : row + 1] for pair in keys_values]
             state.num_positions += num_frames * self.call.positions_per_frame
-        made: torch.Tensor = samples
-        return made
+        advanced: torch.Tensor = samples
+        return advanced
 
 
 def _joined(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -284,21 +284,21 @@ def _mimi_decode(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _causal_convolutions(decoder: nn.Module) -> list[nn.Module]:
     """Return the modules that pad their own convolution `conv`; `ValueError` if one looks ahead or is unknown."""
-    found, inner = [], set()
+    convolutions, inner = [], set()
     for module in decoder.modules():
         conv = getattr(module, "conv", None)
         if isinstance(conv, nn.Conv1d | nn.ConvTranspose1d):
-            found.append(module)
+            convolutions.append(module)
             inner.add(conv)
             (kernel,), (stride,) = conv.kernel_size, conv.stride
             settings = [getattr(module, name, value) for name, value in _CAUSAL.items()]
             whole = kernel <= 2 * stride if isinstance(conv, nn.ConvTranspose1d) else stride == 1
             if settings != list(_CAUSAL.values()) or not whole:
                 raise ValueError(f"cannot decode piece by piece: {module} is not causal")
-    others = [each for each in decoder.modules() if isinstance(each, nn.Conv1d | nn.ConvTranspose1d)]
-    if any(each not in inner and each.kernel_size != (1,) for each in others):
+    others = [part for part in decoder.modules() if isinstance(part, nn.Conv1d | nn.ConvTranspose1d)]
+    if any(part not in inner and part.kernel_size != (1,) for part in others):
         raise ValueError(f"cannot decode piece by piece: a convolution of {type(decoder).__name__} pads nothing")
-    return found
+    return convolutions
 
 
 # Settings of Mimi's convolutions with which no output depends on a later input, and zeros precede the first.

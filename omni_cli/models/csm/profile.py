@@ -14,7 +14,7 @@ _SHARES = {"backbone": 0.6, "codec": 0.2}
 _MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
 
 
-def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return backbone and codec with the released model's sampling."""
     is_cpu = machine.device == "cpu"
     # Half of a host's memory, because other programs run beside the stages.

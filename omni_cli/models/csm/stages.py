@@ -17,7 +17,7 @@ from omni_cli.outputs import Message
 from omni_cli.stage.messages import Report, StageRequest
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
-from omni_cli.vllm_integration.prompts import conversation_of
+from omni_cli.vllm_integration.prompts import get_conversation
 from omni_cli.vllm_integration.stage import ActiveRequest
 
 DEFAULT_SPEAKER = "0"
@@ -77,16 +77,16 @@ class BackboneStage(FrameStage):
         """Return the text to speak: a given reply, else the prompt."""
         if request.reply is not None:
             return request.reply
-        messages: tuple[Message, ...] = conversation_of(request)
+        messages: tuple[Message, ...] = get_conversation(request)
         if len(messages) > 1:
             raise InputError("this model speaks one message, and not a conversation")
         return "".join(part.text for part in messages[0].parts)
 
     def is_end(self, active: ActiveRequest) -> bool:
         """As in the reference, a frame of end ids ends the speech, with any last code."""
-        given = {**self.spec.ar.sampling.given(), **active.request.sampling}
+        sampling = {**self.spec.ar.sampling.given(), **active.request.sampling}
         frames = active.context["codes"]
-        if given.get("ignore_eos") or len(frames) < int(given.get("min_tokens", 0)):
+        if sampling.get("ignore_eos") or len(frames) < int(sampling.get("min_tokens", 0)):
             return False
         return bool((frames[-1][:-1] == self.config.codebook_eos_token_id).all())
 

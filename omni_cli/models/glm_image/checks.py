@@ -27,7 +27,7 @@ def check_request(request: GenerateRequest, config: EngineConfig) -> None:
     assert isinstance(prior, PriorConfig)
     check_arguments(request.diffusion)
     check_sampling(request.sampling)
-    size_of(request.diffusion, prior, [image.shape for image in request.images])
+    get_size(request.diffusion, prior, [image.shape for image in request.images])
 
 
 def check_arguments(names: Iterable[str]) -> None:
@@ -45,12 +45,12 @@ def check_sampling(names: Iterable[str], prefix: str = "") -> None:
             )
 
 
-def size_of(given: Mapping[str, object], prior: PriorConfig, images: Sequence[Sequence[int]]) -> tuple[int, int]:
+def get_size(diffusion: Mapping[str, object], prior: PriorConfig, images: Sequence[Sequence[int]]) -> tuple[int, int]:
     """Return height and width in pixels: the request's, else the profile's, else those of the first image.
 
     Raises `InputError` unless an image of this size is a whole number of tokens.
     """
-    asked = (given.get("height"), given.get("width"))
+    asked = (diffusion.get("height"), diffusion.get("width"))
     of_image = images[0][:2] if images else (_DEFAULT_PIXELS, _DEFAULT_PIXELS)
     height, width = (
         next(int(str(pixels)) for pixels in choices if pixels is not None)

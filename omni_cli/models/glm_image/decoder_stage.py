@@ -31,27 +31,27 @@ class DecoderStage(DiffusersStage):
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
         assert request.handoff is not None  # the decoder is never the first stage
-        given = PriorHandoff.from_information(decode_additional_information(request.handoff, self._payload_limits))
-        self._check_tokens(given.token_ids)
-        rows, columns = given.token_ids.shape
+        handoff = PriorHandoff.from_information(decode_additional_information(request.handoff, self._payload_limits))
+        self._check_tokens(handoff.token_ids)
+        rows, columns = handoff.token_ids.shape
         arguments = {**request.diffusion, "height": FACTOR * rows, "width": FACTOR * columns}
         return DiffusionRequest.from_arguments(
-            request.request_id, given.prompt, request.seed, arguments, self._conditions(given)
+            request.request_id, handoff.prompt, request.seed, arguments, self._call_arguments(handoff)
         )
 
-    def _conditions(self, given: PriorHandoff) -> dict[str, object]:
+    def _call_arguments(self, handoff: PriorHandoff) -> dict[str, object]:
         """Return the arguments of the pipeline's call that hold tokens and images."""
         device = self.executor.device
-        conditions: dict[str, object] = {"prior_token_ids": upsampled(given.token_ids)[None].to(device)}
-        if given.images:
-            grids = [[1, 2 * rows, 2 * columns] for rows, columns in (ids.shape for ids in given.image_token_ids)]
-            token_ids = torch.cat([upsampled(ids) for ids in given.image_token_ids])
-            conditions |= {
-                "image": [Image.fromarray(image.numpy()) for image in given.images],
+        arguments: dict[str, object] = {"prior_token_ids": upsampled(handoff.token_ids)[None].to(device)}
+        if handoff.images:
+            grids = [[1, 2 * rows, 2 * columns] for rows, columns in (ids.shape for ids in handoff.image_token_ids)]
+            token_ids = torch.cat([upsampled(ids) for ids in handoff.image_token_ids])
+            arguments |= {
+                "image": [Image.fromarray(image.numpy()) for image in handoff.images],
                 "prior_token_image_ids": [token_ids.to(device)],
                 "source_image_grid_thw": [torch.tensor(grids, device=device)],
             }
-        return conditions
+        return arguments
 
     def _check_tokens(self, token_ids: torch.Tensor) -> None:
         largest = int(token_ids.max())

@@ -77,19 +77,19 @@ class PriorHandoff:
         }
 
     @classmethod
-    def from_information(cls, given: Mapping[str, Any]) -> PriorHandoff:
+    def from_information(cls, information: Mapping[str, Any]) -> PriorHandoff:
         """Check and convert the entries of a payload; raises `PayloadError`."""
-        match given.get("prompt"):
+        match information.get("prompt"):
             case [str(prompt)]:
                 pass
             case _:
                 raise PayloadError("prompt: expected a list of one text")
-        num_images = sum(name.startswith("image_token_ids_") for name in given)
+        num_images = sum(name.startswith("image_token_ids_") for name in information)
         return cls(
             prompt=prompt,
-            token_ids=tensor_of(given, "token_ids", num_dims=2),
-            images=tuple(tensor_of(given, f"image_{index}", num_dims=3) for index in range(num_images)),
+            token_ids=tensor_of(information, "token_ids", num_dims=2),
+            images=tuple(tensor_of(information, f"image_{index}", num_dims=3) for index in range(num_images)),
             image_token_ids=tuple(
-                tensor_of(given, f"image_token_ids_{index}", num_dims=2) for index in range(num_images)
+                tensor_of(information, f"image_token_ids_{index}", num_dims=2) for index in range(num_images)
             ),
         )

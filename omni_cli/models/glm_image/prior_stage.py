@@ -12,7 +12,7 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
 from omni_cli.errors import InputError, StageError
-from omni_cli.models.glm_image.checks import check_arguments, check_sampling, size_of
+from omni_cli.models.glm_image.checks import check_arguments, check_sampling, get_size
 from omni_cli.models.glm_image.grids import PriorHandoff, mrope_positions
 from omni_cli.models.glm_image.prompts import PriorProcessor, PriorPrompt
 from omni_cli.models.glm_image.settings import PriorConfig
@@ -63,7 +63,7 @@ class PriorStage(TextStage):
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
         self._check_arguments(request)
-        height, width = size_of(request.diffusion, self._prior, [image.shape for image in request.images])
+        height, width = get_size(request.diffusion, self._prior, [image.shape for image in request.images])
         images = [image.numpy() for image in request.images]
         prompt = self._processor.make(request.prompt or "", images, height, width, raw=request.raw)
         self._check_length(prompt, height, width)
@@ -104,8 +104,8 @@ class PriorStage(TextStage):
     def _image_tokens(self, prompt: PriorPrompt) -> tuple[torch.Tensor, ...]:
         if prompt.pixel_values is None:
             return ()
-        found = self.engine.collective_rpc("image_tokens", args=(prompt.pixel_values, prompt.image_grids))
-        return tuple(next(tokens for tokens in found if tokens is not None))
+        by_rank = self.engine.collective_rpc("image_tokens", args=(prompt.pixel_values, prompt.image_grids))
+        return tuple(next(tokens for tokens in by_rank if tokens is not None))
 
     def _filled(self, token_ids: list[int], image_token_ids: tuple[torch.Tensor, ...]) -> list[int]:
         """Replace the placeholders of a prompt by image tokens."""
@@ -114,9 +114,9 @@ class PriorStage(TextStage):
 
     def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
         # For "all", and for greedy requests, vLLM uses the size of the vocabulary, and there are fewer logits.
-        given = {"top_k": 0, **self.spec.ar.sampling.given(), **request.sampling}
-        top_k = given["top_k"]
-        if given.get("temperature") == 0:
+        sampling = {"top_k": 0, **self.spec.ar.sampling.given(), **request.sampling}
+        top_k = sampling["top_k"]
+        if sampling.get("temperature") == 0:
             extra |= {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
         elif top_k in (-1, 0) or (isinstance(top_k, int) and top_k > self._num_logits):
             extra["top_k"] = self._num_logits

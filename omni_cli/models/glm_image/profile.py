@@ -17,18 +17,18 @@ _MAX_NUM_SEQS = {"cpu": 8, "cuda": 16}
 _TOP_K = 50
 
 
-def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return both stages, with the checkpoint's sampling; sizes and steps are the pipeline's defaults."""
     prior = folder / "vision_language_encoder"
     is_cpu = machine.device == "cpu"
-    given = {"max_model_len": _MAX_LENGTH[machine.device], "max_num_seqs": _MAX_NUM_SEQS[machine.device]}
+    limits = {"max_model_len": _MAX_LENGTH[machine.device], "max_num_seqs": _MAX_NUM_SEQS[machine.device]}
     room_bytes = machine.memory_bytes // 2 - weights_bytes(prior)
-    sizes = kv_cache(read_config(prior)["text_config"], read_dtype(prior), **given, room_bytes=room_bytes)
+    sizes = kv_cache(read_config(prior)["text_config"], read_dtype(prior), **limits, room_bytes=room_bytes)
     return {
         "prior": {
             "kind": "ar",
             "backend": "vllm",
-            **(sizes if is_cpu else {**given, "gpu_memory_utilization": _SHARE}),
+            **(sizes if is_cpu else {**limits, "gpu_memory_utilization": _SHARE}),
             "cudagraph_mode": "none" if is_cpu else "full_and_piecewise",
             "output_copy": "async",
             "sampling": _sampling(prior / "generation_config.json"),

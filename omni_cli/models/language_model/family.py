@@ -30,5 +30,5 @@ FAMILY = Family(
             processor_files=("preprocessor_config.json", "processor_config.json"),
         ),
     ),
-    profile="omni_cli.models.language_model.profile:stages_of",
+    profile="omni_cli.models.language_model.profile:derive_stages",
 )

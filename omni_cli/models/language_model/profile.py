@@ -15,7 +15,7 @@ _MAX_LENGTH = {"cpu": 8192, "cuda": 32768}
 _MAX_NUM_SEQS = {"cpu": 8, "cuda": 64}
 
 
-def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """One stage; its context and its KV cache are sized for the machine."""
     config = read_config(folder)
     sizes = kv_cache(

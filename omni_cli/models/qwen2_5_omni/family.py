@@ -54,7 +54,7 @@ FAMILY = Family(
         "small-omni": f"{_HERE}.checkpoint.builder:small_omni",
     },
     inner_architectures=INNER,
-    profile=f"{_HERE}.profile:stages_of",
+    profile=f"{_HERE}.profile:derive_stages",
     published={
         "Qwen/Qwen2.5-Omni-3B": CheckpointNeeds(
             12 * 10**9, {"thinker": 4703 * 10**6, "talker": 385 * 10**6, "token2wav": 449 * 10**6}

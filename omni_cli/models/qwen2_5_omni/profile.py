@@ -18,7 +18,7 @@ _SYSTEM_PROMPT = (
 _SHARES = {"thinker": 0.55, "talker": 0.2, "token2wav": 0.1}
 
 
-def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return the three stages with the released models' sampling."""
     config = read_config(folder)
     is_cpu = machine.device == "cpu"

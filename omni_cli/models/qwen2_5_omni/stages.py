@@ -61,8 +61,8 @@ class TalkerStage(InputEmbedsStage):
         return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
 
     def warm_up_request(self) -> StageRequest | None:
-        given = ThinkerHandoff([0] * 7, [0] * 2, self._embed([0] * 8), {})
-        return StageRequest("", handoff=encode_additional_information(given.information()))
+        handoff = ThinkerHandoff([0] * 7, [0] * 2, self._embed([0] * 8), {})
+        return StageRequest("", handoff=encode_additional_information(handoff.information()))
 
     @property
     def effective(self) -> dict[str, object]:
@@ -76,8 +76,8 @@ class TalkerStage(InputEmbedsStage):
         request = active.request
         self._num_early += request.more_follows
         speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
-        given = thinker_to_talker(
-            ThinkerHandoff.from_information(self.information_of(request.handoff)),
+        prompt = thinker_to_talker(
+            ThinkerHandoff.from_information(self.decode_input(request.handoff)),
             config=self.config,
             embed=self._embed,
             text_bos_token_id=int(speaker["bos_token"]),
@@ -85,10 +85,10 @@ class TalkerStage(InputEmbedsStage):
             is_whole=not request.more_follows,
         )
         ends = [self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id]
-        return given, {"stop_token_ids": ends}
+        return prompt, {"stop_token_ids": ends}
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        reply = ReplyRows.from_information(self.information_of(command.handoff))
+        reply = ReplyRows.from_information(self.decode_input(command.handoff))
         return more_embeds(reply, config=self.config, embed=self._embed, is_last=command.is_last)
 
     def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:

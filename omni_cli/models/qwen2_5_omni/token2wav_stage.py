@@ -174,7 +174,7 @@ class Token2WavStage(VllmStage):
             self.admit(ActiveRequest(request, time.perf_counter(), context=context))
 
     def _codes(self, handoff: bytes | None) -> list[int]:
-        token_ids = integers_of(self.information_of(handoff), "codec_token_ids")
+        token_ids = integers_of(self.decode_input(handoff), "codec_token_ids")
         return spoken_codes(token_ids, config=self.talker_config, num_codes=self.num_codes)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
@@ -198,7 +198,7 @@ class Token2WavStage(VllmStage):
         if chunk is not None:
             settings["chunk"] = [chunk.codes_start, chunk.start, chunk.end]
             if self._synthesizer.carries:
-                settings["stream"] = [self.request_id_of(active)]
+                settings["stream"] = [self.get_request_id(active)]
                 if chunk.continues_at is not None:
                     settings["continues_at"] = [chunk.continues_at]
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings, self.payload_limits)}
@@ -225,9 +225,9 @@ class Token2WavStage(VllmStage):
         start_s = active.context["chunk"].start / CODES_PER_SECOND
         return precedence(start_s, active.added_s, stream.first_audio_s, now_s=time.perf_counter())
 
-    def request_id_of(self, active: ActiveRequest) -> str:
+    def get_request_id(self, active: ActiveRequest) -> str:
         stream: SpeechStream | None = active.context.get("stream")
-        return super().request_id_of(active) if stream is None else stream.request.request_id
+        return super().get_request_id(active) if stream is None else stream.request.request_id
 
     def abort(self, request_id: str) -> None:
         stream = self._streams.pop(request_id, None)

@@ -173,12 +173,12 @@ def _rows_of_users(
 ) -> torch.Tensor:
     """Return the media rows of users' turns, (num_tokens, hidden_size)."""
     positions = [position for position, token_id in enumerate(handoff.prompt_token_ids) if token_id in media_ids]
-    given = handoff.media_rows
-    if given is None or given.shape != (len(positions), rows.shape[1]):
-        shape = None if given is None else tuple(given.shape)
+    media_rows = handoff.media_rows
+    if media_rows is None or media_rows.shape != (len(positions), rows.shape[1]):
+        shape = None if media_rows is None else tuple(media_rows.shape)
         raise PayloadError(f"media rows are of shape {shape} instead of {(len(positions), rows.shape[1])}")
     wanted = set(user)
-    return given[[index for index, position in enumerate(positions) if position in wanted]].to(rows.dtype)
+    return media_rows[[index for index, position in enumerate(positions) if position in wanted]].to(rows.dtype)
 
 
 def mrope_positions(token_ids: Sequence[int], media: dict[str, torch.Tensor], config: Any) -> torch.Tensor:

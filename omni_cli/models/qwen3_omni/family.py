@@ -57,7 +57,7 @@ FAMILY = Family(
     },
     builtins={"tiny-qwen3-omni": f"{_HERE}.checkpoint.builder:tiny_qwen3_omni"},
     inner_architectures=INNER,
-    profile=f"{_HERE}.profile:stages_of",
+    profile=f"{_HERE}.profile:derive_stages",
     # The talker's prompt repeats the users' turns and ends with the head of the assistant's turn.
     prompt_frame=("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
     published={

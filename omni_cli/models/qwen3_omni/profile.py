@@ -13,7 +13,7 @@ from omni_cli.families import Machine
 _SHARES = {"thinker": 0.65, "talker": 0.15, "code2wav": 0.05}
 
 
-def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return all three stages, or the thinker if the checkpoint has no talker, with transformers' sampling."""
     config = read_config(folder)
     is_cpu = machine.device == "cpu"

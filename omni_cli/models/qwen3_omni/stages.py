@@ -46,9 +46,9 @@ class Qwen3ThinkerStage(OmniThinkerStage):
     def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         super().prepared(active, engine_input)
         num_tokens = len(engine_input["prompt_token_ids"])
-        for places in engine_input.get("mm_placeholders", {}).values():
+        for placeholders in engine_input.get("mm_placeholders", {}).values():
             # vLLM counts positions from the tokens around a placeholder, and fails if there are none.
-            if any(place.offset == 0 or place.offset + place.length == num_tokens for place in places):
+            if any(item.offset == 0 or item.offset + item.length == num_tokens for item in placeholders):
                 raise InputError(
                     "the prompt must begin and end each image and each sound with their own tokens",
                     hint="write `<|vision_start|><|image_pad|><|vision_end|>`, "
@@ -70,8 +70,8 @@ class Qwen3ThinkerStage(OmniThinkerStage):
         if self.wants_rows(active.request):
             rows = self.new_rows(active)
             assert rows is not None
-            places = [place for place, token_id in enumerate(prompt_ids) if token_id in self._media_ids]
-            rows = rows[places]
+            positions = [position for position, token_id in enumerate(prompt_ids) if token_id in self._media_ids]
+            rows = rows[positions]
         handoff = TokenHandoff(list(prompt_ids), self._new_tokens(active), rows, active.context.get("media", {}))
         return handoff.information()
 
@@ -111,22 +111,22 @@ class Qwen3TalkerStage(FrameStage):
 
     def warm_up_request(self) -> StageRequest | None:
         head = [self._omni.im_start_token_id, self._omni.assistant_token_id, 0]
-        given = TokenHandoff(head, [0] * 4, None, {})
-        return StageRequest("", handoff=encode_additional_information(given.information()))
+        handoff = TokenHandoff(head, [0] * 4, None, {})
+        return StageRequest("", handoff=encode_additional_information(handoff.information()))
 
     def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
-        given = thinker_to_talker(
-            TokenHandoff.from_information(self.information_of(request.handoff)),
+        prompt = thinker_to_talker(
+            TokenHandoff.from_information(self.decode_input(request.handoff)),
             config=self._omni,
             embed=self._embed,
             speaker_id=self.speaker_id(request.speaker),
             is_whole=not request.more_follows,
         )
-        return given, {"stop_token_ids": [self.config.codec_eos_token_id]}
+        return prompt, {"stop_token_ids": [self.config.codec_eos_token_id]}
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        token_ids = integers_of(self.information_of(command.handoff), "token_ids")
+        token_ids = integers_of(self.decode_input(command.handoff), "token_ids")
         return more_embeds(token_ids, config=self._omni, embed=self._embed, is_last=command.is_last)
 
     def num_spoken(self, active: ActiveRequest) -> int:

@@ -109,8 +109,8 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
             raise ValueError(f"the talker is conditioned on rows of {size}, got {rows.shape[1]}")
         projected: torch.Tensor = self.text_projection(rows)
         if hidden_positions:
-            places = torch.tensor(hidden_positions, device=rows.device)
-            projected[places] = self.hidden_projection(rows[places])
+            positions = torch.tensor(hidden_positions, device=rows.device)
+            projected[positions] = self.hidden_projection(rows[positions])
         return projected
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:

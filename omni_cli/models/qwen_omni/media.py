@@ -19,9 +19,9 @@ def media_of_prompt(engine_input: Any) -> dict[str, torch.Tensor]:
     media = {}
     for items in engine_input.get("mm_kwargs", {}).values():
         for name in _FIELDS:
-            found = [item[name].data.reshape(-1) for item in items if item is not None and name in item]
-            if found:
-                stacked = torch.stack(found)
+            sizes = [item[name].data.reshape(-1) for item in items if item is not None and name in item]
+            if sizes:
+                stacked = torch.stack(sizes)
                 media[name] = stacked if "grid_thw" in name else stacked.reshape(-1)
     return media
 

@@ -35,7 +35,7 @@ def chat_routes(service: Service) -> APIRouter:
     )
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
-        exchange = Exchange.of(request.scope)
+        exchange = Exchange.from_scope(request.scope)
         _check(service, body)
         reply = _reply(service, body)
         generate = await service.decode(functools.partial(_generate_request, service, body, reply))

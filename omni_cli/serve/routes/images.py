@@ -41,8 +41,8 @@ def image_routes(service: Service) -> APIRouter:
         service.check_edits(edits=True)
         if not body.images:
             raise APIError(400, "field `image` is missing", code="missing_required_parameter", param="image")
-        given = {"mask": body.mask is not None, "control_image": bool(body.control_image)}
-        service.check_given({"image", *(name for name, is_given in given.items() if is_given)})
+        optional = {"mask": body.mask is not None, "control_image": bool(body.control_image)}
+        service.check_given({"image", *(name for name, is_present in optional.items() if is_present)})
         return await _reply(service, body, request, **await service.decode(partial(_media, body)))
 
     return router
@@ -50,7 +50,7 @@ def image_routes(service: Service) -> APIRouter:
 
 async def _reply(service: Service, body: ImageFields, request: Request, **media: Any) -> Response:
     requests = _generate_requests(service, body, **media)
-    results = await _run_all(service, requests, Exchange.of(request.scope))
+    results = await _run_all(service, requests, Exchange.from_scope(request.scope))
     data = await asyncio.to_thread(lambda: [item for result in results for item in _items(result)])
     reply: ImagesReply = {"created": unix_now(), "output_format": "png", "data": data}
     return JSONResponse(reply)

@@ -39,7 +39,7 @@ def speech_routes(service: Service) -> APIRouter:
     )
     async def audio_speech(body: SpeechRequest, request: Request) -> Response:
         """Speak a text: the first stage receives it as its own answer, and the others speak it."""
-        exchange = Exchange.of(request.scope)
+        exchange = Exchange.from_scope(request.scope)
         _check(service, body)
         generate = GenerateRequest(
             request_id=new_id("speech"),

@@ -24,7 +24,7 @@ from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, content, errors
 from omni_cli.serve.schemas.replies import DeletedVideo, VideoList, VideoReply
 from omni_cli.serve.schemas.videos import VideoRequest
 from omni_cli.serve.service import Service
-from omni_cli.serve.video_jobs import VIDEOS, VideoJobs, video_of
+from omni_cli.serve.video_jobs import VIDEOS, VideoJobs, get_video
 from omni_cli.serve.video_store import JOB_ID, Job
 
 _MAX_PAGE = 100
@@ -63,7 +63,7 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     async def create_video_sync(body: Annotated[VideoRequest, MULTIPART], request: Request) -> Response:
         """Make a video and send it, without a job."""
         generate = await _generate_request(service, body)
-        video = video_of(await service.result(generate, Exchange.of(request.scope)))
+        video = get_video(await service.result(generate, Exchange.from_scope(request.scope)))
         return Response(video.content, media_type="video/mp4")
 
     return router

@@ -35,10 +35,10 @@ def _check_size(value: str) -> str:
 
 def parse_size(value: str) -> tuple[int, int]:
     """Parse `WIDTHxHEIGHT` in pixels; raises `ValueError`."""
-    found = re.fullmatch(_SIZE, value, re.ASCII)
-    if found is None:
+    match = re.fullmatch(_SIZE, value, re.ASCII)
+    if match is None:
         raise ValueError("must be WIDTHxHEIGHT in pixels, such as 512x512, or auto")
-    width, height = int(found[1]), int(found[2])
+    width, height = int(match[1]), int(match[2])
     if max(width, height) > MAX_IMAGE_SIDE:
         raise ValueError(f"a side may have at most {MAX_IMAGE_SIDE} pixels")
     if width * height > MAX_PIXELS_MADE:

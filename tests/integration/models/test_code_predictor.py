@@ -66,7 +66,7 @@ def test_draws_are_spread_as_the_reference_spreads_them(reference, predictor, fi
     draws = Draws(7, MAX_BATCH * (CODEBOOKS - 1))
     sampled = torch.zeros(MAX_BATCH, 1, dtype=torch.bool)
     for step in range(num_steps):
-        drawn = torch.from_numpy(draws.of(step)).view(MAX_BATCH, -1)
+        drawn = torch.from_numpy(draws.get(step)).view(MAX_BATCH, -1)
         codes, _ = predictor(hidden.expand(MAX_BATCH, -1), first.expand(MAX_BATCH), drawn, sampled)
         counts += torch.bincount(codes[:, 1], minlength=CODES)
     shares = counts / (num_steps * MAX_BATCH)
@@ -141,12 +141,12 @@ def test_sizes_halve_down_to_the_smallest(max_batch, sizes):
 
 
 def test_draws_depend_on_seed_and_frame_alone():
-    rows = [Draws(4, 3).of(frame).tolist() for frame in range(200)]
+    rows = [Draws(4, 3).get(frame).tolist() for frame in range(200)]
     backwards = Draws(4, 3)
-    assert [backwards.of(frame).tolist() for frame in reversed(range(200))] == rows[::-1]
+    assert [backwards.get(frame).tolist() for frame in reversed(range(200))] == rows[::-1]
     assert len({tuple(row) for row in rows}) == 200
-    assert Draws(5, 3).of(0).tolist() != rows[0]
-    assert Draws(-1, 3).of(0).tolist() == Draws(2**64 - 1, 3).of(0).tolist()
+    assert Draws(5, 3).get(0).tolist() != rows[0]
+    assert Draws(-1, 3).get(0).tolist() == Draws(2**64 - 1, 3).get(0).tolist()
 
 
 class Recorder:

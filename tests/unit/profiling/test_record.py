@@ -24,9 +24,9 @@ from omni_cli.profile_record import (
     load_profile_record,
     save_profile,
 )
-from omni_cli.profiling.hints import hints_of
-from omni_cli.profiling.overhead import overhead_of
-from omni_cli.profiling.roofline import roofline_of
+from omni_cli.profiling.hints import find_hints
+from omni_cli.profiling.overhead import measure_overhead
+from omni_cli.profiling.roofline import compute_roofline
 from omni_cli.profiling.waterfall import stage_seconds
 from omni_cli.report.profile_text import profile_text
 from omni_cli.stage.recording import (
@@ -81,7 +81,7 @@ def profile(*stages: StageProfile) -> Profile:
         stages=stages,
         request=(),
         stage_seconds={"image": 0.11, "other": 0.01},
-        hints=hints_of(stages, overhead),
+        hints=find_hints(stages, overhead),
         trace="trace.json.gz",
     )
 
@@ -106,11 +106,11 @@ def test_overhead_with_an_interval_where_there_are_enough_iterations() -> None:
     plain = [iteration(0.1 + 0.001 * n) for n in range(8)]
     slowed = (1.48, 1.49, 1.52, 1.50, 1.51, 1.495, 1.505, 1.47)
     profiled = [iteration(one.e2e_s * factor) for one, factor in zip(plain, slowed, strict=True)]
-    e2e, latency = overhead_of(plain, profiled)
+    e2e, latency = measure_overhead(plain, profiled)
     assert (e2e.metric, latency.metric) == ("e2e_s", "image.latency_s")
     assert e2e.ratio == pytest.approx(1.5, rel=0.005)
     assert 1.4 < e2e.ci95[0] < 1.5 < e2e.ci95[1] < 1.6
-    assert overhead_of(plain[:2], profiled[:2])[0].ci95 is None
+    assert measure_overhead(plain[:2], profiled[:2])[0].ci95 is None
 
 
 def recorded(*spans: tuple[int, int]) -> Recording:
@@ -140,11 +140,11 @@ def test_roofline_of_counted_work_takes_the_tighter_limit_of_each_part() -> None
     work = msgspec.structs.replace(
         recorded(), work=(WorkPart("a", "mm", 2, 1e8, 1e6), WorkPart("b", "mm", 1, 1e6, 1e7)), omitted=("_C::x",)
     )
-    roofline = roofline_of(described(), RATES, work, [], 1, 1.0)
+    roofline = compute_roofline(described(), RATES, work, [], 1, 1.0)
     assert [(part.module, part.limit) for part in roofline.parts] == [("a", "compute"), ("b", "memory")]
     assert roofline.bound_s == pytest.approx(0.1 + 0.1) and roofline.fraction == pytest.approx(0.2)
     assert any("_C::x" in text for text in roofline.omitted)
-    assert roofline_of(described(), RATES, recorded(), [], 1, 1.0) is None, "nothing is known of the work"
+    assert compute_roofline(described(), RATES, recorded(), [], 1, 1.0) is None, "nothing is known of the work"
 
 
 def test_roofline_of_an_ar_stage_against_a_count_token_by_token() -> None:
@@ -154,7 +154,7 @@ def test_roofline_of_an_ar_stage_against_a_count_token_by_token() -> None:
         attentions=(Attention("attn", num_heads=4, num_kv_heads=2, head_size=8, item_bytes=4),),
     )
     request = StageTrace("thinker", "ar", 1.0, num_input_tokens=3, num_output_tokens=4)
-    parts = {part.module: part for part in roofline_of(stage, RATES, recorded(), [request], 4, 1.0).parts}
+    parts = {part.module: part for part in compute_roofline(stage, RATES, recorded(), [request], 4, 1.0).parts}
     assert parts["up"].flops == 2 * 50 * (3 + 1 + 1 + 1) and parts["up"].moved_bytes == 4 * 200
     assert parts["head"].flops == 2 * 70 * 4 and parts["head"].moved_bytes == 4 * 280
     seen = [1, 2, 3, 4, 5, 6]
@@ -173,7 +173,7 @@ def test_roofline_of_experts_and_of_a_code_predictor() -> None:
         uncounted=("module bridge",),
     )
     request = StageTrace("talker", "ar", 1.0, num_input_tokens=3, num_output_tokens=4)
-    roofline = roofline_of(stage, RATES, recorded(), [request], 4, 1.0)
+    roofline = compute_roofline(stage, RATES, recorded(), [request], 4, 1.0)
     parts = {part.module: part for part in roofline.parts}
     assert parts["experts"].flops == 2 * 50 * 2 * (3 + 1 + 1 + 1), "of the active ones alone"
     # An expert is left out by a token in one of two cases; a step of one token reads its two.
@@ -183,25 +183,25 @@ def test_roofline_of_experts_and_of_a_code_predictor() -> None:
 
 
 def test_hints_follow_from_the_numbers() -> None:
-    assert hints_of([stage()], []) == ()
+    assert find_hints([stage()], []) == ()
     gaps = LaunchGaps(count=9, total_s=0.05, median_s=1e-5, largest_s=0.01, fraction_of_steps=0.5)
-    (hint,) = hints_of([stage(launch_gaps=gaps)], [])
+    (hint,) = find_hints([stage(launch_gaps=gaps)], [])
     assert "50%" in hint.message and "image.execution=compile" in hint.advice
     cuda = msgspec.structs.replace(stage().activity, device="cuda")
-    (hint,) = hints_of([stage(launch_gaps=gaps, activity=cuda)], [])
+    (hint,) = find_hints([stage(launch_gaps=gaps, activity=cuda)], [])
     assert "image.execution=cudagraph" in hint.advice
-    (hint,) = hints_of([stage(launch_gaps=gaps, activity=cuda, effective={"execution": "cudagraph"})], [])
+    (hint,) = find_hints([stage(launch_gaps=gaps, activity=cuda, effective={"execution": "cudagraph"})], [])
     assert "execution" not in hint.advice, "no advice to enable what is enabled"
     step = Step(name="engine step", number=1, median_s=0.01, samples_s=(0.01,), usual_s=0.01, outlier=False)
-    (hint,) = hints_of([stage(launch_gaps=gaps, steps=(step,))], [])
+    (hint,) = find_hints([stage(launch_gaps=gaps, steps=(step,))], [])
     assert "--batch-size" in hint.advice, "a codec denoises nothing, and has no other execution"
     place = CopyPlace(range="text encode", operator="aten::clone", module=None, calls=1, copied_bytes=1, seconds=0.02)
-    (hint,) = hints_of([stage(copies=Copies(places=(place,)))], [])
+    (hint,) = find_hints([stage(copies=Copies(places=(place,)))], [])
     assert "text encode (aten::clone)" in hint.message and "20%" in hint.message
     phase = PhaseMemory(
         name="vae decode", start_s=0, duration_s=1, peak_host_rss_bytes=600 * MIB, added_bytes=200 * MIB
     )
-    (hint,) = hints_of([stage(memory=msgspec.structs.replace(stage().memory, phases=(phase,)))], [])
+    (hint,) = find_hints([stage(memory=msgspec.structs.replace(stage().memory, phases=(phase,)))], [])
     assert hint.message.startswith("vae decode holds 200 MiB")
 
 

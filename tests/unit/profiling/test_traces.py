@@ -14,7 +14,7 @@ from omni_cli.bench.metrics import Iteration
 from omni_cli.engine.recording.range_log import RangeLog
 from omni_cli.errors import OutputError
 from omni_cli.execution.ranges import listen, mark
-from omni_cli.profiling.activity import activity_of, launch_gaps
+from omni_cli.profiling.activity import launch_gaps, measure_activity
 from omni_cli.profiling.chrome_trace import merged_trace
 from omni_cli.profiling.memory import added_by_step, stage_memory
 from omni_cli.profiling.operator_times import copies_of, kernel_name, operator_times
@@ -101,7 +101,7 @@ def test_copies_are_named_by_where_they_come_from(operators) -> None:
 
 
 def test_activity_of_a_cpu_adds_up(operators) -> None:
-    activity = activity_of([operators], description())
+    activity = measure_activity([operators], description())
     assert activity.busy_fraction == pytest.approx(0.6), "12 ms of two threads' 20"
     assert sum(activity.idle_s.values()) == pytest.approx(activity.capacity_s - activity.busy_s)
     assert activity.idle_s["between operators"] == pytest.approx(0.005), "the other thread, while one prepares"
@@ -124,7 +124,7 @@ def test_activity_of_a_device_is_when_its_kernels_run(tmp_path: Path) -> None:
     }  # fmt: skip
     trace = write(tmp_path / "trace.json", [op("aten::add", 1_000, 3_000), *kernels, copied])
     operators = read_operators(trace, recording(Range("engine step", 0, 8 * MS, 0)))
-    activity = activity_of([operators], description("cuda"))
+    activity = measure_activity([operators], description("cuda"))
     assert activity.busy_s == pytest.approx(0.0025) and activity.window_s == pytest.approx(0.010)
     assert activity.idle_s == pytest.approx({"between operators": 0.0055, "between steps": 0.002})
     assert operator_times([operators])[0].operator == "aten::add", "the operator that launched them"

@@ -29,5 +29,5 @@ FAMILY = Family(
     ),
     vllm_models={WRITER: "omni_toy.models:ToyWriter", PAINTER: "omni_toy.models:ToyPainter"},
     builtins={"tiny-toy": "omni_toy.builder:build"},
-    profile="omni_toy.profile:stages_of",
+    profile="omni_toy.profile:derive_stages",
 )

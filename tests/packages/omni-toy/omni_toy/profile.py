@@ -8,7 +8,7 @@ from omni_cli.checkpoints.files import read_dtype
 from omni_cli.families import Machine
 
 
-def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """A writer with room for what the machine can hold, and a painter."""
     sizes = kv_cache(
         read_config(folder),

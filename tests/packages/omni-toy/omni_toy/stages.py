@@ -29,7 +29,7 @@ class PainterStage(VllmStage):
         active.context["num_inference_steps"] = num_steps
         information = {"num_inference_steps": [num_steps], "seed": [request.seed]}
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits)}
-        prompt = {"prompt_token_ids": integers_of(self.information_of(request.handoff), "token_ids")}
+        prompt = {"prompt_token_ids": integers_of(self.decode_input(request.handoff), "token_ids")}
         return prompt, PoolingParams(task="plugin", extra_kwargs=extra)
 
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
