@@ -43,8 +43,7 @@ from omni_cli.checkpoints.output_files import quiet_transformers
 from omni_cli.checkpoints.speaking import write_processor
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.config.schema import ARStageConfig
-from omni_cli.models.qwen2_5_omni.checkpoint.builder import omni_config
-from omni_cli.models.qwen2_5_omni.checkpoint.chat_template import CHAT_TEMPLATE
+from omni_cli.models.qwen2_5_omni.checkpoint.builder import CHAT_TEMPLATE, omni_config
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import TINY, OmniSizes
 from omni_cli.models.qwen2_5_omni.family import FAMILY
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage

@@ -149,8 +149,8 @@ class AsyncCopy:
         self.counters = CopyCounters()
         self._backend = backend
         self._pool = HostBufferPool(backend.allocate)
-        # In start order, in which they also end. Held here because a copy that nobody waits for (its request was
-        # aborted) still needs its source and its buffer.
+        # Copies in the order of their start, in which they also end. Referenced here because a copy that nobody waits
+        # for (its request was aborted) still needs its source and its buffer.
         self._under_way: deque[_Copying] = deque()
         self._lock = threading.Lock()
 
@@ -163,7 +163,7 @@ class AsyncCopy:
         tensor = tensor.detach()
         if not tensor.numel():
             return _Arrived(tensor.to("cpu"))
-        # On the current stream, and so before later work writes there.
+        # Cloned on the current stream, and so before later work overwrites the tensor.
         source = tensor.clone(memory_format=torch.contiguous_format) if reused else tensor.contiguous()
         host = self._pool.lend(tuple(source.shape), source.dtype)
         if not self._backend.is_pinned(host):

@@ -92,7 +92,7 @@ class CudaGraphBackend:
         try:
             graph.capture_end()
         except RuntimeError:
-            # Reports only the failed capture, which is known, but skips the rest of its own work.
+            # `capture_end` reports the failed capture, which is known, and skips its own clean-up.
             torch._C._cuda_endAllocateToPool(self._device.index, pool)
             torch._C._cuda_releasePool(self._device.index, pool)
             generator = torch.cuda.default_generators[self._device.index]

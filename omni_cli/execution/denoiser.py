@@ -272,11 +272,11 @@ def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
         return blocks
     lists = [list(part) for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
     alike = [parts for parts in lists if len(parts) > 1 and len({type(part) for part in parts}) == 1]
-    return max(alike, key=_num_weights, default=[])
 
+    def num_weights(parts: list[torch.nn.Module]) -> int:
+        return sum(weight.numel() for part in parts for weight in part.parameters())
 
-def _num_weights(parts: list[torch.nn.Module]) -> int:
-    return sum(weight.numel() for part in parts for weight in part.parameters())
+    return max(alike, key=num_weights, default=[])
 
 
 def _callbacks() -> Any:

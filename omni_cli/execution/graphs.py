@@ -28,7 +28,7 @@ from omni_cli.execution.graph_inputs import (
 from omni_cli.execution.operation_watch import OperationWatch, UncapturableError, where_it_failed
 
 MAX_GRAPHS = 8
-# Before each rehearsal, because libraries choose kernels and allocate workspaces, and models fill caches.
+# Runs before each rehearsal, in which libraries choose kernels and allocate workspaces, and models fill caches.
 NUM_WARMUPS = 2
 
 
@@ -184,9 +184,9 @@ class GraphManager:
 
             graph, outputs = self._backend.capture(watched)
         except StageError:
-            raise  # of a region that cannot be compiled
+            raise  # a compiled region of the module failed
         except Exception as error:  # noqa: BLE001 - models and CUDA raise anything; converted to the stage's error
-            # The frames of the calls hold their tensors.
+            # The cause is dropped, because the frames in its traceback hold the calls' tensors.
             raise self._failed(error, watch) from None
         captured = _Captured(graph, inputs, outputs, list(watch.external.values()))
         self._graphs[key] = captured

@@ -7,6 +7,7 @@ returns by itself, so that no release can be forgotten.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -39,7 +40,7 @@ class HostBufferPool:
         import numpy as np
         import torch
 
-        num_bytes = dtype.itemsize * _product(shape)
+        num_bytes = dtype.itemsize * math.prod(shape)
         buffer = self._take(max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()))
         lease = _Lease(buffer, num_bytes)
         weakref.finalize(lease, self._returned.append, buffer).atexit = False
@@ -72,10 +73,3 @@ class _Lease:
             "shape": (num_bytes,),
             "data": (buffer.data_ptr(), False),
         }
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

@@ -56,7 +56,7 @@ def mark(name: str, number: int | None = None) -> Mark | _NoRange:
     if _listener is None:  # in every step of a stage
         return _NO_RANGE
     listener = _own_listener()
-    return _NO_RANGE if listener is None else Mark(listener, _numbered(name, number))
+    return _NO_RANGE if listener is None else Mark(listener, name if number is None else f"{name} {number}")
 
 
 def request_began(request_id: str) -> None:
@@ -108,7 +108,3 @@ class Consecutive:
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
-
-
-def _numbered(name: str, number: int | None) -> str:
-    return name if number is None else f"{name} {number}"

@@ -1,4 +1,4 @@
-"""A Ray cluster: an existing one, or one that is started on this machine and ended after use."""
+"""A Ray cluster for replicas and ranks: an existing one, or one that is started here and ended after use."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
+from omni_cli.config.schema import ARStageConfig, StageConfig
 from omni_cli.errors import OmniError
 from omni_cli.ray_integration.quiet import QuietRay
 from omni_cli.temporary_folder import scratch_folder, temporary_folder
@@ -87,6 +90,27 @@ class RayCluster:
             self._kept.close()
             self._folder = None
         self._quiet.end()
+
+
+@contextlib.contextmanager
+def ray_for_ranks(stage: StageConfig) -> Iterator[None]:
+    """Provide Ray as long as the stage needs it; does nothing for a stage that does not. Raises `OmniError`.
+
+    vLLM uses a running Ray. One that it starts itself waits for a dashboard, is open to everyone on the machine, and
+    leaves files and shared memory behind.
+    """
+    if not isinstance(stage, ARStageConfig) or stage.distributed_executor_backend != "ray":
+        yield
+        return
+    # In the main thread, Ray would take over the signals.
+    with ThreadPoolExecutor(1, thread_name_prefix="omni-ray") as thread:
+        # Its messages go to the log of this process.
+        cluster = RayCluster(verbose=True)
+        thread.submit(cluster.connect).result()
+        try:
+            yield
+        finally:
+            thread.submit(cluster.close).result()
 
 
 def _job() -> object:

@@ -13,7 +13,7 @@ from starlette.routing import Match
 
 from omni_cli import __version__
 from omni_cli.errors import OmniError
-from omni_cli.serve.errors import APIError, api_error, validation_error
+from omni_cli.serve.errors import APIError, as_api_error, validation_error
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.middleware import RequestMiddleware
 from omni_cli.serve.parsed_route import is_form
@@ -73,8 +73,8 @@ def create_app(
         api.include_router(video_router(service, videos))
     api.add_exception_handler(RequestValidationError, _on_invalid)
     api.add_exception_handler(HTTPException, _on_http_error)
-    api.add_exception_handler(APIError, _on_api_error)
-    api.add_exception_handler(OmniError, _on_omni_error)
+    api.add_exception_handler(APIError, _on_error)
+    api.add_exception_handler(OmniError, _on_error)
     api.add_exception_handler(Exception, _on_fault)
     return RequestMiddleware(api, service=service, api_key=api_key, is_loopback=is_loopback)
 
@@ -109,12 +109,8 @@ def _methods(request: Request) -> list[str]:
     return sorted({method for route in routes for method in route.methods})
 
 
-async def _on_api_error(request: Request, error: Any) -> Response:
-    return _answer(request, error)
-
-
-async def _on_omni_error(request: Request, error: Any) -> Response:
-    return _answer(request, api_error(error))
+async def _on_error(request: Request, error: Any) -> Response:
+    return _answer(request, as_api_error(error))
 
 
 async def _on_fault(request: Request, _error: Exception) -> Response:

@@ -102,18 +102,15 @@ class ChatReply:
 
     def usage(self, result: RequestResult) -> ChatCompletionChunk:
         """Build the chunk after the last one that `stream_options.include_usage` asks for."""
-        return {**self._chunk_with([]), "usage": usage(result.stages)}
+        return {**self._chunk({}), "choices": [], "usage": usage(result.stages)}
 
     def _chunk(self, delta: ReplyDelta, finish_reason: str | None = None) -> ChatCompletionChunk:
-        return self._chunk_with([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}])
-
-    def _chunk_with(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
         return {
             "id": self.id,
             "object": "chat.completion.chunk",
             "created": self.created,
             "model": self.model,
-            "choices": choices,
+            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}],
         }
 
     def _add_token_ids(self, choice: Choice | ChunkChoice, result: RequestResult) -> None:

@@ -25,7 +25,7 @@ _MAX_VALUES = 100_000
 # Larger bodies are read in a thread; for smaller ones, which take 5 ms at most, that would take longer.
 _SMALL_BYTES = 16 * 1024
 _READERS = ThreadPoolExecutor(2, "json")
-# Lists, and fields that are ignored anyway.
+# Fields that a form may repeat: lists, and those that are ignored.
 _REPEATABLE = ("image", "image[]", "control_image", "user", "safety_identifier")
 
 # An annotation for a route's body.
@@ -33,7 +33,7 @@ MULTIPART = fastapi.Form(media_type="multipart/form-data")
 
 
 class _ParsedRoute(APIRoute):
-    """FastAPI would hold the event loop for seconds while it reads a large body of small values."""
+    """Reads a large body in a thread. FastAPI would hold the event loop for seconds if its values are small."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from typing import TypeVar
 
 from starlette.responses import StreamingResponse
 
@@ -14,6 +15,24 @@ from omni_cli.serve.errors import APIError, as_api_error
 from omni_cli.serve.exchange import Exchange
 
 DONE = b"data: [DONE]\n\n"
+T = TypeVar("T")
+
+
+async def begin(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Wait for the first item, so that a request that fails before it gets a proper status; return all items."""
+    try:
+        first = await anext(items)
+    except BaseException:
+        await items.aclose()
+        raise
+
+    async def from_first() -> AsyncGenerator[T, None]:
+        async with aclosing(items):
+            yield first
+            async for item in items:
+                yield item
+
+    return from_first()
 
 
 async def event_stream(
@@ -21,20 +40,14 @@ async def event_stream(
 ) -> StreamingResponse:
     """Send these documents as they arrive; a failure midway is one of them, `{"error": ...}`.
 
-    Waits for the first one, so that a request that fails before it gets a proper status. Raises what the request
-    raises.
+    Waits for the first one, and raises what the request raises before it.
     """
-    try:
-        first = await anext(documents)
-    except BaseException:
-        await documents.aclose()
-        raise
+    begun = await begin(documents)
 
     async def send() -> AsyncIterator[bytes]:
         try:
-            async with aclosing(documents):
-                yield _event(first)
-                async for document in documents:
+            async with aclosing(begun):
+                async for document in begun:
                     yield _event(document)
         except (OmniError, APIError) as failure:
             error = as_api_error(failure)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from omni_cli.vllm_integration.hidden_states import ComputedSpan
 
 _FRAMES_PER_BLOCK = 64
-# As in vLLM's sampler.
+# Temperatures below it are greedy, as in vLLM's sampler.
 _GREEDY_BELOW = 1e-5
 
 
@@ -113,7 +113,7 @@ class FrameStore:
     def receive(self, request_id: str, codes: torch.Tensor) -> None:
         """Keep codes (num_codebooks,) of the next frame, which another rank predicted."""
         request = self._requests.get(request_id)
-        if request is not None:  # it may have ended
+        if request is not None:  # the request may have ended
             request.put(len(request.codes), codes)
 
     def forget(self, request_id: str) -> None:

@@ -1,13 +1,15 @@
-"""Device settings of a vLLM engine; import `vllm_stage` first."""
+"""Settings of a vLLM engine that depend on the device, and checks that vLLM runs in them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import torch
 from vllm.platforms import current_platform
 
-from omni_cli.config.schema import CudagraphMode
+from omni_cli.config.schema import ARStageConfig, CudagraphMode
+from omni_cli.errors import StageError
 
 # Share of a device's memory; vLLM requires more than zero.
 SMALLEST_SHARE = 1e-6
@@ -41,3 +43,30 @@ def with_given_cache(args: dict[str, object]) -> dict[str, object]:
     if args.get("runner") == "pooling":
         return {"gpu_memory_utilization": SMALLEST_SHARE, **args}
     return {**args, "gpu_memory_utilization": SMALLEST_SHARE}
+
+
+def check_platform(stage: ARStageConfig) -> None:
+    """Raise `StageError` if the platform has no CUDA graphs."""
+    if stage.cudagraph_mode != "none" and current_platform.is_cpu():
+        raise StageError(
+            f"`cudagraph_mode: {stage.cudagraph_mode}` needs a CUDA device, and the installed vLLM is for CPUs",
+            stage=stage.name,
+            hint=f"--set {stage.name}.cudagraph_mode=none",
+        )
+
+
+def check_effective(stage: ARStageConfig, mode: str, counters: Mapping[str, float]) -> None:
+    """Raise `StageError` if vLLM chose another mode than the stage's or captured no graph."""
+    asked = stage.cudagraph_mode
+    if mode != asked:
+        raise StageError(
+            f"`cudagraph_mode` is {asked}, but vLLM runs {mode}",
+            stage=stage.name,
+            hint=f"--set {stage.name}.cudagraph_mode={mode}; `-v` shows vLLM's reason",
+        )
+    if mode != "none" and not counters["graphs_captured"]:
+        raise StageError(
+            f"`cudagraph_mode` is {asked}, but vLLM has captured no graph",
+            stage=stage.name,
+            hint=f"--set {stage.name}.cudagraph_mode=none",
+        )

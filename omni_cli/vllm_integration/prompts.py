@@ -39,13 +39,8 @@ class PromptMaker:
         self._renderer = engine.renderer
         self._model_config = engine.vllm_config.model_config
         self._stage = stage
-        self.takes = self._allowed_media()
-
-    def _allowed_media(self) -> frozenset[str]:
-        if not self._model_config.is_multimodal_model:
-            return frozenset()
-        limits = self._processor.info.allowed_mm_limits
-        return frozenset(name for name, limit in limits.items() if limit)
+        limits = self._processor.info.allowed_mm_limits if self._model_config.is_multimodal_model else {}
+        self.takes = frozenset(name for name, limit in limits.items() if limit)
 
     def prompt(self, request: StageRequest) -> dict[str, Any]:
         """Return vLLM's prompt: the text as the tokenizer receives it, and the media."""

@@ -1,19 +1,30 @@
-"""Setup of vLLM's ranks in separate processes; import `vllm_stage` first."""
+"""vLLM's ranks in separate processes: their setup, and the memory that they share.
+
+Shared memory is unlinked as soon as all ranks have mapped it: the system frees it when the last of them ends. vLLM
+unlinks it only at an orderly end: a killed stage would leave it behind, and so would ranks on Ray, which are always
+killed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
+from vllm.distributed import get_pp_group, get_tp_group
+from vllm.distributed.device_communicators import shm_broadcast
 from vllm.platforms import current_platform
 
 from omni_cli.errors import StageError
-from omni_cli.vllm_integration.shared_memory import forget_message_queues
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
+
+_created: WeakSet[shm_broadcast.ShmRingBuffer] = WeakSet()
 
 
 def prepare_ranks(num_ranks: int, stage: str) -> None:
@@ -38,3 +49,39 @@ def forget_shared_memory(engine: LLMEngine) -> None:
     """Unlink the shared memory of a running engine and its ranks, so that nothing remains if they are killed."""
     engine.collective_rpc("forget_message_queues")
     forget_message_queues()
+
+
+class RecordedRingBuffer(shm_broadcast.ShmRingBuffer):
+    """vLLM's ring buffer, recorded by the process that creates it."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        if self.is_creator:
+            _created.add(self)
+
+
+# vLLM's message queues look the class up by this name. Only a rank's main loop holds its queue, so no hook reaches it.
+shm_broadcast.ShmRingBuffer = RecordedRingBuffer
+
+
+def forget_message_queues() -> None:
+    """Unlink the queues between engine and ranks that this process, or its parent before a fork, created.
+
+    Call it once the engine is loaded.
+    """
+    for buffer in _created:
+        # A forked rank also has its parent's queues; the first process to get here unlinks them.
+        with contextlib.suppress(FileNotFoundError):
+            buffer.shared_memory.unlink()
+        # Or it would be unlinked again.
+        buffer.is_creator = False
+
+
+def forget_cpu_channels() -> None:
+    """Unlink the channels over which ranks on a CPU exchange tensors, once they are set up."""
+    for group in (get_tp_group(), get_pp_group()):
+        channel = getattr(group.device_communicator, "dist_module", None)
+        name: str | None = getattr(channel, "group_name", None)
+        if name is not None:
+            for rank in range(group.world_size):
+                Path("/dev/shm", f"{name.lstrip('/')}_{rank}").unlink(missing_ok=True)

@@ -40,8 +40,7 @@ from omni_cli.stage.messages import (
 )
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.cudagraph_mode import check_platform, check_settled
-from omni_cli.vllm_integration.device_settings import execution_args, use_whole_float32, with_given_cache
+from omni_cli.vllm_integration import device_settings
 from omni_cli.vllm_integration.output_processor import TextEngine
 from omni_cli.vllm_integration.prompts import PromptMaker, one_line
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
@@ -84,7 +83,7 @@ class VllmStage:
 
     engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
     can_pad: ClassVar[bool] = False
-    """It has `batching: padded`, and a choice of `precision`."""
+    """True for a model with `batching: padded` and a choice of `precision`."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         for key, default in (("batching", "exact"), ("precision", None)):
@@ -99,7 +98,8 @@ class VllmStage:
             prepare_ranks(spec.stage.num_ranks, spec.stage.name)
         prepare_models(spec)
         with naming_missing_weights(spec):
-            self.engine = self.engine_cls.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
+            arguments = device_settings.with_given_cache(self.engine_args())
+            self.engine = self.engine_cls.from_engine_args(EngineArgs(**arguments))
         if spec.stage.has_ranks_elsewhere:
             forget_shared_memory(self.engine)
         self.payload_limits = PayloadLimits.of(spec.stage)
@@ -121,9 +121,9 @@ class VllmStage:
             "trust_remote_code": self.spec.trust_remote_code,
             "disable_log_stats": True,
             "worker_cls": self.worker_cls(stage.kind),
-            **execution_args(getattr(stage, "cudagraph_mode", "none")),
+            **device_settings.execution_args(getattr(stage, "cudagraph_mode", "none")),
             **(_DIFFUSION_ARGS if stage.kind == "diffusion" else {}),
-            # It compiles kernels for every way of sampling, for a minute or two; `warm_up` those of the profile only.
+            # vLLM would compile kernels for every way of sampling, for a minute or two; `warm_up` needs the profile's.
             **({} if current_platform.is_cpu() else {"kernel_config": {"enable_jit_warmup": False}}),
         }
 
@@ -262,14 +262,14 @@ class TextStage(VllmStage):
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, ARStageConfig)
-        check_platform(spec.stage)
+        device_settings.check_platform(spec.stage)
         if spec.dtype == "float32":
-            use_whole_float32()
+            device_settings.use_whole_float32()
         if describes_encoder(Path(spec.model)):
             accept_separate_videos()
         super().__init__(spec, emit)
         *_, self._cudagraph_mode = self.engine.collective_rpc("cudagraph_mode")
-        check_settled(spec.stage, self._cudagraph_mode, self.engagement)
+        device_settings.check_effective(spec.stage, self._cudagraph_mode, self.engagement)
         self.processor = self.engine.output_processor
         self.prompts = PromptMaker(self.engine, spec.stage)
 
@@ -303,7 +303,7 @@ class TextStage(VllmStage):
                 sampling = {"max_tokens": 3, "min_tokens": 0}
                 try:
                     self.add(msgspec.structs.replace(request, request_id=f"warm-up {index}", sampling=sampling))
-                except InputError:  # a model of something else than text, such as sound
+                except InputError:  # the model takes something else than text, such as sound
                     return
             while self.has_work():
                 self.step()
@@ -370,7 +370,7 @@ class TextStage(VllmStage):
         with mark("make handoff"):
             handoff = self.handoff(active, output) if wants_whole else None
         trace = {
-            # With the handoff.
+            # Includes making the handoff.
             "latency_s": time.perf_counter() - active.added_s,
             "ttft_s": None if first_token_s is None else first_token_s - active.added_s,
             "num_input_tokens": len(output.prompt_token_ids),

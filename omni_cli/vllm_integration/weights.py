@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 WHOLE = "omni_whole"
 _THREADS = 2
-# Tensors that are read before the model takes them, and the largest to be read so.
+# Number of tensors that are read ahead of the model, and the size of the largest one.
 _AHEAD = 4
 _LARGEST_BYTES = 1 << 28
-# Of the checkpoint's bytes: others, which the model leaves out, would be read, too.
+# The share of a checkpoint's bytes that a model must take for its tensors to be read ahead: the rest is read, too.
 _LEAST_SHARE = 0.75
 _INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
 
@@ -45,9 +45,9 @@ class WholeLoader(DefaultModelLoader):
     that got only a part, such as one of three fused matrices. These are memory that nothing else initialises, so it is
     filled with NaN while the model is built, and what is NaN afterwards is missing.
 
-    To a CUDA device, threads bring tensors ahead, in pinned memory. A checkpoint's tensors are pages of a file. From
-    there one thread copies them to the device, through the driver's own pinned memory: 7 instead of 13 GiB/s on an
-    H100. A model that takes a small part of the checkpoint, or slices of its tensors, is loaded as by vLLM.
+    For a CUDA device, threads read tensors ahead into pinned memory, at 13 GiB/s on an H100. From the pages of the
+    checkpoint's file, the driver would copy them through its own pinned memory, at 7 GiB/s. A model that takes a small
+    part of the checkpoint, or slices of its tensors, is loaded as by vLLM.
     """
 
     def __init__(self, load_config: LoadConfig) -> None:
@@ -80,7 +80,7 @@ class WholeLoader(DefaultModelLoader):
 
     def track_weights_loading(self, model: nn.Module, loaded_weights: set[str] | None) -> None:
         with contextlib.suppress(ValueError):
-            super().track_weights_loading(model, loaded_weights)  # which adds those that it does not require
+            super().track_weights_loading(model, loaded_weights)  # adds parameters that it does not require
         if loaded_weights is not None:
             self._missing = {name for name, _ in model.named_parameters()} - loaded_weights
 

@@ -16,8 +16,8 @@ from vllm import envs
 
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
+from omni_cli.vllm_integration.ranks import forget_cpu_channels, forget_message_queues
 from omni_cli.vllm_integration.registry import resolve_inner
-from omni_cli.vllm_integration.shared_memory import forget_cpu_channels, forget_message_queues
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as VllmWorker

@@ -101,13 +101,13 @@ def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Tokens and hidden-state rows by request id; rows are None on ranks that hand none out."""
     from vllm import SamplingParams
 
-    from omni_cli.models.qwen2_5_omni.architectures import INNER, OMNI
+    from omni_cli.models.qwen2_5_omni.family import FAMILY
     from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
     from omni_cli.vllm_integration.output_processor import TextEngine
     from omni_cli.vllm_integration.registry import resolve_in_process
     from omni_cli.vllm_integration.stage import VllmStage
 
-    for architecture in (OMNI[0], *INNER):
+    for architecture in (FAMILY.architectures[0], *FAMILY.inner_architectures):
         resolve_in_process(architecture)
     worker = VllmStage.worker_cls("ar")
     engine = make_engine(

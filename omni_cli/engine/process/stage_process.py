@@ -31,7 +31,7 @@ from omni_cli.execution import ranges
 from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
 from omni_cli.machine_limits import known_failure
 from omni_cli.models.registry import load_stage
-from omni_cli.ray_integration.ranks import ray_for_ranks
+from omni_cli.ray_integration.cluster import ray_for_ranks
 from omni_cli.stage.failures import request_failure, stage_failure, summary
 from omni_cli.stage.library_messages import translate
 from omni_cli.stage.messages import (

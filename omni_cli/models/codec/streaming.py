@@ -184,10 +184,6 @@ class StreamingCodecDecoder:
         self._sizes: list[int] = []
         self._graphs: Callable[..., Any] | None = None
 
-    def start(self) -> DecoderState:
-        """Return the state of a request before its first piece."""
-        return DecoderState()
-
     @torch.inference_mode()
     def use_graphs(
         self, backend: GraphBackend, *, stage: str, first: Sequence[int], later: Sequence[int], example: torch.Tensor

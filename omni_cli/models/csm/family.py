@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from omni_cli.families import CheckpointNeeds, Family, StageRole
-from omni_cli.models.csm.architectures import BACKBONE, CODEC, CSM
 
 _HERE = "omni_cli.models.csm"
+# Architecture names in vLLM.
+BACKBONE = "CsmBackboneForCodes"
+CODEC = "CsmCodecForDiffusion"
 
 FAMILY = Family(
     name="csm",
     title="CSM",
-    architectures=(CSM,),
+    architectures=("CsmForConditionalGeneration",),
     roles=(
         StageRole(
             name="backbone",

@@ -12,7 +12,7 @@ from transformers import AutoProcessor
 from omni_cli.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
-from omni_cli.models.csm.architectures import BACKBONE, CODEC
+from omni_cli.models.csm.family import BACKBONE, CODEC
 from omni_cli.outputs import Message
 from omni_cli.stage.messages import Report, StageRequest
 from omni_cli.stage.protocol import StageSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,9 +15,9 @@ from diffusers import (
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
+from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.checkpoints.weights import fill
-from omni_cli.models.diffusers_pipeline.sizes import ImageSizes
 
 # The scheduler of the released Qwen-Image.
 _SCHEDULER = {
@@ -32,9 +33,23 @@ _SCHEDULER = {
     "use_dynamic_shifting": True,
 }
 
-
 # Large enough that the prompt affects the image next to the initial noise.
 _GAINS = {"add_v_proj": 4.0, "to_out": 2.0, "proj_out": 3.0}
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """A Qwen-Image pipeline. The defaults are `tiny-image`'s.
+
+    `head_dim` is split over the image's three axes by the rotary embedding and must be a multiple of 16.
+    """
+
+    vocab_size: int = 1024
+    text_encoder: DecoderSizes = field(default_factory=lambda: DecoderSizes(64, 128, 2, 2, 1, 32))
+    num_layers: int = 2
+    num_attention_heads: int = 2
+    head_dim: int = 32
+    vae_base_dim: int = 16
 
 
 def tiny_image(output_dir: Path, seed: int) -> None:

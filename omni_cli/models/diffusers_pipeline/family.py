@@ -32,7 +32,7 @@ FAMILY = Family(
         "tiny-image": f"{_HERE}.builder:tiny_image",
         "tiny-video": f"{_HERE}.video_builder:tiny_video",
     },
-    # It makes one by default, and diffusers saves no part whose argument has a default.
+    # The pipeline makes its scheduler by default, and diffusers saves no part whose argument has a default.
     unsaved_parts={"LongCatAudioDiTPipeline": ("scheduler",)},
     profile=f"{_HERE}.profile:stages",
     published={

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from omni_cli.families import CheckpointNeeds, Family, StageRole
-from omni_cli.models.qwen2_5_omni.architectures import INNER, OMNI, TALKER, TOKEN2WAV
 
 _HERE = "omni_cli.models.qwen2_5_omni"
+# Architecture names in vLLM.
+TALKER = "Qwen2_5OmniTalkerForConditionalGeneration"
+TOKEN2WAV = "Qwen2_5OmniToken2WavForDiffusion"
 
 FAMILY = Family(
     name="qwen2_5_omni",
     title="Qwen2.5-Omni",
-    architectures=OMNI,
+    # The name in published checkpoints, and what transformers saves.
+    architectures=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"),
     roles=(
         StageRole(
             name="thinker",
@@ -53,7 +56,8 @@ FAMILY = Family(
         "tiny-omni": f"{_HERE}.checkpoint.builder:tiny_omni",
         "small-omni": f"{_HERE}.checkpoint.builder:small_omni",
     },
-    inner_architectures=INNER,
+    # The language model inside the thinker.
+    inner_architectures=("Qwen2ForCausalLM",),
     profile=f"{_HERE}.profile:derive_stages",
     published={
         "Qwen/Qwen2.5-Omni-3B": CheckpointNeeds(

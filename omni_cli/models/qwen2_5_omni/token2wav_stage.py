@@ -18,9 +18,9 @@ from vllm.platforms import current_platform
 
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.denoiser import require_cuda
-from omni_cli.models.qwen2_5_omni.architectures import TOKEN2WAV
 from omni_cli.models.qwen2_5_omni.chunks import Chunk, Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.connectors import spoken_codes
+from omni_cli.models.qwen2_5_omni.family import TOKEN2WAV
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.stage.messages import (

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from omni_cli.families import CheckpointNeeds, Family, StageRole
-from omni_cli.models.qwen3_omni.architectures import CODE2WAV, INNER, OMNI, TALKER, THINKER
 
 _HERE = "omni_cli.models.qwen3_omni"
+# Architecture names in vLLM.
+THINKER = "Qwen3OmniMoeThinkerForSpeech"
+TALKER = "Qwen3OmniMoeTalkerForConditionalGeneration"
+CODE2WAV = "Qwen3OmniMoeCode2WavForDiffusion"
 # In config.json; the thinking variant has only the thinker.
 _SPEAKS = "enable_audio_output"
 
 FAMILY = Family(
     name="qwen3_omni",
     title="Qwen3-Omni",
-    architectures=(OMNI,),
+    architectures=("Qwen3OmniMoeForConditionalGeneration",),
     roles=(
         StageRole(
             name="thinker",
@@ -56,7 +59,8 @@ FAMILY = Family(
         CODE2WAV: f"{_HERE}.code2wav:Qwen3OmniMoeCode2WavForDiffusion",
     },
     builtins={"tiny-qwen3-omni": f"{_HERE}.checkpoint.builder:tiny_qwen3_omni"},
-    inner_architectures=INNER,
+    # The language model inside the thinker.
+    inner_architectures=("Qwen3MoeForCausalLM",),
     profile=f"{_HERE}.profile:derive_stages",
     # The talker's prompt repeats the users' turns and ends with the head of the assistant's turn.
     prompt_frame=("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),

@@ -13,13 +13,13 @@ from vllm.outputs import RequestOutput
 from omni_cli.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
-from omni_cli.models.qwen3_omni.architectures import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.connectors import (
     TokenHandoff,
     media_token_ids,
     more_embeds,
     thinker_to_talker,
 )
+from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.thinker import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.stage.messages import AppendInput, Report, StageRequest

@@ -40,7 +40,8 @@ def chat_routes(service: Service) -> APIRouter:
         reply = _reply(service, body)
         generate = await service.decode(functools.partial(_generate_request, service, body, reply))
         if body.stream:
-            documents = _stream(service, generate, reply, exchange, with_usage=_wants_usage(body))
+            with_usage = body.stream_options is not None and body.stream_options.include_usage
+            documents = _stream(service, generate, reply, exchange, with_usage=with_usage)
             return await event_stream(documents, exchange, service.log, end=DONE)
         result = await service.result(generate, exchange)
         encodes = reply.wants_audio
@@ -98,10 +99,6 @@ def _generate_request(
         stream_audio=body.stream,
         notes=conversation.notes,
     )
-
-
-def _wants_usage(body: ChatCompletionRequest) -> bool:
-    return body.stream_options is not None and body.stream_options.include_usage
 
 
 async def _stream(

@@ -22,7 +22,7 @@ from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.replies import SpeechEvent
 from omni_cli.serve.schemas.speech import SpeechRequest
 from omni_cli.serve.service import Service
-from omni_cli.serve.sse import event_stream
+from omni_cli.serve.sse import begin, event_stream
 
 _MEDIA_TYPES = {"wav": "audio/wav", "flac": "audio/flac", "pcm": "audio/pcm"}
 # An omni model speaks its own answers, so the text is passed as its answer to this instruction.
@@ -96,18 +96,12 @@ async def _events(service: Service, request: GenerateRequest, exchange: Exchange
 
 
 async def _stream(service: Service, request: GenerateRequest, exchange: Exchange) -> StreamingResponse:
-    """Send raw PCM as it is generated. Waits for the first piece, so that an earlier failure has its own status."""
-    pieces = _pieces(service, request, exchange)
-    try:
-        first = await anext(pieces)
-    except BaseException:
-        await pieces.aclose()
-        raise
+    """Send raw PCM as it is generated."""
+    pieces = await begin(_pieces(service, request, exchange))
 
     async def send() -> AsyncIterator[bytes]:
         try:
             async with aclosing(pieces):
-                yield first
                 async for piece in pieces:
                     yield piece
         except (OmniError, APIError) as failure:

@@ -15,7 +15,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni_cli.errors import StageError
-from omni_cli.models.codec.streaming import Piece, StreamingCodecDecoder
+from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 
 CODEBOOK_SIZE, NUM_CODEBOOKS = 64, 4
 MAX_FRAMES = 24
@@ -95,7 +95,7 @@ def assert_equal(streamed: torch.Tensor, whole: torch.Tensor) -> None:
 def test_pieces_without_their_past_differ(case: Case) -> None:
     """Premise of the other tests."""
     whole = case.whole(case.codes[0])
-    second = case.decoder.decode([Piece(case.codes[0, :, 14:], case.decoder.start())])[0]
+    second = case.decoder.decode([Piece(case.codes[0, :, 14:], DecoderState())])[0]
     start = whole[-len(second) :][:1920] - second[:1920]
     assert start.abs().max() / whole.abs().max() > 0.05
 
@@ -106,7 +106,7 @@ cuts = st.lists(st.integers(1, MAX_FRAMES), min_size=1, max_size=12)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(cuts=cuts)
 def test_every_cut_gives_the_samples_of_one_call(case: Case, cuts: list[int]) -> None:
-    state, streamed, begin = case.decoder.start(), [], 0
+    state, streamed, begin = DecoderState(), [], 0
     for num_frames in cuts:
         codes = case.codes[0, :, begin : begin + num_frames]
         if codes.shape[-1]:
@@ -119,7 +119,7 @@ def test_every_cut_gives_the_samples_of_one_call(case: Case, cuts: list[int]) ->
 def test_requests_in_one_batch_do_not_meet(case: Case, seed: int) -> None:
     """Eight requests at different positions: pieces of equal length share a call."""
     draw = random.Random(seed)
-    states = [case.decoder.start() for _ in range(8)]
+    states = [DecoderState() for _ in range(8)]
     streamed: list[list[torch.Tensor]] = [[] for _ in states]
     places = [0] * 8
     while min(places) < 14:
@@ -138,7 +138,7 @@ def test_long_pieces_are_split(case: Case) -> None:
     decoder = StreamingCodecDecoder(case.module, max_frames_per_call=10)
     call = decoder.call._call
     decoder.call._call = lambda codes: (sizes.append(codes.shape), call(codes))[1]
-    pieces = [Piece(codes, decoder.start()) for codes in [*case.codes[:2], *case.codes[3:, :, :7]]]
+    pieces = [Piece(codes, DecoderState()) for codes in [*case.codes[:2], *case.codes[3:, :, :7]]]
     for piece, samples in zip(pieces, decoder.decode(pieces), strict=True):
         assert_equal(samples, case.whole(piece.codes))
     assert [(size[0], size[-1]) for size in sizes] == [(1, 10), (1, 10), (1, 4)] * 2 + [(1, 7)] * 5
@@ -157,7 +157,7 @@ def test_replayed_calls_give_the_samples_of_one_call() -> None:
     decoder.use_graphs(backend, stage="code2wav", first=(3, 12), later=(4, 12), example=case.codes[:4, :, :1])
     assert len(backend.graphs) == decoder.counters.graphs_captured == 6  # of 4, 2 and 1 requests, first and later
     ends = (2, 10, 15)
-    states, streamed = [decoder.start() for _ in ends], [[] for _ in ends]
+    states, streamed = [DecoderState() for _ in ends], [[] for _ in ends]
     for begin, end in ((0, 3), (3, 7), (7, 11), (11, 15)):
         rows = [row for row, last in enumerate(ends) if last > begin]
         pieces = [Piece(case.codes[row, :, begin : min(end, ends[row])], states[row], ends[row] <= end) for row in rows]
@@ -167,9 +167,9 @@ def test_replayed_calls_give_the_samples_of_one_call() -> None:
         assert_equal(torch.cat(streamed[row]), case.whole(case.codes[row, :, :end]))
     assert len(backend.graphs) == 6 and decoder.counters.eager_calls == 0
     # A long piece, whose graph is captured when it comes, and one of which more follows, for which there is none.
-    (samples,) = decoder.decode([Piece(case.codes[3, :, :9], decoder.start(), is_last=True)])
+    (samples,) = decoder.decode([Piece(case.codes[3, :, :9], DecoderState(), is_last=True)])
     assert_equal(samples, case.whole(case.codes[3, :, :9]))
-    decoder.decode([Piece(case.codes[3, :, :9], decoder.start())])
+    decoder.decode([Piece(case.codes[3, :, :9], DecoderState())])
     assert len(backend.graphs) == 7 and decoder.counters.eager_calls == 1
 
 
@@ -177,7 +177,7 @@ def test_the_memory_of_a_request_does_not_grow(case: Case) -> None:
     def num_values() -> int:
         return sum(tensor.numel() for tensor in [*state.contexts.values(), *state.keys_values])
 
-    state = case.decoder.start()
+    state = DecoderState()
     case.decoder.decode([Piece(case.codes[0, :, :1], state)])
     first = num_values()
     case.decoder.decode([Piece(case.codes[0, :, 1:], state)])
@@ -186,7 +186,7 @@ def test_the_memory_of_a_request_does_not_grow(case: Case) -> None:
 
 def test_codes_without_a_frame_are_refused(case: Case) -> None:
     with pytest.raises(ValueError, match=r"\(4, 0\) instead of \(num_codebooks, num_frames\)"):
-        Piece(case.codes[0, :, :0], case.decoder.start())
+        Piece(case.codes[0, :, :0], DecoderState())
 
 
 @pytest.mark.parametrize("key", ["use_causal_conv", "pad_mode", "trim_right_ratio"])

@@ -19,7 +19,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from omni_cli.models.qwen2_5_omni.architectures import TALKER
+from omni_cli.models.qwen2_5_omni.family import TALKER
 from omni_cli.vllm_integration.arriving_embeds import get_arrived
 from omni_cli.vllm_integration.input_embeds_scheduler import InputEmbedsAsyncScheduler, make_scheduler
 from omni_cli.vllm_integration.input_embeds_stage import talker_part

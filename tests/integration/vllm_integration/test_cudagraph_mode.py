@@ -14,7 +14,7 @@ from omni_cli.engine.devices import has_cuda_device
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
-from omni_cli.vllm_integration.cudagraph_mode import check_platform, check_settled
+from omni_cli.vllm_integration.device_settings import check_effective, check_platform
 
 WITHOUT_A_DEVICE = pytest.mark.skipif(has_cuda_device(), reason="this machine has what the test says that it lacks")
 MODES = ["piecewise", "full", "full_decode_only", "full_and_piecewise"]
@@ -49,7 +49,7 @@ def test_a_reduced_mode_is_an_error():
     mode = settled.name.lower()
     assert mode == "full_decode_only"
     with pytest.raises(StageError) as caught:
-        check_settled(stage, mode, {"graphs_captured": 9})
+        check_effective(stage, mode, {"graphs_captured": 9})
     assert caught.value.message == "`cudagraph_mode` is full, but vLLM runs full_decode_only"
     assert caught.value.hint == "--set thinker.cudagraph_mode=full_decode_only; `-v` shows vLLM's reason"
 
@@ -57,6 +57,6 @@ def test_a_reduced_mode_is_an_error():
 def test_a_mode_for_which_nothing_was_captured_is_an_error():
     stage = ARStageConfig.named("thinker", cudagraph_mode="piecewise")
     with pytest.raises(StageError, match="vLLM has captured no graph"):
-        check_settled(stage, "piecewise", {"graphs_captured": 0})
-    check_settled(stage, "piecewise", {"graphs_captured": 1})
-    check_settled(ARStageConfig.named("thinker"), "none", {"graphs_captured": 0})
+        check_effective(stage, "piecewise", {"graphs_captured": 0})
+    check_effective(stage, "piecewise", {"graphs_captured": 1})
+    check_effective(ARStageConfig.named("thinker"), "none", {"graphs_captured": 0})

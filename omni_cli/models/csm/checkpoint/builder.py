@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from transformers import CsmConfig, CsmForConditionalGeneration, GenerationConfig, PreTrainedTokenizerFast
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
+from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.checkpoints.weights import random_state_dict, shape_head
 from omni_cli.models.csm.checkpoint.processor import AUDIO, AUDIO_END, make_tokenizer, write_processor
-from omni_cli.models.csm.checkpoint.sizes import TINY, CsmSizes
 
 # The id of all codebooks in the frame after the last.
 END_OF_SPEECH = 0
@@ -37,9 +38,38 @@ _SPEECH_END_GAIN = 0.28
 _END_EMBEDDING_NORM, _END_COLUMN_NORM = 20.0, 2.0
 
 
+@dataclass(frozen=True)
+class MimiSizes:
+    """Mimi. A frame is 1,920 samples, as in the release, for all sizes."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_filters: int
+    codebook_dim: int
+    sliding_window: int
+
+
+@dataclass(frozen=True)
+class CsmSizes:
+    """Sizes of a whole CSM. The defaults are those of `tiny-csm`.
+
+    `codebook_size` is a power of two; each codebook's vocabulary has three more ids.
+    """
+
+    text_vocab_size: int = 512
+    codebook_size: int = 64
+    num_codebooks: int = 8
+    max_position_embeddings: int = 2048
+    backbone: DecoderSizes = field(default_factory=lambda: DecoderSizes(128, 256, 2, 4, 2, 32))
+    depth: DecoderSizes = field(default_factory=lambda: DecoderSizes(64, 128, 2, 2, 1, 32))
+    codec: MimiSizes = field(default_factory=lambda: MimiSizes(64, 128, 2, 4, 4, 32, 25))
+
+
 def tiny_csm(output_dir: Path, seed: int) -> None:
     """Write `builtin:tiny-csm`."""
-    write_csm(output_dir, TINY, seed)
+    write_csm(output_dir, CsmSizes(), seed)
 
 
 def write_csm(output_dir: Path, sizes: CsmSizes, seed: int) -> None:

@@ -18,7 +18,6 @@ from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
 from omni_cli.checkpoints.speaking import media_token_keys, save_model, speech_state_dict, write_processor
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.checkpoints.weights import Draw, normal_tensor
-from omni_cli.models.qwen2_5_omni.checkpoint.chat_template import CHAT_TEMPLATE
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, TINY, OmniSizes
 from omni_cli.models.qwen2_5_omni.speakers import Speaker
 
@@ -37,6 +36,34 @@ _GAINS = {
     "dit_model.proj_out": 2.0,
     "conv_pre": 4.0,
 }
+
+CHAT_TEMPLATE = """\
+{%- if messages[0]['role'] != 'system' -%}
+{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] in ['audio', 'audio_url', 'input_audio'] -%}
+{{- '<|audio_bos|><|AUDIO|><|audio_eos|>' -}}
+{%- elif part['type'] in ['image', 'image_url', 'input_image'] -%}
+{{- '<|vision_bos|><|IMAGE|><|vision_eos|>' -}}
+{%- elif part['type'] in ['video', 'video_url'] -%}
+{{- '<|vision_bos|><|VIDEO|><|vision_eos|>' -}}
+{%- elif 'text' in part -%}
+{{- part['text'] -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
 
 
 def tiny_omni(output_dir: Path, seed: int) -> None:
