@@ -225,8 +225,8 @@ def family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
 
 def builtins() -> Mapping[str, Family]:
     """Return the names of the built-in checkpoints, sorted, with the family that builds each."""
-    found = {name: family for family in families().values() for name in family.builtins}
-    return dict(sorted(found.items()))
+    by_name = {name: family for family in families().values() for name in family.builtins}
+    return dict(sorted(by_name.items()))
 
 
 def load(reference: Reference) -> Any:

@@ -44,7 +44,7 @@ def known_failure(error: BaseException) -> OmniError | None:
             hint = "raise it: `ulimit -u`, in a container `--pids-limit`"
             return OmniError("too many processes or threads for a limit of this machine", hint=hint)
         if code in _NOT_WRITABLE or any(os.strerror(number) in text for number in _NOT_WRITABLE):
-            folder = _folder_of(cause) or _not_writable()
+            folder = _named_folder(cause) or _not_writable()
             return _folder_error(*folder) if folder else _unknown_folder(text)
     return None
 
@@ -72,7 +72,7 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _folder_of(error: BaseException) -> tuple[str, str] | None:
+def _named_folder(error: BaseException) -> tuple[str, str] | None:
     """Return the folder of the file that the exception names, and why it cannot be written."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str) or not Path(error.filename).is_absolute():
         return None

@@ -52,10 +52,10 @@ def arithmetic(precision: Precision, device: str) -> AbstractContextManager[obje
 def precision_of(modules: list[nn.Module]) -> str:
     """Read back the arithmetic of the layers of `modules`, in `precision`'s words; several are joined by `+`."""
     layers = [layer for module in modules for layer in module.modules() if isinstance(layer, _LAYERS)]
-    return "+".join(sorted({_of(layer) for layer in layers if layer.weight.is_floating_point()}))
+    return "+".join(sorted({_get_precision(layer) for layer in layers if layer.weight.is_floating_point()}))
 
 
-def _of(layer: nn.Module) -> str:
+def _get_precision(layer: nn.Module) -> str:
     weight = layer.weight
     assert isinstance(weight, torch.Tensor)
     if weight.dtype != torch.float32:

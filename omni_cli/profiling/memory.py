@@ -54,7 +54,7 @@ def stage_memory(
     ]  # fmt: skip
     whole = _stretch(_WARM_UP, _WARM_UP, warm_up.began_ns, warm_up.ended_ns, warm_up.samples, kind)
     origin_ns = description.load.began_ns
-    peak, peak_location = _peak_of([*load, *first, *steady], kind)
+    peak, peak_location = _find_peak([*load, *first, *steady], kind)
     return StageMemory(
         measure="allocated" if kind == "cuda" else "host_rss",
         peak_bytes=peak,
@@ -67,7 +67,7 @@ def stage_memory(
     )
 
 
-def _peak_of(stretches: Sequence[_Stretch], kind: str) -> tuple[int, str]:
+def _find_peak(stretches: Sequence[_Stretch], kind: str) -> tuple[int, str]:
     """Return the peak, and where memory first comes within a page or two of it: often it keeps creeping up later."""
     highest = [max(_measured(sample, kind) for sample in stretch.samples) for stretch in stretches]
     peak = max(highest)
@@ -129,15 +129,15 @@ def _phases(stretches: Iterable[_Stretch], origin_ns: int, kind: str) -> tuple[P
     return tuple(
         PhaseMemory(
             name=name,
-            start_s=max(0, found[0].began_ns - origin_ns) / 1e9,
-            duration_s=sum(stretch.ended_ns - stretch.began_ns for stretch in found) / 1e9,
-            times=len(found),
-            peak_host_rss_bytes=max(sample.host_rss_bytes for stretch in found for sample in stretch.samples),
-            peak_allocated_bytes=_peak(found, "allocated_bytes", kind),
-            peak_reserved_bytes=_peak(found, "reserved_bytes", kind),
-            added_bytes=max(stretch.added_bytes for stretch in found),
+            start_s=max(0, group[0].began_ns - origin_ns) / 1e9,
+            duration_s=sum(stretch.ended_ns - stretch.began_ns for stretch in group) / 1e9,
+            times=len(group),
+            peak_host_rss_bytes=max(sample.host_rss_bytes for stretch in group for sample in stretch.samples),
+            peak_allocated_bytes=_peak(group, "allocated_bytes", kind),
+            peak_reserved_bytes=_peak(group, "reserved_bytes", kind),
+            added_bytes=max(stretch.added_bytes for stretch in group),
         )
-        for name, found in by_name.items()
+        for name, group in by_name.items()
     )
 
 
@@ -240,15 +240,15 @@ def _allocated_in(allocation: Allocation, ranges: Sequence[Range]) -> str:
 
 
 def _budgets(description: StageDescription, request: Recording) -> tuple[Budget, ...]:
-    found = []
+    budgets = []
     for budget in description.budgets:
         used_bytes = budget.used_bytes
         if used_bytes is None:
             used_bytes = round((request.kv_cache_usage or 0.0) * budget.budget_bytes)
-        found.append(
+        budgets.append(
             Budget(
                 what=budget.what, budget_bytes=budget.budget_bytes, used_bytes=used_bytes,
                 used_fraction=used_bytes / budget.budget_bytes,
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(budgets)

@@ -59,14 +59,14 @@ class PriorProcessor:
         self._check_prompt(prompt)
         inputs = self._inputs(prompt, images, height, width, raw)
         grids: torch.Tensor = inputs["image_grid_thw"]
-        found = [(rows, columns) for _, rows, columns in grids.tolist()]
+        sizes = [(rows, columns) for _, rows, columns in grids.tolist()]
         num_images = len(images)
-        _check_images(images, found[:num_images])
+        _check_images(images, sizes[:num_images])
         return PriorPrompt(
             token_ids=inputs["input_ids"][0].tolist(),
             # The model generates the preview first; the processor lists it last.
-            targets=tuple(reversed(found[num_images:])),
-            images=tuple(found[:num_images]),
+            targets=tuple(reversed(sizes[num_images:])),
+            images=tuple(sizes[:num_images]),
             pixel_values=inputs["pixel_values"] if images else None,
             image_grids=grids[:num_images] if images else None,
         )

@@ -181,5 +181,5 @@ class ChatCompletionRequest(Strict):
 
     def sampling(self) -> dict[str, object]:
         """The given vLLM sampling parameters of the first stage."""
-        given = {name: getattr(self, name) for name in _SAMPLING}
-        return {_RENAMED.get(name, name): value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for name in _SAMPLING}
+        return {_RENAMED.get(name, name): value for name, value in values.items() if value is not None}

@@ -79,8 +79,8 @@ class ImageFields(Strict):
 
     def diffusion(self) -> dict[str, object]:
         """The given arguments of the pipeline's call."""
-        given = {name: getattr(self, name, None) for name in _DIFFUSION}
-        arguments = {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name, None) for name in _DIFFUSION}
+        arguments = {name: value for name, value in values.items() if value is not None}
         if self.size not in (None, "auto"):
             arguments["width"], arguments["height"] = parse_size(self.size)
         return arguments

@@ -42,8 +42,8 @@ class VideoRequest(Form):
 
     def diffusion(self) -> dict[str, object]:
         """The given arguments of the pipeline's call."""
-        given = {name: getattr(self, name) for name in _CALL} | {"duration": self.seconds}
-        arguments = {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for name in _CALL} | {"duration": self.seconds}
+        arguments = {name: value for name, value in values.items() if value is not None}
         if self.size not in (None, "auto"):
             arguments["width"], arguments["height"] = parse_size(self.size)
         return arguments
