@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Properties:
-    """Of a device: its compute capability from NVML, anything else from torch, once somebody asks."""
+    """Properties of a device: its compute capability from NVML, anything else from torch when it is first read."""
 
     def __init__(self, index: int, usual: Any) -> None:
         import pynvml

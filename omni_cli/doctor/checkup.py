@@ -135,7 +135,7 @@ def judge_profile(profile: EngineConfig, facts: MachineFacts, problems: Iterable
 
 
 def visible_devices(facts: MachineFacts) -> tuple[machine.Gpu, ...]:
-    """Return the devices that torch sees, in its order; the driver's if torch cannot be asked."""
+    """Return the devices that torch sees, in its order; the driver's if torch cannot be imported."""
     if not facts.torch.facts:
         return facts.gpus.devices
     by_uuid = {gpu.uuid: gpu for gpu in facts.gpus.devices}

@@ -120,7 +120,7 @@ def read_gpus() -> Gpus:
         return Gpus()
     query = "--query-gpu=index,name,memory.total,memory.free,driver_version,uuid"
     try:
-        asked = subprocess.run(
+        completed = subprocess.run(
             [tool, query, "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
@@ -130,10 +130,10 @@ def read_gpus() -> Gpus:
         return Gpus(error=f"nvidia-smi did not answer within {NVIDIA_SMI_TIMEOUT_S:.0f} s")
     except OSError as error:
         return Gpus(error=f"nvidia-smi does not run: {error.strerror}")
-    if asked.returncode:
-        lines = (asked.stdout + asked.stderr).strip().splitlines()
-        return Gpus(error=lines[0] if lines else f"nvidia-smi ended with status {asked.returncode}")
-    return parse_nvidia_smi(asked.stdout)
+    if completed.returncode:
+        lines = (completed.stdout + completed.stderr).strip().splitlines()
+        return Gpus(error=lines[0] if lines else f"nvidia-smi ended with status {completed.returncode}")
+    return parse_nvidia_smi(completed.stdout)
 
 
 def parse_nvidia_smi(text: str) -> Gpus:

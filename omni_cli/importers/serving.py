@@ -31,8 +31,8 @@ _SGLANG_SETTINGS = ("backend", "dataset_name", "random_input_len", "random_outpu
 
 
 class ServingRun(msgspec.Struct):
-    """The fields that `vllm bench serve` and `bench_serving` call alike; lists have an item per request, and so have
-    those that failed, with 0 and empty lists. SGLang and older versions of vLLM do not count `failed`."""
+    """The fields with the same name in files of `vllm bench serve` and `bench_serving`. Lists have an item per request,
+    0 or an empty list for one that failed. SGLang and older versions of vLLM do not count `failed`."""
 
     completed: int
     failed: int | None = None

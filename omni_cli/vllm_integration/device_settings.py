@@ -57,16 +57,16 @@ def check_platform(stage: ARStageConfig) -> None:
 
 def check_effective(stage: ARStageConfig, mode: str, counters: Mapping[str, float]) -> None:
     """Raise `StageError` if vLLM chose another mode than the stage's or captured no graph."""
-    asked = stage.cudagraph_mode
-    if mode != asked:
+    wanted = stage.cudagraph_mode
+    if mode != wanted:
         raise StageError(
-            f"`cudagraph_mode` is {asked}, but vLLM runs {mode}",
+            f"`cudagraph_mode` is {wanted}, but vLLM runs {mode}",
             stage=stage.name,
             hint=f"--set {stage.name}.cudagraph_mode={mode}; `-v` shows vLLM's reason",
         )
     if mode != "none" and not counters["graphs_captured"]:
         raise StageError(
-            f"`cudagraph_mode` is {asked}, but vLLM has captured no graph",
+            f"`cudagraph_mode` is {wanted}, but vLLM has captured no graph",
             stage=stage.name,
             hint=f"--set {stage.name}.cudagraph_mode=none",
         )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from omni_cli.config.schema import OutputCopy
 else:
-    VllmRunner = object  # which of vLLM's runners is behind the mixins is said where they are used
+    VllmRunner = object  # `cpu.py` and `gpu.py` combine the mixins with vLLM's runners
 
 TRITON_CACHE = "TRITON_CACHE_DIR"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from omni_cli.config.schema import OutputCopy
     from omni_cli.stage.payloads import PayloadLimits
 else:
-    VllmWorker = object  # which of vLLM's workers is behind the mixin is said where it is used
+    VllmWorker = object  # `cpu.py` and `gpu.py` combine the mixin with vLLM's workers
 
 
 class OmniWorkerMixin(VllmWorker):

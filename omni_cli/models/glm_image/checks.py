@@ -50,11 +50,11 @@ def get_size(diffusion: Mapping[str, object], prior: PriorConfig, images: Sequen
 
     Raises `InputError` unless an image of this size is a whole number of tokens.
     """
-    asked = (diffusion.get("height"), diffusion.get("width"))
+    wanted = (diffusion.get("height"), diffusion.get("width"))
     of_image = images[0][:2] if images else (_DEFAULT_PIXELS, _DEFAULT_PIXELS)
     height, width = (
         next(int(str(pixels)) for pixels in choices if pixels is not None)
-        for choices in zip(asked, (prior.height, prior.width), of_image, strict=True)
+        for choices in zip(wanted, (prior.height, prior.width), of_image, strict=True)
     )
     for name, pixels in (("height", height), ("width", width)):
         if pixels % FACTOR or not pixels:
