@@ -12,13 +12,13 @@ from vllm.v1.outputs import ModelRunnerOutput
 from omni_cli.execution.ranges import mark
 from omni_cli.vllm_integration.diffusion_entry import (
     DiffusionInput,
-    NoOutput,
     Output,
+    Unfinished,
     diffusion_entry,
     one_tensor_per_request,
     start_together,
 )
-from omni_cli.vllm_integration.outputs import AsyncOmniModelRunnerOutput, OmniModelRunnerOutput
+from omni_cli.vllm_integration.outputs import Payload, PendingOutput
 from omni_cli.vllm_integration.runner_mixins import OmniRunnerMixin
 
 
@@ -84,7 +84,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         assert received is not None
         return self._make_output([received[str(index)] for index in range(len(received))])
 
-    def _pool(self, hidden_states: object, *args: object, **kwargs: object) -> AsyncOmniModelRunnerOutput:
+    def _pool(self, hidden_states: object, *args: object, **kwargs: object) -> PendingOutput:
         """Return the outputs; `hidden_states` is the model's result: a tensor, a list or a dict by request."""
         tensors = list(one_tensor_per_request(hidden_states, list(self.input_batch.req_ids)).values())
         if self._broadcasts:
@@ -96,19 +96,23 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
             pipeline.broadcast_tensor_dict(named, src=pipeline.world_size - 1)
         return self._make_output(tensors)
 
-    def _make_output(self, results: list[Output]) -> AsyncOmniModelRunnerOutput:
-        """Build the step's output from one device tensor per request, in batch order."""
+    def _make_output(self, results: list[Output]) -> PendingOutput:
+        """Build the step's output from one result per request, in batch order."""
         request_ids = list(self.input_batch.req_ids)
-        outputs = dict(zip(request_ids, results, strict=True))
-        tensors = {name: tensor for name, tensor in outputs.items() if isinstance(tensor, torch.Tensor)}
         output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
-        # Some models return host tensors, such as transformers' vocoder.
-        here = {name: tensor for name, tensor in tensors.items() if tensor.device.type != self.device.type}
-        there = {name: tensor for name, tensor in tensors.items() if name not in here}
+        on_device: dict[str, torch.Tensor] = {}
+        at_once: dict[str, Payload] = {}
+        for request_id, result in zip(request_ids, results, strict=True) if self.returns_outputs else ():
+            if isinstance(result, torch.Tensor) and result.device.type == self.device.type:
+                on_device[request_id] = result
+            elif not isinstance(result, Unfinished):  # a failure, or a host tensor, as of transformers' vocoder
+                at_once[request_id] = result
         with mark("output copy"):
-            arrived = start_together(there, self.output_copy) if self.returns_outputs else dict
-        missing = {name: reason for name, reason in outputs.items() if isinstance(reason, NoOutput)}
-        at_once = {**here, **missing}
-        if not self.returns_outputs:
-            return AsyncOmniModelRunnerOutput(lambda: OmniModelRunnerOutput.with_payloads(output, {}))
-        return AsyncOmniModelRunnerOutput(lambda: OmniModelRunnerOutput.with_payloads(output, {**arrived(), **at_once}))
+            arrived = start_together(on_device, self.output_copy)
+
+        def finish() -> ModelRunnerOutput:
+            payloads = {**arrived(), **at_once}
+            output.pooler_output = [payloads.get(request_id) for request_id in request_ids]
+            return output
+
+        return PendingOutput(finish)

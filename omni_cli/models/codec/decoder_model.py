@@ -40,8 +40,7 @@ class CodecForDiffusion(DiffusionModel):
         self._model = vllm_config.model_config.model
         self.allow_patterns_overrides = shards_with_prefix(self._model, self.weights_prefix)
         self.codec = self.make_codec(vllm_config.model_config.hf_config)
-        # Not a module attribute, because it holds the same modules again.
-        self._decoders = (StreamingCodecDecoder(self.codec),)
+        self._decoder = StreamingCodecDecoder(self.codec)
         self._states: dict[str, DecoderState] = {}
         self._clock = clock_for(vllm_config.device_config.device_type)
         self._marks: tuple[object, object] | None = None
@@ -52,24 +51,21 @@ class CodecForDiffusion(DiffusionModel):
 
     def use_graphs(self, stage: str, max_num_seqs: int, *, first: Sequence[int], later: Sequence[int]) -> None:
         """Replay pieces of these numbers of frames, a stream's first and later ones, from CUDA graphs."""
-        (decoder,) = self._decoders
         device = next(self.codec.parameters()).device
         example = torch.zeros((max_num_seqs, self.num_codebooks, 1), dtype=torch.long, device=device)
-        decoder.use_graphs(CudaGraphBackend(device), stage=stage, first=first, later=later, example=example)
+        self._decoder.use_graphs(CudaGraphBackend(device), stage=stage, first=first, later=later, example=example)
 
     @property
     def counters(self) -> ExecutionCounters:
         """Counters of the decoder's calls."""
-        (decoder,) = self._decoders
-        return decoder.counters
+        return self._decoder.counters
 
     @torch.inference_mode()
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
         """Return the samples (num_samples,) float32 of each piece; a stream may have one at a time."""
         begin = self._clock.mark()
         pieces = [self._piece(item) for item in inputs]
-        (decoder,) = self._decoders
-        waveforms = [samples.float() for samples in decoder.decode(pieces)]
+        waveforms = [samples.float() for samples in self._decoder.decode(pieces)]
         self._marks = (begin, self._clock.mark())
         return waveforms
 

@@ -47,7 +47,6 @@ class FrameModel(InputEmbedsModel):
         if not isinstance(getattr(self, self.predictor_name), PPMissingLayer):
             network = self.code_network()
             weight = next(network.layers.parameters())
-            # Not a module attribute, because vLLM would look for weights of that name.
             predictor = CodePredictor(
                 network,
                 num_codebooks=self.num_codebooks,
@@ -56,7 +55,7 @@ class FrameModel(InputEmbedsModel):
                 dtype=weight.dtype,
                 device=weight.device,
             )
-            self._predictors = (predictor, PredictorGraphs(predictor))
+            self._graphs = PredictorGraphs(predictor)
         return loaded | apart
 
     def _load_predictor(
@@ -84,21 +83,20 @@ class FrameModel(InputEmbedsModel):
         is_greedy: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return codes (batch, num_codebooks) and input rows (batch, hidden_size), without the first code's row."""
-        _, graphs = self._predictors
-        return graphs(hidden, first_codes, draws, is_greedy)
+        return self._graphs(hidden, first_codes, draws, is_greedy)
 
     def capture_predictor(self, backend: GraphBackend, *, compiles: bool) -> None:
         """Capture the predictor's CUDA graphs, of compiled code if `compiles`."""
-        predictor, graphs = self._predictors
+        predictor = self._graphs.predictor
         if compiles:
             predictor.compile_parts()
         codes = torch.arange(predictor.max_batch, device=predictor.device) % self.num_codebooks
-        graphs.capture(backend, self.embed_codes(0, codes))
+        self._graphs.capture(backend, self.embed_codes(0, codes))
 
     @property
     def predictor_counters(self) -> ExecutionCounters:
         """Counters of the predictor's calls."""
-        return self._predictors[1].counters
+        return self._graphs.counters
 
     def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
         """Return input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as `predict_codes` does."""

@@ -31,7 +31,7 @@ class PredictorGraphs:
     """
 
     def __init__(self, predictor: CodePredictor) -> None:
-        self._predictor = predictor
+        self.predictor = predictor
         self._backend: GraphBackend | None = None
         self._graphs: dict[tuple[int, bool], _Captured] = {}
         self.counters = ExecutionCounters()
@@ -41,7 +41,7 @@ class PredictorGraphs:
         """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is an example of the backbone's."""
         start_s = time.perf_counter()
         self._backend = backend
-        num_later = self._predictor.num_codebooks - 1
+        num_later = self.predictor.num_codebooks - 1
         for size in batch_sizes(len(hidden), SMALLEST):
             firsts = torch.zeros(size, dtype=torch.long, device=hidden.device)
             greedy = [hidden[:size].clone(), firsts]
@@ -57,7 +57,7 @@ class PredictorGraphs:
 
     def _captured(self, backend: GraphBackend, inputs: list[torch.Tensor]) -> _Captured:
         def run() -> tuple[torch.Tensor, torch.Tensor]:
-            outputs: tuple[torch.Tensor, torch.Tensor] = self._predictor(*inputs)
+            outputs: tuple[torch.Tensor, torch.Tensor] = self.predictor(*inputs)
             return outputs
 
         for _ in range(NUM_WARMUPS):
@@ -76,7 +76,7 @@ class PredictorGraphs:
         """Like `CodePredictor.forward`; the results belong to the caller."""
         if self._backend is None:
             self.counters.eager_calls += 1
-            codes, rows = self._predictor(hidden, first_codes, draws, is_greedy)
+            codes, rows = self.predictor(hidden, first_codes, draws, is_greedy)
             return codes, rows
         inputs = [hidden, first_codes]
         if draws is not None and is_greedy is not None:
