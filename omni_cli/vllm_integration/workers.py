@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm import envs
-
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
 from omni_cli.vllm_integration.ranks import forget_cpu_channels, forget_message_queues
@@ -36,9 +34,9 @@ class OmniWorkerMixin(VllmWorker):
     distributed_init_method: str
 
     def init_device(self, *args: object, **kwargs: object) -> None:
-        stacks_file = stacks_in(envs.VLLM_RPC_BASE_PATH)
-        if stacks_file.exists():  # only below a stage's process, on its machine
-            write_stacks_on_signal(stacks_file)
+        scratch = os.environ.get("VLLM_RPC_BASE_PATH")  # set by the stage's process
+        if scratch is not None and stacks_in(scratch).exists():  # not in a rank on another machine
+            write_stacks_on_signal(stacks_in(scratch))
         if self.distributed_init_method == "env://":
             # With an external launcher. vLLM names the shared memory of CPU ranks by the part after the colon: without
             # a name per launch, two launches would share it, and a killed one would block all later ones.

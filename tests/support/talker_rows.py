@@ -154,7 +154,7 @@ class Runs:
             "left": {
                 "stage": list(self.stage.active),
                 "scheduler": list(scheduler.requests),
-                "supplies": len(scheduler._supplies),
+                "pending": len(scheduler._pending),
                 "worker": [name for name in last if not name.startswith("drain")],
                 "blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             },

@@ -78,7 +78,7 @@ def test_an_abort_of_one_that_waits_ends_it_alone_and_leaves_nothing(request, me
     blocks = {name: result["left"].pop("blocks") for name, result in results.items()}
     assert len(set(blocks.values())) == 1, blocks
     for result in results.values():
-        assert result["left"] == {"stage": [], "scheduler": [], "supplies": 0, "worker": []}
+        assert result["left"] == {"stage": [], "scheduler": [], "pending": 0, "worker": []}
 
 
 @pytest.mark.nightly
