@@ -36,7 +36,7 @@ def leave_out_current_folder() -> None:
         return
     if f"{here}/omni_cli" in omni_cli.__path__ or here in map(os.path.abspath, named):
         return
-    # `python -m` puts the current folder first, except with `-P`; an empty entry of PYTHONPATH comes next.
+    # Python puts the current folder first for `-m`, except with `-P`; an empty entry of PYTHONPATH comes next.
     if not sys.flags.safe_path and sys.path[:1] in ([here], [""]):
         del sys.path[0]
     if named and len(named) < len(entries) and here in sys.path:

@@ -20,7 +20,7 @@ _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def allow_open_files(number: int) -> int:
-    """Raise the limit of open files to `number`, or as far as the system allows; return it. Children inherit it."""
+    """Allow this process and its children this many open files, or as many as the system does; return how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = number if hard == resource.RLIM_INFINITY else min(number, hard)
     if soft == resource.RLIM_INFINITY:

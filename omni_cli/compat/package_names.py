@@ -1,4 +1,4 @@
-"""Which distribution each importable package comes from, without a look at each file."""
+"""Which distribution each importable package comes from, found quickly."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def quick_package_names() -> Iterator[None]:
 
 def packages_distributions() -> dict[str, list[str]]:
     """Return the names of the distributions of each importable top-level name."""
-    by_name: defaultdict[str, list[str]] = defaultdict(list)
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for distribution in metadata.distributions():
         declared = (distribution.read_text("top_level.txt") or "").split()
         for name in declared or _inferred(distribution):
-            by_name[name].append(distribution.metadata["Name"])
-    return dict(by_name)
+            found[name].append(distribution.metadata["Name"])
+    return dict(found)
 
 
 def _inferred(distribution: metadata.Distribution) -> Iterable[str]:

@@ -66,7 +66,7 @@ class OperationWatch(TorchDispatchMode):
                 self._made.add(tensor.untyped_storage()._cdata)
 
     def _has_kernel(self, func: Any) -> bool:
-        """True if the device has a kernel of its own for the whole operation, as for fused norms."""
+        """Return True if the device has a kernel of its own for it, as for fused norms: it runs, and not the parts."""
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), self._device.type.upper()))
 
     def _refuse(self, func: Any, inputs: list[torch.Tensor], args: Any, kwargs: Any) -> None:

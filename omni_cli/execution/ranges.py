@@ -43,7 +43,7 @@ def listen(listener: Listener | None) -> None:
 
 
 def is_recorded() -> bool:
-    """True if this thread's ranges are reported to a listener."""
+    """Return True if this thread's ranges are reported to a listener."""
     return _own_listener() is not None
 
 

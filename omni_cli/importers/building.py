@@ -49,7 +49,7 @@ class Imported:
     edit: str | None = None
 
 
-def make_record(
+def record_of(
     tool: str,
     created: str,
     variants: Sequence[Variant],

@@ -51,10 +51,10 @@ def load_foreign(path: Path) -> list[Imported]:
     label = visible(str(path))
     content, tool = read_bytes(label, path, _KIND), "another tool"
     try:
-        recognised = _recognised(content)
-        if recognised is None:
+        found = _recognised(content)
+        if found is None:
             return []
-        tool, read = recognised
+        tool, read = found
         imported = read(f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%dT%H:%M:%SZ}")
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"`{label}` is not a complete file of {tool}: {located(error)}") from error

@@ -16,7 +16,7 @@ from omni_cli.importers.building import (
     Imported,
     Row,
     counted,
-    make_record,
+    record_of,
     request_variant,
     summary_variant,
 )
@@ -84,7 +84,7 @@ def _serving(tool: str, document: Any, created: str, settings: dict[str, Any], o
         missing.append(f"it has only medians of the whole run, from which no interval follows: run it with `{option}`")
         if run.failed is None and run.num_prompts is None:
             missing.append(f"it does not say whether requests failed: run it with `{option}`")
-    return Imported(make_record(tool, created, [variant], settings), tuple(missing))
+    return Imported(record_of(tool, created, [variant], settings), tuple(missing))
 
 
 def _of_medians(name: str, run: ServingRun, option: str) -> Variant:
@@ -93,9 +93,9 @@ def _of_medians(name: str, run: ServingRun, option: str) -> Variant:
     e2e_ms = run.median_e2el_ms or run.median_e2e_latency_ms
     if e2e_ms is None and error is None:
         raise InputError("it has no latency from end to end", hint=f"run the benchmark with `{option}`")
-    medians = {"ttft_s": run.median_ttft_ms, "tpot_s": run.median_tpot_ms}
+    found = {"ttft_s": run.median_ttft_ms, "tpot_s": run.median_tpot_ms}
     # SGLang's time per token falls below 0 where all of them came at once.
-    metrics = {key: value * _MS for key, value in medians.items() if value and not (key == "tpot_s" and value < 0)}
+    metrics = {key: value * _MS for key, value in found.items() if value and not (key == "tpot_s" and value < 0)}
     return summary_variant(name, e2e_ms and e2e_ms * _MS, metrics, error)
 
 
@@ -155,15 +155,15 @@ _SCALES = {"ns": _NS, "us": 1e-6, "ms": _MS, "sec": 1.0, "s": 1.0}
 
 def aiperf_requests(lines: list[Any], written: str) -> list[Imported]:
     """Read AIPerf's `profile_export.jsonl`, a request per line."""
-    requests = [msgspec.convert(line, AIPerfRequest) for line in lines]
-    requests = sorted(
-        (item for item in requests if item.metadata.benchmark_phase == "profiling"),
+    found = [msgspec.convert(line, AIPerfRequest) for line in lines]
+    found = sorted(
+        (item for item in found if item.metadata.benchmark_phase == "profiling"),
         key=lambda item: item.metadata.request_start_ns,
     )
-    variant = request_variant("requests", [_aiperf_row(item) for item in requests])
-    starts_s = [item.metadata.request_start_ns * _NS for item in requests]
+    variant = request_variant("requests", [_aiperf_row(item) for item in found])
+    starts_s = [item.metadata.request_start_ns * _NS for item in found]
     created = f"{datetime.fromtimestamp(starts_s[0], UTC):%Y-%m-%dT%H:%M:%SZ}" if starts_s else written
-    return [Imported(make_record("aiperf", created, [variant], {"num_requests": len(requests)}), (NO_ORIGIN,))]
+    return [Imported(record_of("aiperf", created, [variant], {"num_requests": len(found)}), (NO_ORIGIN,))]
 
 
 def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
@@ -173,9 +173,9 @@ def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
         return FailedRun("cancelled", "cancelled")
     row: Row = {}
     for name, metric in (*_AIPERF_TIMES.items(), *_AIPERF_COUNTS.items()):
-        measured = item.metrics.get(metric)
-        scale = 1.0 if measured is None or name in _AIPERF_COUNTS else _SCALES.get(measured.unit)
-        value = None if measured is None else measured.value
+        found = item.metrics.get(metric)
+        scale = 1.0 if found is None or name in _AIPERF_COUNTS else _SCALES.get(found.unit)
+        value = None if found is None else found.value
         row[name] = float(value) * scale if value is not None and scale is not None else None
     return row
 
@@ -198,7 +198,7 @@ def aiperf_summary(document: Any, written: str) -> list[Imported]:
     if E2E not in medians and error is None:
         raise InputError("it has no median of `request_latency`", hint="pass `profile_export.jsonl` beside it")
     version = str(document.get("aiperf_version"))
-    record = make_record(
+    record = record_of(
         "aiperf", written, [summary_variant("requests", medians.pop(E2E, None), medians, error)], {"summary": True},
         versions={"aiperf": version},
     )  # fmt: skip
@@ -227,16 +227,16 @@ class AIPerfOutcome(msgspec.Struct):
 
 
 def _aiperf_error(document: Any) -> str | None:
-    outcome = msgspec.convert(document, AIPerfOutcome)
-    failed = [replace(_aiperf_failure(item.error_details), count=item.count) for item in outcome.error_summary]
-    unnamed = int(outcome.error_request_count.avg) - sum(item.count for item in failed)
+    found = msgspec.convert(document, AIPerfOutcome)
+    failed = [replace(_aiperf_failure(item.error_details), count=item.count) for item in found.error_summary]
+    unnamed = int(found.error_request_count.avg) - sum(item.count for item in failed)
     failures = counted([*failed, *([FailedRun("error", "error", unnamed)] if unnamed > 0 else [])])
-    total = int(outcome.request_count.avg) + sum(item.count for item in failures.values())
+    total = int(found.request_count.avg) + sum(item.count for item in failures.values())
     if failures:
         return failure_sentence(failures, total, "requests")
-    if outcome.request_error_rate.avg:
-        return f"{outcome.request_error_rate.avg:g}% of its requests failed"
-    return "it was cancelled" if outcome.was_cancelled else None if outcome.is_complete else "it is not complete"
+    if found.request_error_rate.avg:
+        return f"{found.request_error_rate.avg:g}% of its requests failed"
+    return "it was cancelled" if found.was_cancelled else None if found.is_complete else "it is not complete"
 
 
 def _plain(value: Any) -> Any:

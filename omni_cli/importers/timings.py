@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_cli.errors import InputError
-from omni_cli.importers.building import FailedRun, Imported, counted, make_record, summary_variant, timed_variant
+from omni_cli.importers.building import FailedRun, Imported, counted, record_of, summary_variant, timed_variant
 from omni_cli.record import Variant, failure_sentence
 
 NO_ORIGIN: Final = "it names neither the machine nor versions nor a commit: they are assumed to be equal"
@@ -42,7 +42,7 @@ def hyperfine(document: Any, written: str) -> list[Imported]:
     results = msgspec.convert(document, HyperfineFile).results
     missing = [NO_ORIGIN]
     missing += [f"`{item.command}` has no `times`: {_ONE_VALUE}" for item in results if not item.times]
-    return [Imported(make_record("hyperfine", written, [_command(item) for item in results], {}), tuple(missing))]
+    return [Imported(record_of("hyperfine", written, [_command(item) for item in results], {}), tuple(missing))]
 
 
 def _command(result: HyperfineResult) -> Variant:
@@ -89,9 +89,9 @@ class PytestFile(msgspec.Struct):
 
 def pytest_benchmark(document: Any, written: str) -> list[Imported]:
     """Read `pytest --benchmark-json`."""
-    file = msgspec.convert(document, PytestFile)
+    found = msgspec.convert(document, PytestFile)
     variants, without = [], 0
-    for item in file.benchmarks:
+    for item in found.benchmarks:
         without += not item.stats.data
         variants.append(
             timed_variant(item.fullname, item.stats.data)
@@ -100,14 +100,14 @@ def pytest_benchmark(document: Any, written: str) -> list[Imported]:
         )
     missing = [f"it has no single rounds of {without} of {len(variants)} benchmarks: run pytest with "
                "`--benchmark-save-data`"] if without else []  # fmt: skip
-    info = file.machine_info
+    info = found.machine_info
     cpu = info.get("cpu")
     brand = cpu.get("brand_raw") if isinstance(cpu, dict) else None
     machine = {"node": info.get("node"), "cpu": brand, "kernel": info.get("release")}
-    versions = {"python": str(info.get("python_version")), "pytest-benchmark": file.version}
-    record = make_record(
-        "pytest-benchmark", file.datetime or written, variants, {}, machine=machine, versions=versions,
-        commit=None if file.commit_info.id == "unversioned" else file.commit_info.id,
+    versions = {"python": str(info.get("python_version")), "pytest-benchmark": found.version}
+    record = record_of(
+        "pytest-benchmark", found.datetime or written, variants, {}, machine=machine, versions=versions,
+        commit=None if found.commit_info.id == "unversioned" else found.commit_info.id,
     )  # fmt: skip
     return [Imported(record, tuple(missing))]
 
@@ -135,9 +135,9 @@ class ActionFile(msgspec.Struct):
 
 def action_data(document: Any, written: str) -> list[Imported]:
     """Read the data file of github-action-benchmark: one record per entry, the oldest first."""
-    file = msgspec.convert(document, ActionFile)
+    found = msgspec.convert(document, ActionFile)
     imported = []
-    for suite, entries in file.entries.items():
+    for suite, entries in found.entries.items():
         for entry in sorted(entries, key=lambda entry: entry.date):
             created = f"{datetime.fromtimestamp(entry.date / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
             settings = {"suite": suite, "tool": entry.tool}
@@ -156,7 +156,7 @@ def _action_record(created: str, benches: list[ActionBench], settings: dict[str,
     missing = [_ONE_VALUE, "it names neither the machine nor versions: they are assumed to be equal"]
     if unread:
         missing.append(f"{LEFT_OUT}: {', '.join(unread)}")
-    record = make_record("github-action-benchmark", created, variants, settings, commit=commit)
+    record = record_of("github-action-benchmark", created, variants, settings, commit=commit)
     return Imported(record, tuple(missing))
 
 

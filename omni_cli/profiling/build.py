@@ -15,7 +15,7 @@ from omni_cli.profiling.hints import find_hints
 from omni_cli.profiling.memory import added_by_step, stage_memory
 from omni_cli.profiling.operator_times import copies_of, operator_times
 from omni_cli.profiling.operators import Operators, read_operators
-from omni_cli.profiling.overhead import latency_metric, measure_overhead
+from omni_cli.profiling.overhead import latency_metric, overhead_of
 from omni_cli.profiling.ranges import ENGINE_STEP, range_times, step_times
 from omni_cli.profiling.roofline import compute_roofline
 from omni_cli.profiling.session import Profiled, RecordedSession
@@ -51,7 +51,7 @@ def build_profile(
     snapshots: Mapping[str, str],
 ) -> Profile:
     """Build the record; `snapshots` names each stage's file of allocations."""
-    overhead = measure_overhead(session.plain, [one.iteration for one in session.profiled])
+    overhead = overhead_of(session.plain, [one.iteration for one in session.profiled])
     stages = tuple(
         _stage_profile(info, session, traces, config, overhead, snapshots.get(info.name)) for info in session.stages
     )

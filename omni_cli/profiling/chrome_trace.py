@@ -119,8 +119,8 @@ class _Renumbered:
 
     def names(self) -> list[dict[str, object]]:
         processes = [
-            _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or original}")
-            for original, pid in self._pids.items()
+            _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or own_pid}")
+            for own_pid, pid in self._pids.items()
             if pid in self._used
         ]
         threads = [

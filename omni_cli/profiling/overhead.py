@@ -11,7 +11,7 @@ from omni_cli.record import Sample, Variant
 from omni_cli.stats.compare import compare_variants
 
 
-def measure_overhead(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tuple[Overhead, ...]:
+def overhead_of(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tuple[Overhead, ...]:
     """Compare end to end and per stage; iteration n of both sides ran in the same block, interleaved."""
     a, b = _variant("unprofiled", plain, 0), _variant("profiled", profiled, 1)
     return tuple(
@@ -22,7 +22,7 @@ def measure_overhead(plain: Sequence[Iteration], profiled: Sequence[Iteration]) 
             ratio=comparison.ratio,
             ci95=comparison.ci95,
         )
-        for comparison in (finding.result for finding in compare_variants(a, b, same_record=True))
+        for comparison in (compared.result for compared in compare_variants(a, b, same_record=True))
         if comparison.a_median is not None and comparison.b_median is not None
     )
 

@@ -57,10 +57,10 @@ def _totals(ranges: Sequence[Range]) -> dict[str, tuple[int, int, int, int, list
     def close() -> None:
         item, inner_ns = opened.pop()
         taken_ns = item.ended_ns - item.began_ns
-        calls, total, own, outer, call_ns = totals.get(base_name(item.name), (0, 0, 0, 0, []))
+        calls, total, own, outer, calls_ns = totals.get(base_name(item.name), (0, 0, 0, 0, []))
         outer_ns = 0 if opened else taken_ns
         totals[base_name(item.name)] = (
-            calls + 1, total + taken_ns, own + taken_ns - inner_ns, outer + outer_ns, [*call_ns, taken_ns],
+            calls + 1, total + taken_ns, own + taken_ns - inner_ns, outer + outer_ns, [*calls_ns, taken_ns],
         )  # fmt: skip
         if opened:
             opened[-1] = (opened[-1][0], opened[-1][1] + taken_ns)

@@ -74,11 +74,11 @@ def _limit(flops: float, moved_bytes: float, rates: MachineRates) -> Limit:
 
 def _ar_work(description: StageDescription, requests: Sequence[StageTrace], num_steps: int) -> Iterable[WorkPart]:
     prompts = [request.num_input_tokens or 0 for request in requests]
-    generated = [request.num_output_tokens or 0 for request in requests]
+    output_tokens = [request.num_output_tokens or 0 for request in requests]
     # The last generated token is never read.
-    lengths = [prompt + new - 1 for prompt, new in zip(prompts, generated, strict=True)]
+    lengths = [prompt + new - 1 for prompt, new in zip(prompts, output_tokens, strict=True)]
     for linear in description.linears:
-        rows = sum(lengths) if linear.rows == "token" else sum(generated)
+        rows = sum(lengths) if linear.rows == "token" else sum(output_tokens)
         flops = 2.0 * linear.num_weights * linear.num_active * linear.num_rows * rows
         num_reads = linear.num_reads * _reads(linear, sum(prompts), sum(lengths) - sum(prompts), num_steps)
         yield WorkPart(linear.module, "linear", num_steps, flops, linear.weight_bytes * num_reads)

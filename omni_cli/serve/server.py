@@ -85,7 +85,7 @@ def get_address(listener: socket.socket) -> tuple[str, int, str]:
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """True if only this machine can connect to it."""
+    """Return True if only this machine can connect to it."""
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 

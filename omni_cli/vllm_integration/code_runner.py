@@ -131,10 +131,7 @@ class CodeRunnerMixin(ARRunnerMixin):
         return output
 
     def _predict(self, hidden: torch.Tensor, sampled: torch.Tensor) -> tuple[list[ComputedSpan], torch.Tensor] | None:
-        """Predict codes for all requests except those with a part of a prompt, whose sampled token is discarded.
-
-        Returns their spans and codes; None if there are no such requests.
-        """
+        """Codes of all requests but those with a part of a prompt, whose sampled token is discarded; None for none."""
         step_spans = self._spans()
         (kept,) = np.nonzero(~self.discard_request_mask.np[: len(step_spans)])
         if not len(kept):

@@ -239,12 +239,10 @@ class VllmStage:
         """Return the command's id of an engine's request."""
         return active.request.request_id
 
-    def check_numbers(self, tensor: torch.Tensor | None, what: str) -> None:
+    def check_numbers(self, output: torch.Tensor | None, what: str) -> None:
         """Raise `StageError` if the model's output contains a NaN or an infinity."""
-        if tensor is not None and not torch.isfinite(tensor).all():
-            raise StageError(
-                f"the model made {what} that are not numbers (NaN or infinite)", stage=self.spec.stage.name
-            )
+        if output is not None and not torch.isfinite(output).all():
+            raise StageError(f"the model produced NaN or infinite {what}", stage=self.spec.stage.name)
 
     def output(self, active: ActiveRequest, output: RequestOutput | PoolingRequestOutput) -> list[Report]:
         raise NotImplementedError
@@ -337,7 +335,7 @@ class TextStage(VllmStage):
         now = time.perf_counter()
         request_id = active.request.request_id
         if request_id in self.processor.not_numbers:
-            raise StageError("the model made NaN logits", stage=self.spec.stage.name)
+            raise StageError("the model produced NaN logits", stage=self.spec.stage.name)
         if completion.token_ids and active.first_token_s is None:
             active.first_token_s = now
         active.token_ids += completion.token_ids

@@ -157,7 +157,7 @@ def naming_missing_weights(spec: StageSpec) -> Iterator[None]:
 def read_ahead(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield `weights` in their order, those on the host in pinned memory."""
     waiting: deque[tuple[str, Future[torch.Tensor]]] = deque()
-    device = torch.cuda.current_device()  # a new thread would use the first one
+    device = torch.cuda.current_device()  # the default of a new thread is the first device
     with ThreadPoolExecutor(_THREADS, initializer=torch.cuda.set_device, initargs=(device,)) as threads:
         for name, tensor in weights:
             waiting.append((name, threads.submit(_pinned, tensor)))

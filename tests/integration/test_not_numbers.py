@@ -83,9 +83,9 @@ def test_one_fails_and_the_others_finish(
 ) -> None:
     first, word, spoken, last = run(broken, str(stream), character[0], speaker, modalities=BOTH, stream_audio=stream)
     assert isinstance(word.error, StageError) and isinstance(spoken.error, StageError)
-    assert word.error.message == "stage `thinker`: the model made NaN logits"
+    assert word.error.message == "stage `thinker`: the model produced NaN logits"
     assert word.error.request_id == f"{stream} character" and word.outputs == ()
-    assert spoken.error.message == "stage `token2wav`: the model made samples that are not numbers (NaN or infinite)"
+    assert spoken.error.message == "stage `token2wav`: the model produced NaN or infinite samples"
     assert spoken.error.request_id == f"{stream} speaker"
     assert [type(output) for output in spoken.outputs] == [TextOutput]
     for good, same in ((first, expected[0]), (last, expected[3])):

@@ -25,7 +25,7 @@ from omni_cli.profile_record import (
     save_profile,
 )
 from omni_cli.profiling.hints import find_hints
-from omni_cli.profiling.overhead import measure_overhead
+from omni_cli.profiling.overhead import overhead_of
 from omni_cli.profiling.roofline import compute_roofline
 from omni_cli.profiling.waterfall import stage_seconds
 from omni_cli.report.profile_text import profile_text
@@ -106,11 +106,11 @@ def test_overhead_with_an_interval_where_there_are_enough_iterations() -> None:
     plain = [iteration(0.1 + 0.001 * n) for n in range(8)]
     slowed = (1.48, 1.49, 1.52, 1.50, 1.51, 1.495, 1.505, 1.47)
     profiled = [iteration(one.e2e_s * factor) for one, factor in zip(plain, slowed, strict=True)]
-    e2e, latency = measure_overhead(plain, profiled)
+    e2e, latency = overhead_of(plain, profiled)
     assert (e2e.metric, latency.metric) == ("e2e_s", "image.latency_s")
     assert e2e.ratio == pytest.approx(1.5, rel=0.005)
     assert 1.4 < e2e.ci95[0] < 1.5 < e2e.ci95[1] < 1.6
-    assert measure_overhead(plain[:2], profiled[:2])[0].ci95 is None
+    assert overhead_of(plain[:2], profiled[:2])[0].ci95 is None
 
 
 def recorded(*spans: tuple[int, int]) -> Recording:
