@@ -133,7 +133,7 @@ def test_the_strength_of_diffedit_is_that_of_its_inpainting(tmp_path: Path) -> N
 def test_a_reference_of_ltx_2_is_a_video(run: Run, name: str) -> None:
     video = Video(noise(9, 64, 64, 3), 8.0, 9, tuple(range(9)))
     with_it, without = (run(name, videos=videos, wants_frames=True).videos[0].frames for videos in ((video,), ()))
-    assert with_it is not None and without is not None and with_it != without
+    assert with_it is not None and without is not None and (with_it != without).any()
 
 
 def test_conditions_of_ltx_2_are_those_of_the_plain_call(run: Run) -> None:
@@ -154,4 +154,4 @@ def test_conditions_of_ltx_2_are_those_of_the_plain_call(run: Run) -> None:
         (expected,) = plain(**call, generator=generator).frames
         made = done.videos[0].frames
         assert made is not None
-        np.testing.assert_array_equal(made.numpy(), (expected * 255).round().astype(np.uint8))
+        np.testing.assert_array_equal(made, (expected * 255).round().astype(np.uint8))
