@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from omni_cli.models.csm.checkpoint.sizes import CsmSizes, DecoderSizes, MimiSizes
 from support.csm_reference import CsmReference, SpokenText
 
-from omni_cli.models.csm.checkpoint.builder import write_csm
+from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.models.csm.checkpoint.builder import CsmSizes, MimiSizes, write_csm
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
