@@ -149,7 +149,8 @@ class Synthesizer:
         if not (self._is_packed and self._has_graphs):
             return
         max_num_seqs = self._stage.max_num_seqs or 1
-        largest = bucket(min(max_num_seqs, max_concurrency or max_num_seqs) * TYPICAL_BLOCKS)
+        num_blocks = min(max_num_seqs, max_concurrency or max_num_seqs) * TYPICAL_BLOCKS
+        largest = bucket(self.platform.get_max_blocks(num_blocks))
         with self.arithmetic():
             # The largest first, whose memory the others then share.
             for size in reversed(list(buckets(largest))):
