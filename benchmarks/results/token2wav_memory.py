@@ -5,7 +5,7 @@ import token2wav_batching as tb
 import torch
 from models import twin
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
-from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer
+from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
 
 share, sizes, device = float(sys.argv[1]), sys.argv[2], torch.device(sys.argv[3])
 GIB = 2**30
@@ -38,7 +38,7 @@ class Side(tb.After):
     def __init__(self):
         self.stage = Token2WavConfig.named("token2wav", backend="vllm", max_num_seqs=32, execution="cudagraph" if cuda else "eager", batching="padded", precision="tf32" if cuda else "float32")
         self.synthesizer = Synthesizer(model, {"one": speaker}, self.stage)
-        self.denoiser = self.synthesizer.denoiser
+        self.execution_mode = self.synthesizer.execution_mode
 
 with torch.inference_mode():
     side = Side()
@@ -47,16 +47,8 @@ with torch.inference_mode():
     side.use()
     began = time.perf_counter()
     synth = side.synthesizer
-    most = synth._stage.max_num_seqs
-    from omni_cli.models.qwen2_5_omni import synthesizer as m
-    if cuda:
-        largest = m.bucket(32 * m.TYPICAL_BLOCKS)
-        with synth.arithmetic():
-            for size in reversed(list(m.buckets(largest))):
-                synth._packed([one[0]], m.functools.partial(max, size)).step()
-            report(f"denoiser's graphs {list(m.buckets(largest))}")
-            synth.vocoder.capture_ahead()
-            report(f"vocoder's graphs {synth.vocoder._graph_sizes}")
+    synth.capture_ahead(one[0], 32)
+    report("graphs")
     print(f"captured in {time.perf_counter()-began:.1f} s")
 for name, lengths in tb.workloads(200 if cuda else 10).items():
     requests = tb.requests_of(lengths, config.num_embeds, device)
