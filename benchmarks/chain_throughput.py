@@ -35,7 +35,7 @@ from common import Ratio, interleaved, machine, machine_line, ratio_of_medians
 from omni_cli.checkpoints.resolve import find_folder, resolve_model
 from omni_cli.config.loader import load_profile
 
-GOALS = {"thinker": 3.0, "talker": 3.0, "token2wav": 2.5, CHAIN: 4.0}
+GOALS = {"thinker": 3.0, "talker": 3.0, "token2wav": 2.5, CHAIN: 3.5}
 OMNI, HUGGING_FACE = "omni", "Hugging Face"
 
 
