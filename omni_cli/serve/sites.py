@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from omni_cli.serve.errors import APIError
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_NOWHERE = urlsplit("")
+_INVALID = urlsplit("invalid:")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class SiteRule:
     def refusal(self, headers: Headers) -> APIError | None:
         """Return the error for a request of another site, None for others."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        host = _split(f"//{headers.get('host', '')}")
+        host, page = _split(f"//{headers.get('host', '')}"), _split(origin or "")
+        if page is _INVALID:
+            return APIError(400, "the header `Origin` is not a URL", code="invalid_origin")
         if not self.has_key and not self._is_own(host, is_browser=origin is not None or site is not None):
             where = (
                 "for its own machine only: use localhost or 127.0.0.1"
@@ -38,7 +40,7 @@ class SiteRule:
                 else "for browsers only by its address: use the IP address"
             )
             return APIError(403, f"this server is {where}, or start it with an API key", code="wrong_host")
-        is_same = site == "same-origin" or origin is None or _is_same(_split(origin), host)
+        is_same = site == "same-origin" or origin is None or _is_same(page, host)
         if site == "cross-site" or not is_same:
             return APIError(403, "this server answers no pages of other sites", code="wrong_origin")
         return None
@@ -61,12 +63,12 @@ def _is_same(page: SplitResult, host: SplitResult) -> bool:
 
 
 def _split(url: str) -> SplitResult:
-    """Return the parts of a URL, without any if it is invalid."""
+    """Return the parts of a URL, or `_INVALID`."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # is parsed only here
     except ValueError:
-        return _NOWHERE
+        return _INVALID
     return parts
 
 
