@@ -31,8 +31,6 @@ class SiteRule:
         """Return the error for a request of another site, None for others."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         host, page = _split(f"//{headers.get('host', '')}"), _split(origin or "")
-        if page is _INVALID:
-            return APIError(400, "the header `Origin` is not a URL", code="invalid_origin")
         if not self.has_key and not self._is_own(host, is_browser=origin is not None or site is not None):
             where = (
                 "for its own machine only: use localhost or 127.0.0.1"
@@ -40,6 +38,8 @@ class SiteRule:
                 else "for browsers only by its address: use the IP address"
             )
             return APIError(403, f"this server is {where}, or start it with an API key", code="wrong_host")
+        if page is _INVALID:
+            return APIError(400, "the header `Origin` is not a URL", code="invalid_origin")
         is_same = site == "same-origin" or origin is None or _is_same(page, host)
         if site == "cross-site" or not is_same:
             return APIError(403, "this server answers no pages of other sites", code="wrong_origin")

@@ -42,7 +42,7 @@ def test_pages_of_other_sites(rule: SiteRule, origin: str | None, site: str | No
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("origin", ["http://[", "http://127.0.0.1:99999999"])
-def test_an_origin_that_is_no_url(rule: SiteRule, origin: str) -> None:
+def test_an_invalid_origin(rule: SiteRule, origin: str) -> None:
     assert code(rule, "127.0.0.1:8000", origin, None) == "invalid_origin"
 
 
