@@ -93,7 +93,7 @@ def handoff_parts(stage: Any, request: dict[str, Any], *, whole: bool) -> list[d
     """The handoff of a thinker that makes one token per step."""
     import torch
 
-    from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
+    from omni_cli.models.qwen2_5_omni.connectors import PartialHandoff
 
     draw = torch.Generator().manual_seed(sum(request["id"].encode()))
     num_prompt, num_reply = request["num_prompt"], request["num_reply"]

@@ -9,13 +9,13 @@ import torch
 from vllm.outputs import RequestOutput
 
 from omni_cli.models.qwen2_5_omni.connectors import (
+    PartialHandoff,
     ReplyRows,
     ThinkerHandoff,
     more_embeds,
     thinker_to_talker,
 )
 from omni_cli.models.qwen2_5_omni.family import TALKER
-from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage

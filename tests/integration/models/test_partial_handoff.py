@@ -9,8 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerHandoff, more_embeds, thinker_to_talker
-from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
+from omni_cli.models.qwen2_5_omni.connectors import (
+    PartialHandoff,
+    ReplyRows,
+    ThinkerHandoff,
+    more_embeds,
+    thinker_to_talker,
+)
 
 CONFIG = SimpleNamespace(
     audio_token_index=20, image_token_index=21, video_token_index=22, tts_text_end_token_id=23,
