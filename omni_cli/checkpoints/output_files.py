@@ -1,11 +1,16 @@
-"""Helpers of the builders: quiet libraries and file modes."""
+"""Helpers of the builders: quiet libraries, file modes, and folders of pipelines."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from omni_cli.checkpoints.weights import fill
 
 
 @contextmanager
@@ -34,3 +39,18 @@ def make_readable(folder: Path) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             file.chmod(0o666 & ~umask)
+
+
+def save_pipeline(
+    output_dir: Path,
+    pipeline: Callable[..., Any],
+    models: Mapping[str, nn.Module],
+    seed: int,
+    gains: Mapping[str, float],
+    **others: object,
+) -> None:
+    """Write a diffusers pipeline: `models`, on the meta device, with random weights, and `others` as they are."""
+    filled = {name: fill(model, name, seed, gains) for name, model in models.items()}
+    with quiet_transformers():
+        pipeline(**filled, **others).save_pretrained(output_dir)
+    make_readable(output_dir)

@@ -14,9 +14,8 @@ from diffusers import (
 )
 from transformers import T5Config, T5EncoderModel
 
-from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
+from omni_cli.checkpoints.output_files import save_pipeline
 from omni_cli.checkpoints.tokenizer import train_tokenizer
-from omni_cli.checkpoints.weights import fill
 
 _VOCAB_SIZE = 1024
 _TEXT_SIZE = 64
@@ -74,11 +73,5 @@ def tiny_audio(output_dir: Path, seed: int) -> None:
                 decoder_input_channels=_LATENT_CHANNELS,
             ),
         }
-    models = {name: fill(part, name, seed, _GAINS) for name, part in parts.items()}
-    with quiet_transformers():
-        StableAudioPipeline(
-            scheduler=EDMDPMSolverMultistepScheduler(**_SCHEDULER),
-            tokenizer=tokenizer,
-            **models,
-        ).save_pretrained(output_dir)
-    make_readable(output_dir)
+    scheduler = EDMDPMSolverMultistepScheduler(**_SCHEDULER)
+    save_pipeline(output_dir, StableAudioPipeline, parts, seed, _GAINS, scheduler=scheduler, tokenizer=tokenizer)

@@ -14,10 +14,9 @@ from diffusers import (
 )
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
-from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
+from omni_cli.checkpoints.output_files import save_pipeline
 from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.checkpoints.tokenizer import train_tokenizer
-from omni_cli.checkpoints.weights import fill
 
 # The scheduler of the released Qwen-Image.
 _SCHEDULER = {
@@ -60,41 +59,27 @@ def tiny_image(output_dir: Path, seed: int) -> None:
 def write_image(output_dir: Path, sizes: ImageSizes, seed: int) -> None:
     """Write everything that `QwenImagePipeline.from_pretrained` reads."""
     tokenizer = train_tokenizer(sizes.vocab_size, model_max_length=4096)
-    with quiet_transformers():
-        pipeline = QwenImagePipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULER),
-            vae=_vae(sizes, seed),
-            text_encoder=_text_encoder(sizes, tokenizer, seed),
-            tokenizer=tokenizer,
-            transformer=_transformer(sizes, seed),
-        )
-        pipeline.save_pretrained(output_dir)
-    make_readable(output_dir)
-
-
-def _transformer(sizes: ImageSizes, seed: int) -> QwenImageTransformer2DModel:
     height_width = sizes.head_dim * 7 // 16
     with torch.device("meta"):
-        model = QwenImageTransformer2DModel(
-            num_layers=sizes.num_layers,
-            num_attention_heads=sizes.num_attention_heads,
-            attention_head_dim=sizes.head_dim,
-            joint_attention_dim=sizes.text_encoder.hidden_size,
-            # Time, height, width: Qwen-Image's own proportions.
-            axes_dims_rope=(sizes.head_dim - 2 * height_width, height_width, height_width),
-        )
-    return fill(model, "transformer", seed, _GAINS)
+        parts = {
+            "transformer": QwenImageTransformer2DModel(
+                num_layers=sizes.num_layers,
+                num_attention_heads=sizes.num_attention_heads,
+                attention_head_dim=sizes.head_dim,
+                joint_attention_dim=sizes.text_encoder.hidden_size,
+                # Time, height, width: Qwen-Image's own proportions.
+                axes_dims_rope=(sizes.head_dim - 2 * height_width, height_width, height_width),
+            ),
+            "vae": AutoencoderKLQwenImage(base_dim=sizes.vae_base_dim, dim_mult=[1, 2, 2, 2], num_res_blocks=1),
+            "text_encoder": Qwen2_5_VLForConditionalGeneration(_text_config(sizes, tokenizer)),
+        }
+    scheduler = FlowMatchEulerDiscreteScheduler(**_SCHEDULER)
+    save_pipeline(output_dir, QwenImagePipeline, parts, seed, _GAINS, scheduler=scheduler, tokenizer=tokenizer)
 
 
-def _vae(sizes: ImageSizes, seed: int) -> AutoencoderKLQwenImage:
-    with torch.device("meta"):
-        model = AutoencoderKLQwenImage(base_dim=sizes.vae_base_dim, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
-    return fill(model, "vae", seed, _GAINS)
-
-
-def _text_encoder(sizes: ImageSizes, tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+def _text_config(sizes: ImageSizes, tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLConfig:
     text, token_id = sizes.text_encoder, tokenizer.convert_tokens_to_ids
-    config = Qwen2_5_VLConfig(
+    return Qwen2_5_VLConfig(
         text_config={
             "vocab_size": sizes.vocab_size,
             **text.config_of_whole_heads,
@@ -124,6 +109,3 @@ def _text_encoder(sizes: ImageSizes, tokenizer: Qwen2Tokenizer, seed: int) -> Qw
         tie_word_embeddings=False,
         dtype="float32",
     )
-    with torch.device("meta"):
-        model = Qwen2_5_VLForConditionalGeneration(config)
-    return fill(model, "text_encoder", seed, _GAINS)

@@ -13,10 +13,9 @@ from diffusers import (
 )
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
+from omni_cli.checkpoints.output_files import save_pipeline
 from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.checkpoints.tokenizer import train_tokenizer
-from omni_cli.checkpoints.weights import fill
 
 _VOCAB_SIZE = 1024
 _TEXT = DecoderSizes(64, 128, 3, 2, 1, 32)
@@ -72,12 +71,5 @@ def tiny_edit(output_dir: Path, seed: int) -> None:
                 sample_size=64,
             ),
         }
-    models = {name: fill(part, name, seed, _GAINS) for name, part in parts.items()}
-    with quiet_transformers():
-        Flux2KleinPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULER),
-            tokenizer=tokenizer,
-            is_distilled=True,
-            **models,
-        ).save_pretrained(output_dir)
-    make_readable(output_dir)
+    others = {"scheduler": FlowMatchEulerDiscreteScheduler(**_SCHEDULER), "tokenizer": tokenizer, "is_distilled": True}
+    save_pipeline(output_dir, Flux2KleinPipeline, parts, seed, _GAINS, **others)

@@ -16,9 +16,8 @@ from diffusers import (
 from torch import nn
 from transformers import UMT5Config, UMT5EncoderModel
 
-from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
+from omni_cli.checkpoints.output_files import save_pipeline
 from omni_cli.checkpoints.tokenizer import train_tokenizer
-from omni_cli.checkpoints.weights import fill
 
 _VOCAB_SIZE = 1024
 _TEXT_SIZE = 64
@@ -50,17 +49,13 @@ def write_video(
     parts = {"text_encoder": _text_encoder(tokenizer.pad_token_id, tokenizer.eos_token_id), "vae": _vae()}
     for name in ("transformer",) if pipeline is WanVideoToVideoPipeline else ("transformer", "transformer_2"):
         parts[name] = _transformer(_LATENT_CHANNELS + condition_channels)
-    models = {name: fill(part, name, seed, _GAINS) for name, part in parts.items()}
     experts: dict[str, float | None] = {}
     if pipeline is not WanVideoToVideoPipeline:
         experts["boundary_ratio"] = _BOUNDARY_RATIO
     if pipeline is WanImageToVideoPipeline:
         experts |= {"image_encoder": None, "image_processor": None}
-    with quiet_transformers():
-        pipeline(
-            scheduler=UniPCMultistepScheduler(**_SCHEDULER), tokenizer=tokenizer, **models, **experts
-        ).save_pretrained(output_dir)
-    make_readable(output_dir)
+    scheduler = UniPCMultistepScheduler(**_SCHEDULER)
+    save_pipeline(output_dir, pipeline, parts, seed, _GAINS, scheduler=scheduler, tokenizer=tokenizer, **experts)
 
 
 def _text_encoder(pad_token_id: int, eos_token_id: int) -> nn.Module:

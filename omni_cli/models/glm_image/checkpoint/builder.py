@@ -16,8 +16,8 @@ from transformers import (
     T5EncoderModel,
 )
 
-from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
-from omni_cli.checkpoints.weights import fill, random_state_dict
+from omni_cli.checkpoints.output_files import save_pipeline
+from omni_cli.checkpoints.weights import random_state_dict
 from omni_cli.models.glm_image.checkpoint.processor import IMAGE_TOKEN, make_processor
 from omni_cli.models.glm_image.checkpoint.sizes import GlmImageSizes
 
@@ -47,18 +47,19 @@ def tiny_glm_image(output_dir: Path, seed: int) -> None:
 def write_glm_image(output_dir: Path, sizes: GlmImageSizes, seed: int) -> None:
     """Write everything that `GlmImagePipeline.from_pretrained` reads."""
     processor = make_processor(sizes)
-    with quiet_transformers():
-        pipeline = GlmImagePipeline(
-            tokenizer=ByT5Tokenizer(),
-            processor=processor,
-            text_encoder=_glyph_encoder(sizes, seed),
-            vision_language_encoder=_prior(sizes, processor.tokenizer, seed),
-            vae=_vae(sizes, seed),
-            transformer=_transformer(sizes, seed),
-            scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULER),
-        )
-        pipeline.save_pretrained(output_dir)
-    make_readable(output_dir)
+    with torch.device("meta"):
+        parts = {"text_encoder": _glyph_encoder(sizes), "vae": _vae(sizes), "transformer": _transformer(sizes)}
+    save_pipeline(
+        output_dir,
+        GlmImagePipeline,
+        parts,
+        seed,
+        _DIFFUSION_GAINS,
+        vision_language_encoder=_prior(sizes, processor.tokenizer, seed),
+        tokenizer=ByT5Tokenizer(),
+        processor=processor,
+        scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULER),
+    )
 
 
 def _prior(sizes: GlmImageSizes, tokenizer: PreTrainedTokenizerFast, seed: int) -> GlmImageForConditionalGeneration:
@@ -127,7 +128,7 @@ def _prior_config(sizes: GlmImageSizes, tokenizer: PreTrainedTokenizerFast) -> G
     )
 
 
-def _glyph_encoder(sizes: GlmImageSizes, seed: int) -> T5EncoderModel:
+def _glyph_encoder(sizes: GlmImageSizes) -> T5EncoderModel:
     config = T5Config(
         vocab_size=384,
         d_model=sizes.glyph_size,
@@ -138,40 +139,34 @@ def _glyph_encoder(sizes: GlmImageSizes, seed: int) -> T5EncoderModel:
         feed_forward_proj="gated-gelu",
         dtype="float32",
     )
-    with torch.device("meta"):
-        model = T5EncoderModel(config)
-    return fill(model, "text_encoder", seed, _DIFFUSION_GAINS)
+    return T5EncoderModel(config)
 
 
-def _transformer(sizes: GlmImageSizes, seed: int) -> GlmImageTransformer2DModel:
-    with torch.device("meta"):
-        model = GlmImageTransformer2DModel(
-            num_layers=2,
-            attention_head_dim=32,
-            num_attention_heads=2,
-            text_embed_dim=sizes.glyph_size,
-            time_embed_dim=64,
-            condition_dim=32,
-            prior_vq_quantizer_codebook_size=sizes.num_image_tokens,
-        )
-    return fill(model, "transformer", seed, _DIFFUSION_GAINS)
+def _transformer(sizes: GlmImageSizes) -> GlmImageTransformer2DModel:
+    return GlmImageTransformer2DModel(
+        num_layers=2,
+        attention_head_dim=32,
+        num_attention_heads=2,
+        text_embed_dim=sizes.glyph_size,
+        time_embed_dim=64,
+        condition_dim=32,
+        prior_vq_quantizer_codebook_size=sizes.num_image_tokens,
+    )
 
 
-def _vae(sizes: GlmImageSizes, seed: int) -> AutoencoderKL:
+def _vae(sizes: GlmImageSizes) -> AutoencoderKL:
     width = sizes.vae_width
-    with torch.device("meta"):
-        model = AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-            block_out_channels=(width, width, 2 * width, 2 * width),
-            layers_per_block=1,
-            norm_num_groups=8,
-            latent_channels=16,
-            sample_size=1024,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-            mid_block_add_attention=False,
-            latents_mean=[0.05 * channel - 0.4 for channel in range(16)],
-            latents_std=[1.0 + 0.05 * channel for channel in range(16)],
-        )
-    return fill(model, "vae", seed, _DIFFUSION_GAINS)
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(width, width, 2 * width, 2 * width),
+        layers_per_block=1,
+        norm_num_groups=8,
+        latent_channels=16,
+        sample_size=1024,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        mid_block_add_attention=False,
+        latents_mean=[0.05 * channel - 0.4 for channel in range(16)],
+        latents_std=[1.0 + 0.05 * channel for channel in range(16)],
+    )
