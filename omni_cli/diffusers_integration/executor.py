@@ -1,4 +1,4 @@
-"""Run a diffusion stage on a diffusers pipeline, through the interface of vLLM's `Executor` but without vLLM."""
+"""Run a diffusion stage on a diffusers pipeline, without vLLM. Method names are those of vLLM's `Executor`."""
 
 from __future__ import annotations
 
@@ -63,9 +63,6 @@ class DiffusersPipelineExecutor:
     `abort_requests`, `check_health` and `shutdown` act at once, on a running call at its next step.
     """
 
-    uses_ray = False
-    supports_pp = False
-
     def __init__(
         self,
         config: DiffusionStageConfig,
@@ -104,11 +101,9 @@ class DiffusersPipelineExecutor:
         set_precision(config, self.device)
         self._make_pipeline = make_pipeline
         self.is_sleeping = False
-        self.sleeping_tags: set[str] = set()
         self._busy = threading.Lock()
         self._closing = threading.Event()
         self._failure: str | None = None
-        self._failure_callbacks: list[Callable[[], None]] = []
         # Requests of the running batch, and those of them that were aborted.
         self._current: frozenset[str] = frozenset()
         self._aborted: set[str] = set()
@@ -302,17 +297,8 @@ class DiffusersPipelineExecutor:
             self._fail(f"the device is unusable: {error}")
 
     def _fail(self, why: str) -> None:
-        """Enter the permanent failed state, once, and call the failure callbacks."""
-        if self._failure is None:
-            self._failure = why
-            for callback in self._failure_callbacks:
-                callback()
-
-    def register_failure_callback(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the executor fails permanently; immediately if it already has."""
-        self._failure_callbacks.append(callback)
-        if self._failure is not None:
-            callback()
+        """Enter the permanent failed state; the first reason stays."""
+        self._failure = self._failure or why
 
     def check_health(self) -> None:
         """Raise `StageError` if the executor has failed permanently or was shut down; a sleeping one is healthy."""
@@ -350,7 +336,7 @@ class DiffusersPipelineExecutor:
                 self._release()
             elif self.device != "cpu" and self._memory is not None:
                 self._memory.to_host()
-            self.is_sleeping, self.sleeping_tags = True, {"weights"}
+            self.is_sleeping = True
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Restore the weights and accept requests again.
@@ -376,14 +362,13 @@ class DiffusersPipelineExecutor:
                     raise
                 message = f"stage `{self.config.name}`: could not wake up: {error}"
                 raise StageError(message, stage=self.config.name) from error
-            self.is_sleeping, self.sleeping_tags = False, set()
+            self.is_sleeping = False
 
     def shutdown(self) -> None:
         """End the running batch at its next step and free everything. Idempotent."""
         self._closing.set()
         with self._busy:
             self._release()
-            self._failure_callbacks.clear()
 
     def _release(self) -> None:
         if self._runner is not None:

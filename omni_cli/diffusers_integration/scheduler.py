@@ -70,10 +70,3 @@ class DiffusionScheduler:
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._waiting or self._running)
-
-    def get_num_unfinished_requests(self) -> int:
-        return len(self._waiting) + len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)

@@ -98,7 +98,7 @@ def test_finish_requests_returns_those_that_the_executor_runs():
         scheduler.add_request(request(name))
     scheduler.schedule()
     assert scheduler.finish_requests(["c", "b", "never seen"]) == ("b",)
-    assert scheduler.get_num_unfinished_requests() == 1
+    assert scheduler.has_unfinished_requests()
     assert scheduler.finish_requests(["a"]) == ("a",)
     assert not scheduler.has_unfinished_requests()
     assert scheduler.schedule() is None
@@ -139,7 +139,6 @@ def test_every_batch_contains_the_oldest_request_and_is_as_full_as_possible(oper
             name = str(operation[1])
             assert scheduler.finish_requests([name]) == ()
             waiting.pop(name, None)
-        assert scheduler.num_waiting == len(waiting)
     assert not waiting and not scheduler.has_unfinished_requests()
     assert len(served) == len(set(served))
 
