@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import os
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ async def _run(options: argparse.Namespace, config: EngineConfig, prompts: Promp
     began_s = time.perf_counter()
     await llm.start()
     ready_s = time.time()
-    print(f"ready after {time.perf_counter() - began_s:.1f} s", flush=True)
+    _say(f"ready after {time.perf_counter() - began_s:.1f} s")
     try:
         for way in options.order:
             ends, audio = [], []
@@ -53,15 +54,26 @@ async def _run(options: argparse.Namespace, config: EngineConfig, prompts: Promp
                 audio.append(served.first_audio_s)
             for name, values in (("total", ends), ("first audio", audio)):
                 ratio = values[0] / statistics.median(values[-5:])
-                print(f"{way}, {name}: {' '.join(f'{value:.3f}' for value in values)} s; first {ratio:.2f} of the last")
+                _say(f"{way}, {name}: {' '.join(f'{value:.3f}' for value in values)} s; first {ratio:.2f} of the last")
+        drawn = [prompts.draw(5000, index) for index in range(options.clients)]
+        await asyncio.gather(
+            *(_request(MODELS[options.chain], llm, prompt, seed, True) for seed, prompt in enumerate(drawn))
+        )
     finally:
+        used = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"], capture_output=True)
+        _say(f"device memory used: {used.stdout.decode().strip()}")
         for info in llm.stages:
             peaks = {name: round(size / 2**30, 2) for name, size in info.run_memory_bytes.items()}
-            print(f"{info.name}: loaded in {info.load_s:.1f} s, GiB {peaks}")
+            _say(f"{info.name}: loaded in {info.load_s:.1f} s, GiB {peaks}")
         await llm.close()
     cache = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
     later = {path.stem for path in cache.rglob("*.cubin") if path.stat().st_mtime > ready_s}
-    print(f"compiled by Triton since ready: {', '.join(sorted(later)) or 'nothing'}")
+    _say(f"compiled by Triton since ready: {', '.join(sorted(later)) or 'nothing'}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def _options() -> argparse.Namespace:
@@ -71,6 +83,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script")
     parser.add_argument("--order", choices=_WAYS, nargs="+", default=list(_WAYS))
     parser.add_argument("--requests", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=32, help="at once afterwards, for the memory")
     parser.add_argument("--text-tokens", type=int, default=128)
     parser.add_argument("--codes", type=int)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `omni generate`")

@@ -1,6 +1,7 @@
-"""Device memory of Qwen3-Omni's code2wav at its real size, random weights: probe.py EXECUTION STREAM_CHUNK"""
+"""Device memory of Qwen3-Omni's code2wav at its real size, random weights: probe.py EXECUTION STREAM_CHUNK SHARE"""
 
 import sys
+import time
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 
@@ -27,6 +28,7 @@ def report(label: str) -> None:
 
 
 execution, chunk = sys.argv[1], int(sys.argv[2])
+torch.cuda.set_per_process_memory_fraction(float(sys.argv[3]))
 config = Qwen3OmniMoeCode2WavConfig()
 device = torch.device("cuda")
 torch.set_default_dtype(torch.bfloat16)
@@ -45,4 +47,8 @@ for num_requests, num_frames in ((1, WHOLE), (4, WHOLE), (REQUESTS, WHOLE), (REQ
     for number in range(3):
         codes = torch.zeros((config.num_quantizers, num_frames), dtype=torch.long, device=device)
         decoder.decode([Piece(codes, state, number == 2) for state in states])
-    report(f"{num_requests} requests, pieces of {num_frames} frames")
+    began = time.perf_counter()
+    states = [DecoderState() for _ in range(num_requests)]
+    decoder.decode([Piece(codes, state, True) for state in states])
+    torch.cuda.synchronize()
+    report(f"{num_requests} requests, pieces of {num_frames} frames, {time.perf_counter() - began:.3f} s")

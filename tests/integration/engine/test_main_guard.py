@@ -1,4 +1,4 @@
-"""A program that starts an engine outside of `if __name__ == "__main__":` is told so."""
+"""A program that starts an engine outside of `if __name__ == "__main__":` ends with a hint."""
 
 from __future__ import annotations
 

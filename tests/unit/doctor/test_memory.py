@@ -124,7 +124,7 @@ def test_a_key_that_needs_a_device_is_named_on_a_machine_without_one() -> None:
         ("wan2.2-t2v", ("video.quantization=int8_weight_only",), 38.0),
         ("wan2.2-t2v", ("video.quantization=bitsandbytes_nf4",), 24.7),
         # A KV cache of given size; a share of the device, which must be free.
-        ("qwen2.5-omni-7b", (), 36.3),
+        ("qwen2.5-omni-7b", (), 37.9),
         ("glm-image", (), 50.7),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_share_that_is_too_small_for_its_weights() -> None:
         "a larger gpu_memory_utilization of stage `prior` (its weights take 18.8 GiB, its share of GPU 0 is 18.0 GiB)",
     )
     (missing,) = judge("qwen3-omni-30b-a3b", machine(40)).missing
-    assert missing.startswith("at least 67.")
+    assert missing.startswith("at least 69.")
 
 
 def test_memory_that_other_programs_hold_is_not_free() -> None:
@@ -222,7 +222,7 @@ def test_the_stages_of_a_chain_load_their_own_weights(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"architectures": ["Qwen2_5OmniModel"]}))
     apart = [f"{stage}.devices='{number}'" for number, stage in enumerate(("thinker", "talker", "token2wav"))]
     config = load_profile("qwen2.5-omni-7b", apart, model=str(folder))
-    assert needed(judge(config, machine(80, 80, 80))) == {None: 1.8, 0: 21.6, 1: 7.6, 2: 8.0}
+    assert needed(judge(config, machine(80, 80, 80))) == {None: 1.8, 0: 21.6, 1: 7.6, 2: 9.6}
 
 
 def test_a_local_pipeline_is_measured_by_component(tmp_path: Path) -> None:
