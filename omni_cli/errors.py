@@ -39,6 +39,8 @@ class OmniError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.add_note(f"hint: {hint}")  # for the traceback of a program that uses the package
 
     def __reduce__(self) -> tuple[object, ...]:
         # Unpickling recreates exceptions from positional arguments only; most of these have keyword arguments.

@@ -53,7 +53,8 @@ class StageRole:
     a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no others. A checkpoint
     must have at least one file of each group in `needed_files`, weights whose names begin with each of `needed_weights`
     (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its configuration describes a vision or
-    audio encoder. A checkpoint in whose config.json the key `enabled_key` is false lacks the stage.
+    audio encoder. A checkpoint in whose config.json the key `enabled_key` is false lacks the stage. `decoder` leads to
+    the configuration of an AR stage's language model: `KEY.KEY` of config.json, `FOLDER/KEY` of a component's.
     """
 
     name: str
@@ -68,6 +69,7 @@ class StageRole:
     processor_files: tuple[str, ...] = ()
     needed_weights: tuple[str, ...] = ()
     enabled_key: str | None = None
+    decoder: str = ""
 
     def fits(self, stage: StageShape) -> bool:
         """True if a profile's stage can have this role, under any name."""
@@ -88,10 +90,9 @@ class CheckpointNeeds:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine to derive a profile for; `memory_bytes` is that of one device, or on a CPU the host's."""
+    """A machine to derive a profile for."""
 
     device: Literal["cpu", "cuda"]
-    memory_bytes: int
 
 
 @dataclass(frozen=True)

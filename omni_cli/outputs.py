@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from omni_cli.errors import OmniError, StageError
+from omni_cli.machine import PlannedMemory
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
 
@@ -281,6 +282,13 @@ class StageLoading:
 
 
 @dataclass(frozen=True)
+class MemoryPlanned:
+    """Event: the memory of every stage, before any of them loads."""
+
+    stages: tuple[PlannedMemory, ...]
+
+
+@dataclass(frozen=True)
 class StageFailed:
     """Event: a stage has ended for good; requests that need it fail."""
 
@@ -343,4 +351,6 @@ class RequestResult:
     notes: tuple[str, ...] = ()
 
 
-Event = StageLoading | StageFailed | StageProgress | TextDelta | AudioChunk | OutputReady | RequestResult
+Event = (
+    MemoryPlanned | StageLoading | StageFailed | StageProgress | TextDelta | AudioChunk | OutputReady | RequestResult
+)

@@ -38,6 +38,8 @@ def register() -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.v1.worker import gpu_worker
 
+    from omni_cli.vllm_integration.weights import WHOLE
+
     class RandomWeights(BaseModelLoader):
         def download_model(self, model_config: object) -> None:
             """Do nothing: there is nothing to download."""
@@ -52,7 +54,8 @@ def register() -> None:
             if hasattr(model, "predict_codes"):
                 model.load_weights(())  # what it prepares once its weights are there
 
-    model_loader._LOAD_FORMAT_TO_MODEL_LOADER["auto"] = RandomWeights
+    for load_format in ("auto", WHOLE):
+        model_loader._LOAD_FORMAT_TO_MODEL_LOADER[load_format] = RandomWeights
     gpu_worker.kernel_warmup = lambda worker: None
 
 

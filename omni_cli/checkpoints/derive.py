@@ -1,4 +1,4 @@
-"""A profile for a checkpoint, from its small files and the size of the machine."""
+"""A profile for a checkpoint, from its small files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from omni_cli.families import Machine, load
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHTS = ("*.safetensors", "*.bin")
-_MIN_LENGTH = 256
-# vLLM reserves a block of the cache, and the last block of a request is usually not full.
-_SPARE_TOKENS = 1024
 
 
 def derive_profile(folder: Path, machine: Machine, model: str) -> dict[str, Any]:
@@ -51,56 +48,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_object(folder / "config.json")
 
 
-def kv_cache(
-    decoder: Mapping[str, Any], dtype: str, *, max_model_len: int, max_num_seqs: int, room_bytes: int
-) -> dict[str, int]:
-    """Return `max_model_len`, `max_num_seqs` and `kv_cache_memory_bytes` of a stage.
-
-    They allow as many requests of full length as fit into `room_bytes`, or shorter ones if not even one fits. `decoder`
-    is the part of a config.json that describes the language model. If the size of its cache is unknown, all of
-    `room_bytes` is used.
-    """
-    max_model_len = min(max_model_len, int(decoder.get("max_position_embeddings") or max_model_len))
-    token_bytes = _bytes_per_token(decoder, dtype)
-    if token_bytes is None:
-        return {
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "kv_cache_memory_bytes": max(room_bytes, 1 << 26),
-        }
-    room = room_bytes // token_bytes - _SPARE_TOKENS
-    length = min(max_model_len, max(_MIN_LENGTH, room // _MIN_LENGTH * _MIN_LENGTH))
-    num_full = max(1, min(max_num_seqs, room // length))
-    return {
-        "max_model_len": length,
-        "max_num_seqs": max_num_seqs,
-        "kv_cache_memory_bytes": token_bytes * (length * num_full + _SPARE_TOKENS),
-    }
-
-
 def decoder_settings(
-    decoder: Mapping[str, Any], dtype: str, machine: Machine, *, room_bytes: int, share: float
+    decoder: Mapping[str, Any], machine: Machine, *, max_model_len: Mapping[str, int], max_num_seqs: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return settings of an AR stage that shares the machine: `share` of a device, `room_bytes` of a host."""
-    is_cpu = machine.device == "cpu"
-    limits = {"max_model_len": 4096 if is_cpu else 32768, "max_num_seqs": 8 if is_cpu else 32}
-    sizes = kv_cache(decoder, dtype, **limits, room_bytes=room_bytes)
+    """Return settings of an AR stage, with limits by the kind of device, and no longer requests than the model allows.
+
+    `decoder` is the part of a config.json that describes the language model. The size of the KV cache is planned when
+    the stage starts.
+    """
+    length = max_model_len[machine.device]
     return {
-        **(sizes if is_cpu else {**limits, "gpu_memory_utilization": share}),
-        "cudagraph_mode": "none" if is_cpu else "full_and_piecewise",
+        "max_model_len": min(length, int(decoder.get("max_position_embeddings") or length)),
+        "max_num_seqs": max_num_seqs[machine.device],
+        "cudagraph_mode": "none" if machine.device == "cpu" else "full_and_piecewise",
         "output_copy": "async",
     }
-
-
-def _bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
-    """Return the bytes of a token's keys and values in all layers of an ordinary transformer."""
-    sizes = _sizes(decoder, "num_hidden_layers", "num_attention_heads", "hidden_size")
-    if sizes is None:
-        return None
-    layers, heads, hidden = sizes
-    head_dim = decoder.get("head_dim") or hidden // heads
-    kv_heads = decoder.get("num_key_value_heads") or heads
-    return 2 * layers * kv_heads * head_dim * ITEMSIZES[dtype] if isinstance(kv_heads, int) else None
 
 
 def weights_bytes(folder: Path) -> int:

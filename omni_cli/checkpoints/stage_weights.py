@@ -4,17 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from omni_cli.checkpoints.derive import ITEMSIZES, weights_bytes
-from omni_cli.checkpoints.files import entry_file, loaded_bytes, read_components, read_dtype, read_family
+from omni_cli.checkpoints.files import (
+    REPO_ID,
+    check_checkpoint,
+    entry_file,
+    loaded_bytes,
+    read_components,
+    read_dtype,
+    read_family,
+    read_object,
+)
 from omni_cli.config.schema import DiffusionStageConfig, EngineConfig, StageConfig
-from omni_cli.families import Family, StageRole, published_needs
+from omni_cli.errors import CheckpointError
+from omni_cli.families import BUILTIN_PREFIX, Family, StageRole, published_needs
 
 Parts = Mapping[str, int]
 """Bytes in memory by part: the components of a pipeline, or all that the stage loads as one."""
 
 
-def stage_weights(config: EngineConfig, folder: Path | None, *, is_complete: bool) -> Mapping[str, Parts] | None:
+Weights = Mapping[str, Parts]
+"""By the stage's name."""
+
+Decoders = Mapping[str, Mapping[str, Any]]
+"""The configuration of each AR stage's language model, by the stage's name; those that were found."""
+
+
+def find_weights(profile: EngineConfig, hub_cache: Path) -> tuple[Weights | None, Decoders, int | None]:
+    """Return the weights and decoders of each stage, and the size of the download; weights and size None if unknown.
+
+    Nothing is downloaded. Raises `CheckpointError`.
+    """
+    model = profile.model
+    if model.startswith(BUILTIN_PREFIX):
+        # Half a gigabyte at most, and built in a second.
+        return {stage.name: {} for stage in profile.stages}, {}, 0
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        check_checkpoint(folder)
+        return stage_weights(profile, folder, is_complete=True), stage_decoders(profile, folder), 0
+    if not REPO_ID.fullmatch(model):
+        raise CheckpointError(f"no such model folder: `{model}`")
+    snapshot, is_complete = find_snapshot(model, hub_cache)
+    weights = stage_weights(profile, snapshot, is_complete=is_complete)
+    decoders = stage_decoders(profile, snapshot) if snapshot is not None else {}
+    if is_complete:
+        return weights, decoders, 0
+    needs = published_needs(model)
+    if needs is not None:
+        return weights, decoders, needs.download_bytes
+    size = None if weights is None else sum(size for parts in weights.values() for size in parts.values())
+    return weights, decoders, size
+
+
+def find_snapshot(repo: str, hub_cache: Path) -> tuple[Path | None, bool]:
+    """Return the newest snapshot of `repo` in the hub's cache, and whether it has weights and all of their files."""
+    folder = hub_cache / f"models--{repo.replace('/', '--')}"
+    snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime)
+    if not snapshots:
+        return None, False
+    is_complete = any(snapshots[-1].rglob("*.safetensors")) and not any(folder.glob("blobs/*.incomplete"))
+    return snapshots[-1], is_complete
+
+
+def stage_weights(config: EngineConfig, folder: Path | None, *, is_complete: bool) -> Weights | None:
     """Return the parts that each stage loads, by the stage's name, in the types that the profile gives them.
 
     From the files in `folder` if it `is_complete`; else from what the model family states of the repository, or from
@@ -33,6 +88,27 @@ def stage_weights(config: EngineConfig, folder: Path | None, *, is_complete: boo
         return None
     size = weights_bytes(folder) * ITEMSIZES[config.dtype] // ITEMSIZES[read_dtype(folder)]
     return {config.stages[0].name: {"": size}}
+
+
+def stage_decoders(config: EngineConfig, folder: Path) -> Decoders:
+    """Read the decoders' configurations from the checkpoint in `folder`."""
+    if not any((folder / name).is_file() for name in ("config.json", "model_index.json")):
+        return {}
+    family = read_family(folder)
+    decoders = {}
+    for stage in config.stages:
+        role = family.role(stage.name)
+        component, _, keys = (role.decoder if role is not None else "").rpartition("/")
+        file = folder / component / "config.json"
+        if stage.kind != "ar" or not file.is_file():
+            continue
+        part: Any = read_object(file)
+        for key in filter(None, keys.split(".")):
+            part = part.get(key) if isinstance(part, dict) else None
+        if isinstance(part, dict):
+            inner = part.get("text_config")
+            decoders[stage.name] = inner if isinstance(inner, dict) else part
+    return decoders
 
 
 def _in_files(config: EngineConfig, stage: StageConfig, family: Family, folder: Path) -> dict[str, int]:

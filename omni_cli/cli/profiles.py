@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,9 @@ from omni_cli.cli.profile_choice import choose_profile, derive
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, OutputError, UsageError
 from omni_cli.report.tables import aligned
+
+if TYPE_CHECKING:
+    from omni_cli.config.schema import EngineConfig
 
 profiles = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -101,7 +104,7 @@ def show(
             }
         )
         return
-    console.print_text(to_yaml(data))
+    console.print_text(to_yaml(data) + _memory_comment(config))
 
 
 @profiles.command("validate")
@@ -161,6 +164,25 @@ def schema(as_json: JsonOption = False) -> None:
     from omni_cli.config.json_schema import json_schema
 
     console.print_json(json_schema())
+
+
+def _memory_comment(config: EngineConfig) -> str:
+    """Return the planned memory of a profile as comments; nothing if it cannot be known before a download."""
+    from omni_cli.checkpoints.resolve import find_folder
+    from omni_cli.engine.memory_plan import plan_profile
+    from omni_cli.errors import CheckpointError
+    from omni_cli.report.memory_text import memory_lines
+
+    try:
+        folder = find_folder(config.model)
+        plan = plan_profile(config if folder is None else config.model_copy(update={"model": str(folder)}))
+    except CheckpointError:
+        return ""  # loading reports it
+    if plan is None:
+        return ""
+    lines = ["memory on this machine, as planned:", *memory_lines(plan.stages)]
+    lines += [f"  missing: {item}" for item in plan.missing]
+    return "\n" + "".join(f"# {line}\n" for line in lines)
 
 
 def _check(name_or_path: str) -> dict[str, object]:

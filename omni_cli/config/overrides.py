@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from omni_cli.config.diagnostics import Diagnostic, Location, SourceText
 from omni_cli.config.schema import PROFILE_KEYS
@@ -10,6 +10,7 @@ from omni_cli.config.yaml_tree import Path, Tree, find_unprintable, has_characte
 from omni_cli.text import suggest, visible
 
 _MAX_PARTS = 6
+_MEMORY_KEYS = ("kv_cache_memory_bytes", "gpu_memory_utilization")
 
 
 def apply_overrides(
@@ -32,7 +33,18 @@ def apply_overrides(
                 _refuse(tree, location, "not UTF-8 text")
                 continue
             _assign(tree, (key,), value, location)
+    _drop_replaced(tree, order)
     return order
+
+
+def _drop_replaced(tree: Tree, order: Mapping[str, int]) -> None:
+    """Remove a stage's share of the memory where an option sets the size of its KV cache instead, and vice versa."""
+    paths = [path for path, location in tree.keys.items() if location.source.label in order]
+    for set_key, replaced in (_MEMORY_KEYS, _MEMORY_KEYS[::-1]):
+        for path in paths:
+            other = (*path[:-1], replaced)
+            if path[-1:] == (set_key,) and path[0] == "stages" and other in tree.keys and other not in paths:
+                _remove(tree, other)
 
 
 def _apply(tree: Tree, text: str, location: Location) -> None:

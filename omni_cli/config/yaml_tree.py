@@ -206,7 +206,7 @@ class _TreeReader:
         return mapping
 
     def _key(self, path: Path | None, mapping: dict[str | int, Any], depth: int) -> str | int | None:
-        """Read the next key, which may be a number; None if its value is dropped."""
+        """Read the next key, which may be a number, but not as a profile's own key; None if its value is dropped."""
         event = self.loader.peek_event()
         if not isinstance(event, ScalarEvent):
             self.refuse(self._span(event), "a key must be a word, not an alias, a list or a mapping")
@@ -220,7 +220,8 @@ class _TreeReader:
         if key == "<<" and event.style is None:
             self.refuse(location, "a merge key (`<<`) is not allowed in a profile", "write the keys out")
             return None
-        number = parse_scalar(event.value) if event.style is None else None
+        is_profiles = not path or (path[0] == "stages" and path[2:3] != ("call",))
+        number = parse_scalar(event.value) if event.style is None and not is_profiles else None
         if isinstance(number, int) and not isinstance(number, bool):
             key = number
         if key in mapping:

@@ -6,17 +6,14 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_cli import __version__
-from omni_cli.checkpoints.files import REPO_ID, check_checkpoint
+from omni_cli import __version__, machine
 from omni_cli.checkpoints.hub import hub_cache_folder
-from omni_cli.checkpoints.stage_weights import Parts, stage_weights
+from omni_cli.checkpoints.stage_weights import find_weights
 from omni_cli.config.schema import EngineConfig
-from omni_cli.doctor import machine
-from omni_cli.doctor.memory import Devices, MemoryUse, plan_memory
 from omni_cli.doctor.packages import (
     Package,
     TorchProbe,
@@ -30,8 +27,8 @@ from omni_cli.doctor.requirements import (
     VERIFIED,
 )
 from omni_cli.engine.devices import keys_for_cuda
+from omni_cli.engine.memory_plan import Devices, MemoryUse, plan_memory
 from omni_cli.errors import CheckpointError
-from omni_cli.families import BUILTIN_PREFIX, published_needs
 
 BACKENDS = frozenset({"vllm", "diffusers"})
 NOTHING: frozenset[str] = frozenset()
@@ -122,13 +119,14 @@ def judge_profile(profile: EngineConfig, facts: MachineFacts, problems: Iterable
         keys += ["mps: true"] if profile.mps is True else []
         missing += [f"a CUDA device (`{'`, `'.join(keys)}`)"] if keys else []
     try:
-        weights, download = _weights_and_download(profile, facts.hub_cache.path)
+        weights, decoders, download = find_weights(profile, facts.hub_cache.path)
     except CheckpointError as error:
         return ProfileVerdict(profile.name, (*missing, error.message))
     memory = None
     if weights is not None:
-        memory, lacks = plan_memory(profile, weights, facts.memory, Devices(devices, facts.gpus.devices))
-        missing += lacks
+        plan = plan_memory(profile, weights, decoders, facts.memory, Devices(devices, facts.gpus.devices))
+        memory = plan.uses
+        missing += plan.missing
     if download is not None and download > facts.hub_cache.free_bytes:
         missing.append(f"{download / 10**9:.0f} GB free in {facts.hub_cache.path}")
     return ProfileVerdict(profile.name, tuple(missing), download, memory)
@@ -143,38 +141,6 @@ def visible_devices(facts: MachineFacts) -> tuple[machine.Gpu, ...]:
         by_uuid.get(device["uuid"]) or machine.Gpu(index, device["name"], device["total_bytes"], device["total_bytes"])
         for index, device in enumerate(facts.torch.facts["devices"])
     )
-
-
-def _weights_and_download(profile: EngineConfig, hub_cache: Path) -> tuple[Mapping[str, Parts] | None, int | None]:
-    """Return the weights of each stage and the size of the download, each None if unknown. Raises `CheckpointError`."""
-    model = profile.model
-    if model.startswith(BUILTIN_PREFIX):
-        # Half a gigabyte at most, and built in a second.
-        return {stage.name: {} for stage in profile.stages}, 0
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        check_checkpoint(folder)
-        return stage_weights(profile, folder, is_complete=True), 0
-    if not REPO_ID.fullmatch(model):
-        raise CheckpointError(f"no such model folder: `{model}`")
-    snapshot, is_complete = find_snapshot(model, hub_cache)
-    weights = stage_weights(profile, snapshot, is_complete=is_complete)
-    if is_complete:
-        return weights, 0
-    needs = published_needs(model)
-    if needs is not None:
-        return weights, needs.download_bytes
-    return weights, None if weights is None else sum(size for parts in weights.values() for size in parts.values())
-
-
-def find_snapshot(repo: str, hub_cache: Path) -> tuple[Path | None, bool]:
-    """Return the newest snapshot of `repo` in the hub's cache, and whether it has weights and all of their files."""
-    folder = hub_cache / f"models--{repo.replace('/', '--')}"
-    snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime)
-    if not snapshots:
-        return None, False
-    is_complete = any(snapshots[-1].rglob("*.safetensors")) and not any(folder.glob("blobs/*.incomplete"))
-    return snapshots[-1], is_complete
 
 
 def pip_install(*requirements: str, index: str | None = None) -> str:

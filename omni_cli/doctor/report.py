@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni_cli.doctor.checkup import MachineFacts, Problem, ProfileVerdict
-from omni_cli.doctor.memory import gib
+from omni_cli.engine.memory_plan import gib
 from omni_cli.report.tables import aligned
 
 SCHEMA = "omni.doctor/1"

@@ -19,6 +19,7 @@ from omni_cli.config.roles import for_family
 from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig
 from omni_cli.engine.checkpoint_fit import check_fit, check_start
 from omni_cli.engine.devices import has_cuda_device
+from omni_cli.engine.memory_plan import plan_start
 from omni_cli.engine.mps import MpsServer
 from omni_cli.engine.process.building import provide_in_child
 from omni_cli.engine.process.fork_server import ForkServer
@@ -29,6 +30,7 @@ from omni_cli.errors import OmniError, StageError
 from omni_cli.outputs import (
     Event,
     GenerateRequest,
+    MemoryPlanned,
     RequestResult,
     StageFailed,
     StageInfo,
@@ -129,6 +131,10 @@ class OmniLLM:
         self._checkpoint = folder
         family, architecture = read_family(folder), read_model_kind(folder)
         config = for_family(self.config, family)
+        plan = await asyncio.to_thread(plan_start, config, folder)  # during the imports
+        if plan is not None:
+            config = plan.config
+            self._on_event(MemoryPlanned(plan.stages))
         loop = asyncio.get_running_loop()
         for stage in config.stages:
             spec = StageSpec(

@@ -72,6 +72,8 @@ class CudaGraphBackend:
         # Garbage collection would free memory while the device only records.
         gc.collect()
         torch.cuda.synchronize(self._device)
+        # What the warm-up has left on this stream, neither the pool nor another stream could use.
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with self._on_own_stream():
             # Other threads may use CUDA meanwhile.

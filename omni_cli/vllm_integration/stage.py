@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -201,7 +201,21 @@ class VllmStage:
         """Do nothing: a request leaves between two steps of the engine."""
 
     def warm_up(self) -> None:
-        """Do nothing: loading has run what there is to compile."""
+        """Run requests on a GPU, so that the first real one compiles and captures nothing."""
+        if not current_platform.is_cpu():
+            with mark("warm-up requests"):
+                self.run_warm_up()
+
+    def run_warm_up(self) -> None:
+        for requests in self.warm_up_batches():
+            for number, request in enumerate(requests):
+                self.add(replace(request, request_id=f"warm-up {number}"))
+            while self.has_work():
+                self.step()
+
+    def warm_up_batches(self) -> Iterable[Sequence[GenerateRequest]]:
+        """Return requests that run one batch after another and together go every way that a request can go."""
+        return ()
 
     def has_work(self) -> bool:
         return bool(self.engine.has_unfinished_requests())
@@ -271,11 +285,6 @@ class TextStage(VllmStage):
             # vLLM processes cached media without their metadata, and returns them without their data.
             "mm_processor_cache_gb": 0,
         }
-
-    def warm_up(self) -> None:
-        if not current_platform.is_cpu():
-            with mark("warm-up requests"):
-                self.run_warm_up()
 
     def run_warm_up(self) -> None:
         """Run short requests, sampled as in the profile, in batches of 1, 2, 4, ... that there can be.

@@ -29,10 +29,13 @@ def answers(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     from omni_cli.checkpoints.derive import derive_profile
     from omni_cli.config.schema import EngineConfig
+    from omni_cli.engine.memory_plan import plan_start
     from omni_cli.families import Machine
     from omni_cli.models.registry import load_stage
 
-    config = EngineConfig.model_validate(derive_profile(Path(folder), Machine("cpu", 1 << 30), folder))
+    plan = plan_start(EngineConfig.model_validate(derive_profile(Path(folder), Machine("cpu"), folder)), Path(folder))
+    assert plan is not None
+    config = plan.config
     stage: Any = load_stage(spec_of(config.stages[0], folder), lambda report: None)
     stage.run_warm_up()
     alone = [run(stage, [request])[0] for request in requests]

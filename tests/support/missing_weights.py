@@ -42,6 +42,7 @@ def chains(work: Path, profiles: list[str], models: list[str], **_: object) -> I
     from omni_cli.checkpoints.resolve import resolve_model
     from omni_cli.config.loader import load_profile
     from omni_cli.config.schema import EngineConfig
+    from omni_cli.engine.memory_plan import plan_start
     from omni_cli.families import Machine
 
     for name in profiles:
@@ -49,8 +50,11 @@ def chains(work: Path, profiles: list[str], models: list[str], **_: object) -> I
         yield name, resolve_model(config.model), [stage for stage in config.stages if stage.backend == "vllm"]
     for name in models:
         folder = str(getattr(tiny_models, name)(work / name))
-        derived = derive_profile(Path(folder), Machine("cpu", 1 << 30), folder)
-        yield name, folder, list(EngineConfig.model_validate(derived).stages)
+        plan = plan_start(
+            EngineConfig.model_validate(derive_profile(Path(folder), Machine("cpu"), folder)), Path(folder)
+        )
+        assert plan is not None
+        yield name, folder, list(plan.config.stages)
 
 
 def errors_of(config: Any, folder: str, every: int) -> dict[str, list[str | None]]:

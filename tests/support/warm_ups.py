@@ -1,7 +1,7 @@
-"""Runs the warm-up requests of a profile's AR stages in this process; a script: vLLM binds its process.
+"""Runs the warm-up requests of a profile's stages in this process; a script: vLLM binds its process.
 
-The profile's name is in argv. Prints, as JSON, per stage the reports' types, those with two requests at once at most,
-and whether something is left to do.
+The profile's name is in argv. Prints, as JSON, per AR stage the reports' types, those with at most two requests at
+once, and whether something is left to do; per diffusion stage the same of its own requests, twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     config = load_profile(sys.argv[1], ())
     found = {}
     for given in config.stages:
-        if given.kind == "ar":
+        if given.backend == "vllm":
             stage = load_stage(spec_of(given, resolve_model(config.model)), lambda report: None)
             reports = []
             step = stage.step

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveDisplay, ProgressMode, progress_mode
-from omni_cli.outputs import Event, RequestResult, StageLoading, StageProgress
+from omni_cli.outputs import Event, MemoryPlanned, RequestResult, StageLoading, StageProgress
+from omni_cli.report.memory_text import memory_lines
 from omni_cli.report.units import count, seconds
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ class LineProgress(NoProgress):
 
     def handle(self, event: Event) -> None:
         super().handle(event)
-        if isinstance(event, StageLoading):
+        if isinstance(event, MemoryPlanned):
+            self._write("\n".join(["memory, as planned:", *memory_lines(event.stages)]))
+        elif isinstance(event, StageLoading):
             state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
             self._write(f"stage {event.name} ({event.kind}): {state}")
         elif isinstance(event, RequestResult):

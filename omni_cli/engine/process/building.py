@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.engine.process.fork_server import ForkServer, start_process
+from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, ForkServer, start_process
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.errors import OmniError
 from omni_cli.machine_limits import known_failure
@@ -48,9 +48,9 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> Path:
             await receiving
         ours.close()
     if outcome is None:
-        raise OmniError(
-            f"the process that provides `{model}` ended unexpectedly", hint="check that enough memory is free"
-        )
+        await asyncio.to_thread(process.join)
+        hint = NO_MAIN_GUARD if process.exitcode == 1 else "check that enough memory is free"
+        raise OmniError(f"the process that provides `{model}` ended unexpectedly", hint=hint)
     if isinstance(outcome, Failure):
         raise outcome.error("checkpoint")
     return Path(outcome)

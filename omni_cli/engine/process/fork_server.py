@@ -24,6 +24,8 @@ _TRACKER_FILTER = "ignore:resource_tracker:UserWarning"
 # The longest path that follows the temporary folder's.
 _SOCKET = "/omni-01234567/listener-01234567"
 _DESCRIPTORS = "/proc/self/fd"
+NO_MAIN_GUARD = "start the engine below `if __name__ == '__main__':`, because its processes import the program"
+"""The hint for a process that ended with code 1 before our code ran: multiprocessing imports the main module first."""
 
 
 class ForkServer:

@@ -17,7 +17,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from omni_cli.engine.process.fork_server import start_process
+from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, start_process
 from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.engine.process.stage_process import run_stage
 from omni_cli.errors import StageError
@@ -143,6 +143,8 @@ class StageClient:
                 hint = "the system kills processes when memory runs out: free some memory, or use smaller settings"
         else:
             reason = "its process ended unexpectedly" + ("" if code is None else f" (exit code {code})")
+            if code == 1 and not self._scratch.exists():  # before `run_stage`
+                hint = NO_MAIN_GUARD
         return Failure("stage", reason, hint=hint, details=self._log.tail(LOG_TAIL_LINES))
 
     async def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from vllm.outputs import PoolingRequestOutput
 from omni_cli.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import CODES
 from omni_cli.models.codec.settings import CodecConfig
+from omni_cli.models.codec.streaming import MAX_FRAMES_PER_CALL
 from omni_cli.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformChunk
 from omni_cli.stage.payloads import encode_additional_information, tensor_of
@@ -122,6 +123,13 @@ class CodecStage(VllmStage):
             "stream_first_chunk_frames": self.stage.stream_first_chunk_frames,
             "stream_chunk_frames": self.stage.stream_chunk_frames,
         }
+
+    def warm_up_batches(self) -> Iterable[Sequence[GenerateRequest]]:
+        codes = torch.zeros((2 * self._whole_piece, self.model.num_codebooks), dtype=torch.long)
+        request = GenerateRequest("", handoff=encode_additional_information({CODES: codes}))
+        for num_requests in range(1, MAX_FRAMES_PER_CALL // self._whole_piece + 1):
+            yield [request] * num_requests
+        yield [replace(request, stream_audio=True)]
 
     def add(self, request: GenerateRequest) -> None:
         if request.diffusion:

@@ -22,7 +22,7 @@ from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graphs import GraphBackend, GraphManager, batch_sizes
 
 # Frames of all requests in one call. Longer pieces are split, which limits the memory and changes no sample.
-MAX_FRAMES_PER_CALL = 1024
+MAX_FRAMES_PER_CALL = 512
 
 
 @dataclass

@@ -22,6 +22,7 @@ FAMILY = Family(
             stage=f"{_HERE}.prior_stage:PriorStage",
             settings=f"{_HERE}.settings:PriorConfig",
             takes=("image", "sampling", "temperature"),
+            decoder="vision_language_encoder/text_config",
             needed_files=(
                 ("vision_language_encoder/config.json",),
                 ("processor/tokenizer.json",),

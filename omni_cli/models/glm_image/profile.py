@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.checkpoints.derive import kv_cache, read_config, weights_bytes
-from omni_cli.checkpoints.files import read_dtype, read_object
+from omni_cli.checkpoints.derive import decoder_settings, read_config
+from omni_cli.checkpoints.files import read_object
 from omni_cli.families import Machine
 
-# The prior's share of a device that the decoder uses, too.
-_SHARE = 0.45
-_MAX_LENGTH = {"cpu": 8192, "cuda": 16384}
+_MAX_MODEL_LEN = {"cpu": 8192, "cuda": 16384}
 _MAX_NUM_SEQS = {"cpu": 8, "cuda": 16}
 # transformers' default.
 _TOP_K = 50
@@ -21,16 +19,12 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return both stages, with the checkpoint's sampling; sizes and steps are the pipeline's defaults."""
     prior = folder / "vision_language_encoder"
     is_cpu = machine.device == "cpu"
-    limits = {"max_model_len": _MAX_LENGTH[machine.device], "max_num_seqs": _MAX_NUM_SEQS[machine.device]}
-    room_bytes = machine.memory_bytes // 2 - weights_bytes(prior)
-    sizes = kv_cache(read_config(prior)["text_config"], read_dtype(prior), **limits, room_bytes=room_bytes)
+    decoder = read_config(prior)["text_config"]
     return {
         "prior": {
             "kind": "ar",
             "backend": "vllm",
-            **(sizes if is_cpu else {**limits, "gpu_memory_utilization": _SHARE}),
-            "cudagraph_mode": "none" if is_cpu else "full_and_piecewise",
-            "output_copy": "async",
+            **decoder_settings(decoder, machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS),
             "sampling": _sampling(prior / "generation_config.json"),
         },
         "decoder": {

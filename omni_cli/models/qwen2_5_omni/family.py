@@ -21,6 +21,7 @@ FAMILY = Family(
             backend="vllm",
             stage=f"{_HERE}.stages:ThinkerStage",
             makes="text",
+            decoder="thinker_config",
             needed_files=(
                 ("tokenizer.json", "vocab.json"),
                 ("processor_config.json", "preprocessor_config.json"),
@@ -34,6 +35,7 @@ FAMILY = Family(
             stage=f"{_HERE}.stages:TalkerStage",
             input="thinker",
             settings=f"{_HERE}.settings:TalkerConfig",
+            decoder="talker_config",
             needed_files=(("spk_dict.pt",),),
             needed_weights=("talker.model.", "talker.thinker_to_talker_proj.", "talker.codec_head."),
         ),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.checkpoints.derive import decoder_settings, read_config, weights_bytes
-from omni_cli.checkpoints.files import read_dtype
+from omni_cli.checkpoints.derive import decoder_settings, read_config
 from omni_cli.families import Machine
 
 # From the model card: speech is correct only with exactly this system prompt.
@@ -14,8 +13,8 @@ _SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
     "visual inputs, as well as generating text and speech."
 )
-# Shares of a device that all three stages use, as in the profile of the 7B model.
-_SHARES = {"thinker": 0.55, "talker": 0.2, "token2wav": 0.1}
+_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 32768}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
 
 
 def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
@@ -23,12 +22,9 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     config = read_config(folder)
     is_cpu = machine.device == "cpu"
     decoders = {"thinker": config["thinker_config"]["text_config"], "talker": config["talker_config"]}
-    # Half of a host's memory in equal parts, because each stage is a process, and other programs run beside them.
-    room_bytes = (machine.memory_bytes // 2 - weights_bytes(folder)) // 2
 
     def common(name: str) -> dict[str, Any]:
-        share = _SHARES[name]
-        return decoder_settings(decoders[name], read_dtype(folder), machine, room_bytes=room_bytes, share=share)
+        return decoder_settings(decoders[name], machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
 
     return {
         "thinker": {
@@ -57,7 +53,6 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
             "backend": "vllm",
             "input": "talker",
             "max_num_seqs": 8,
-            **({} if is_cpu else {"gpu_memory_utilization": _SHARES["token2wav"]}),
             "num_inference_steps": 10,
             "guidance_scale": 0.5,
             "sway_coefficient": -1.0,

@@ -23,6 +23,7 @@ FAMILY = Family(
             backend="vllm",
             stage=f"{_HERE}.stages:Qwen3ThinkerStage",
             makes="text",
+            decoder="thinker_config",
             needed_files=(
                 ("tokenizer.json", "vocab.json"),
                 ("processor_config.json", "preprocessor_config.json"),
@@ -35,6 +36,7 @@ FAMILY = Family(
             backend="vllm",
             stage=f"{_HERE}.stages:Qwen3TalkerStage",
             input="thinker",
+            decoder="talker_config",
             needed_weights=tuple(
                 f"talker.{part}."
                 for part in ("model", "code_predictor", "codec_head", "hidden_projection", "text_projection")

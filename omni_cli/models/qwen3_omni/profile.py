@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.checkpoints.derive import decoder_settings, read_config, weights_bytes
-from omni_cli.checkpoints.files import read_dtype
+from omni_cli.checkpoints.derive import decoder_settings, read_config
 from omni_cli.families import Machine
 
-# Shares of a device that all three stages use, as in the profile of the 30B model.
-_SHARES = {"thinker": 0.65, "talker": 0.15, "code2wav": 0.05}
+_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 32768}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
 
 
 def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
@@ -21,12 +20,9 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     decoders = {"thinker": config["thinker_config"]["text_config"]}
     if speaks:
         decoders["talker"] = config["talker_config"]["text_config"]
-    # Half of a host's memory in equal parts, because each stage is a process, and other programs run beside them.
-    room_bytes = (machine.memory_bytes // 2 - weights_bytes(folder)) // len(decoders)
 
     def common(name: str) -> dict[str, Any]:
-        share = _SHARES[name] if speaks else 0.9
-        return decoder_settings(decoders[name], read_dtype(folder), machine, room_bytes=room_bytes, share=share)
+        return decoder_settings(decoders[name], machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
 
     thinker = {
         "kind": "ar",
@@ -55,7 +51,6 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
             "backend": "vllm",
             "input": "talker",
             "max_num_seqs": 8 if is_cpu else 32,
-            **({} if is_cpu else {"gpu_memory_utilization": _SHARES["code2wav"]}),
             "execution": "eager" if is_cpu else "cudagraph",
             "output_copy": "async",
         },

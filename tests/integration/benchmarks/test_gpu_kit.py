@@ -13,7 +13,7 @@ import pytest
 from omni_cli.record import Sample, Variant, load_record
 
 KIT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu"
-MODULES = ("goals", "copies", "measure", "sides", "models", "kinds", "random_weights")
+MODULES = ("goals", "copies", "measure", "sides", "models", "kinds", "random_weights", "chain")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,16 @@ def test_ar_modes_on_a_cpu(tmp_path):
     assert with_rows.output_sha256 == without.output_sha256, "hidden states change no token"
     assert with_rows.samples[0].execution_counters["thinker"]["copies"] > 0
     assert without.samples[0].execution_counters["thinker"]["copies"] == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3-omni", "qwen2.5-omni"])
+def test_a_chain_of_real_size_is_configured(goals, name, tmp_path, monkeypatch):
+    """Its profile takes the kit's settings, and gives every KV cache a size, so that stages load together."""
+    chain = importlib.import_module("chain")
+    monkeypatch.setattr(sys, "argv", ["chain.py", name, "-o", str(tmp_path)])
+    config = chain._config(chain.MODELS[name], None, chain._options())
+    assert [stage.sampling.min_tokens for stage in config.stages[:2]] == [128, chain.MODELS[name].codes]
+    assert all(stage.kv_cache_memory_bytes for stage in config.stages[:2])
 
 
 @pytest.mark.nightly

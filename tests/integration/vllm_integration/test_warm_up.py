@@ -1,4 +1,4 @@
-"""The requests that AR stages run on a GPU before they are ready, here on a CPU."""
+"""The requests that stages run on a GPU before they are ready, here on a CPU."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ SCRIPT = Path(__file__).resolve().parents[2] / "support" / "warm_ups.py"
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("profile", ["tiny-omni", "tiny-qwen3-omni", "tiny-csm"])
-def test_every_ar_stage_finishes_its_warm_up_requests(profile):
+def test_every_stage_finishes_its_warm_up_requests(profile):
     done = subprocess.run([sys.executable, SCRIPT, profile], capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     stages = json.loads(done.stdout.splitlines()[-1])
     assert stages
+    codec = {"tiny-omni": "token2wav", "tiny-qwen3-omni": "code2wav", "tiny-csm": "codec"}[profile]
+    reports, again, is_left = stages.pop(codec)
+    assert reports == again and not is_left and "Failure" not in reports
+    # Whole, one at a time or two at once, and streamed.
+    assert reports.count("RequestDone") == (2 if codec == "token2wav" else 4) and reports.count("WaveformChunk") > 2
     for reports, of_two, is_left in stages.values():
         assert reports.count("RequestDone") == 1 + 2 + 4 + 8  # batches up to max_num_seqs
         assert "Failure" not in reports

@@ -1,4 +1,4 @@
-"""Default profiles: every family's is valid on every machine and fits into its memory."""
+"""Default profiles: every family's is valid on every machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from omni_cli.checkpoints.derive import derive_profile, kv_cache, weights_bytes
+from omni_cli.checkpoints.derive import derive_profile, weights_bytes
 from omni_cli.config.loader import check_profile
 from omni_cli.errors import CheckpointError
 from omni_cli.families import Machine
 
-GIB = 1 << 30
 DECODER = {
     "hidden_size": 576,
     "num_hidden_layers": 30,
@@ -21,8 +20,6 @@ DECODER = {
     "num_key_value_heads": 3,
     "max_position_embeddings": 8192,
 }
-# Of keys and values, per token, in bfloat16.
-TOKEN_BYTES = 2 * 30 * 3 * 64 * 2
 CONFIGS = {
     "config.json": [
         {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", **DECODER},
@@ -38,7 +35,7 @@ CONFIGS = {
 CASES = [(file, config) for file, configs in CONFIGS.items() for config in configs]
 
 
-@pytest.mark.parametrize("machine", [Machine("cpu", 24 * GIB), Machine("cuda", 80 * GIB), Machine("cpu", GIB)], ids=str)
+@pytest.mark.parametrize("machine", [Machine("cpu"), Machine("cuda")], ids=str)
 @pytest.mark.parametrize(("file", "config"), CASES, ids=lambda value: str(value)[:60])
 def test_a_derived_profile_is_valid(tmp_path: Path, file: str, config: dict, machine: Machine) -> None:
     (tmp_path / file).write_text(json.dumps(config))
@@ -49,22 +46,6 @@ def test_a_derived_profile_is_valid(tmp_path: Path, file: str, config: dict, mac
     assert data["name"] == "model-of-mine"
     modes = [stage.get("cudagraph_mode", stage.get("execution")) for stage in data["stages"].values()]
     assert machine.device == "cuda" or set(modes) <= {"none", "eager"}
-
-
-@pytest.mark.parametrize(
-    ("room_bytes", "length", "num_full"),
-    [
-        (24 * GIB, 8192, 8),  # more than enough
-        (TOKEN_BYTES * (3 * 8192 + 1024), 8192, 3),
-        (TOKEN_BYTES * (4000 + 1024), 3840, 1),  # not even one of full length: shorter ones
-        (-GIB, 256, 1),  # the weights alone do not fit: the least, and the engine reports it
-    ],
-)
-def test_a_kv_cache_fits_into_its_room(room_bytes: int, length: int, num_full: int) -> None:
-    sizes = kv_cache(DECODER, "bfloat16", max_model_len=32768, max_num_seqs=8, room_bytes=room_bytes)
-    assert sizes["max_model_len"] == length
-    assert sizes["kv_cache_memory_bytes"] == TOKEN_BYTES * (length * num_full + 1024)
-    assert room_bytes < 0 or sizes["kv_cache_memory_bytes"] <= room_bytes
 
 
 def test_weights_that_are_not_downloaded_count(tmp_path: Path) -> None:
@@ -81,12 +62,6 @@ def test_weights_without_file_and_index_are_estimated(tmp_path: Path) -> None:
     assert weights_bytes(tmp_path) == pytest.approx(2 * 162.8e6, rel=0.1)
 
 
-@pytest.mark.parametrize("key", ["num_attention_heads", "num_key_value_heads"])
-def test_a_cache_that_differs_by_layer_gets_the_room(key: str) -> None:
-    sizes = kv_cache({**DECODER, key: [3] * 30}, "bfloat16", max_model_len=32768, max_num_seqs=8, room_bytes=GIB)
-    assert sizes["kv_cache_memory_bytes"] == GIB
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -100,10 +75,10 @@ def test_a_cache_that_differs_by_layer_gets_the_room(key: str) -> None:
 def test_an_unusual_configuration(tmp_path: Path, config: dict) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="cannot derive a profile from the configuration in"):
-        derive_profile(tmp_path, Machine("cpu", GIB), "x")
+        derive_profile(tmp_path, Machine("cpu"), "x")
 
 
 def test_a_checkpoint_that_has_no_data(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="does not name a model class"):
-        derive_profile(tmp_path, Machine("cpu", GIB), "x")
+        derive_profile(tmp_path, Machine("cpu"), "x")

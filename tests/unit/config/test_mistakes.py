@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support.profile_text import GOOD, mistakes
 
+from omni_cli.config.loader import check_profile
+
 
 def test_a_good_profile_has_none(tmp_path: Path) -> None:
     assert mistakes(tmp_path, GOOD) == []
@@ -418,3 +420,19 @@ SINGLE = {
 def test_one_mistake(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
     assert change[0] in GOOD
     assert mistakes(tmp_path, GOOD.replace(change[0], change[1], 1)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0: 1\n", "unknown key `0`"),
+        ("0:\n", "`0` has no value"),
+        ("stages: {1: {kind: ar}}\n", "invalid stage name `1`"),
+        ("stages: {a: {kind: ar, 1: 2}}\n", "unknown key `1` in stage `a`"),
+        ("stages: {a: {kind: ar, sampling: {1: 2}}}\n", "unknown key `1` in `sampling` of stage `a`"),
+    ],
+)
+def test_a_number_as_a_key(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    assert message in [diagnostic.message for diagnostic in check_profile(path)]

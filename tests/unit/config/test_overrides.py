@@ -149,3 +149,21 @@ def test_a_key_that_is_a_number_is_not_its_text(tmp_path: Path) -> None:
     own = {1: 0.5, "2": 1, "a": 3}
     for overrides, expected in (((), own), (("image.call.attention_kwargs={7: 1}",), {7: 1})):
         assert load_profile(str(path), overrides).stage("image").call == {"attention_kwargs": expected}
+
+
+@pytest.mark.parametrize(
+    ("profile", "option", "left"),
+    [
+        ("qwen3-omni-30b-a3b", "thinker.kv_cache_memory_bytes=1073741824", (1 << 30, None)),
+        ("tiny-omni", "thinker.gpu_memory_utilization=0.3", (None, 0.3)),
+    ],
+)
+def test_one_way_to_size_the_memory_replaces_the_other(profile: str, option: str, left: tuple[object, object]) -> None:
+    stage = load_profile(profile, [option]).stage("thinker")
+    assert (stage.kv_cache_memory_bytes, stage.gpu_memory_utilization) == left
+
+
+def test_both_ways_to_size_the_memory_as_options_are_a_mistake() -> None:
+    options = ["thinker.kv_cache_memory_bytes=1073741824", "thinker.gpu_memory_utilization=0.3"]
+    with pytest.raises(InvalidProfileError, match="has no effect with `kv_cache_memory_bytes`"):
+        load_profile("qwen3-omni-30b-a3b", options)

@@ -7,11 +7,12 @@ import pytest
 from support.machine_facts import H200, facts
 from support.profile_text import make_config
 
+from omni_cli.checkpoints.stage_weights import find_snapshot
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
-from omni_cli.doctor.checkup import Problem, find_problems, find_snapshot, judge_profile
-from omni_cli.doctor.machine import Cpu, Folder, Gpus
+from omni_cli.doctor.checkup import Problem, find_problems, judge_profile
 from omni_cli.doctor.packages import TorchProbe
 from omni_cli.doctor.requirements import VERIFIED
+from omni_cli.machine import Cpu, Folder, Gpus
 
 
 def only(found: list[Problem]) -> Problem:

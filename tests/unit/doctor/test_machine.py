@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.doctor.machine import parse_nvidia_smi, read_cpu, read_folder, read_memory
+from omni_cli.machine import parse_nvidia_smi, read_cpu, read_folder, read_memory
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:   12000000 kB\n"
 

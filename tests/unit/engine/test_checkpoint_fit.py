@@ -30,7 +30,7 @@ def write_checkpoint(folder: Path, *files: str, **parts: Any) -> Path:
 
 def check(folder: Path) -> None:
     check_checkpoint(folder)
-    profile = derive_profile(folder, Machine("cpu", 1 << 30), str(folder))
+    profile = derive_profile(folder, Machine("cpu"), str(folder))
     check_fit(EngineConfig.model_validate(profile), folder)
 
 

@@ -23,9 +23,6 @@ from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, code
 from omni_cli.vllm_integration.diffusion_entry import UNFINISHED, DiffusionInput, Unfinished
 from omni_cli.vllm_integration.diffusion_model import DiffusionModel
 
-# Two seconds of sound, which are several blocks of the DiT's attention.
-WARM_UP_CODES = 100
-
 
 class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
     """Loads the weights called `token2wav.` of a Qwen2.5-Omni checkpoint; requests take several steps of the engine."""
@@ -50,19 +47,12 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
         return self.synthesizer.execution_mode
 
     @torch.inference_mode()
-    def warm_up(self, max_concurrency: int | None) -> None:
-        """Run one step of a request, so that the first real one compiles nothing and errors show early.
-
-        Graphs are captured for up to `max_concurrency` requests at once, by default `max_num_seqs`.
-        """
-        codes = torch.zeros(WARM_UP_CODES, dtype=torch.long, device=self.token2wav.device)
+    def capture_ahead(self, num_codes: int, max_concurrency: int | None) -> None:
+        """Capture graphs for up to `max_concurrency` requests at once, by default `max_num_seqs`."""
+        codes = torch.zeros(num_codes, dtype=torch.long, device=self.token2wav.device)
         speaker = next(iter(self.speakers))
-        request = SynthesisRequest("warm-up", codes, 0, 0, WARM_UP_CODES, 0, speaker, DenoisingSettings(2, 0.5, -1.0))
+        request = SynthesisRequest("warm-up", codes, 0, 0, num_codes, 0, speaker, DenoisingSettings(2, 0.5, -1.0))
         self.synthesizer.capture_ahead(request, max_concurrency)
-        self.scheduler.add(request)
-        while not self.scheduler.advance():
-            pass
-        self.scheduler.drop(request.request_id)
 
     @torch.inference_mode()
     def sample(self, inputs: Sequence[DiffusionInput]) -> dict[str, torch.Tensor | Unfinished]:

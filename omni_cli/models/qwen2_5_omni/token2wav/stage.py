@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -31,6 +31,8 @@ from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
 SAMPLE_RATE = 24_000
 CODES_PER_SECOND = 50
+# Two seconds of sound, which are several blocks of the DiT's attention, and several chunks of a stream.
+WARM_UP_CODES = 100
 # A chunk comes before others' first ones if the audio before it ends within this time.
 URGENT_S = 0.5
 NO_CODES = "the talker ended before it produced a codec token"
@@ -93,8 +95,7 @@ class Token2WavStage(VllmStage):
         self._chunk_sizes = chunk_sizes(spec.stage, model.codes_per_block)
         self.execution_mode = model.prepare(spec.stage)
         self._synthesizer = model.synthesizer
-        if execution != "eager":
-            model.warm_up(spec.max_concurrency)
+        model.capture_ahead(WARM_UP_CODES, spec.max_concurrency)
         self._scheduler = model.scheduler
         self._scheduler.get_order = self._get_order
 
@@ -140,6 +141,16 @@ class Token2WavStage(VllmStage):
         assert isinstance(stage, Token2WavConfig)
         value = request.diffusion.get(name, getattr(stage, name))
         return default if value is None else value
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        if current_platform.is_cpu() and self.execution_mode.execution != "eager":
+            self.run_warm_up()
+
+    def warm_up_batches(self) -> Iterable[Sequence[GenerateRequest]]:
+        codes = encode_additional_information({"codec_token_ids": [0] * WARM_UP_CODES})
+        for streams in (False, True):
+            yield [GenerateRequest("", handoff=codes, stream_audio=streams)]
 
     def add(self, request: GenerateRequest) -> None:
         if not request.stream_audio:

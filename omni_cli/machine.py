@@ -30,6 +30,7 @@ class HostMemory:
     total_bytes: int
     available_bytes: int
     limit_bytes: int | None
+    free_swap_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,23 @@ class Gpus:
     devices: tuple[Gpu, ...] = ()
     driver: str | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class PlannedMemory:
+    """Memory of one rank of a stage on its device, in bytes, as planned before it loads.
+
+    `share_bytes` is set for a stage that states a share of the device instead of sizes. `other_bytes` is an estimate:
+    the process, activations and graphs. `is_planned` is True if the profile states no size of the KV cache.
+    """
+
+    name: str
+    device: str
+    weights_bytes: int
+    kv_cache_bytes: int | None
+    share_bytes: int | None
+    other_bytes: int
+    is_planned: bool
 
 
 @dataclass(frozen=True)
@@ -110,7 +128,9 @@ def read_memory(root: Path = Path("/")) -> HostMemory:
         reclaimable = _stat(folder, "inactive_file", "total_inactive_file")
         limit = allowed if limit is None else min(limit, allowed)
         available = min(available, max(0, allowed - used + reclaimable))
-    return HostMemory(total_bytes=total, available_bytes=available, limit_bytes=limit)
+    # A container's own limit of swap is not looked up.
+    swap = fields.get("SwapFree", 0) if limit is None else 0
+    return HostMemory(total_bytes=total, available_bytes=available, limit_bytes=limit, free_swap_bytes=swap)
 
 
 def read_gpus() -> Gpus:

@@ -1,0 +1,148 @@
+"""The memory of a chain is planned before anything loads: its KV caches fit beside its weights, on planted machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.profile_text import make_config
+
+from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.engine import memory_plan
+from omni_cli.engine.memory_plan import Devices, MemoryPlan, cache_bytes_per_token, plan_memory, plan_start
+from omni_cli.errors import OmniError, StageError
+from omni_cli.machine import Gpu, Gpus, HostMemory
+
+GIB = 1 << 30
+DECODER = {
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+}
+# Of keys and values, per token, in bfloat16.
+TOKEN_BYTES = 2 * 30 * 3 * 64 * 2
+
+
+def chain(**keys: object) -> EngineConfig:
+    stages = [
+        ARStageConfig.named("thinker", **keys),
+        ARStageConfig.named("talker", input="thinker", **keys),
+    ]
+    return make_config("chain", "model", *stages, dtype="bfloat16")
+
+
+def plan(
+    config: EngineConfig, free_gib: float, weights_gib: float = 2, gpu: bool = True, **options: bool
+) -> MemoryPlan:
+    weights = {stage.name: {"": int(weights_gib * GIB)} for stage in config.stages}
+    gpus = (Gpu(0, "GPU", 24 * GIB, int(free_gib * GIB)),) if gpu else ()
+    host = HostMemory(24 * GIB, int(free_gib * GIB), None)
+    decoders = {stage.name: DECODER for stage in config.stages}
+    return plan_memory(config, weights, decoders, host, Devices(gpus, gpus), **options)
+
+
+def caches(planned: MemoryPlan) -> list[int]:
+    return [stage.kv_cache_memory_bytes for stage in planned.config.stages]  # type: ignore[union-attr, misc]
+
+
+@pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "host"])
+@pytest.mark.parametrize("keys", [{}, {"max_num_seqs": 8}, {"max_num_seqs": 512, "max_model_len": 4096}], ids=str)
+@pytest.mark.parametrize("free_gib", [10, 16, 24])
+def test_all_stages_fit_together(free_gib: float, keys: dict, gpu: bool) -> None:
+    planned = plan(chain(**keys), free_gib, gpu=gpu)
+    assert planned.missing == ()
+    device = [row for row in planned.stages if row.device == ("GPU 0" if gpu else "this machine")]
+    assert sum(row.weights_bytes + (row.kv_cache_bytes or 0) + row.other_bytes for row in device) <= free_gib * GIB
+    length = keys.get("max_model_len", 8192)
+    assert min(caches(planned)) >= TOKEN_BYTES * length, "one request of full length fits"
+    assert max(caches(planned)) <= TOKEN_BYTES * (length * keys.get("max_num_seqs", 256) + 1024), (
+        "and no more than can be"
+    )
+
+
+def test_a_cache_is_not_larger_than_all_requests_need() -> None:
+    assert caches(plan(chain(max_num_seqs=2), 24)) == [TOKEN_BYTES * (8192 * 2 + 1024)] * 2
+
+
+def test_the_rest_is_shared_by_need() -> None:
+    """The stage with four times the requests gets more, and both get at least one request of full length."""
+    config = chain(max_num_seqs=8)
+    config = config.with_stages(
+        [config.stage("thinker").model_copy(update={"max_num_seqs": 64}), config.stage("talker")]
+    )
+    thinker, talker = caches(plan(config, 10))
+    assert thinker > 3 * talker > 3 * TOKEN_BYTES * 8192
+
+
+def test_a_length_that_the_profile_does_not_state_is_reduced() -> None:
+    tight = plan(chain(), 7.3)
+    lengths = [stage.max_model_len for stage in tight.config.stages]
+    assert tight.missing == ()
+    assert all(length is not None and length % 256 == 0 and 256 <= length < 8192 for length in lengths)
+    assert all(cache >= TOKEN_BYTES * (length or 0) for cache, length in zip(caches(tight), lengths, strict=True))
+
+
+def test_sizes_that_the_profile_states_stay() -> None:
+    config = chain(kv_cache_memory_bytes=GIB)
+    planned = plan(config, 24)
+    assert planned.config == config
+    assert not any(row.is_planned for row in planned.stages)
+
+
+def test_a_model_of_unknown_layers_gets_a_cache() -> None:
+    config = make_config("one", "model", ARStageConfig.named("model"), dtype="bfloat16")
+    host = HostMemory(24 * GIB, 24 * GIB, None)
+    planned = plan_memory(config, {"model": {"": GIB}}, {}, host, Devices((), ()))
+    assert 10 * GIB < caches(planned)[0] < 18 * GIB
+
+
+@pytest.mark.parametrize("key", ["num_attention_heads", "num_key_value_heads"])
+def test_layers_that_differ_are_unknown(key: str) -> None:
+    assert cache_bytes_per_token(DECODER, "bfloat16") == TOKEN_BYTES
+    assert cache_bytes_per_token({**DECODER, key: [3] * 30}, "bfloat16") is None
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config = {
+        "architectures": ["Qwen2_5OmniModel"],
+        "thinker_config": {"text_config": DECODER},
+        "talker_config": DECODER,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_sizes_that_do_not_fit_together_are_refused_with_some_that_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stage alone would pass vLLM's own check."""
+    monkeypatch.setattr(memory_plan, "read_memory", lambda: HostMemory(24 * GIB, 20 * GIB, None))
+    monkeypatch.setattr(memory_plan, "has_cuda_device", lambda: False)
+    with pytest.raises(StageError, match=r"the stages of `chain` need at least 25\.2 GiB of memory") as caught:
+        plan_start(chain(kv_cache_memory_bytes=12 * GIB), folder)
+    assert caught.value.hint is not None
+    values = dict(option.split("=") for option in caught.value.hint.split() if "=" in option)
+    assert list(values) == ["thinker.kv_cache_memory_bytes", "talker.kv_cache_memory_bytes"]
+    assert all(int(value) > GIB for value in values.values())
+    assert sum(map(int, values.values())) < 20 * GIB
+
+
+def test_a_stated_length_of_which_no_request_fits_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_plan, "read_memory", lambda: HostMemory(24 * GIB, 4 * GIB, None))
+    monkeypatch.setattr(memory_plan, "has_cuda_device", lambda: False)
+    with pytest.raises(StageError, match="need at least") as caught:
+        plan_start(chain(max_model_len=65536), folder)
+    assert caught.value.hint is not None
+    assert "--set thinker.max_model_len=" in caught.value.hint
+
+
+def test_a_driver_that_reports_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_plan, "has_cuda_device", lambda: True)
+    monkeypatch.setattr(memory_plan, "read_gpus", lambda: Gpus())
+    assert plan_start(chain(kv_cache_memory_bytes=GIB), folder) is None
+    with pytest.raises(OmniError, match="cannot determine the memory of the CUDA device: nvidia-smi is not installed"):
+        plan_start(chain(), folder)
