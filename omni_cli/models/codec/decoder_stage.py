@@ -17,7 +17,7 @@ from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.models.codec.streaming import MAX_FRAMES_PER_CALL
 from omni_cli.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformChunk
-from omni_cli.stage.payloads import encode_additional_information, tensor_of
+from omni_cli.stage.payloads import encode_additional_information, get_tensor
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
@@ -126,7 +126,7 @@ class CodecStage(VllmStage):
 
     def warm_up_batches(self) -> Iterable[Sequence[GenerateRequest]]:
         codes = torch.zeros((2 * self._whole_piece, self.model.num_codebooks), dtype=torch.long)
-        request = GenerateRequest("", handoff=encode_additional_information({CODES: codes}))
+        request = GenerateRequest("", stage_output=encode_additional_information({CODES: codes}))
         for num_requests in range(1, MAX_FRAMES_PER_CALL // self._whole_piece + 1):
             yield [request] * num_requests
         yield [replace(request, stream_audio=True)]
@@ -136,15 +136,15 @@ class CodecStage(VllmStage):
             raise InputError(f"`{next(iter(request.diffusion))}` has no effect: a codec decoder denoises nothing")
         stream = CodeStream(request, time.perf_counter(), torch.empty((self.model.num_codebooks, 0), dtype=torch.long))
         self._streams[request.request_id] = stream
-        self._feed(stream, request.handoff, is_last=not request.more_follows)
+        self._feed(stream, request.stage_output, is_last=not request.more_follows)
 
     def append(self, command: AppendInput) -> None:
         stream = self._streams.get(command.request_id)
         if stream is not None:
-            self._feed(stream, command.handoff, is_last=command.is_last)
+            self._feed(stream, command.stage_output, is_last=command.is_last)
 
-    def _feed(self, stream: CodeStream, handoff: bytes | None, *, is_last: bool) -> None:
-        codes = tensor_of(self.decode_input(handoff), CODES, num_dims=2).long().T
+    def _feed(self, stream: CodeStream, stage_output: bytes | None, *, is_last: bool) -> None:
+        codes = get_tensor(self.decode_input(stage_output), CODES, num_dims=2).long().T
         self._check(codes)
         stream.waiting = torch.cat([stream.waiting, codes], dim=1)
         stream.num_frames += codes.shape[1]
