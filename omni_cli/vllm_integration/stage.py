@@ -112,6 +112,8 @@ class VllmStage:
             "seed": self.spec.seed % (MAX_NUMPY_SEED + 1),
             "trust_remote_code": self.spec.trust_remote_code,
             "disable_log_stats": True,
+            # vLLM 0.32 would normalize videos with the mean and deviation of images on the device.
+            "mm_device_do_normalize": False,
             "worker_cls": self.worker_cls(stage.kind),
             **device_settings.execution_args(getattr(stage, "cudagraph_mode", "none")),
             **(_DIFFUSION_ARGS if stage.kind == "diffusion" else {}),
