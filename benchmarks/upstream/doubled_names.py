@@ -32,7 +32,8 @@ def main() -> int:
         with safe_open(Path(folder) / "model.safetensors", "pt") as file:
             names = list(file.keys())
     doubled = [name for name in names if ".model.model." in name]
-    print(f"transformers {transformers.__version__}: {len(doubled)} of {len(names)} names are doubled", *doubled[:2])
+    counts = f"{len(doubled)} of {len(names)} names are doubled"
+    sys.stdout.write(f"transformers {transformers.__version__}: {counts} {' '.join(doubled[:2])}\n")
     return 1 if doubled else 0
 
 

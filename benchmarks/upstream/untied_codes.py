@@ -31,8 +31,10 @@ def main() -> int:
         loaded, info = transformers.CsmForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
     tables = (loaded.backbone_model.embed_tokens.embed_audio_tokens, loaded.depth_decoder.model.embed_tokens)
     tied = tables[0].weight.equal(tables[1].weight)
-    print(f"transformers {transformers.__version__}: the tables are {'equal' if tied else 'not equal'} after loading;")
-    print(f"weights reported as missing: {sorted(info['missing_keys'])}")
+    sys.stdout.write(
+        f"transformers {transformers.__version__}: the tables are {'equal' if tied else 'not equal'} after loading; "
+        f"reported as missing: {sorted(info['missing_keys'])}\n"
+    )
     return 0 if tied else 1
 
 

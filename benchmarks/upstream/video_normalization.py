@@ -32,7 +32,8 @@ def main() -> int:
         config["video_processor"] = processor(VIDEO)
         Path(folder, "processor_config.json").write_text(json.dumps(config))
         used = _load_norm_params(SimpleNamespace(model=folder, revision=None)).image_mean
-    print(f"vLLM {vllm.__version__}: mean of images {IMAGE}, of videos {VIDEO}; the encoder of both uses {used}")
+    means = f"mean of images {IMAGE}, of videos {VIDEO}"
+    sys.stdout.write(f"vLLM {vllm.__version__}: {means}; the encoder of both uses {used}\n")
     return 1 if used == IMAGE else 0
 
 
