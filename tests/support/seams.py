@@ -681,7 +681,7 @@ def find(where: str) -> Any:
     except ImportError as error:
         raise AssertionError(f"{where} is gone: {error}") from error
     for name in path.split("."):
-        assert hasattr(found, name), f"{where} is gone: {name} is not there any more{near(name, dir(found))}"
+        assert hasattr(found, name), f"{where} is gone{near(name, dir(found))}"
         found = getattr(found, name)
     return found
 
@@ -694,13 +694,13 @@ def change_in_place(where: str) -> str | None:
         return None
     if inspect.isclass(kind) and f"self.{name}" in inspect.getsource(kind):
         return None
-    return f"{where} is gone{near(name, dir(kind))}: the note has to say where its part moved"
+    return f"{where}, which the note names, is gone{near(name, dir(kind))}"
 
 
 def near(name: str, names: Any) -> str:
     """Return the end of a sentence: the names most like one that is gone."""
     like = difflib.get_close_matches(name, sorted(set(names)), n=3)
-    return f", but {' and '.join(like)}" if like else ""
+    return f"; near it: {', '.join(like)}" if like else ""
 
 
 def change_in_callable(where: str, parameters: list[str], use: str) -> str | None:
