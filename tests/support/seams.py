@@ -140,11 +140,6 @@ CALLABLES = [
         "is called for ids of media that a request's salt is part of",
     ),
     (
-        "transformers:Qwen3VLProcessor.validate_inputs",
-        ["images", "text", "videos"],
-        "is replaced: vLLM hands videos over in separate calls",
-    ),
-    (
         "vllm.model_executor.models.registry:_LazyRegisteredModel.load_model_cls",
         [],
         "is called to inspect a model class in this process",
