@@ -63,9 +63,28 @@ def test_each_import_is_listed():
 
 
 def test_each_override_is_listed():
-    """A method of ours that overrides one of vLLM's, compared by the class that it would otherwise come from."""
     listed = {id(find(row[0])) for row in ROWS}
-    missing = set()
+    missing = {
+        f"{ours.__name__}: {home.__module__}:{home.__qualname__}.{name}"
+        for ours, name, _, home in overrides()
+        if id(vars(home)[name]) not in listed
+    }
+    assert not missing, "\n".join(sorted(missing))
+
+
+def test_each_override_takes_the_parameters_of_vllms():
+    changes = set()
+    for ours, name, value, home in overrides():
+        takes, given = inspect.signature(value).parameters, inspect.signature(vars(home)[name]).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+        if not takes_any and len(given) > len(takes):
+            new = ", ".join(given.keys() - takes.keys())
+            changes.add(f"{home.__module__}:{home.__qualname__}.{name} takes {new}, too, and {ours.__name__} does not")
+    assert not changes, "\n".join(sorted(changes))
+
+
+def overrides() -> Iterator[tuple[type, str, Any, type]]:
+    """Yield methods of ours that override one of vLLM's, with the class that they would otherwise come from."""
     for cls in our_classes():
         for position, ours in enumerate(cls.__mro__):
             if not ours.__module__.startswith("omni_cli."):
@@ -75,10 +94,8 @@ def test_each_override_is_listed():
                 if name.startswith("__") or not home.__module__.startswith("vllm."):
                     continue
                 # Not those that a decorator of vLLM's has added.
-                is_method = inspect.isfunction(value) and value.__module__ == ours.__module__
-                if is_method and id(vars(home)[name]) not in listed:
-                    missing.add(f"{ours.__name__}: {home.__module__}:{home.__qualname__}.{name}")
-    assert not missing, "\n".join(sorted(missing))
+                if inspect.isfunction(value) and value.__module__ == ours.__module__:
+                    yield ours, name, value, home
 
 
 def our_classes() -> Iterator[type]:
