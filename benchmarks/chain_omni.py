@@ -42,11 +42,11 @@ class OmniSide:
         started_s = time.perf_counter()
         results = await asyncio.gather(*(self._request(seed, prompt) for seed, prompt in enumerate(PROMPTS)))
         seconds = {CHAIN: time.perf_counter() - started_s}
-        handoffs: list[bytes | None] = [None] * len(PROMPTS)
+        stage_outputs: list[bytes | None] = [None] * len(PROMPTS)
         for stage in self._stages:
             is_last = stage is self._stages[-1]
-            seconds[stage.name], done = await stage.run(_stage_requests(handoffs, wants_handoff=not is_last))
-            handoffs = [report.handoff for report in done]
+            seconds[stage.name], done = await stage.run(_stage_requests(stage_outputs, wants_stage_output=not is_last))
+            stage_outputs = [report.stage_output for report in done]
         return Round(seconds, tuple(_work(result) for result in results))
 
     async def _request(self, seed: int, prompt: str) -> RequestResult:
@@ -109,12 +109,16 @@ class SingleStage:
         return report
 
 
-def _stage_requests(handoffs: Sequence[bytes | None], *, wants_handoff: bool) -> list[GenerateRequest]:
+def _stage_requests(stage_outputs: Sequence[bytes | None], *, wants_stage_output: bool) -> list[GenerateRequest]:
     return [
         GenerateRequest(
-            str(seed), prompt="" if handoff else prompt, seed=seed, handoff=handoff, wants_handoff=wants_handoff
+            str(seed),
+            prompt="" if stage_output else prompt,
+            seed=seed,
+            stage_output=stage_output,
+            wants_stage_output=wants_stage_output,
         )
-        for seed, (prompt, handoff) in enumerate(zip(PROMPTS, handoffs, strict=True))
+        for seed, (prompt, stage_output) in enumerate(zip(PROMPTS, stage_outputs, strict=True))
     ]
 
 

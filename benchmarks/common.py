@@ -56,12 +56,12 @@ def ratio_of_pairs(above: Sequence[float], below: Sequence[float]) -> Ratio:
     Narrower than `ratio_of_medians` where a pair's times vary together. Raises `ValueError` as that does.
     """
     from omni_cli.stats.blocks import independent_units
-    from omni_cli.stats.estimate import centre_of
+    from omni_cli.stats.estimate import get_centre
 
     if len(above) != len(below) or not above:
         raise ValueError(f"{len(above)} and {len(below)} measurements are not pairs")
     units = independent_units(np.log(above) - np.log(below))
-    estimate = centre_of(units.values, units.inflation)
+    estimate = get_centre(units.values, units.inflation)
     return Ratio(*(math.exp(value) for value in (estimate.centre, *estimate.interval(0.05))))
 
 

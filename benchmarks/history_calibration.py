@@ -32,7 +32,7 @@ from statistics import NormalDist
 import numpy as np
 from common import machine, machine_line, wilson
 
-from omni_cli.stats.changes import steps_of
+from omni_cli.stats.changes import get_steps
 from omni_cli.stats.compare import MARGIN
 
 NIGHTS = 100
@@ -197,7 +197,7 @@ def _steps(options: argparse.Namespace) -> dict[str, dict[str, int]]:
 
 
 def _steps_in(values: np.ndarray) -> list:
-    return list(steps_of(values, 0.0, math.log1p(MARGIN)))
+    return list(get_steps(values, 0.0, math.log1p(MARGIN)))
 
 
 def _interval(count: int, total: int) -> str:

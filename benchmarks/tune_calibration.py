@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 from common import wilson
 
-from omni_cli.bench.search import MAX_TOGETHER, groups_of
+from omni_cli.bench.search import MAX_TOGETHER, get_groups
 from omni_cli.stats.estimate import TRIM
 from omni_cli.stats.race import MIN_ROUNDS, Batch, Race, student_quantile
 from omni_cli.stats.sequential import ALPHA, spent
@@ -149,7 +149,7 @@ def search(costs: Sequence[float], noise: Noise | Recorded, margin: float, seed:
         batches = []
         control = race.leader
         assert control is not None
-        for group in groups_of(race, order):
+        for group in get_groups(race, order):
             running = [control, *group]
             blocks += len(running)
             batches.append(_run(race, running, costs, noise, scales))

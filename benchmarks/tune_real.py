@@ -39,7 +39,7 @@ from omni_cli.cli.tune.run import SettingsSearch, TuneProgress, local_search
 from omni_cli.config.bundled import find_profile
 from omni_cli.stats.race import MIN_ROUNDS, Race
 from omni_cli.stats.sequential import ALPHA
-from omni_cli.stats.tuning import race_of
+from omni_cli.stats.tuning import get_race
 from omni_cli.tune_record import TuneRecord, load_tune_record
 
 PATIENCE = 4.0
@@ -105,7 +105,7 @@ class Exhaustive(Tuning):
     """A search without elimination."""
 
     def _race(self) -> Race:
-        race = race_of(self.record)
+        race = get_race(self.record)
         race.__class__ = EveryPair
         return race
 
@@ -191,7 +191,7 @@ def _tuning(kind: type[Tuning], case: Case, wanted: SettingsSearch, folder: Path
 def _compared(folder: Path) -> dict[str, object]:
     """Return the times of both, and how much the search's answer costs by the exhaustive measurements."""
     found, every = (load_tune_record(folder / name / "tune.json") for name in ("search", "exhaustive"))
-    race = race_of(every)
+    race = get_race(every)
     names = [item.name for item in every.candidates if item.problem is None]
     assert found.winner is not None and every.winner is not None
     gap = race.gap(found.winner, every.winner)

@@ -196,7 +196,7 @@ def _package(point: EntryPoint) -> str:
     return "an unknown package" if point.dist is None else point.dist.name
 
 
-def family_of(architecture: str, entry_file: EntryFile = "config.json") -> Family:
+def get_family(architecture: str, entry_file: EntryFile = "config.json") -> Family:
     """Return the family of a checkpoint's architecture, which `entry_file` names."""
     candidates = [family for family in families().values() if family.entry_file == entry_file]
     named = [family for family in candidates if architecture in family.architectures]
@@ -206,7 +206,7 @@ def family_of(architecture: str, entry_file: EntryFile = "config.json") -> Famil
     return (named or anything)[0]
 
 
-def family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
+def get_family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
     """Return the family of a profile without reading its checkpoint; None if no family has such stages.
 
     A built-in checkpoint has one. Otherwise the names of the stages decide, then the family that takes any

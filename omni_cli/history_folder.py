@@ -10,7 +10,7 @@ import msgspec
 
 from omni_cli.errors import InputError
 from omni_cli.record import Record, load_record, save_record
-from omni_cli.record_file import digest_of
+from omni_cli.record_file import get_digest
 from omni_cli.text import visible
 
 _DIGITS = 12
@@ -34,7 +34,7 @@ def keep(record: Record, folder: Path) -> tuple[Path, bool]:
     content = msgspec.to_builtins(record)
     measured = {name: content[name] for name in ("environment", "workload", "variants")}
     # Not the date: files of some tools have none, and then it is that of the file, which changes with each copy.
-    suffix = f"-{digest_of(measured).partition(':')[2][:_DIGITS]}.json"
+    suffix = f"-{get_digest(measured).partition(':')[2][:_DIGITS]}.json"
     known = sorted(folder.glob(f"*{suffix}"))
     if known:
         return known[0], False

@@ -72,7 +72,7 @@ METRICS = {
 }
 
 
-def unit_of(metric: str) -> Unit:
+def get_unit(metric: str) -> Unit:
     """Return the unit that a name ends in; `1` for ratios and shares."""
     if metric.endswith("_per_second"):
         return "per second"
@@ -82,7 +82,7 @@ def unit_of(metric: str) -> Unit:
 def higher_is_better(metric: str) -> bool:
     """True for rates, `rtfx` and `slo_attainment`; everything else is a time, a size or a ratio to one."""
     declared = METRICS.get(metric.rpartition(".")[2])
-    return unit_of(metric) == "per second" if declared is None else declared.higher_is_better
+    return get_unit(metric) == "per second" if declared is None else declared.higher_is_better
 
 
 def percentile_name(metric: str, percentile: int) -> str:

@@ -68,12 +68,12 @@ Nested: TypeAlias = "T | list[Nested[T]] | tuple[Nested[T], ...] | dict[Any, Nes
 """A value of JSON with files at any depth."""
 
 
-def items_of(nested: object) -> Iterator[Any]:
+def get_items(nested: object) -> Iterator[Any]:
     """Yield the files of a `Nested` in order."""
     if isinstance(nested, list | tuple):
-        yield from (item for each in nested for item in items_of(each))
+        yield from (item for each in nested for item in get_items(each))
     elif isinstance(nested, Mapping):
-        yield from (item for each in nested.values() for item in items_of(each))
+        yield from (item for each in nested.values() for item in get_items(each))
     elif nested is not None and not isinstance(nested, str | bool | int | float):
         yield nested
 
@@ -89,7 +89,7 @@ def changed_items(nested: object, change: Callable[[Any], object]) -> Any:
 
 def holds_files(value: object) -> bool:
     """Return True if a checked value of `--arg` names files."""
-    return any(isinstance(item, Path) for item in items_of(value))
+    return any(isinstance(item, Path) for item in get_items(value))
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class GenerateRequest:
     With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s while it
     is generated; None leaves the choice to the profile. `notes` are sentences on what reading its files changed.
 
-    The engine sets these for each stage, and whoever measures single stages for the first and the last one: `handoff`
-    is the output of the stage before, in place of a prompt, with `more_follows` only its beginning; `wants_handoff`
+    The engine sets these for each stage, and whoever measures single stages for the first and the last one: `stage_output`
+    is the output of the stage before, in place of a prompt, with `more_follows` only its beginning; `wants_stage_output`
     asks for the stage's output to the next one. In a stage, `stream_audio` means that it sends its output in parts.
     With `wants_frames`, a video arrives with its frames as they were before encoding.
     """
@@ -129,9 +129,9 @@ class GenerateRequest:
     diffusion: Mapping[str, Any] = field(default_factory=dict)
     call_files: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
-    handoff: bytes | None = None
+    stage_output: bytes | None = None
     more_follows: bool = False
-    wants_handoff: bool = False
+    wants_stage_output: bool = False
     wants_frames: bool = False
     stream_audio: bool | None = None
     notes: tuple[str, ...] = ()
@@ -328,7 +328,7 @@ class OutputReady:
 class RequestResult:
     """Event: a request has ended; its last event. `error` is set if and only if it failed.
 
-    `handoff` is the last stage's output for the next, if requested. For a request that makes audio, `ttfp_s` is the
+    `stage_output` is the last stage's output for the next, if requested. For a request that makes audio, `ttfp_s` is the
     time from its arrival to the first audio in seconds, and `rtf` the total time in seconds per second of audio.
     `notes` are sentences on what was changed about the request, first those that it came with.
     """
@@ -337,7 +337,7 @@ class RequestResult:
     outputs: tuple[Output, ...]
     stages: tuple[StageTrace, ...]
     error: OmniError | None = None
-    handoff: bytes | None = None
+    stage_output: bytes | None = None
     ttfp_s: float | None = None
     rtf: float | None = None
     notes: tuple[str, ...] = ()

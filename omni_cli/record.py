@@ -16,7 +16,7 @@ import msgspec
 
 from omni_cli.errors import InputError
 from omni_cli.metrics import E2E, REPORTED_MEMORY
-from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
+from omni_cli.record_file import Kind, get_digest, digest_problem, read_document, with_digest, write_document
 from omni_cli.results import Comparison, GateResult, Summary
 from omni_cli.text import visible
 
@@ -119,7 +119,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def failure(self) -> str | None:
         """The sentence on what failed; such a variant passes no gate. None if nothing did."""
-        return self.error or failure_sentence(failures_of(self.samples), num_requests(self), "requests")
+        return self.error or failure_sentence(get_failures(self.samples), num_requests(self), "requests")
 
 
 class StoppingPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +194,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def workload_fingerprint(workload: dict[str, object]) -> str:
     """Return `sha256:...` of everything in `workload` except the fingerprint itself."""
-    return digest_of({key: value for key, value in workload.items() if key != "fingerprint"})
+    return get_digest({key: value for key, value in workload.items() if key != "fingerprint"})
 
 
 def metric_names(variant: Variant) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ def metric_names(variant: Variant) -> tuple[str, ...]:
     return tuple(names)
 
 
-def values_of(variant: Variant, metric: str) -> list[tuple[int, float]]:
+def get_values(variant: Variant, metric: str) -> list[tuple[int, float]]:
     """Return (block, value) of every sample that has the metric, in the order of the record."""
     if metric == E2E:
         return [(sample.block, sample.e2e_s) for sample in variant.samples]
@@ -218,7 +218,7 @@ def request_values(variant: Variant, metric: str) -> list[float]:
     return [value for column in columns for value in column if value is not None]
 
 
-def counters_of(variant: Variant) -> Mapping[str, Mapping[str, float]]:
+def get_counters(variant: Variant) -> Mapping[str, Mapping[str, float]]:
     """Return by stage the counts from the start of loading to the end of the variant's last run."""
     by_stage = variant.effective.get(COUNTERS_KEY)
     if not isinstance(by_stage, Mapping):
@@ -252,7 +252,7 @@ def summed_failures(failures: Iterable[tuple[str, Failures]]) -> dict[str, Failu
     return dict(sorted(total.items(), key=lambda item: -item[1].count))
 
 
-def failures_of(samples: Iterable[Sample]) -> dict[str, Failures]:
+def get_failures(samples: Iterable[Sample]) -> dict[str, Failures]:
     """Return the failed requests to a server by kind, the most frequent first."""
     return summed_failures(item for sample in samples for item in sample.failures.items())
 
@@ -382,7 +382,7 @@ def _first_edit(record: Record, document: dict[str, object]) -> str | None:
         return problem
     for variant in record.variants:
         for metric, summary in variant.summary.items():
-            problem = _summary_problem([value for _, value in values_of(variant, metric)], summary)
+            problem = _summary_problem([value for _, value in get_values(variant, metric)], summary)
             if problem is not None:
                 return f"`{visible(metric, 80)}` of variant `{visible(variant.name, 80)}`: {problem}"
     return None

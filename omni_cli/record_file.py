@@ -33,7 +33,7 @@ class Kind:
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-def digest_of(value: object) -> str:
+def get_digest(value: object) -> str:
     """Return `sha256:...` of plain JSON types, independent of the order of keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
@@ -43,7 +43,7 @@ def with_digest(record: msgspec.Struct) -> dict[str, object]:
     """Return a record that has a `digest` as plain JSON types, with the digest of everything else in it."""
     document = msgspec.to_builtins(record)
     document.pop("digest")
-    return {**document, "digest": digest_of(document)}
+    return {**document, "digest": get_digest(document)}
 
 
 def write_document(document: dict[str, object], path: Path) -> None:
@@ -79,7 +79,7 @@ def read_json(path: Path, kind: Kind) -> Any:
 def digest_problem(document: dict[str, object]) -> str | None:
     """Return a sentence if a document was changed after it was written; one without a digest is trusted."""
     content = {key: value for key, value in document.items() if key != "digest"}
-    if document.get("digest") is not None and document["digest"] != digest_of(content):
+    if document.get("digest") is not None and document["digest"] != get_digest(content):
         return "the record was changed after it was written: its content does not fit its digest"
     return None
 

@@ -12,7 +12,7 @@ import msgspec
 
 from omni_cli.errors import InputError
 from omni_cli.record import Variant, first_variant_problem
-from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
+from omni_cli.record_file import Kind, get_digest, digest_problem, read_document, with_digest, write_document
 from omni_cli.results import Bounds, Outputs
 from omni_cli.text import visible
 
@@ -89,7 +89,7 @@ class TuneRecord(msgspec.Struct, frozen=True, kw_only=True):
         """A digest of the candidates, the machine, the workload, the objective, the margin and the limits."""
         machine = {key: value for key, value in self.environment.items() if key not in ("code", "conditions")}
         names = [candidate.name for candidate in self.candidates]
-        return digest_of([machine, self.workload, self.objective, self.margin, self.limits, names])
+        return get_digest([machine, self.workload, self.objective, self.margin, self.limits, names])
 
     @property
     def starts(self) -> int:

@@ -193,7 +193,7 @@ def _run(
     texts = [prompts.draw(block, index) for index in range(requests)]
     start = time.perf_counter()
     for index, text in enumerate(texts):
-        stage.add(GenerateRequest(str(index), prompt=text, raw=True, wants_handoff=side.wants_hidden_states))
+        stage.add(GenerateRequest(str(index), prompt=text, raw=True, wants_stage_output=side.wants_hidden_states))
     done: dict[str, RequestDone] = {}
     while stage.has_work():
         for report in stage.step():
@@ -206,7 +206,7 @@ def _run(
     count = sum(len(ids) for ids in tokens)
     rows = None
     if side.wants_hidden_states:
-        rows = decode_additional_information(ends[0].handoff)["hidden_states"].float().numpy()
+        rows = decode_additional_information(ends[0].stage_output)["hidden_states"].float().numpy()
     return Run(
         seconds,
         {"tpot_s": float(np.median(tpot)), "output_tokens_per_second": count / seconds},

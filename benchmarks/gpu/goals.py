@@ -13,7 +13,7 @@ from omni_cli.metrics import E2E
 from omni_cli.record import Record, Variant
 from omni_cli.stats.blocks import block_medians
 from omni_cli.stats.compare import Comparison, compare_variants
-from omni_cli.stats.estimate import centre_of
+from omni_cli.stats.estimate import get_centre
 
 BUSY_MARGIN = 0.05
 SLOWER_MARGIN = 0.01
@@ -107,12 +107,12 @@ def compared(record: Record, a: str, b: str, metric: str = E2E) -> Comparison | 
 
 
 def _at_least(values: np.ndarray, bound: float) -> str:
-    low, high = centre_of(values).interval(0.05)
+    low, high = get_centre(values).interval(0.05)
     return "met" if low >= bound else "NOT MET" if high < bound else "undecided"
 
 
 def _at_most(values: np.ndarray, bound: float) -> str:
-    low, high = centre_of(values).interval(0.05)
+    low, high = get_centre(values).interval(0.05)
     return "met" if high <= bound else "NOT MET" if low > bound else "undecided"
 
 

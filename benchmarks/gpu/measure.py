@@ -15,7 +15,7 @@ import torch
 from sides import Call, Side
 
 from omni_cli.record import Memory, Sample
-from omni_cli.stats.output_quality import quality_of, worst_of
+from omni_cli.stats.output_quality import get_quality, get_worst
 
 OUTPUT_SEEDS = (0, 1)
 
@@ -123,7 +123,7 @@ def compare_outputs(measured: Measured, expected: list[tuple[np.ndarray, np.ndar
     measured.notes["output_std"] = float(np.std(measured.outputs[0][0], dtype=np.float32))
     measured.notes["denoiser_output_std"] = float(np.std(measured.outputs[0][1]))
     measured.notes["max_abs_diff"] = measured.max_abs_diff
-    measured.notes |= worst_of(_quality(a, b) for (a, _), (b, _) in pairs)
+    measured.notes |= get_worst(_quality(a, b) for (a, _), (b, _) in pairs)
     measured.notes["relative_difference"] = max(relative(a, b) for (a, _), (b, _) in pairs)
     measured.notes["denoiser_relative_difference"] = max(relative(a, b) for (_, a), (_, b) in pairs)
 
@@ -133,7 +133,7 @@ def _quality(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     if a.dtype != np.uint8:
         return {}
     kind = "image" if a.ndim == 3 else "video"
-    return quality_of(*({f"0.{kind}": each if kind == "image" else each[::8]} for each in (a, b)))
+    return get_quality(*({f"0.{kind}": each if kind == "image" else each[::8]} for each in (a, b)))
 
 
 def counted(measured: Measured) -> list[str]:

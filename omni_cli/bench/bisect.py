@@ -19,7 +19,7 @@ from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError, UsageError
-from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
+from omni_cli.record_file import Kind, get_digest, digest_problem, read_document, with_digest, write_document
 from omni_cli.results import Bounds
 from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
@@ -103,7 +103,7 @@ class SearchFolder:
     error."""
 
     def __init__(self, root: Path, spec: dict[str, Any], commits: Sequence[CommitInfo]) -> None:
-        name = digest_of(spec).removeprefix("sha256:")[:12]
+        name = get_digest(spec).removeprefix("sha256:")[:12]
         self.path = root / f"{commits[0].short}-{commits[-1].short}-{name}"
         # JSON has lists instead of tuples, and the saved spec is compared with this one.
         self._spec = msgspec.json.decode(msgspec.json.encode(spec))

@@ -40,7 +40,7 @@ class BuildError(OmniError):
     """A commit that cannot be checked out or built."""
 
 
-def repository_of(folder: Path) -> Path:
+def get_repository(folder: Path) -> Path:
     """Return the root of the repository of a folder. Raises `UsageError`."""
     top_level = run_git(folder, "rev-parse", "--show-toplevel")
     if top_level.returncode:

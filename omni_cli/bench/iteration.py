@@ -51,7 +51,7 @@ class Iteration:
         return [trace for request in self.requests for trace in request.result.stages if trace.name == name]
 
 
-def metrics_of(iteration: Iteration, slo: Mapping[str, float] = MappingProxyType({})) -> dict[str, float]:
+def get_metrics(iteration: Iteration, slo: Mapping[str, float] = MappingProxyType({})) -> dict[str, float]:
     """Compute medians over the iteration's requests, and rates.
 
     The first AR stage has `ttft_s`, `tpot_s` and `itl_s`; those of further stages are prefixed with the stage's name.
@@ -108,7 +108,7 @@ def _stage_timeline(trace: StageTrace) -> Timeline:
     )
 
 
-def work_of(iteration: Iteration) -> dict[str, float]:
+def get_work(iteration: Iteration) -> dict[str, float]:
     """Compute the amount of work: tokens, steps, pixels, seconds of audio."""
     work: dict[str, float] = {"requests": float(len(iteration.requests))}
     for name, kind in iteration.stages:
@@ -186,7 +186,7 @@ def _total(values: Iterable[float | None]) -> float:
     return float(sum(value or 0 for value in values))
 
 
-def accounted_of(iteration: Iteration) -> Mapping[str, float]:
+def get_accounted(iteration: Iteration) -> Mapping[str, float]:
     """Return the share of each time that its parts add up to, as the median over requests; 1 is all of it.
 
     `stages`: the stages' latencies within the request's time, what two have in common once. `steps`: the parts of a

@@ -19,7 +19,7 @@ from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
-from omni_cli.families import family_of_stages
+from omni_cli.families import get_family_of_stages
 from omni_cli.outputs import Event, GenerateRequest, RequestResult
 
 
@@ -42,7 +42,7 @@ class LoadedWorkload:
         self._fork_server = ForkServer(self.config.backends, verbose=verbose)
         self._prompts: Prompts | None = None
         self._file_requests: tuple[MeasuredRequest, ...] = ()
-        self._handoffs: list[bytes] = []
+        self._stage_outputs: list[bytes] = []
 
     async def load(self, on_event: Callable[[Event], None], *, inputs: Path, makes_inputs: bool) -> None:
         """Load the measured stages.
@@ -53,10 +53,10 @@ class LoadedWorkload:
         self._fork_server.start()
         before = stages_before(self.config, self.measured)
         if before and makes_inputs:
-            self._handoffs = await self._make_inputs(before, on_event)
-            inputs.write_bytes(msgspec.msgpack.encode(self._handoffs))
+            self._stage_outputs = await self._make_inputs(before, on_event)
+            inputs.write_bytes(msgspec.msgpack.encode(self._stage_outputs))
         elif before:
-            self._handoffs = msgspec.msgpack.decode(inputs.read_bytes(), type=list[bytes])
+            self._stage_outputs = msgspec.msgpack.decode(inputs.read_bytes(), type=list[bytes])
         await self._start(self.measured, on_event)
 
     @property
@@ -85,25 +85,28 @@ class LoadedWorkload:
         """Run the stages before the measured ones once, keep their outputs, and close them."""
         await self._start(before, on_event)
         requests = [
-            dataclasses.replace(request, wants_handoff=True) for request in await asyncio.to_thread(self._requests, 0)
+            dataclasses.replace(request, wants_stage_output=True)
+            for request in await asyncio.to_thread(self._requests, 0)
         ]
         iteration = await run_all(self.llm, requests)
         await self.llm.close()
-        handoffs = [finished.result.handoff for finished in iteration.requests if finished.result.handoff]
-        if len(handoffs) < len(requests):
+        stage_outputs = [
+            finished.result.stage_output for finished in iteration.requests if finished.result.stage_output
+        ]
+        if len(stage_outputs) < len(requests):
             raise StageError(f"stage `{before[-1].name}` produced no input for the next one", stage=before[-1].name)
-        return handoffs
+        return stage_outputs
 
     def _requests(self, number: int) -> list[GenerateRequest]:
         """Make the iteration's requests. A stage in the middle of the chain gets the same recorded input each time."""
         file = self._workload.requests
         if file is not None and not self._file_requests:
             self._file_requests = measured_requests(file.path, self.config)
-        if self._prompts is None and file is None and not self._handoffs:
-            family = family_of_stages(self.config.model, self.config.stages)
+        if self._prompts is None and file is None and not self._stage_outputs:
+            family = get_family_of_stages(self.config.model, self.config.stages)
             frame = ("", "") if family is None else family.prompt_frame
             self._prompts = Prompts(str(self.llm.checkpoint), self._workload.input_len, frame=frame)
-        wants_handoff = has_successor(self.config, self.measured)
+        wants_stage_output = has_successor(self.config, self.measured)
         requests = []
         for index in range(self._workload.batch_size):
             seed = self.config.seed + number * self._workload.batch_size + index
@@ -111,8 +114,8 @@ class LoadedWorkload:
                 dataclasses.replace(
                     self._request(number, index, seed if seed <= MAX_SEED else seed - 2**64),
                     request_id=f"{number}-{index}",
-                    handoff=self._handoffs[index] if self._handoffs else None,
-                    wants_handoff=wants_handoff,
+                    stage_output=self._stage_outputs[index] if self._stage_outputs else None,
+                    wants_stage_output=wants_stage_output,
                     wants_frames=True,
                 )
             )

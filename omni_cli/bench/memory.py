@@ -15,7 +15,7 @@ HEADROOM = 0.9
 """Share of the free memory that is used; the rest is for inputs, outputs and other programs."""
 
 
-def memory_of(stages: Mapping[str, StagePeaks]) -> Memory:
+def get_memory(stages: Mapping[str, StagePeaks]) -> Memory:
     """Return the record's `memory`: sums over the stages of their peaks while running; peaks of loading only per stage.
 
     Stages have separate processes and need not peak at the same time, so the sum is an upper bound.

@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 64 * 2**20
 class Load(msgspec.Struct, frozen=True, tag=True):
     """Load the measured stages with fixed lengths, and provide their input.
 
-    `inputs` is a file of handoffs, required if the first measured stage is not the first of the chain. With
+    `inputs` is a file of stage outputs, required if the first measured stage is not the first of the chain. With
     `records_inputs`, the file is made by running the earlier stages once. `requests` is a JSONL file of `batch_size`
     requests to send instead of generated ones. `slo` are limits on values of a request, which count good ones.
     """

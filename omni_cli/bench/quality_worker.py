@@ -19,7 +19,7 @@ from omni_cli.bench.outputs import load_arrays
 from omni_cli.bench.quality_weights import ALEXNET, Measurement
 from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.record import PROMPT, RATE
-from omni_cli.stats.output_quality import worst_of
+from omni_cli.stats.output_quality import get_worst
 
 _WHISPER_RATE, _WHISPER_SECONDS = 16_000, 30
 
@@ -55,7 +55,7 @@ def _pair(
         else:
             continue
         known = {measure: value for measure, value in values.items() if value is not None}
-        by_request[request] = worst_of([measures, known])
+        by_request[request] = get_worst([measures, known])
     return list(by_request.values())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from omni_cli.bench.checks import ineffective, unaccounted
 from omni_cli.bench.kept_outputs import kept_outputs
-from omni_cli.bench.memory import memory_of
+from omni_cli.bench.memory import get_memory
 from omni_cli.bench.outputs import load_arrays
 from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.quality_weights import measure_pairs
@@ -124,7 +124,7 @@ class RecordBuilder:
         measured.samples.append(sample)
         for kind, share in ran.accounted.items():
             measured.accounted.setdefault(kind, []).append(share)
-        measured.memory = memory_of(ran.memory)
+        measured.memory = get_memory(ran.memory)
         return sample
 
     def _keep(self, variant: int, number: int, ran: Ran) -> None:

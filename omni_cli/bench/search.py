@@ -121,7 +121,7 @@ def default_space(config: EngineConfig, workload: Workload, cores: int) -> list[
     return space
 
 
-def groups_of(race: Race, shuffled: random.Random) -> Iterator[list[str]]:
+def get_groups(race: Race, shuffled: random.Random) -> Iterator[list[str]]:
     """Yield the rivals of the leader in groups that run side by side with it, of about equal size, in random order."""
     pending = list(race.rivals)
     shuffled.shuffle(pending)

@@ -15,17 +15,17 @@ import msgspec
 
 from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.harness import Harness, OnFailure, RunLimits, Watcher
-from omni_cli.bench.search import groups_of
+from omni_cli.bench.search import get_groups
 from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.errors import OmniError, UsageError
 from omni_cli.metrics import ATTAINMENT
-from omni_cli.record import Variant, metric_names, values_of
+from omni_cli.record import Variant, metric_names, get_values
 from omni_cli.results import Comparison, Outputs
 from omni_cli.stats.gate import judge
 from omni_cli.stats.race import Race
-from omni_cli.stats.tuning import batch_costs, concluded, peak_bytes, race_of
+from omni_cli.stats.tuning import batch_costs, concluded, peak_bytes, get_race
 from omni_cli.tune_record import Candidate, Round, TuneRecord, save_tune_record
 
 MIN_ATTAINMENT = 0.99
@@ -83,7 +83,7 @@ class Tuning:
 
     async def advance(self) -> bool:
         """Run the next round; return False if the search has ended. Raises `OmniError`."""
-        race = race_of(self.record)
+        race = get_race(self.record)
         is_late = self._time_budget_s is not None and self.record.elapsed_s >= self._time_budget_s
         if race.is_decided or race.is_exhausted or is_late:
             self._keep(concluded(self.record, stopped=True))
@@ -96,7 +96,7 @@ class Tuning:
         assert control is not None  # the race is not exhausted
         number = len(self.record.rounds)
         shuffled = random.Random(number)
-        groups = list(groups_of(race, shuffled))
+        groups = list(get_groups(race, shuffled))
         for batch, group in enumerate(groups, 1):
             of = f", batch {batch} of {len(groups)}" if len(groups) > 1 else ""
             self._watcher.batch_started(f"round {number + 1}{of}", race)
@@ -159,7 +159,7 @@ class Tuning:
         peak, most = peak_bytes(variant), self._limits.max_memory_bytes
         if most is not None and peak is not None and peak > most:
             return f"its peak memory was {peak / 2**20:.0f} MiB, the limit is {most / 2**20:.0f} MiB"
-        attained = [value for _, value in values_of(variant, ATTAINMENT)]
+        attained = [value for _, value in get_values(variant, ATTAINMENT)]
         if self._limits.has_slo and attained and sum(attained) / len(attained) < MIN_ATTAINMENT:
             share = sum(attained) / len(attained)
             return f"{share:.1%} of its requests met the limits of `--slo`, and {MIN_ATTAINMENT:.0%} have to"

@@ -163,7 +163,7 @@ def _joined(a: Stretch, b: Stretch) -> Stretch:
     def mean(x: float, y: float) -> float:
         return (x * a.seconds + y * b.seconds) / seconds
 
-    def mean_of(name: str) -> float | None:
+    def get_mean(name: str) -> float | None:
         x, y = getattr(a, name), getattr(b, name)
         return None if x is None or y is None else mean(x, y)
 
@@ -173,8 +173,8 @@ def _joined(a: Stretch, b: Stretch) -> Stretch:
         busy_cores=mean(a.busy_cores, b.busy_cores),
         own_cores=mean(a.own_cores, b.own_cores),
         stolen_cores=mean(a.stolen_cores, b.stolen_cores),
-        held_back=mean_of("held_back"),
-        cpu_mhz=mean_of("cpu_mhz"),
+        held_back=get_mean("held_back"),
+        cpu_mhz=get_mean("cpu_mhz"),
         gpus=tuple(
             GpuState(
                 utilisation_percent=mean(x.utilisation_percent, y.utilisation_percent),

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from omni_cli.bench.iteration import accounted_of, metrics_of, work_of
+from omni_cli.bench.iteration import get_accounted, get_metrics, get_work
 from omni_cli.bench.loaded_workload import LoadedWorkload
 from omni_cli.bench.outputs import hash_arrays, output_arrays, prompt_arrays, sample_rates, save_arrays
 from omni_cli.bench.protocol import (
@@ -122,10 +122,10 @@ class VariantWorker:
             save_arrays(Path(request.outputs), {**arrays, **sample_rates(results), **prompt_arrays(iteration.prompts)})
         return Ran(
             e2e_s=iteration.e2e_s,
-            metrics=metrics_of(iteration, self._slo),
-            work=work_of(iteration),
+            metrics=get_metrics(iteration, self._slo),
+            work=get_work(iteration),
             output_sha256=hash_arrays(arrays),
-            accounted=dict(accounted_of(iteration)),
+            accounted=dict(get_accounted(iteration)),
             memory={
                 info.name: StagePeaks(dict(info.load_memory_bytes), dict(info.run_memory_bytes))
                 for info in self._workload.llm.stages

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.errors import CheckpointError
-from omni_cli.families import EntryFile, Family, StageRole, family_of
+from omni_cli.families import EntryFile, Family, StageRole, get_family
 
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MODULAR_INDEX = "modular_model_index.json"
@@ -49,7 +49,7 @@ def read_model_kind(path: str | Path) -> str:
 
 def read_family(path: str | Path) -> Family:
     """Return the model family of a checkpoint's architecture; raises `CheckpointError` as `read_model_kind` does."""
-    return family_of(read_model_kind(path), entry_file(Path(path)))
+    return get_family(read_model_kind(path), entry_file(Path(path)))
 
 
 def entry_file(folder: Path) -> EntryFile:

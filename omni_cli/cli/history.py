@@ -140,9 +140,9 @@ def check(
 def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) -> HistoryRecord:
     need_numpy("a history")
     from omni_cli.history_folder import read_folder
-    from omni_cli.stats.history import history_of
+    from omni_cli.stats.history import get_history
 
-    return history_of(read_folder(folder), str(folder), metrics, allowed or ())
+    return get_history(read_folder(folder), str(folder), metrics, allowed or ())
 
 
 def _print(document: HistoryRecord, *, as_json: bool) -> None:

@@ -59,13 +59,13 @@ def _write_smaller_is_better(output: Path, records: list[Path]) -> None:
     need_numpy("a summary")
     from omni_cli.record import load_record
     from omni_cli.report.bench_json import smaller_is_better_json
-    from omni_cli.stats.summary import summaries_of
+    from omni_cli.stats.summary import get_summaries
 
     loaded = [(load_record(path), path) for path in records]
     for record, path in loaded:
         refuse_failed(record, path)
     variants = [variant for record, _ in loaded for variant in record.variants]
-    entries = [entry for variant in variants for entry in smaller_is_better_json(variant, summaries_of(variant))]
+    entries = [entry for variant in variants for entry in smaller_is_better_json(variant, get_summaries(variant))]
     write_report(output, json.dumps(entries, indent=2) + "\n")
     console.print_text(str(output))
 

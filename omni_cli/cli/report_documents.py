@@ -23,7 +23,7 @@ from omni_cli.report.html.machine import sentence
 from omni_cli.report.html.profile_part import profile_page_document
 from omni_cli.report.html.tune_part import tune_document_page
 from omni_cli.results import COMPARE_SCHEMA, HISTORY_SCHEMA, CompareRecord, HistoryRecord
-from omni_cli.stats.history import history_of
+from omni_cli.stats.history import get_history
 from omni_cli.stats.verdicts import own_report
 from omni_cli.text import visible
 from omni_cli.tune_record import SCHEMAS as TUNE_SCHEMAS
@@ -42,7 +42,7 @@ _MAX_NUMBER = 1e31
 def load_document(name: str, path: Path) -> Document:
     """Read and check a record of any kind; `name` begins the ids of its figures in the page. Raises `InputError`."""
     if path.is_dir():
-        return _history_of(name, read_folder(path), visible(str(path)))
+        return _get_history(name, read_folder(path), visible(str(path)))
     imported = load_foreign(path)
     if imported:
         return _imported(name, imported, visible(str(path)))
@@ -81,15 +81,15 @@ def _history(name: str, path: Path) -> Document:
     return history_document(name, read_document(path, HistoryRecord, _HISTORY)[1], visible(str(path)))
 
 
-def _history_of(name: str, kept: Sequence[Kept], source: str) -> Document:
-    return history_document(name, history_of(kept, source), source)
+def _get_history(name: str, kept: Sequence[Kept], source: str) -> Document:
+    return history_document(name, get_history(kept, source), source)
 
 
 def _imported(name: str, imported: Sequence[Imported], source: str) -> Document:
     """Show the only record of another tool's file, or the history that the file has."""
     if len(imported) > 1:
         kept = [Kept(f"{number:06}", item.record.created, item.record) for number, item in enumerate(imported)]
-        return _history_of(name, kept, source)
+        return _get_history(name, kept, source)
     (item,) = imported
     document = bench_document(name, own_report(item.record), source)
     return replace(document, advice=(*document.advice, *(Advice(sentence(text)) for text in item.missing)))

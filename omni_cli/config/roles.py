@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from omni_cli.config.schema import STAGE_MODELS, EngineConfig, StageConfig
 from omni_cli.errors import CheckpointError
-from omni_cli.families import BUILTIN_PREFIX, Family, StageRole, builtins, families, family_of, load
+from omni_cli.families import BUILTIN_PREFIX, Family, StageRole, builtins, families, get_family, load
 from omni_cli.text import suggest
 
 
@@ -26,7 +26,7 @@ def find_family(model: object) -> Family | None:
         (architecture, *_) = config["architectures"]
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not a folder, or not a transformers checkpoint; loading reports it
-    return family_of(architecture) if isinstance(architecture, str) else None
+    return get_family(architecture) if isinstance(architecture, str) else None
 
 
 def find_stage_class(family: Family | None, name: str, stage: Mapping[str, Any]) -> type[StageConfig]:

@@ -52,9 +52,9 @@ def precision_in(pipeline: Any) -> str:
     """Read back the arithmetic of all layers of the pipeline's models."""
     from torch import nn
 
-    from omni_cli.execution.precision import precision_of
+    from omni_cli.execution.precision import get_precision
 
-    return precision_of([part for part in pipeline.components.values() if isinstance(part, nn.Module)])
+    return get_precision([part for part in pipeline.components.values() if isinstance(part, nn.Module)])
 
 
 def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> ExecutionMode | None:

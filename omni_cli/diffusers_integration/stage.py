@@ -25,7 +25,7 @@ from omni_cli.diffusers_integration.samples import waveform_for
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.errors import OmniError
 from omni_cli.inputs.pipeline_call import Medium
-from omni_cli.outputs import AudioOutput, CallFile, GenerateRequest, VideoOutput, VideoSound, changed_items, items_of
+from omni_cli.outputs import AudioOutput, CallFile, GenerateRequest, VideoOutput, VideoSound, changed_items, get_items
 from omni_cli.stage.messages import (
     AbortRequest,
     AddRequest,
@@ -141,7 +141,7 @@ class DiffusersStage:
         for name, value in request.call_files.items():
             argument = self.executor.call.check_name(name)
             if argument.file_kind == "media":
-                arguments[name] = [self.executor.pipeline.reference(name, file) for file in items_of(value)]
+                arguments[name] = [self.executor.pipeline.reference(name, file) for file in get_items(value)]
                 continue
             read = changed_items(value, functools.partial(_file_value, self.executor.device))
             arguments[name] = self.executor.call.checked(name, read)

@@ -14,7 +14,7 @@ from omni_cli.engine.process.building import end_with_the_command
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.errors import DeadlineError, OmniError
-from omni_cli.families import Reference, StageRole, family_of_stages, load
+from omni_cli.families import Reference, StageRole, get_family_of_stages, load
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.stage.messages import Failure
@@ -24,7 +24,7 @@ _calls: dict[tuple[Reference, str], PipelineCall] = {}
 
 def get_capabilities(config: EngineConfig, *, verbose: bool = False, timeout_s: float | None = None) -> Capabilities:
     """Return the capabilities of a profile; for a pipeline, see `read_call`."""
-    family = family_of_stages(config.model, config.stages)
+    family = get_family_of_stages(config.model, config.stages)
     role = None if family is None else family.role(config.stages[0].name)
     if role is None or not isinstance(role.takes, str):
         return Capabilities.of(config)

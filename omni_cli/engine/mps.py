@@ -118,7 +118,7 @@ def mps_effect(spec: StageSpec) -> dict[str, bool]:
     if PIPES not in os.environ:
         return {"mps": False} if spec.mps else {}
     servers = _numbers("get_server_list")
-    is_client = any(_group_of(pid) == os.getpgrp() for each in servers for pid in _numbers(f"get_client_list {each}"))
+    is_client = any(_get_group(pid) == os.getpgrp() for each in servers for pid in _numbers(f"get_client_list {each}"))
     if spec.mps is True and not is_client:
         name = spec.stage.name
         raise StageError(
@@ -127,7 +127,7 @@ def mps_effect(spec: StageSpec) -> dict[str, bool]:
     return {"mps": is_client}
 
 
-def _group_of(pid: int) -> int | None:
+def _get_group(pid: int) -> int | None:
     """Return the group of a process, which a stage leads; None if it has ended."""
     try:
         return os.getpgid(pid)

@@ -227,8 +227,10 @@ class OmniLLM:
             error = raised
         finally:
             del self._requests[request.request_id]
-        handoff = run.handoff if request.wants_handoff and error is None else None
-        yield RequestResult(request.request_id, run.outputs, run.traces, error, handoff, run.ttfp_s, run.rtf, run.notes)
+        stage_output = run.stage_output if request.wants_stage_output and error is None else None
+        yield RequestResult(
+            request.request_id, run.outputs, run.traces, error, stage_output, run.ttfp_s, run.rtf, run.notes
+        )
 
     async def record(self, command: RecordingCommand, stage: str) -> RecordingReport:
         """Send a recording command to a stage without requests, one at a time. Raises the stage's error."""

@@ -31,7 +31,7 @@ from omni_cli.stage.messages import (
     AddRequest,
     AppendInput,
     Failure,
-    HandoffChunk,
+    StageOutputChunk,
     Progress,
     Report,
     RequestDone,
@@ -58,7 +58,7 @@ class RequestRun:
         early: Collection[str],
     ) -> None:
         self.queue: asyncio.Queue[tuple[str, Report]] = asyncio.Queue()
-        self.handoff: bytes | None = None
+        self.stage_output: bytes | None = None
         self.ttfp_s: float | None = None
         self.notes: tuple[str, ...] = request.notes
         self._request = request
@@ -94,18 +94,18 @@ class RequestRun:
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield events; raises the error of the request or of its stage. All stages drop the request at the end."""
         try:
-            self._send_on(0, self._request.handoff, is_last=True)
+            self._send_on(0, self._request.stage_output, is_last=True)
             while len(self._traces) < len(self._chain):
                 name, report = await self.queue.get()
                 if name in self._inside:
-                    for event in self._events_of(name, report):
+                    for event in self._get_events(name, report):
                         yield event
         finally:
             for client in self._inside.values():
                 with contextlib.suppress(StageError):
                     client.send(AbortRequest(self._request.request_id))
 
-    def _events_of(self, name: str, report: Report) -> Iterator[Event]:
+    def _get_events(self, name: str, report: Report) -> Iterator[Event]:
         request_id = self._request.request_id
         match report:
             case Failure():
@@ -115,8 +115,8 @@ class RequestRun:
                 yield StageProgress(request_id, name, report.done, report.total, report.unit)
             case TextChunk() if self._wants("text"):
                 yield TextDelta(request_id, report.text)
-            case HandoffChunk():
-                self._send_on(self._chain.index(name) + 1, report.handoff, is_last=report.is_last)
+            case StageOutputChunk():
+                self._send_on(self._chain.index(name) + 1, report.stage_output, is_last=report.is_last)
             case WaveformChunk():
                 chunk = AudioChunk(request_id, report.audio.samples, report.audio.sample_rate)
                 self._chunks.setdefault(name, []).append(chunk)
@@ -135,25 +135,25 @@ class RequestRun:
                 self._note_audio()
             yield OutputReady(self._request.request_id, output)
         if name == self._chain[-1]:
-            self.handoff = report.handoff
-        elif report.handoff is not None:
-            self._send_on(self._chain.index(name) + 1, report.handoff, is_last=True)
+            self.stage_output = report.stage_output
+        elif report.stage_output is not None:
+            self._send_on(self._chain.index(name) + 1, report.stage_output, is_last=True)
 
-    def _send_on(self, position: int, handoff: bytes | None, *, is_last: bool) -> None:
+    def _send_on(self, position: int, stage_output: bytes | None, *, is_last: bool) -> None:
         """Send input to the stage at `position`: a new request, or more input if it is there already."""
         name = self._chain[position]
-        if name in self._inside and handoff is not None:
+        if name in self._inside and stage_output is not None:
             # If the stage has just ended, the reason is already in the queue, after the previous stage's reports.
             with contextlib.suppress(StageError):
-                self._inside[name].send(AppendInput(self._request.request_id, handoff, is_last))
+                self._inside[name].send(AppendInput(self._request.request_id, stage_output, is_last))
         elif name not in self._traces:  # a finished stage needs no more input
             client = self._enter(name)
             self._inside[name], self._entered_s[name] = client, self._elapsed_s()
-            client.send(AddRequest(self._for_stage(position, handoff, more_follows=not is_last)))
+            client.send(AddRequest(self._for_stage(position, stage_output, more_follows=not is_last)))
 
-    def _for_stage(self, position: int, handoff: bytes | None, *, more_follows: bool) -> GenerateRequest:
+    def _for_stage(self, position: int, stage_output: bytes | None, *, more_follows: bool) -> GenerateRequest:
         request = self._request
-        if handoff is not None:  # made of the prompt and the media by the stages before
+        if stage_output is not None:  # made of the prompt and the media by the stages before
             request = GenerateRequest(
                 request.request_id,
                 seed=request.seed,
@@ -163,16 +163,16 @@ class RequestRun:
             )
         return dataclasses.replace(
             request,
-            handoff=handoff,
+            stage_output=stage_output,
             more_follows=more_follows,
-            wants_handoff=position + 1 < len(self._chain) or self._request.wants_handoff,
+            wants_stage_output=position + 1 < len(self._chain) or self._request.wants_stage_output,
             stream_audio=self._sends_parts(position),
         )
 
     def _sends_parts(self, position: int) -> bool:
         if position + 1 == len(self._chain):
-            # The last stage's handoff goes to the caller, in one piece.
-            return self._streams and not self._request.wants_handoff
+            # The last stage's stage output goes to the caller, in one piece.
+            return self._streams and not self._request.wants_stage_output
         return self._streams or self._chain[position + 1] in self._early
 
     def _made(self, report: RequestDone, chunks: list[AudioChunk]) -> list[Output]:

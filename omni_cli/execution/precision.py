@@ -49,7 +49,7 @@ def arithmetic(precision: Precision, device: str) -> AbstractContextManager[obje
     return autocast
 
 
-def precision_of(modules: list[nn.Module]) -> str:
+def get_precision(modules: list[nn.Module]) -> str:
     """Read back the arithmetic of the layers of `modules`, in `precision`'s words; several are joined by `+`."""
     layers = [layer for module in modules for layer in module.modules() if isinstance(layer, _LAYERS)]
     return "+".join(sorted({_get_precision(layer) for layer in layers if layer.weight.is_floating_point()}))

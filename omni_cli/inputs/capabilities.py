@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import UsageError
-from omni_cli.families import family_of_stages, load
+from omni_cli.families import get_family_of_stages, load
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.pipeline_call import MEDIA_ARGUMENTS, Kind, PipelineCall
 from omni_cli.inputs.value_types import described
@@ -46,7 +46,7 @@ class Capabilities:
 
         `call` is that of the first stage's pipeline. Without it, a pipeline makes what its stage is named after.
         """
-        family = family_of_stages(config.model, config.stages)
+        family = get_family_of_stages(config.model, config.stages)
         if family is None:
             names = ", ".join(f"`{stage.name}`" for stage in config.stages)
             raise UsageError(

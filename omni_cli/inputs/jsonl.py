@@ -11,7 +11,7 @@ from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import open_input
-from omni_cli.inputs.request_spec import BadRequest, RequestSpec, check_fields, spec_of
+from omni_cli.inputs.request_spec import BadRequest, RequestSpec, check_fields, get_spec
 from omni_cli.text import suggest
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -48,7 +48,7 @@ def read_requests(
             if "prompt" not in merged and capabilities.needs_prompt:
                 raise InputError("the key `prompt` is missing")
             capabilities.check_together(merged, _label)
-            requests.append(spec_of(merged, request_id=request_id, folder=path.parent, place=place))
+            requests.append(get_spec(merged, request_id=request_id, folder=path.parent, place=place))
         except UsageError as error:
             requests.append(BadRequest(request_id, error, place))
     if not requests:

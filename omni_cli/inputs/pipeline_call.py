@@ -29,7 +29,7 @@ from omni_cli.inputs.value_types import (
     is_possible,
     takes_only_lists,
 )
-from omni_cli.outputs import ArgumentText, items_of
+from omni_cli.outputs import ArgumentText, get_items
 
 Medium = Literal["image", "mask", "control_image", "video", "audio"]
 Kind = Literal["image", "audio", "video", "tensor"]
@@ -331,7 +331,7 @@ def _is_item_alone(argument: Argument, value: object) -> bool:
 def _check_files(name: str, argument: Argument, value: object) -> None:
     """Reject files of media that the argument does not take."""
     refused = {"image": ("audio",), "tensor": ("audio", "video"), "media": ("tensor",)}
-    for path in items_of(value):
+    for path in get_items(value):
         if isinstance(path, Path) and kind_of_file(path) in refused.get(argument.file_kind or "", ()):
             raise InputError(f"`{name}` must be {_expected(argument)}, not `{path}`")
 

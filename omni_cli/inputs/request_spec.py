@@ -15,7 +15,7 @@ from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import file_kind, load_tensor
 from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.media.video import MAX_NUM_FRAMES
-from omni_cli.outputs import CallFile, GenerateRequest, Nested, changed_items, holds_files, items_of
+from omni_cli.outputs import CallFile, GenerateRequest, Nested, changed_items, holds_files, get_items
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")
@@ -44,7 +44,7 @@ class RequestSpec:
     @property
     def files(self) -> tuple[Path, ...]:
         """All of its files."""
-        return tuple(items_of((self.media, self.call_files)))
+        return tuple(get_items((self.media, self.call_files)))
 
     def with_files(self, change: Callable[[Path], Path]) -> RequestSpec:
         """Return the same request with other names for its files."""
@@ -81,7 +81,7 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
     return checked
 
 
-def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place: str | None = None) -> RequestSpec:
+def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place: str | None = None) -> RequestSpec:
     """Build a request from checked fields; relative file names are relative to `folder`.
 
     `max_tokens` and `temperature` override the same keys of `sampling`.

@@ -35,7 +35,7 @@ def row_limits(slos: Sequence[SLO]) -> dict[str, float]:
     return {COLUMNS[slo.metric]: slo.limit for slo in slos}
 
 
-def window_of(slos: Sequence[SLO]) -> float:
+def get_window(slos: Sequence[SLO]) -> float:
     """Return the seconds of a window by whose end the queue of a rate beyond the highest one exceeds the SLO.
 
     At a rate that is too high by `PRECISION`, the wait grows by that part of a second per second.

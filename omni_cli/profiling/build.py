@@ -14,7 +14,7 @@ from omni_cli.profile_record import Overhead, Profile, StageProfile
 from omni_cli.profiling.activity import launch_gaps, measure_activity
 from omni_cli.profiling.hints import find_hints
 from omni_cli.profiling.memory import added_by_step, stage_memory
-from omni_cli.profiling.operator_times import copies_of, operator_times
+from omni_cli.profiling.operator_times import get_copies, operator_times
 from omni_cli.profiling.operators import Operators, read_operators
 from omni_cli.profiling.overhead import measure_overhead
 from omni_cli.profiling.ranges import ENGINE_STEP, range_times, step_times
@@ -101,7 +101,7 @@ def _stage_profile(
         unprofiled_latency_s=latency.unprofiled_s,
         activity=activity,
         launch_gaps=None if description.ranks_elsewhere else launch_gaps(traced, description),
-        copies=copies_of(traced, [one.execution_counters[name] for one in session.profiled]),
+        copies=get_copies(traced, [one.execution_counters[name] for one in session.profiled]),
         ranges=range_times(recordings),
         steps=step_times(recordings, [added_by_step(operators, description.device) for operators in traced]),
         operators=operator_times(traced),

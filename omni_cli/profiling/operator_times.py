@@ -36,7 +36,7 @@ def operator_times(traced: Sequence[Operators]) -> tuple[OperatorTime, ...]:
     )  # fmt: skip
 
 
-def copies_of(traced: Sequence[Operators], counters: Sequence[Mapping[str, float]]) -> Copies:
+def get_copies(traced: Sequence[Operators], counters: Sequence[Mapping[str, float]]) -> Copies:
     """Places where copies are made; `counters` are those of each profiled iteration."""
     rows = _medians([_copies(operators) for operators in traced])
     largest = sorted(rows.items(), key=lambda row: (-row[1][1], -row[1][2]))[:_MAX_PLACES]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from omni_cli.metrics import higher_is_better, unit_of
-from omni_cli.record import Variant, values_of
+from omni_cli.metrics import higher_is_better, get_unit
+from omni_cli.record import Variant, get_values
 from omni_cli.report.bench_units import title
 from omni_cli.results import Summary
 from omni_cli.stats.power import SelfCheck
@@ -24,10 +24,10 @@ def smaller_is_better_json(variant: Variant, summaries: dict[str, Summary]) -> l
     return [
         {
             "name": f"{variant.name}: {title(metric)}",
-            "unit": unit_of(metric),
+            "unit": get_unit(metric),
             "value": summary.median,
             **({} if summary.ci95 is None else {"range": f"{summary.ci95[0]:.6g} to {summary.ci95[1]:.6g}"}),
-            "extra": f"median of {summary.n} runs in {len({block for block, _ in values_of(variant, metric)})} blocks",
+            "extra": f"median of {summary.n} runs in {len({block for block, _ in get_values(variant, metric)})} blocks",
         }
         for metric, summary in summaries.items()
         if not higher_is_better(metric)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omni_cli.record import Record, Variant, counters_of, is_of_server, num_requests
+from omni_cli.record import Record, Variant, get_counters, is_of_server, num_requests
 from omni_cli.report.bench_server import server_heading, server_lines, server_title
 from omni_cli.report.bench_text import summary_lines
 from omni_cli.report.bench_units import percent, ratio
@@ -91,7 +91,7 @@ def _mode_used(variant: Variant) -> list[str]:
 
     A single stage is not named.
     """
-    by_stage = counters_of(variant)
+    by_stage = get_counters(variant)
     sentences = []
     for stage, total in by_stage.items():
         parts = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from omni_cli.metrics import PERCENTILES, is_percentile, samples_for
-from omni_cli.record import Record, Variant, failures_of, num_requests
+from omni_cli.record import Record, Variant, get_failures, num_requests
 from omni_cli.report.bench_text import shown
 from omni_cli.report.bench_units import quantity, quantity_interval, title
 from omni_cli.report.tables import aligned
@@ -90,7 +90,7 @@ def _percentiles(metric: str, summary: Summary) -> list[str]:
 def server_note(variant: Variant) -> str:
     """Format `tiny-omni, 640 requests, 2 failed, 61 tokens in, 32 out, 1.28 s audio`, with means per request."""
     parts = [shown(variant.settings.get("model", "unknown model")), count(num_requests(variant), "request")]
-    failed = sum(item.count for item in failures_of(variant.samples).values())
+    failed = sum(item.count for item in get_failures(variant.samples).values())
     parts.append(f"{failed} failed" if failed else "none failed")
     words = {"input_tokens": "tokens in", "output_tokens": "tokens out", "audio_s": "s audio", "pixels": "pixels"}
     answered = sum(sample.work.get("requests", 0) for sample in variant.samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from omni_cli.metrics import E2E, unit_of
+from omni_cli.metrics import E2E, get_unit
 from omni_cli.report.units import memory
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -21,16 +21,16 @@ def quantity(metric: str, value: float | None, like: float | None = None) -> str
     if value is None or not math.isfinite(value):
         return "-"
     like = value if like is None or not math.isfinite(like) else like
-    if unit_of(metric) == "bytes":
+    if get_unit(metric) == "bytes":
         return memory(int(value))
-    scale, unit = scale_of(metric, like)
+    scale, unit = get_scale(metric, like)
     digits = _digits(value / scale, like / scale)
     return f"{digits}/s" if unit == "per second" else digits if unit == "1" else f"{digits} {unit}"
 
 
-def scale_of(metric: str, like: float) -> tuple[float, str]:
+def get_scale(metric: str, like: float) -> tuple[float, str]:
     """Return the divisor and the unit that `quantity` chooses for `like`."""
-    match unit_of(metric):
+    match get_unit(metric):
         case "bytes":
             return (2.0**30, "GiB") if like >= 2**30 else (2.0**20, "MiB")
         case "s":

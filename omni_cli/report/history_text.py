@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from omni_cli.metrics import unit_of
+from omni_cli.metrics import get_unit
 from omni_cli.report.bench_markdown import cell, table
 from omni_cli.report.bench_notes import Note
 from omni_cli.report.bench_text import metric_title, shown
@@ -100,7 +100,7 @@ def series_sentences(series: HistorySeries) -> Iterator[str]:
 def change_sentence(series: HistorySeries, change: HistoryChange) -> str:
     """Format `slower since 2026-11-02: +5.1% [+3.9%, +6.4%], still; commits a1b2..c3d4, seen after 5 records`."""
     bounds = (change.ci95[0] - 1, change.ci95[1] - 1)
-    verdict = change.verdict if unit_of(series.metric) in ("s", "per second") else change_word(change)
+    verdict = change.verdict if get_unit(series.metric) in ("s", "per second") else change_word(change)
     still = ", still there" if change.is_open else ", no longer" if change.verdict == "slower" else ""
     after = f"seen after {count(change.found - change.at + 1, 'record')}"
     return (

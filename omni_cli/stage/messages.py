@@ -16,16 +16,16 @@ from omni_cli.stage.recording import RecordingCommand, RecordingReport
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """A request for this stage: a prompt for the first one of a chain, the previous stage's handoff for others."""
+    """A request for this stage: a prompt for the first one of a chain, the previous stage's stage output for others."""
 
     request: GenerateRequest
 
 
 class AppendInput(msgspec.Struct, frozen=True, tag=True):
-    """A further part of a request's handoff from the previous stage."""
+    """A further part of a request's stage output from the previous stage."""
 
     request_id: str
-    handoff: bytes
+    stage_output: bytes
     is_last: bool
 
 
@@ -118,11 +118,11 @@ class TextChunk(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class HandoffChunk(msgspec.Struct, frozen=True, tag=True):
+class StageOutputChunk(msgspec.Struct, frozen=True, tag=True):
     """A part of the next stage's input, sent while this stage continues; the last part precedes `RequestDone`."""
 
     request_id: str
-    handoff: bytes
+    stage_output: bytes
     is_last: bool
 
 
@@ -147,7 +147,7 @@ class RequestDone(msgspec.Struct, frozen=True, tag=True):
     images: tuple[np.ndarray, ...] = ()
     videos: tuple[VideoOutput, ...] = ()
     tensors: dict[str, np.ndarray] = {}
-    handoff: bytes | None = None
+    stage_output: bytes | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -157,7 +157,7 @@ Report = (
     | Progress
     | Alive
     | TextChunk
-    | HandoffChunk
+    | StageOutputChunk
     | WaveformChunk
     | RequestDone
     | MemoryReport

@@ -1,9 +1,9 @@
 """Tensors and lists that belong to a request, as bytes that are checked before anything is allocated.
 
-Two msgspec structs cross process boundaries: between stages (handoffs) and inside a vLLM request
+Two msgspec structs cross process boundaries: between stages (stage outputs) and inside a vLLM request
 (`SamplingParams.extra_args`, `PoolingParams.extra_kwargs`), where vLLM passes bytes on unchanged. No pickle.
 
-Encoding and decoding take 0.3 to 0.8 of safetensors' time, measured with handoffs of 200 rows of 3584 bfloat16, single
+Encoding and decoding take 0.3 to 0.8 of safetensors' time, measured with stage outputs of 200 rows of 3584 bfloat16, single
 rows and lists; and its format has no lists.
 
 Decoding trusts nothing: sizes are read from headers and compared with `PayloadLimits` first, dtype names come from a
@@ -159,7 +159,7 @@ def decode_additional_information(raw: bytes, limits: PayloadLimits = DEFAULT_LI
     return {name: _value(name, entry, limits) for name, entry in entries.items()}
 
 
-def tensor_of(information: Mapping[str, object], name: str, *, num_dims: int) -> torch.Tensor:
+def get_tensor(information: Mapping[str, object], name: str, *, num_dims: int) -> torch.Tensor:
     """Return an entry of decoded information that must be a tensor; raises `PayloadError`."""
     import torch
 
@@ -169,7 +169,7 @@ def tensor_of(information: Mapping[str, object], name: str, *, num_dims: int) ->
     return value
 
 
-def integers_of(information: Mapping[str, object], name: str) -> list[int]:
+def get_integers(information: Mapping[str, object], name: str) -> list[int]:
     """Return an entry of decoded information that must be a list of integers from 0; raises `PayloadError`."""
     value = information.get(name)
     if not isinstance(value, list) or not all(isinstance(item, int) and item >= 0 for item in value):
@@ -177,9 +177,9 @@ def integers_of(information: Mapping[str, object], name: str) -> list[int]:
     return value
 
 
-def integer_of(information: Mapping[str, object], name: str, default: int) -> int:
+def get_integer(information: Mapping[str, object], name: str, default: int) -> int:
     """Return the only item of a list, an integer from 0; `default` if there is no entry; raises `PayloadError`."""
-    values = integers_of({name: [default], **information}, name)
+    values = get_integers({name: [default], **information}, name)
     if len(values) != 1:
         raise PayloadError(f"{name}: expected one integer, got {len(values)}")
     return values[0]

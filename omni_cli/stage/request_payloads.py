@@ -15,9 +15,9 @@ from omni_cli.stage.payloads import (
     decode_prompt_embeds,
     encode_additional_information,
     encode_prompt_embeds,
-    integer_of,
-    integers_of,
-    tensor_of,
+    get_integer,
+    get_integers,
+    get_tensor,
 )
 
 WANTS_HIDDEN_STATES = "omni_wants_hidden_states"
@@ -80,19 +80,19 @@ class RequestPayload:
     _tokens_without_embedding: int = 0
 
     def __post_init__(self) -> None:
-        self._tokens_without_embedding = integer_of(self.information, "tokens_without_embedding", 0)
+        self._tokens_without_embedding = get_integer(self.information, "tokens_without_embedding", 0)
         if "mrope_positions" in self.information:
             _check_positions(self.information)
         if self.prompt_embeds is None:
             return
         size = self.prompt_embeds.shape[1:]
-        tail = tensor_of({"decode_embeds": self.prompt_embeds[:0], **self.information}, "decode_embeds", num_dims=2)
+        tail = get_tensor({"decode_embeds": self.prompt_embeds[:0], **self.information}, "decode_embeds", num_dims=2)
         if tail.shape[1:] != size:
             raise PayloadError(
                 f"decode_embeds {tuple(tail.shape)} do not fit prompt_embeds {tuple(self.prompt_embeds.shape)}"
             )
         self._arrived = [self.prompt_embeds, tail]
-        self._is_whole = not integer_of(self.information, MORE_EMBEDS_FOLLOW, 0)
+        self._is_whole = not get_integer(self.information, MORE_EMBEDS_FOLLOW, 0)
 
     def append_embeds(self, rows: torch.Tensor, *, is_last: bool) -> None:
         """Append `decode_embeds` rows (num_rows, embedding_size) on the host."""
@@ -144,7 +144,7 @@ class RequestPayload:
             rows = rows.pin_memory()  # otherwise the copy would wait for the device's queue
         if project is not None:
             # Positions in the prompt: all of it arrives at first.
-            hidden = integers_of(self.information, HIDDEN_POSITIONS) if HIDDEN_POSITIONS in self.information else []
+            hidden = get_integers(self.information, HIDDEN_POSITIONS) if HIDDEN_POSITIONS in self.information else []
             rows = project(rows.to(device, non_blocking=True), hidden if self._embeds is None else [])
         end = self._num_embeds + rows.shape[0]
         if self._embeds is None or end > self._embeds.shape[0]:
@@ -158,7 +158,7 @@ class RequestPayload:
 
 
 def _check_positions(information: dict[str, object]) -> None:
-    positions = tensor_of(information, "mrope_positions", num_dims=2)
+    positions = get_tensor(information, "mrope_positions", num_dims=2)
     if positions.dtype != torch.int64 or positions.shape[0] != 3 or not positions.shape[1]:
         raise PayloadError(
             f"mrope_positions: expected (3, num_prompt_tokens) of int64, got {tuple(positions.shape)} of "

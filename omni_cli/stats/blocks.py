@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_cli.record import Variant, values_of
+from omni_cli.record import Variant, get_values
 from omni_cli.stats.estimate import MIN_BLOCKS
 
 _MAX_CORRELATION = 0.95
@@ -15,7 +15,7 @@ _MAX_CORRELATION = 0.95
 
 def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (blocks int64 (n,) ascending, medians float64 (n,)) of the blocks in which the variant has the metric."""
-    pairs = values_of(variant, metric)
+    pairs = get_values(variant, metric)
     if not pairs:
         return np.empty(0, np.int64), np.empty(0)
     blocks = np.array([block for block, _ in pairs], np.int64)

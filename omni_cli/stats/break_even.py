@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from omni_cli.metrics import E2E
-from omni_cli.record import Variant, counters_of
+from omni_cli.record import Variant, get_counters
 from omni_cli.results import BreakEven, Comparison, MemoryPeak, Verdict
 from omni_cli.stats.compare import reversed_verdict
 
@@ -52,7 +52,7 @@ def verdict_on_mode(comparison: Comparison, item: BreakEven) -> Verdict:
 
 def _preparation_s(variant: Variant) -> float:
     return sum(
-        float(counters.get(name, 0.0)) for counters in counters_of(variant).values() for name in PREPARATION
+        float(counters.get(name, 0.0)) for counters in get_counters(variant).values() for name in PREPARATION
     )  # fmt: skip
 
 

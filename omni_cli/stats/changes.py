@@ -83,7 +83,7 @@ class Look:
     detectable: float
 
 
-def steps_of(values: np.ndarray, noise: float, margin: float, threshold: float = THRESHOLD) -> Iterator[Shift]:
+def get_steps(values: np.ndarray, noise: float, margin: float, threshold: float = THRESHOLD) -> Iterator[Shift]:
     """Yield the steps of float64 (n,) whose 95 % interval lies beyond `margin`, each as it was first seen.
 
     `noise` is the standard error of a value that is known from within the records, or 0.
@@ -106,7 +106,7 @@ def look(values: np.ndarray, noise: float, margin: float, threshold: float = THR
         return None
     skipped = max(len(values) - WINDOW, 0)
     kept = values[skipped:]
-    outliers = outliers_of(kept)
+    outliers = get_outliers(kept)
     fits = _Fits.of(kept - np.median(kept), noise, outliers)
     score = fits.scores()
     for candidate in np.flatnonzero(score > threshold):
@@ -127,7 +127,7 @@ def _is_confirmed(values: np.ndarray, at: int, size: float) -> bool:
     return bool(min(shares) >= _CONFIRMING and np.sum(shows[at:]) >= AFTER)
 
 
-def outliers_of(values: np.ndarray) -> np.ndarray:
+def get_outliers(values: np.ndarray) -> np.ndarray:
     """Return bool (n,): values beyond three robust standard deviations from the median of their neighbourhood.
 
     The deviation is that of the series, or of the neighbourhood where it is larger: noise may grow with a step.

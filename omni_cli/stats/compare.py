@@ -12,10 +12,10 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from omni_cli.metrics import higher_is_better
-from omni_cli.record import StoppingPlan, Variant, metric_names, values_of
+from omni_cli.record import StoppingPlan, Variant, metric_names, get_values
 from omni_cli.results import Comparison, Verdict
 from omni_cli.stats.blocks import are_interleaved, block_medians, independent_units
-from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, centre_of, difference_of
+from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, get_centre, get_difference
 from omni_cli.stats.power import blocks_needed
 from omni_cli.stats.sequential import level_at
 
@@ -73,7 +73,7 @@ def reversed_verdict(verdict: Verdict) -> Verdict:
     return _REVERSED.get(verdict, verdict)
 
 
-def verdict_of(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
+def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
     """Return the verdict on an interval of the log ratio.
 
     "Faster" and "slower" need the whole interval beyond the margin, "no difference" the whole interval within it.
@@ -115,9 +115,9 @@ def _compare(
 def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool) -> Estimate:
     if paired:
         units = independent_units(logs_b - logs_a)
-        return centre_of(units.values, units.inflation)
+        return get_centre(units.values, units.inflation)
     a, b = independent_units(logs_a), independent_units(logs_b)
-    return difference_of(a.values, b.values, (a.inflation, b.inflation))
+    return get_difference(a.values, b.values, (a.inflation, b.inflation))
 
 
 def _judged(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
@@ -130,7 +130,7 @@ def _judged(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
         reason = f"{'1 block' if blocks == 1 else f'{blocks} blocks'}; a verdict needs {MIN_BLOCKS}"
         return msgspec.structs.replace(comparison, blocks_needed=MIN_BLOCKS - blocks, reason=reason)
     interval = estimate.interval(level)
-    verdict = verdict_of(interval, empty.margin, higher=higher_is_better(empty.metric))
+    verdict = get_verdict(interval, empty.margin, higher=higher_is_better(empty.metric))
     needed: int | UnsetType | None = UNSET
     if verdict == "inconclusive":
         gap = abs(abs(estimate.centre) - math.log1p(empty.margin))
@@ -146,6 +146,6 @@ def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
 
 
 def _median(variant: Variant, metric: str) -> float | None:
-    values = [value for _, value in values_of(variant, metric)]
+    values = [value for _, value in get_values(variant, metric)]
     # `numpy.median` would import NumPy's masked arrays.
     return statistics.median(values) if values else None

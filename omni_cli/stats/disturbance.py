@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from omni_cli.metrics import E2E
-from omni_cli.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server, request_values, values_of
+from omni_cli.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server, request_values, get_values
 
 OTHERS_CORES, OTHERS_SHARE = 0.5, 0.03
 """Other programs are reported from half a core on; on machines with many cores, from 3 % of them."""
@@ -81,7 +81,7 @@ def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
         disturbances.append(Disturbance("late client", late, max(lags), variant=variant.name))
     if record.workload.get("endpoint") == "chat" and _lacks_usage(variant):
         disturbances.append(Disturbance("no usage", 1.0, 0.0, variant=variant.name))
-    gaps = [value for _, value in values_of(variant, "itl_s")]
+    gaps = [value for _, value in get_values(variant, "itl_s")]
     if gaps and statistics.median(gaps) < _BURST_S:
         disturbances.append(Disturbance("bursts", 1.0, statistics.median(gaps), variant=variant.name))
     return disturbances

@@ -62,7 +62,7 @@ class Estimate:
         return max(int(beyond), 1) / (2 * len(self.deviations))
 
 
-def centre_of(values: np.ndarray, inflation: float = 1.0, trim: float = TRIM) -> Estimate:
+def get_centre(values: np.ndarray, inflation: float = 1.0, trim: float = TRIM) -> Estimate:
     """Return the centre of float64 (n,), one value per block; n >= 1. The order of the blocks does not matter.
 
     `inflation` multiplies the standard error of blocks that are not fully independent. `trim` 0 gives the mean.
@@ -72,7 +72,7 @@ def centre_of(values: np.ndarray, inflation: float = 1.0, trim: float = TRIM) ->
     return Estimate(resampled.centre, inflation * math.sqrt(resampled.variance), len(values), np.sort(np.abs(errors)))
 
 
-def difference_of(first: np.ndarray, second: np.ndarray, inflations: tuple[float, float] = (1.0, 1.0)) -> Estimate:
+def get_difference(first: np.ndarray, second: np.ndarray, inflations: tuple[float, float] = (1.0, 1.0)) -> Estimate:
     """Return the centre of `second` minus that of `first`, float64 (n,) and (m,), drawn independently of each other."""
     a, b = _Resampled.of(first), _Resampled.of(second)
     # Reversed, so that draws of the two sides are independent, and swapping the sides gives the same pairs.

@@ -24,7 +24,7 @@ from omni_cli.results import (
     HistoryRecord,
     HistorySeries,
 )
-from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Z95, Shift, look, steps_of
+from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Z95, Shift, look, get_steps
 from omni_cli.stats.comparable import record_mismatches, settings_differences, split_allowed
 from omni_cli.stats.compare import MARGIN
 from omni_cli.stats.comparison_result import check_metrics
@@ -46,7 +46,7 @@ class _Group:
     runs: list[tuple[Kept, Variant]] = field(default_factory=list)
 
 
-def history_of(
+def get_history(
     kept: Sequence[Kept], folder: str, metrics: Sequence[str] | None = None, allowed: Collection[str] = ()
 ) -> HistoryRecord:
     """Find the steps of every series of `metrics`, by default of all. Raises `UsageError` for an unknown metric.
@@ -205,7 +205,7 @@ def _series(group: _Group, metric: str, points: tuple[HistoryPoint, ...], thresh
     halves = [math.log(high / low) / 2 for low, high in (point.ci95 for point in points if point.ci95) if low > 0]
     noise = math.sqrt(sum(half**2 for half in halves) / len(halves)) / Z95 if halves else 0.0
     margin = math.log1p(MARGIN)
-    steps = list(steps_of(logs, noise, margin, threshold))
+    steps = list(get_steps(logs, noise, margin, threshold))
     seen = look(logs[steps[-1].at if steps else 0 :], noise, margin, threshold)
     return HistorySeries(
         variant=group.runs[0][1].name,

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from omni_cli.errors import InputError
 from omni_cli.record import PROMPT, RATE, SHEET_COLUMNS, KeptOutput
 from omni_cli.results import MeasureMean, Outputs
-from omni_cli.stats.estimate import MIN_BLOCKS, centre_of
+from omni_cli.stats.estimate import MIN_BLOCKS, get_centre
 
 _PEAK = 255.0
 _WINDOW = 7
@@ -25,7 +25,7 @@ _Z = 1.959964  # the normal distribution's two-sided 95 %
 _WORSE: dict[str, Callable[[float, float], float]] = {"log_mel_distance_db": max, "lpips": max, "wer": max}
 
 
-def quality_of(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> dict[str, float]:
+def get_quality(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the measures of outputs by their names; of several outputs the worst value, of tokens the share.
 
     Equal images and audio have no decibels, so they are left out, as are outputs of different shapes, and tensors.
@@ -39,7 +39,7 @@ def quality_of(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]
             measures = _audio(a, b, first.get(name + RATE))
         else:
             measures = _frames(a[None] if kind == "image" else a, b[None] if kind == "image" else b)
-        worst = worst_of([worst, measures])
+        worst = get_worst([worst, measures])
     return worst | _tokens(first, second)
 
 
@@ -47,7 +47,7 @@ def request_qualities(first: Mapping[str, np.ndarray], second: Mapping[str, np.n
     """Return the measures of each request's outputs; the names of outputs begin with the request's number."""
     requests = sorted({name.partition(".")[0] for name in first.keys() & second.keys()})
     return [
-        quality_of(*({name: a[name] for name in a if name.partition(".")[0] == request} for a in (first, second)))
+        get_quality(*({name: a[name] for name in a if name.partition(".")[0] == request} for a in (first, second)))
         for request in requests
     ]
 
@@ -57,7 +57,7 @@ def outputs_quality(requests: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
     The worst of shares is their mean.
     """
-    worst = worst_of(requests)
+    worst = get_worst(requests)
     means = {name: _spread(name, [measures[name] for measures in requests if name in measures]) for name in worst}
     if "exact_match" in means:
         worst["exact_match"] = means["exact_match"].mean
@@ -74,7 +74,7 @@ def _spread(name: str, values: Sequence[float]) -> MeasureMean:
         low, high = ((middle + sign * half) / (1 + _Z**2 / count) for sign in (-1, 1))
     else:
         # Not trimmed: the output that is furthest off counts.
-        low, high = centre_of(np.array(values), trim=0).interval(0.05)
+        low, high = get_centre(np.array(values), trim=0).interval(0.05)
     return MeasureMean(count, mean, (float(low), float(high)) if np.isfinite([low, high]).all() else None)
 
 
@@ -104,7 +104,7 @@ def kept_distance(a: Sequence[KeptOutput], b: Sequence[KeptOutput]) -> Outputs:
     is_reduced = not all(item.whole for item in common)
     largest = None if is_reduced else max_abs_difference(first, second)
     # Equal copies would claim that the outputs are equal.
-    quality: dict[str, Any] = quality_of(first, second)
+    quality: dict[str, Any] = get_quality(first, second)
     return Outputs(False, largest or None, **quality, reduced=True if is_reduced else UNSET)
 
 
@@ -157,7 +157,7 @@ def _from_sheet(pixels: np.ndarray, num_frames: int) -> np.ndarray:
     return tiles.swapaxes(1, 2).reshape(-1, height, width, pixels.shape[2])[:num_frames]
 
 
-def worst_of(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def get_worst(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the worst value of each measure."""
     worst: dict[str, float] = {}
     for measures in several:

@@ -12,7 +12,7 @@ from omni_cli.errors import ExitCode, OmniError
 from omni_cli.metrics import E2E
 from omni_cli.record import Sample, Variant
 from omni_cli.stats.blocks import block_medians, independent_units
-from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, centre_of
+from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, get_centre
 from omni_cli.stats.sequential import ALPHA
 
 POWER = 0.8
@@ -77,7 +77,7 @@ def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, 
         message = f"a self-check needs {MIN_BLOCKS} blocks of `{variant.name}`, there are {len(blocks)}"
         raise NoiseError(message, hint="raise `--num-iters` or `--time-budget`")
     units = independent_units(np.log(b) - np.log(a))
-    estimate = centre_of(units.values, units.inflation)
+    estimate = get_centre(units.values, units.inflation)
     low, high = (math.exp(bound) for bound in estimate.interval(level))
     detectable = minimum_detectable(estimate, len(blocks), planned or len(blocks), level)
     return SelfCheck(math.exp(estimate.centre), (low, high), detectable, planned or len(blocks))

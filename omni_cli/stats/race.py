@@ -89,7 +89,7 @@ class Race:
     @property
     def rivals(self) -> tuple[str, ...]:
         """The settings that may be better than the leader by more than the margin."""
-        return self._rivals_of(self._leader)
+        return self._get_rivals(self._leader)
 
     @property
     def is_decided(self) -> bool:
@@ -168,7 +168,7 @@ class Race:
             and self._beaten_by.get(name, name) in (name, *self._excluded)
         ]
 
-    def _rivals_of(self, leader: str) -> tuple[str, ...]:
+    def _get_rivals(self, leader: str) -> tuple[str, ...]:
         names = (self._leader, *self._running())
         return tuple(name for name in names if name != leader and self._pair(leader, name).upper > self._edge)
 
@@ -183,7 +183,7 @@ class Race:
             return
         best = min(gaps, key=lambda name: (name != self._leader and not gaps[name].rounds, -gaps[name].centre))
         is_close = self._leader in gaps and gaps[best].centre <= _CLOSE * self._edge
-        if not is_close or len(self._rivals_of(best)) <= len(self.rivals):
+        if not is_close or len(self._get_rivals(best)) <= len(self.rivals):
             self._leader = best
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import UNSET
 
 from omni_cli.metrics import PERCENTILES, samples_for
-from omni_cli.record import Variant, metric_names, request_values, values_of
+from omni_cli.record import Variant, metric_names, request_values, get_values
 from omni_cli.results import Summary
 from omni_cli.stats.blocks import block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS
@@ -19,7 +19,7 @@ _RESAMPLES = 2000
 
 def summarise(variant: Variant, metric: str) -> Summary | None:
     """Summarise a metric; None if the variant has no sample of it."""
-    pairs = values_of(variant, metric)
+    pairs = get_values(variant, metric)
     if not pairs:
         return None
     values = np.array([value for _, value in pairs])
@@ -38,7 +38,7 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
     )
 
 
-def summaries_of(variant: Variant) -> dict[str, Summary]:
+def get_summaries(variant: Variant) -> dict[str, Summary]:
     """Summarise all metrics of a variant, in the order of the record."""
     summaries = {metric: summarise(variant, metric) for metric in metric_names(variant)}
     return {metric: summary for metric, summary in summaries.items() if summary is not None}
@@ -52,10 +52,10 @@ def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float
         return None
     batches = independent_units(medians)
     units = len(batches.values)
-    unit_of = dict(zip(blocks.tolist(), (np.arange(len(blocks)) * units // len(blocks)).tolist(), strict=True))
+    get_unit = dict(zip(blocks.tolist(), (np.arange(len(blocks)) * units // len(blocks)).tolist(), strict=True))
     order = np.argsort([value for _, value in pairs])
     ranked = np.array([value for _, value in pairs])[order]
-    owners = np.array([unit_of[block] for block, _ in pairs])[order]
+    owners = np.array([get_unit[block] for block, _ in pairs])[order]
     picks = np.random.default_rng(0).integers(units, size=(_RESAMPLES, units))
     flat = (picks + units * np.arange(_RESAMPLES)[:, None]).ravel()
     counts = np.bincount(flat, minlength=_RESAMPLES * units).reshape(_RESAMPLES, units)

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from omni_cli.metrics import GOODPUT, higher_is_better
-from omni_cli.record import Variant, values_of
+from omni_cli.record import Variant, get_values
 from omni_cli.results import Bounds
 from omni_cli.stats.blocks import block_medians
 from omni_cli.stats.race import Gap, Race
 from omni_cli.tune_record import Candidate, Standing, State, TuneRecord
 
 
-def race_of(record: TuneRecord) -> Race:
+def get_race(record: TuneRecord) -> Race:
     """Return the race after the rounds of the record, without settings that were refused before any start."""
     started = {variant.name for round_ in record.rounds for batch in round_.batches for variant in batch}
     entered = [item for item in record.candidates if item.problem is None or item.name in started]
@@ -42,7 +42,7 @@ def batch_costs(batch: Sequence[Variant], objective: str) -> dict[str, Mapping[i
             continue
         blocks, medians = block_medians(variant, objective)
         if objective == GOODPUT and len(medians):
-            blocks, medians = blocks[:1] * 0, np.array([statistics.fmean(v for _, v in values_of(variant, objective))])
+            blocks, medians = blocks[:1] * 0, np.array([statistics.fmean(v for _, v in get_values(variant, objective))])
         if len(medians) and (medians > 0).all():
             costs[variant.name] = dict(zip(blocks.tolist(), (sign * np.log(medians)).tolist(), strict=True))
     return costs
@@ -50,7 +50,7 @@ def batch_costs(batch: Sequence[Variant], objective: str) -> dict[str, Mapping[i
 
 def concluded(record: TuneRecord, *, stopped: bool = False) -> TuneRecord:
     """Return the record with its verdict, winner and standings; `stopped`: no further round is run."""
-    race = race_of(record)
+    race = get_race(record)
     winner = race.leader if race.has_started else None
     standings = [_standing(candidate, record, race, winner) for candidate in record.candidates]
     verdict = record.verdict
@@ -75,7 +75,7 @@ def _standing(candidate: Candidate, record: TuneRecord, race: Race, winner: str 
     starts = [
         variant for round_ in record.rounds for batch in round_.batches for variant in batch if variant.name == name
     ]
-    values = [value for variant in starts for _, value in values_of(variant, record.objective)]
+    values = [value for variant in starts for _, value in get_values(variant, record.objective)]
     peaks = [peak for variant in starts if (peak := peak_bytes(variant)) is not None]
     gap = race.gap(name, winner) if winner is not None and name != winner else None
     known = gap is not None and gap.rounds > 0

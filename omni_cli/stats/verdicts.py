@@ -17,7 +17,7 @@ from omni_cli.stats.comparable import record_mismatches, split_allowed
 from omni_cli.stats.compare import MARGIN
 from omni_cli.stats.comparison_result import ComparisonResult, compare_records, compare_within
 from omni_cli.stats.disturbance import Disturbance, disturbances
-from omni_cli.stats.summary import summaries_of, summarise
+from omni_cli.stats.summary import get_summaries, summarise
 
 NARROW = 0.01
 """A single variant is measured until the half width of its median's interval is below this share of the median."""
@@ -99,7 +99,7 @@ class BenchmarkReport:
     @cached_property
     def summaries(self) -> dict[str, dict[str, Summary]]:
         """Summaries by variant and metric."""
-        return {variant.name: summaries_of(variant) for variant in self.record.variants}
+        return {variant.name: get_summaries(variant) for variant in self.record.variants}
 
     @cached_property
     def block_medians(self) -> dict[str, dict[int, float]]:

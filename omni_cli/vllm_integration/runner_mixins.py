@@ -168,7 +168,7 @@ class ARRunnerMixin(OmniRunnerMixin):
 
     Hidden states are gathered and copied only for requests that ask for them (`WANTS_HIDDEN_STATES`). A model
     with `fill_input_embeds` receives the input embedding of each position before a forward pass, projected once by its
-    `project_input_embeds`, if it has that method. A model with `handoff_rows` keeps the rows for the next stage there,
+    `project_input_embeds`, if it has that method. A model with `stage_output_rows` keeps the rows for the next stage there,
     in place of its last hidden states.
     """
 
@@ -223,7 +223,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         fill_input_embeds = getattr(model, "fill_input_embeds", None)
         self._fill_input_embeds = fill_input_embeds if get_pp_group().is_first_rank else None
         self._project_input_embeds = getattr(model, "project_input_embeds", None)
-        self._handoff_rows: torch.Tensor | None = getattr(model, "handoff_rows", None)
+        self._stage_output_rows: torch.Tensor | None = getattr(model, "stage_output_rows", None)
 
     def _fill_inputs(self) -> None:
         """Set the model's inputs for the next forward pass, except for token ids."""
@@ -266,7 +266,7 @@ class ARRunnerMixin(OmniRunnerMixin):
 
     def _start_copy(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> PendingCopy:
         """Start the step's one copy, of the rows (num_rows, hidden_size) of `spans`, before they are overwritten."""
-        rows = hidden_states if self._handoff_rows is None else self._handoff_rows
+        rows = hidden_states if self._stage_output_rows is None else self._stage_output_rows
         parts = [rows[begin:end] for begin, end in _joined(spans)]
         with mark("output copy"):
             return self.output_copy.start(parts[0] if len(parts) == 1 else torch.cat(parts), reused=True)

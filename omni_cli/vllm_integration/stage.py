@@ -26,7 +26,7 @@ from omni_cli.execution.ranges import mark
 from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.failures import request_failure
 from omni_cli.stage.library_messages import translate
-from omni_cli.stage.messages import AppendInput, HandoffChunk, Progress, Report, RequestDone, TextChunk
+from omni_cli.stage.messages import AppendInput, StageOutputChunk, Progress, Report, RequestDone, TextChunk
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
@@ -184,10 +184,10 @@ class VllmStage:
         message, hint = translate(one_line(error), self.spec.stage)
         return InputError(message, hint=hint)
 
-    def decode_input(self, handoff: bytes | None) -> dict[str, Any]:
+    def decode_input(self, stage_output: bytes | None) -> dict[str, Any]:
         """Decode the previous stage's output; raises `PayloadError`."""
-        assert handoff is not None, "this stage cannot begin a chain"
-        return decode_additional_information(handoff, self.payload_limits)
+        assert stage_output is not None, "this stage cannot begin a chain"
+        return decode_additional_information(stage_output, self.payload_limits)
 
     def append(self, command: AppendInput) -> None:
         raise NotImplementedError(f"stage `{self.spec.stage.name}` takes its input as a whole")
@@ -333,10 +333,10 @@ class TextStage(VllmStage):
         reports: list[Report] = []
         if completion.text and self.makes_text:
             reports.append(TextChunk(request_id, completion.text))
-        if active.request.wants_handoff and active.request.stream_audio:
-            part = self.partial_handoff(active, output)
+        if active.request.wants_stage_output and active.request.stream_audio:
+            part = self.partial_output(active, output)
             if part is not None:
-                reports.append(HandoffChunk(request_id, part, is_last=output.finished))
+                reports.append(StageOutputChunk(request_id, part, is_last=output.finished))
         if output.finished:
             reports.append(self.done(active, output))
         elif now - active.reported_s > PROGRESS_INTERVAL_S:
@@ -353,11 +353,11 @@ class TextStage(VllmStage):
     def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
         finish_reason = output.outputs[0].finish_reason or "stop"
         first_token_s = active.first_token_s
-        wants_whole = active.request.wants_handoff and not active.request.stream_audio
-        with mark("make handoff"):
-            handoff = self.handoff(active, output) if wants_whole else None
+        wants_whole = active.request.wants_stage_output and not active.request.stream_audio
+        with mark("make stage_output"):
+            stage_output = self.stage_output(active, output) if wants_whole else None
         trace = {
-            # Includes making the handoff.
+            # Includes making the stage_output.
             "latency_s": time.perf_counter() - active.added_s,
             "ttft_s": None if first_token_s is None else first_token_s - active.added_s,
             "num_input_tokens": len(output.prompt_token_ids),
@@ -366,14 +366,14 @@ class TextStage(VllmStage):
             "token_times_s": active.token_times_s,
         }
         text = TextOutput("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
-        return RequestDone(active.request.request_id, trace, text=text, handoff=handoff)
+        return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output)
 
-    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
+    def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         """Return the next stage's input as an encoded `AdditionalInformationPayload`."""
         raise NotImplementedError
 
-    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
-        """Return the part of the handoff that has not been sent, or None; called after each new token."""
+    def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
+        """Return the part of the stage output that has not been sent, or None; called after each new token."""
         raise NotImplementedError
 
     def abort(self, request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Handoffs and payloads of requests: damaged bytes, and well-formed structures with false values."""
+"""Stage outputs and payloads of requests: damaged bytes, and well-formed structures with false values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from fuzz.msgpack_mutation import damaged
-from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerHandoff
+from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerOutput
 from omni_cli.stage.payloads import (
     DEFAULT_LIMITS,
     PayloadError,
@@ -71,7 +71,7 @@ EMBEDS, INFORMATION = _seeds()
 
 def cases(rng: random.Random) -> Iterator[Case]:
     while True:
-        door = rng.choice(("embeds", "information", "information", "request", "handoff"))
+        door = rng.choice(("embeds", "information", "information", "request", "stage_output"))
         limits = TIGHT if rng.random() < 0.2 else DEFAULT_LIMITS
         structured = rng.random() < 0.4
         if door == "embeds":
@@ -166,8 +166,8 @@ def _decode(case: Case) -> Any:
         extra = {PROMPT_EMBEDS: case.other, ADDITIONAL_INFORMATION: case.raw}
         return read_request_payload(_Params(extra), None, case.limits).information
     decoded = decode_additional_information(case.raw, case.limits)
-    if case.door == "handoff":
-        (ReplyRows if "token_ids" in decoded else ThinkerHandoff).from_information(decoded)
+    if case.door == "stage_output":
+        (ReplyRows if "token_ids" in decoded else ThinkerOutput).from_information(decoded)
     return decoded
 
 

@@ -25,7 +25,7 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
 from omni_cli.profile_record import load_profile_record
 from omni_cli.record import Failures, Record, load_record
-from omni_cli.record_file import digest_of, with_digest
+from omni_cli.record_file import get_digest, with_digest
 from omni_cli.results import RecordOrigin
 from omni_cli.stats.comparison_result import compare_document, compare_within
 from omni_cli.stats.verdicts import ComparisonSpec
@@ -94,7 +94,7 @@ def _content(rng: random.Random, original: str) -> bytes:
         document.pop("digest", None)
         with contextlib.suppress(ValueError):
             if rng.random() < 0.5:
-                document["digest"] = digest_of(document)
+                document["digest"] = get_digest(document)
     content = json_text(document).encode(errors="replace")
     return damage(rng, content) if way > 0.95 else content
 

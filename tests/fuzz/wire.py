@@ -19,7 +19,7 @@ from omni_cli.stage.messages import (
     AppendInput,
     DecodeError,
     Failure,
-    HandoffChunk,
+    StageOutputChunk,
     MemoryReport,
     Progress,
     RequestDone,
@@ -36,7 +36,7 @@ PIXELS = np.zeros((2, 3, 3), np.uint8)
 REQUESTS = [
     GenerateRequest("0", prompt="hello", audio=((SAMPLES, 16_000),), images=(PIXELS,), sampling={"n": 1}),
     GenerateRequest("1", prompt="hello", call_files={"references": [CallFile("image", PIXELS), None]}),
-    GenerateRequest("2", handoff=b"\x81\xa7entries\x80", more_follows=True),
+    GenerateRequest("2", stage_output=b"\x81\xa7entries\x80", more_follows=True),
 ]
 COMMANDS = [encode(command) for command in (*map(AddRequest, REQUESTS), AppendInput("0", b"\x80", is_last=True))]
 REPORTS = [
@@ -44,7 +44,7 @@ REPORTS = [
     encode(Failure("stage", "no", "try", None, "0")),
     encode(Progress("0", 1, None, "token")),
     encode(TextChunk("0", "a")),
-    encode(HandoffChunk("0", b"\x80", is_last=False)),
+    encode(StageOutputChunk("0", b"\x80", is_last=False)),
     encode(WaveformChunk("0", AudioOutput(SAMPLES, 24_000))),
     encode(RequestDone("0", {"latency_s": 0.1}, text=TextOutput("a", (1,), "stop"), images=(PIXELS,))),
     encode(RequestDone("0", {}, videos=(VideoOutput(b"", b"", 2, 2, 9, Fraction(24000, 1001), frames=PIXELS),))),

@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def answers(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    from stage_specs import spec_of
+    from stage_specs import get_spec
 
     from omni_cli.checkpoints.derive import derive_profile
     from omni_cli.config.schema import EngineConfig
@@ -33,7 +33,7 @@ def answers(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     from omni_cli.models.registry import load_stage
 
     config = EngineConfig.model_validate(derive_profile(Path(folder), Machine("cpu", 1 << 30), folder))
-    stage: Any = load_stage(spec_of(config.stages[0], folder), lambda report: None)
+    stage: Any = load_stage(get_spec(config.stages[0], folder), lambda report: None)
     stage.run_warm_up()
     alone = [run(stage, [request])[0] for request in requests]
     once = run(stage, requests)

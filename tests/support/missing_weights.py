@@ -54,11 +54,11 @@ def chains(work: Path, profiles: list[str], models: list[str], **_: object) -> I
 
 
 def errors_of(config: Any, folder: str, every: int) -> dict[str, list[str | None]]:
-    from stage_specs import spec_of
+    from stage_specs import get_spec
 
     from omni_cli.models.registry import load_stage
 
-    stage: Any = load_stage(spec_of(config, folder), lambda report: None)
+    stage: Any = load_stage(get_spec(config, folder), lambda report: None)
     role = stage.spec.family.role(config.name)
     prefixes = tuple(part.rpartition("/")[2] for part in role.needed_weights) or ("",)
     model = Path(stage.spec.model)

@@ -133,7 +133,7 @@ def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def run_talker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Tokens by request id, of rows that come late: every rank's engine gets them at the same steps."""
-    from stage_specs import spec_of
+    from stage_specs import get_spec
     from talker_rows import Runs, feeding_at_random
 
     from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
@@ -145,7 +145,7 @@ def run_talker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     # A profile cannot ask for ranks that a program has launched.
     stage = stage.model_copy(update=arguments)
-    made = Runs(load_stage(spec_of(stage, model), lambda report: None), TALKER_REQUESTS).run(feeding_at_random())
+    made = Runs(load_stage(get_spec(stage, model), lambda report: None), TALKER_REQUESTS).run(feeding_at_random())
     return {name: {"tokens": tokens, "made": None} for name, tokens in made["tokens"].items()}
 
 

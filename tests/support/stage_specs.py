@@ -7,7 +7,7 @@ from omni_cli.config.schema import StageConfig
 from omni_cli.stage.protocol import StageSpec
 
 
-def spec_of(stage: StageConfig, model: str) -> StageSpec:
+def get_spec(stage: StageConfig, model: str) -> StageSpec:
     """A stage of the checkpoint in the folder `model`, in float32."""
     return StageSpec(
         stage, model, read_family(model), read_model_kind(model), dtype="float32", seed=0, trust_remote_code=False

@@ -25,13 +25,13 @@ def main() -> None:
     from omni_cli.compat.libraries import prepare_libraries
 
     prepare_libraries()
-    from stage_specs import spec_of
+    from stage_specs import get_spec
 
     from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
     from omni_cli.models.registry import load_stage
 
     config = TalkerConfig.named("talker", input="thinker", **task["stage"])
-    stage = load_stage(spec_of(config, task["model"]), lambda report: None)
+    stage = load_stage(get_spec(config, task["model"]), lambda report: None)
     runs = Runs(stage, task["requests"])
     ways: dict[str, Callable[[], dict[str, Any]]] = {
         "whole": lambda: runs.run(lambda feeds: None, whole=True),
@@ -65,12 +65,12 @@ class Feed:
         from omni_cli.stage.payloads import encode_additional_information
 
         self.stage, self.id, self.is_done = stage, request["id"], False
-        parts = [encode_additional_information(part) for part in handoff_parts(stage, request, whole=whole)]
+        parts = [encode_additional_information(part) for part in stage_output_parts(stage, request, whole=whole)]
         self.parts = deque(parts[1:])
         stage.add(
             GenerateRequest(
                 self.id,
-                handoff=parts[0],
+                stage_output=parts[0],
                 more_follows=bool(self.parts),
                 sampling=dict.fromkeys(("min_tokens", "max_tokens"), request["max_tokens"]),
             )
@@ -89,17 +89,17 @@ class Feed:
 Feeding = Callable[[dict[str, Feed]], None]
 
 
-def handoff_parts(stage: Any, request: dict[str, Any], *, whole: bool) -> list[dict[str, Any]]:
-    """The handoff of a thinker that makes one token per step."""
+def stage_output_parts(stage: Any, request: dict[str, Any], *, whole: bool) -> list[dict[str, Any]]:
+    """The stage output of a thinker that makes one token per step."""
     import torch
 
-    from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
+    from omni_cli.models.qwen2_5_omni.partial_output import PartialOutput
 
     draw = torch.Generator().manual_seed(sum(request["id"].encode()))
     num_prompt, num_reply = request["num_prompt"], request["num_reply"]
     ids = torch.randint(0, NUM_TEXT_TOKENS, (num_prompt + num_reply,), generator=draw).tolist()
     hidden = torch.randn(num_prompt + num_reply - 1, stage.config.embedding_size, generator=draw)
-    partial, parts = PartialHandoff(), []
+    partial, parts = PartialOutput(), []
     partial.add_rows(hidden[:num_prompt])
     for num_tokens in range(1, num_reply + 1):
         if num_tokens > 1:

@@ -15,7 +15,7 @@ def main() -> None:
     from omni_cli.compat.libraries import prepare_libraries
 
     prepare_libraries()
-    from stage_specs import spec_of
+    from stage_specs import get_spec
 
     from omni_cli.checkpoints.resolve import resolve_model
     from omni_cli.config.loader import load_profile
@@ -25,7 +25,7 @@ def main() -> None:
     found = {}
     for given in config.stages:
         if given.kind == "ar":
-            stage = load_stage(spec_of(given, resolve_model(config.model)), lambda report: None)
+            stage = load_stage(get_spec(given, resolve_model(config.model)), lambda report: None)
             reports = []
             step = stage.step
             stage.step = lambda step=step, reports=reports: reports.extend(step())

@@ -30,13 +30,13 @@ def main() -> None:
 
     prepare_libraries()
     import torch
-    from stage_specs import spec_of
+    from stage_specs import get_spec
 
     from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
     from omni_cli.models.registry import load_stage
 
     config = Token2WavConfig.named("token2wav", backend="vllm", input="talker", max_num_seqs=4, num_inference_steps=2)
-    stage = load_stage(spec_of(config, task["model"]), lambda report: None)
+    stage = load_stage(get_spec(config, task["model"]), lambda report: None)
 
     runner = stage.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     sample = runner._diffuse
@@ -67,8 +67,8 @@ def add(stage: Any, prefix: str) -> None:
     from omni_cli.stage.payloads import encode_additional_information
 
     for name, codes in CODES.items():
-        handoff = encode_additional_information({"codec_token_ids": codes})
-        stage.add(GenerateRequest(f"{prefix} {name}", handoff=handoff))
+        stage_output = encode_additional_information({"codec_token_ids": codes})
+        stage.add(GenerateRequest(f"{prefix} {name}", stage_output=stage_output))
 
 
 def finish(stage: Any) -> dict[str, Any]:

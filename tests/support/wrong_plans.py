@@ -50,7 +50,7 @@ def main() -> None:
     from omni_cli.compat.libraries import prepare_libraries
 
     prepare_libraries()
-    from stage_specs import spec_of
+    from stage_specs import get_spec
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from omni_cli.config.schema import ARStageConfig
@@ -58,7 +58,7 @@ def main() -> None:
 
     sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
     config = ARStageConfig.named("thinker", max_num_seqs=4, kv_cache_memory_bytes=64 << 20, sampling=sampling)
-    stage = load_stage(spec_of(config, task["model"]), lambda report: None)
+    stage = load_stage(get_spec(config, task["model"]), lambda report: None)
     answers: dict[str, Any] = {"alone": run(stage, "alone")}
     answers["rounds"] = {name: run_spoilt(stage, Scheduler, name, spoil) for name, spoil in WRONG.items()}
     Path(sys.argv[1]).write_text(json.dumps(answers))

@@ -10,7 +10,7 @@ from omni_cli.bench.bisect import SearchFolder
 from omni_cli.bench.commits import CommitInfo
 from omni_cli.cli.report_documents import load_document
 from omni_cli.record import load_record, save_record
-from omni_cli.record_file import digest_of
+from omni_cli.record_file import get_digest
 from omni_cli.tune_record import load_tune_record, save_tune_record
 
 CREATED = "2026-11-20T12:00:00Z"
@@ -42,7 +42,7 @@ BISECT = {"schema": "omni.bisect/1", "created": CREATED, "question": SPEC, "comm
 
 def written(document: dict[str, Any], path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**document, "digest": digest_of(document)}))
+    path.write_text(json.dumps({**document, "digest": get_digest(document)}))
     return path
 
 

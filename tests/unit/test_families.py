@@ -13,7 +13,7 @@ from omni_cli.config.bundled import bundled_profiles
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
 from omni_cli.errors import OmniError
-from omni_cli.families import Family, StageRole, families, family_of, family_of_stages, load
+from omni_cli.families import Family, StageRole, families, get_family, get_family_of_stages, load
 
 TOY = Family("toy", "Toy", (StageRole("writer", "ar", "vllm", "x:y"),), ("ToyModel",), builtins={"tiny-toy": "x:y"})
 
@@ -39,7 +39,7 @@ def test_every_bundled_profile_has_a_family_and_every_family_of_ours_one_profile
     used = set()
     for name in bundled_profiles():
         config = load_profile(name)
-        family = family_of_stages(config.model, config.stages)
+        family = get_family_of_stages(config.model, config.stages)
         assert family is not None, name
         used.add(family.name)
     assert used >= {"qwen2_5_omni", "diffusers_pipeline"}
@@ -57,13 +57,13 @@ def test_every_bundled_profile_has_a_family_and_every_family_of_ours_one_profile
     ],
 )
 def test_the_family_of_an_architecture(architecture: str, entry_file: Any, expected: str) -> None:
-    assert family_of(architecture, entry_file).name == expected
+    assert get_family(architecture, entry_file).name == expected
 
 
 def test_a_named_architecture_comes_before_any(install: Callable[..., None]) -> None:
     install(TOY)
-    assert family_of("ToyModel") is TOY
-    assert family_of("LlamaForCausalLM").name == "language_model"
+    assert get_family("ToyModel") is TOY
+    assert get_family("LlamaForCausalLM").name == "language_model"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_family_of_a_profile(
     install: Callable[..., None], model: str, stages: list[Any], expected: str | None
 ) -> None:
     install(TOY)
-    family = family_of_stages(model, stages)
+    family = get_family_of_stages(model, stages)
     assert (family and family.name) == expected
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.metrics import METRICS, Timeline, higher_is_better, is_percentile, percentile_name, unit_of
+from omni_cli.metrics import METRICS, Timeline, higher_is_better, is_percentile, percentile_name, get_unit
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 def test_the_page_has_every_declaration() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
     assert rows == [
-        f"| `{metric.name}` | {unit_of(metric.name)} | {'higher' if metric.higher_is_better else 'lower'} |"
+        f"| `{metric.name}` | {get_unit(metric.name)} | {'higher' if metric.higher_is_better else 'lower'} |"
         f" {metric.description} |"
         for metric in METRICS.values()
     ]

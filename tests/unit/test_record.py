@@ -21,7 +21,7 @@ from omni_cli.record import (
     metric_names,
     read_record,
     save_record,
-    values_of,
+    get_values,
     workload_fingerprint,
 )
 
@@ -47,8 +47,8 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_values_of_a_variant() -> None:
     a, _ = pair(2)
     assert metric_names(a) == ("e2e_s", "ttft_s")
-    assert [block for block, _ in values_of(a, "ttft_s")] == [0, 0, 1, 1]
-    assert values_of(a, "unknown") == []
+    assert [block for block, _ in get_values(a, "ttft_s")] == [0, 0, 1, 1]
+    assert get_values(a, "unknown") == []
     with pytest.raises(KeyError):
         record(a).variant("b")
 

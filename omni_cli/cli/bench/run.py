@@ -19,7 +19,7 @@ from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, OmniError
 from omni_cli.loadtest.failures import hint_on
-from omni_cli.record import failures_of, load_record
+from omni_cli.record import get_failures, load_record
 from omni_cli.record_file import with_digest
 from omni_cli.report.bench_junit import comparison_junit
 from omni_cli.report.bench_markdown import comparison_markdown
@@ -105,7 +105,7 @@ def _report(benchmark: Benchmark, options: MeasureOptions, stopped: OmniError | 
     _show_report(report, options)
     for text in benchmark.setting_warnings():
         console.print_warning(text)
-    error = stopped or _failure_of(report)
+    error = stopped or _get_failure(report)
     if error is not None:
         console.print_note("")
         console.print_error(error, verbose=options.verbose)
@@ -124,13 +124,13 @@ def _show_report(report: BenchmarkReport, options: MeasureOptions) -> None:
         console.print_warning(note.message, hint=note.hint)
 
 
-def _failure_of(report: BenchmarkReport) -> OmniError | None:
+def _get_failure(report: BenchmarkReport) -> OmniError | None:
     """Return the sentence for an exit code other than 0."""
     if report.exit_code == ExitCode.OK:
         return None
     broken = [f"variant `{v.name}`: {v.failure}" for v in report.record.variants if v.failure]
     if broken:
-        failures = failures_of(sample for variant in report.record.variants for sample in variant.samples)
+        failures = get_failures(sample for variant in report.record.variants for sample in variant.samples)
         return OmniError("the measurement cannot be trusted: " + "; ".join(broken), hint=hint_on(failures))
     note = verdict_note(next(item for item in report.results if item.exit_code == report.exit_code))
     return OmniError(note.message, hint=note.hint)

@@ -44,11 +44,11 @@ def bisect(options: BisectOptions) -> int:
 def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     """Build the search. Raises `OmniError` for a wrong commit, profile or program."""
     from omni_cli.bench.bisect import Bisection, SearchFolder
-    from omni_cli.bench.commits import Worktrees, commits_between, repository_of
+    from omni_cli.bench.commits import Worktrees, commits_between, get_repository
     from omni_cli.bench.program import Program, program_plan
     from omni_cli.checkpoints.build import cache_folder
     from omni_cli.cli.bisect.progress import BisectProgress
-    from omni_cli.record_file import digest_of
+    from omni_cli.record_file import get_digest
 
     command = ("omni", *sys.argv[1:])
     if options.command is None:
@@ -58,12 +58,12 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
         plan, workload = _profile_plan(options, command)
     else:
         program = Program(options.command, options.duration)
-        repository, plan = repository_of(Path.cwd()), partial(program_plan, program, command=command)
+        repository, plan = get_repository(Path.cwd()), partial(program_plan, program, command=command)
         workload = {**program.describe(), "build": options.build}
     commits = commits_between(repository, options.good, options.bad)
     root = (options.cache_dir or cache_folder().with_name("bisect")).resolve()
-    own = root / f"{repository.name}-{digest_of(str(repository)).removeprefix('sha256:')[:8]}"
-    built = digest_of(options.build).removeprefix("sha256:")[:8] if options.build else "sources"
+    own = root / f"{repository.name}-{get_digest(str(repository)).removeprefix('sha256:')[:8]}"
+    built = get_digest(options.build).removeprefix("sha256:")[:8] if options.build else "sources"
     spec = {"workload": workload, **criterion.describe()}
     return Bisection(
         SearchFolder(own, spec, commits),
@@ -96,7 +96,7 @@ def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[Pla
 
 
 def _run(bisection: Bisection, options: BisectOptions) -> ExitCode:
-    from omni_cli.cli.bisect.report import failure_of, show_search
+    from omni_cli.cli.bisect.report import get_failure, show_search
     from omni_cli.cli.terminal.stop_signals import run_until_stopped
 
     async def search() -> BaseException | None:
@@ -111,6 +111,6 @@ def _run(bisection: Bisection, options: BisectOptions) -> ExitCode:
             console.print_note(f"{kept} kept in {bisection.folder.path}: run the same command again to go on")
         raise failure
     show_search(bisection.record, bisection.folder.path, as_json=options.as_json)
-    if (note := failure_of(bisection.record)) is not None:
+    if (note := get_failure(bisection.record)) is not None:
         console.print_error(note, verbose=options.verbose)
     return bisection.exit_code

@@ -57,7 +57,7 @@ def trial_cells(trial: Trial, commits: Sequence[CommitInfo]) -> tuple[str, ...]:
     )
 
 
-def failure_of(record: BisectRecord) -> OmniError | None:
+def get_failure(record: BisectRecord) -> OmniError | None:
     """Return the sentence on a search that names no commit although there may be one."""
     assert record.result is not None  # it has ended
     match record.result.outcome:

@@ -14,8 +14,8 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
-from omni_cli.inputs.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, spec_of
-from omni_cli.outputs import GenerateRequest, items_of
+from omni_cli.inputs.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, get_spec
+from omni_cli.outputs import GenerateRequest, get_items
 
 MAX_STDIN_BYTES = 16 * 1024 * 1024
 # Decoded inputs beyond this size are dropped, and decoded again when their request begins.
@@ -34,7 +34,7 @@ def read_specs(
         prompt = _read_prompt(fields, capabilities)
         checked = check_fields(fields if prompt is None else {**fields, "prompt": prompt}, capabilities, _label)
         capabilities.check_together(checked, _label)
-        return [spec_of(checked, request_id="0", folder=Path())]
+        return [get_spec(checked, request_id="0", folder=Path())]
     for name in ("prompt", *FILE_FIELDS):
         if name in fields:
             raise UsageError(
@@ -113,7 +113,7 @@ def _decoded_bytes(request: GenerateRequest) -> int:
     masks = () if request.mask is None else (request.mask,)
     images = (*request.images, *masks, *request.control_images)
     sounds, videos = (samples for samples, _ in request.audio), (video.frames for video in request.videos)
-    in_call = (file.array for files in request.call_files.values() for file in items_of(files))
+    in_call = (file.array for files in request.call_files.values() for file in get_items(files))
     return sum(array.nbytes for array in (*sounds, *images, *videos, *in_call))
 
 

@@ -100,14 +100,14 @@ def _find_max_rate(
 ) -> int:
     from omni_cli.cli.loadtest.max_rate import find_max_rate
     from omni_cli.cli.loadtest.reading import check_max_rate
-    from omni_cli.loadtest.slo import window_of
+    from omni_cli.loadtest.slo import get_window
     from omni_cli.loadtest.traffic import MIN_REQUESTS, OpenLoop
     from omni_cli.stats.saturation import MIN_WINDOWS
 
     target = check_max_rate(options)
     first, trace = (traffic.rate, traffic.trace) if isinstance(traffic, OpenLoop) else (None, None)
     # Windows of equal length: a short burst would pass at any rate.
-    window_s = min(window_of(workload.slos), (options.budget_s(1) or math.inf) / MIN_WINDOWS)
+    window_s = min(get_window(workload.slos), (options.budget_s(1) or math.inf) / MIN_WINDOWS)
     if options.num_requests:
         window_s = options.num_requests / (first or 1.0)
 

@@ -14,7 +14,7 @@ from omni_cli.models.codec.frame_model import FrameModel
 from omni_cli.stage.recording import Linear, module_kind
 
 
-def linears_of(root: str, model: nn.Module, dtype: torch.dtype) -> Iterator[Linear]:
+def get_linears(root: str, model: nn.Module, dtype: torch.dtype) -> Iterator[Linear]:
     """Return the matrices of `model`, whose modules are called `root`.PATH; vLLM may have packed their weights."""
     for path, module in _language_modules(root, model):
         match module:
@@ -30,7 +30,7 @@ def linears_of(root: str, model: nn.Module, dtype: torch.dtype) -> Iterator[Line
         yield from _predictor_linears(root, model)
 
 
-def uncounted_of(root: str, model: nn.Module) -> Iterator[str]:
+def get_uncounted(root: str, model: nn.Module) -> Iterator[str]:
     """Return the parts whose number of rows does not follow from token counts."""
     kinds = {module_kind(path) for path, module in _language_modules(root, model) if type(module) is nn.Linear}
     yield from (f"module {kind}: its number of rows is unknown" for kind in sorted(kinds))

@@ -51,10 +51,10 @@ class Recorder:
         self._start_log()
 
     def loaded(self, stage: Stage) -> None:
-        from omni_cli.engine.recording.target import target_of
+        from omni_cli.engine.recording.target import get_target
 
         self._load = self._stop_log()
-        self._stage, self._target = stage, target_of(stage)
+        self._stage, self._target = stage, get_target(stage)
 
     def stepped(self) -> None:
         """Note an engine step while there are requests."""
@@ -127,9 +127,9 @@ class Recorder:
     def _describe(self) -> StageDescription:
         import torch
 
-        from omni_cli.engine.recording.target import residents_of
+        from omni_cli.engine.recording.target import get_residents
 
-        residents = list(residents_of(self._target))
+        residents = list(get_residents(self._target))
         largest = heapq.nlargest(_NAMED_RESIDENTS, residents, key=lambda resident: resident.size_bytes)
         return StageDescription(
             device=str(self._target.device),

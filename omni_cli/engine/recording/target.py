@@ -41,7 +41,7 @@ class RecordingTarget(Protocol):
     def kv_cache_usage(self) -> float | None: ...
 
 
-def target_of(stage: Stage) -> RecordingTarget:
+def get_target(stage: Stage) -> RecordingTarget:
     return DiffusersTarget(stage) if isinstance(stage, DiffusersStage) else VllmTarget(stage)
 
 
@@ -122,18 +122,20 @@ class VllmTarget:
         return tuple(found)
 
     def linears(self) -> tuple[Linear, ...]:
-        from omni_cli.engine.recording.matrices import linears_of
+        from omni_cli.engine.recording.matrices import get_linears
 
         if self._stage.spec.stage.kind != "ar":
             return ()
-        return tuple(linear for root, model in self.modules().items() for linear in linears_of(root, model, self.dtype))
+        return tuple(
+            linear for root, model in self.modules().items() for linear in get_linears(root, model, self.dtype)
+        )
 
     def uncounted(self) -> tuple[str, ...]:
-        from omni_cli.engine.recording.matrices import uncounted_of
+        from omni_cli.engine.recording.matrices import get_uncounted
 
         if self._stage.spec.stage.kind != "ar":
             return ()
-        return tuple(name for root, model in self.modules().items() for name in uncounted_of(root, model))
+        return tuple(name for root, model in self.modules().items() for name in get_uncounted(root, model))
 
     def attentions(self) -> tuple[Attention, ...]:
         if self._stage.spec.stage.kind != "ar" or self.ranks_elsewhere:
@@ -150,7 +152,7 @@ class VllmTarget:
         return None if manager is None else manager.usage
 
 
-def residents_of(target: RecordingTarget) -> Iterator[Resident]:
+def get_residents(target: RecordingTarget) -> Iterator[Resident]:
     """Yield every tensor that the stage holds permanently: weights, buffers and caches."""
     seen: set[object] = set()
     for root, model in target.modules().items():

@@ -17,7 +17,7 @@ from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.execution.timeline import clock_for
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
-from omni_cli.stage.payloads import tensor_of
+from omni_cli.stage.payloads import get_tensor
 from omni_cli.vllm_integration.diffusion_entry import DiffusionInput
 from omni_cli.vllm_integration.diffusion_model import DiffusionModel
 
@@ -71,7 +71,7 @@ class CodecForDiffusion(DiffusionModel):
 
     def _piece(self, item: DiffusionInput) -> Piece:
         (stream,) = item.information["stream"]
-        codes = tensor_of(dict(item.information), "codes", num_dims=2)
+        codes = get_tensor(dict(item.information), "codes", num_dims=2)
         (is_last,) = item.information["is_last"]
         state = self._states.setdefault(stream, DecoderState())
         return Piece(codes.to(item.token_ids.device).long(), state, bool(is_last))

@@ -16,7 +16,7 @@ from omni_cli.models.codec.frame_stage import CODES
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformChunk
-from omni_cli.stage.payloads import encode_additional_information, tensor_of
+from omni_cli.stage.payloads import encode_additional_information, get_tensor
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
@@ -128,15 +128,15 @@ class CodecStage(VllmStage):
             raise InputError(f"`{next(iter(request.diffusion))}` has no effect: a codec decoder denoises nothing")
         stream = CodeStream(request, time.perf_counter(), torch.empty((self.model.num_codebooks, 0), dtype=torch.long))
         self._streams[request.request_id] = stream
-        self._feed(stream, request.handoff, is_last=not request.more_follows)
+        self._feed(stream, request.stage_output, is_last=not request.more_follows)
 
     def append(self, command: AppendInput) -> None:
         stream = self._streams.get(command.request_id)
         if stream is not None:
-            self._feed(stream, command.handoff, is_last=command.is_last)
+            self._feed(stream, command.stage_output, is_last=command.is_last)
 
-    def _feed(self, stream: CodeStream, handoff: bytes | None, *, is_last: bool) -> None:
-        codes = tensor_of(self.decode_input(handoff), CODES, num_dims=2).long().T
+    def _feed(self, stream: CodeStream, stage_output: bytes | None, *, is_last: bool) -> None:
+        codes = get_tensor(self.decode_input(stage_output), CODES, num_dims=2).long().T
         self._check(codes)
         stream.waiting = torch.cat([stream.waiting, codes], dim=1)
         stream.num_frames += codes.shape[1]

@@ -11,7 +11,7 @@ from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsStage
 from omni_cli.vllm_integration.stage import ActiveRequest
 
-# In a handoff: codes (num_frames, num_codebooks) int64.
+# In a stage output: codes (num_frames, num_codebooks) int64.
 CODES = "codes"
 # Frames are sent to the codec in parts, each of which costs a message.
 FRAMES_PER_PART = 4
@@ -75,10 +75,10 @@ class FrameStage(InputEmbedsStage):
         report.trace.update({name: active.context.get(name, []) for name in _STEP_TIMES})
         return report
 
-    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
+    def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         return encode_additional_information({CODES: self.frames(active, 0, self.num_spoken(active))})
 
-    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
+    def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         begin, end = active.context.get("num_sent", 0), self.num_spoken(active)
         if end - begin < FRAMES_PER_PART and not output.finished:
             return None

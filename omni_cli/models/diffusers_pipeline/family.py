@@ -23,7 +23,7 @@ FAMILY = Family(
             kind="diffusion",
             backend="diffusers",
             stage="omni_cli.diffusers_integration.stage:DiffusersStage",
-            takes=f"{_HERE}.inputs:call_of",
+            takes=f"{_HERE}.inputs:get_call",
         ),
     ),
     builtins={

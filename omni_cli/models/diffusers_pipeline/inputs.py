@@ -19,7 +19,7 @@ _BUILT = {
 }
 
 
-def call_of(model: str) -> PipelineCall:
+def get_call(model: str) -> PipelineCall:
     """Return the call of the pipeline of a profile's `model`, without loading it; an unknown one without a folder.
 
     Raises `OmniError`.
@@ -29,7 +29,7 @@ def call_of(model: str) -> PipelineCall:
     except ImportError as error:
         raise OmniError(f"diffusers cannot be imported: {error}", hint="run `omni doctor`") from error
     name = _BUILT.get(model.removeprefix(BUILTIN_PREFIX))
-    folder = None if name is not None else _folder_of(model)
+    folder = None if name is not None else _get_folder(model)
     if folder is not None:
         call = described_checkpoint(folder)
     else:
@@ -45,7 +45,7 @@ def _published(model: str) -> str | None:
     return None if needs is None else needs.pipeline
 
 
-def _folder_of(model: str) -> Path | None:
+def _get_folder(model: str) -> Path | None:
     """Return the folder of a pipeline's configuration; None without one.
 
     That of a repository is downloaded if it is not in the cache and nothing else says its class.

@@ -12,7 +12,7 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import InputError, StageError
 from omni_cli.models.glm_image.checks import FACTOR
-from omni_cli.models.glm_image.grids import PriorHandoff, upsampled
+from omni_cli.models.glm_image.grids import PriorOutput, upsampled
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import Report
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
@@ -31,24 +31,28 @@ class DecoderStage(DiffusersStage):
         self._num_image_tokens = self.executor.pipeline.transformer.config.prior_vq_quantizer_codebook_size
 
     def diffusion_request(self, request: GenerateRequest) -> DiffusionRequest:
-        assert request.handoff is not None  # the decoder is never the first stage
-        handoff = PriorHandoff.from_information(decode_additional_information(request.handoff, self._payload_limits))
-        self._check_tokens(handoff.token_ids)
-        rows, columns = handoff.token_ids.shape
+        assert request.stage_output is not None  # the decoder is never the first stage
+        stage_output = PriorOutput.from_information(
+            decode_additional_information(request.stage_output, self._payload_limits)
+        )
+        self._check_tokens(stage_output.token_ids)
+        rows, columns = stage_output.token_ids.shape
         arguments = {**request.diffusion, "height": FACTOR * rows, "width": FACTOR * columns}
         return DiffusionRequest.from_arguments(
-            request.request_id, handoff.prompt, request.seed, arguments, self._call_arguments(handoff)
+            request.request_id, stage_output.prompt, request.seed, arguments, self._call_arguments(stage_output)
         )
 
-    def _call_arguments(self, handoff: PriorHandoff) -> dict[str, object]:
+    def _call_arguments(self, stage_output: PriorOutput) -> dict[str, object]:
         """Return the arguments of the pipeline's call that hold tokens and images."""
         device = self.executor.device
-        arguments: dict[str, object] = {"prior_token_ids": upsampled(handoff.token_ids)[None].to(device)}
-        if handoff.images:
-            grids = [[1, 2 * rows, 2 * columns] for rows, columns in (ids.shape for ids in handoff.image_token_ids)]
-            token_ids = torch.cat([upsampled(ids) for ids in handoff.image_token_ids])
+        arguments: dict[str, object] = {"prior_token_ids": upsampled(stage_output.token_ids)[None].to(device)}
+        if stage_output.images:
+            grids = [
+                [1, 2 * rows, 2 * columns] for rows, columns in (ids.shape for ids in stage_output.image_token_ids)
+            ]
+            token_ids = torch.cat([upsampled(ids) for ids in stage_output.image_token_ids])
             arguments |= {
-                "image": [Image.fromarray(image.numpy()) for image in handoff.images],
+                "image": [Image.fromarray(image.numpy()) for image in stage_output.images],
                 "prior_token_image_ids": [token_ids.to(device)],
                 "source_image_grid_thw": [torch.tensor(grids, device=device)],
             }

@@ -1,4 +1,4 @@
-"""Grids of image tokens: their positions, and the prior's handoff to the decoder."""
+"""Grids of image tokens: their positions, and the prior's stage output to the decoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from omni_cli.stage.payloads import PayloadError, tensor_of
+from omni_cli.stage.payloads import PayloadError, get_tensor
 
 Grid = tuple[int, int]
 """Rows and columns."""
@@ -55,7 +55,7 @@ def upsampled(token_ids: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class PriorHandoff:
+class PriorOutput:
     """Everything that the decoder needs for a request.
 
     `token_ids` (rows, columns) int64 are those of the image, `image_token_ids` those of the condition `images`, which
@@ -77,7 +77,7 @@ class PriorHandoff:
         }
 
     @classmethod
-    def from_information(cls, information: Mapping[str, Any]) -> PriorHandoff:
+    def from_information(cls, information: Mapping[str, Any]) -> PriorOutput:
         """Check and convert the entries of a payload; raises `PayloadError`."""
         match information.get("prompt"):
             case [str(prompt)]:
@@ -87,9 +87,9 @@ class PriorHandoff:
         num_images = sum(name.startswith("image_token_ids_") for name in information)
         return cls(
             prompt=prompt,
-            token_ids=tensor_of(information, "token_ids", num_dims=2),
-            images=tuple(tensor_of(information, f"image_{index}", num_dims=3) for index in range(num_images)),
+            token_ids=get_tensor(information, "token_ids", num_dims=2),
+            images=tuple(get_tensor(information, f"image_{index}", num_dims=3) for index in range(num_images)),
             image_token_ids=tuple(
-                tensor_of(information, f"image_token_ids_{index}", num_dims=2) for index in range(num_images)
+                get_tensor(information, f"image_token_ids_{index}", num_dims=2) for index in range(num_images)
             ),
         )

@@ -13,7 +13,7 @@ from vllm.outputs import RequestOutput
 
 from omni_cli.errors import InputError, StageError
 from omni_cli.models.glm_image.checks import check_arguments, check_sampling, get_size
-from omni_cli.models.glm_image.grids import PriorHandoff, mrope_positions
+from omni_cli.models.glm_image.grids import PriorOutput, mrope_positions
 from omni_cli.models.glm_image.prompts import PriorProcessor, PriorPrompt
 from omni_cli.models.glm_image.settings import PriorConfig
 from omni_cli.outputs import GenerateRequest
@@ -126,7 +126,7 @@ class PriorStage(TextStage):
         active = self.active.get(request.request_id)
         return None if active is None else active.context["image"].prompt.num_new_tokens
 
-    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
+    def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         image: _Image = active.context["image"]
         num_tokens = image.prompt.num_new_tokens
         if len(active.token_ids) < num_tokens or self._end_token_id in active.token_ids:
@@ -138,5 +138,5 @@ class PriorStage(TextStage):
         rows, columns = image.prompt.targets[-1]
         token_ids = torch.tensor(active.token_ids[num_tokens - rows * columns :]).view(rows, columns)
         images = tuple(torch.from_numpy(array.copy()) for array in active.request.images)
-        handoff = PriorHandoff(active.request.prompt or "", token_ids, images, image.image_token_ids)
-        return encode_additional_information(handoff.information())
+        stage_output = PriorOutput(active.request.prompt or "", token_ids, images, image.image_token_ids)
+        return encode_additional_information(stage_output.information())

@@ -14,18 +14,18 @@ import torch
 
 from omni_cli.errors import InputError
 from omni_cli.models.qwen2_5_omni.settings import TalkerPrompt
-from omni_cli.models.qwen_omni.media import media_of_handoff, reference_positions
-from omni_cli.stage.payloads import PayloadError, integers_of, tensor_of
+from omni_cli.models.qwen_omni.media import get_media, reference_positions
+from omni_cli.stage.payloads import PayloadError, get_integers, get_tensor
 
 
 @dataclass(frozen=True)
-class ThinkerHandoff:
+class ThinkerOutput:
     """The thinker's output for one request.
 
     `hidden_states` (P + N - 1, hidden_size): one row for each of P prompt tokens and of N output tokens except the
     last, which was never an input. `media` has the grids and lengths of images, videos and audio in the prompt.
 
-    If the thinker has not finished, it is the first part of a handoff, followed by `ReplyRows`.
+    If the thinker has not finished, it is the first part of a stage output, followed by `ReplyRows`.
     """
 
     prompt_token_ids: list[int]
@@ -34,13 +34,13 @@ class ThinkerHandoff:
     media: dict[str, torch.Tensor]
 
     @classmethod
-    def from_information(cls, information: dict[str, object]) -> ThinkerHandoff:
+    def from_information(cls, information: dict[str, object]) -> ThinkerOutput:
         """Create it from a payload. Raises `PayloadError` if something is missing or of the wrong type."""
         return cls(
-            integers_of(information, "prompt_token_ids"),
-            integers_of(information, "output_token_ids"),
-            tensor_of(information, "hidden_states", num_dims=2),
-            media_of_handoff(information),
+            get_integers(information, "prompt_token_ids"),
+            get_integers(information, "output_token_ids"),
+            get_tensor(information, "hidden_states", num_dims=2),
+            get_media(information),
         )
 
     def information(self) -> dict[str, object]:
@@ -54,7 +54,7 @@ class ThinkerHandoff:
 
 @dataclass(frozen=True)
 class ReplyRows:
-    """The thinker's output since the last part of its handoff: `hidden_states` (num_tokens, hidden_size)."""
+    """The thinker's output since the last part of its stage output: `hidden_states` (num_tokens, hidden_size)."""
 
     token_ids: list[int]
     hidden_states: torch.Tensor
@@ -62,7 +62,7 @@ class ReplyRows:
     @classmethod
     def from_information(cls, information: dict[str, object]) -> ReplyRows:
         """Create it from a payload. Raises `PayloadError` if something is missing or of the wrong type."""
-        return cls(integers_of(information, "token_ids"), tensor_of(information, "hidden_states", num_dims=2))
+        return cls(get_integers(information, "token_ids"), get_tensor(information, "hidden_states", num_dims=2))
 
     def information(self) -> dict[str, object]:
         return {"token_ids": self.token_ids, "hidden_states": self.hidden_states}
@@ -89,7 +89,7 @@ class TalkerInput:
 
 
 def thinker_to_talker(
-    handoff: ThinkerHandoff,
+    stage_output: ThinkerOutput,
     *,
     config: Any,
     embed: Callable[[Sequence[int]], torch.Tensor],
@@ -102,17 +102,17 @@ def thinker_to_talker(
 
     Each row is the thinker's last hidden state plus its input embedding, without the embeddings of media tokens.
     The prompt is followed by the speaker's text-begin embedding and the first reply row. Later reply rows condition
-    the decoding steps one by one, followed by a text-end and a padding row, which `more_embeds` adds if the handoff
-    is partial. A partial handoff must have a reply row.
+    the decoding steps one by one, followed by a text-end and a padding row, which `more_embeds` adds if the stage output
+    is partial. A partial stage output must have a reply row.
 
     With a `full` prompt, as Qwen published it, the embeddings of the last two codec ids are added, and images and audio
     have M-RoPE positions. A `plain` prompt has neither, as transformers 5.19 computes it for one unpadded prompt: it
     drops an attention mask of ones, and the talker takes the missing mask to mean "not the first step".
     """
-    prompt_ids, output_ids = handoff.prompt_token_ids, handoff.output_token_ids
+    prompt_ids, output_ids = stage_output.prompt_token_ids, stage_output.output_token_ids
     num_prompt = len(prompt_ids)
     consumed = [*prompt_ids, *output_ids[:-1]]
-    rows = _rows(consumed, handoff.hidden_states[: len(consumed)], config, embed)
+    rows = _rows(consumed, stage_output.hidden_states[: len(consumed)], config, embed)
     stream = rows[num_prompt:]
     if is_whole:
         # A reply of a single token has no row, so the talker receives the end of the text immediately.
@@ -123,8 +123,8 @@ def thinker_to_talker(
         prompt_embeds=torch.cat([rows[:num_prompt], embed([text_bos_token_id]), stream[:1]]),
         decode_embeds=stream[1:],
         mrope_positions=(
-            mrope_positions([*prompt_ids, text_bos_token_id, output_ids[0]], handoff.media, config)
-            if talker_prompt == "full" and handoff.media
+            mrope_positions([*prompt_ids, text_bos_token_id, output_ids[0]], stage_output.media, config)
+            if talker_prompt == "full" and stage_output.media
             else None
         ),
         tokens_without_embedding=num_prompt + 2 if talker_prompt == "plain" else 0,

@@ -10,12 +10,12 @@ from vllm.outputs import RequestOutput
 
 from omni_cli.models.qwen2_5_omni.connectors import (
     ReplyRows,
-    ThinkerHandoff,
+    ThinkerOutput,
     more_embeds,
     thinker_to_talker,
 )
 from omni_cli.models.qwen2_5_omni.family import TALKER
-from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
+from omni_cli.models.qwen2_5_omni.partial_output import PartialOutput
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
@@ -33,13 +33,13 @@ CODES_PER_PART = 12
 class ThinkerStage(OmniThinkerStage):
     """Passes all hidden states to the talker."""
 
-    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
+    def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         rows = self.new_rows(active)
-        handoff = ThinkerHandoff(output.prompt_token_ids, active.token_ids, rows, active.context["media"])
-        return encode_additional_information(handoff.information())
+        stage_output = ThinkerOutput(output.prompt_token_ids, active.token_ids, rows, active.context["media"])
+        return encode_additional_information(stage_output.information())
 
-    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
-        partial: PartialHandoff = active.context.setdefault("partial", PartialHandoff())
+    def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
+        partial: PartialOutput = active.context.setdefault("partial", PartialOutput())
         partial.add_rows(self.new_rows(active))
         part = partial.take(output.prompt_token_ids, active.token_ids, active.context["media"], is_last=output.finished)
         return None if part is None else encode_additional_information(part)
@@ -62,8 +62,8 @@ class TalkerStage(InputEmbedsStage):
         return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
 
     def warm_up_request(self) -> GenerateRequest | None:
-        handoff = ThinkerHandoff([0] * 7, [0] * 2, self._embed([0] * 8), {})
-        return GenerateRequest("", handoff=encode_additional_information(handoff.information()))
+        stage_output = ThinkerOutput([0] * 7, [0] * 2, self._embed([0] * 8), {})
+        return GenerateRequest("", stage_output=encode_additional_information(stage_output.information()))
 
     @property
     def effective(self) -> dict[str, object]:
@@ -78,7 +78,7 @@ class TalkerStage(InputEmbedsStage):
         self._num_early += request.more_follows
         speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
         prompt = thinker_to_talker(
-            ThinkerHandoff.from_information(self.decode_input(request.handoff)),
+            ThinkerOutput.from_information(self.decode_input(request.stage_output)),
             config=self.config,
             embed=self._embed,
             text_bos_token_id=int(speaker["bos_token"]),
@@ -89,13 +89,13 @@ class TalkerStage(InputEmbedsStage):
         return prompt, {"stop_token_ids": ends}
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        reply = ReplyRows.from_information(self.decode_input(command.handoff))
+        reply = ReplyRows.from_information(self.decode_input(command.stage_output))
         return more_embeds(reply, config=self.config, embed=self._embed, is_last=command.is_last)
 
-    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
+    def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         return encode_additional_information({"codec_token_ids": active.token_ids})
 
-    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
+    def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         new = active.token_ids[active.context.get("num_sent", 0) :]
         if len(new) < CODES_PER_PART and not output.finished:
             return None

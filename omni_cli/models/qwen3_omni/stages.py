@@ -14,7 +14,7 @@ from omni_cli.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
 from omni_cli.models.qwen3_omni.connectors import (
-    TokenHandoff,
+    TokenOutput,
     media_token_ids,
     more_embeds,
     thinker_to_talker,
@@ -24,7 +24,7 @@ from omni_cli.models.qwen3_omni.thinker import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
-from omni_cli.stage.payloads import encode_additional_information, integers_of
+from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable, PromptWithEmbeds, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest
@@ -58,7 +58,7 @@ class Qwen3ThinkerStage(OmniThinkerStage):
         pad_together(engine_input, self._thinker)
 
     def wants_rows(self, request: GenerateRequest) -> bool:
-        return request.wants_handoff and bool(request.audio or request.images or request.videos)
+        return request.wants_stage_output and bool(request.audio or request.images or request.videos)
 
     def _new_tokens(self, active: ActiveRequest) -> list[int]:
         """Return the tokens to send: those that were or will be an input of the model, all except the last."""
@@ -73,13 +73,13 @@ class Qwen3ThinkerStage(OmniThinkerStage):
             assert rows is not None
             positions = [position for position, token_id in enumerate(prompt_ids) if token_id in self._media_ids]
             rows = rows[positions]
-        handoff = TokenHandoff(list(prompt_ids), self._new_tokens(active), rows, active.context.get("media", {}))
-        return handoff.information()
+        stage_output = TokenOutput(list(prompt_ids), self._new_tokens(active), rows, active.context.get("media", {}))
+        return stage_output.information()
 
-    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
+    def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         return encode_additional_information(self._begin(active, output.prompt_token_ids))
 
-    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
+    def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         has_begun = active.context.get("num_sent", 0) > 0
         if not output.finished and len(active.token_ids) - 1 <= active.context.get("num_sent", 0):
             return None
@@ -112,13 +112,13 @@ class Qwen3TalkerStage(FrameStage):
 
     def warm_up_request(self) -> GenerateRequest | None:
         head = [self._omni.im_start_token_id, self._omni.assistant_token_id, 0]
-        handoff = TokenHandoff(head, [0] * 4, None, {})
-        return GenerateRequest("", handoff=encode_additional_information(handoff.information()))
+        stage_output = TokenOutput(head, [0] * 4, None, {})
+        return GenerateRequest("", stage_output=encode_additional_information(stage_output.information()))
 
     def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
         prompt = thinker_to_talker(
-            TokenHandoff.from_information(self.decode_input(request.handoff)),
+            TokenOutput.from_information(self.decode_input(request.stage_output)),
             config=self._omni,
             embed=self._embed,
             speaker_id=self.speaker_id(request.speaker),
@@ -127,7 +127,7 @@ class Qwen3TalkerStage(FrameStage):
         return prompt, {"stop_token_ids": [self.config.codec_eos_token_id]}
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        token_ids = integers_of(self.decode_input(command.handoff), "token_ids")
+        token_ids = get_integers(self.decode_input(command.stage_output), "token_ids")
         return more_embeds(token_ids, config=self._omni, embed=self._embed, is_last=command.is_last)
 
     def num_spoken(self, active: ActiveRequest) -> int:

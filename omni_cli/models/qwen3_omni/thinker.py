@@ -19,7 +19,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.sequence import IntermediateTensors
 
-_ROWS = "handoff_rows"
+_ROWS = "stage_output_rows"
 _PADDED_FRAMES = "padded_frames"
 
 
@@ -57,12 +57,12 @@ class UnpaddedAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
     dummy_inputs=Qwen3OmniMoeThinkerDummyInputsBuilder,
 )
 class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
-    """vLLM's thinker. `handoff_rows` (max_num_batched_tokens, hidden_size) are those of layer `accept_hidden_layer`.
+    """vLLM's thinker. `stage_output_rows` (max_num_batched_tokens, hidden_size) are those of layer `accept_hidden_layer`.
 
     A pipeline rank that has computed or received the layer's rows sends them on beside its hidden states.
     """
 
-    handoff_rows: torch.Tensor
+    stage_output_rows: torch.Tensor
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -88,7 +88,7 @@ class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
 
     def _keep_rows(self, _layer: object, _args: object, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         hidden_states, residual = output
-        self.handoff_rows[: hidden_states.shape[0]].copy_(hidden_states + residual)
+        self.stage_output_rows[: hidden_states.shape[0]].copy_(hidden_states + residual)
 
     def forward(
         self,
@@ -100,13 +100,13 @@ class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
     ) -> torch.Tensor | IntermediateTensors:
         if intermediate_tensors is not None and self._speaks:
             received = intermediate_tensors[_ROWS]
-            self.handoff_rows[: received.shape[0]].copy_(received)
+            self.stage_output_rows[: received.shape[0]].copy_(received)
         output = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
         if isinstance(output, IntermediateTensors) and self._speaks:
-            output.tensors[_ROWS] = self.handoff_rows[: output["hidden_states"].shape[0]]
+            output.tensors[_ROWS] = self.stage_output_rows[: output["hidden_states"].shape[0]]
         elif isinstance(output, tuple):
             output, (rows,) = output
-            self.handoff_rows[: rows.shape[0]].copy_(rows)
+            self.stage_output_rows[: rows.shape[0]].copy_(rows)
         return output
 
     def embed_multimodal(self, *, padded_frames: torch.Tensor | None = None, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_cli.stage.payloads import tensor_of
+from omni_cli.stage.payloads import get_tensor
 
 # Grids of images and videos are (num_items, 3), the others (num_items,).
 _FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
@@ -57,10 +57,10 @@ def key_by_padding(audio: Sequence[tuple[np.ndarray, int]], engine_input: Any) -
         hashes["audio"] = [f"{name} of {longest_s} s" for name in hashes["audio"]]
 
 
-def media_of_handoff(information: dict[str, object]) -> dict[str, torch.Tensor]:
-    """Return the sizes of media in a handoff; raises `PayloadError` for one of the wrong type."""
+def get_media(information: dict[str, object]) -> dict[str, torch.Tensor]:
+    """Return the sizes of media in a stage output; raises `PayloadError` for one of the wrong type."""
     return {
-        name: tensor_of(information, name, num_dims=2 if "grid_thw" in name else 1)
+        name: get_tensor(information, name, num_dims=2 if "grid_thw" in name else 1)
         for name in _FIELDS
         if name in information
     }

@@ -32,7 +32,7 @@ class OmniThinkerStage(TextStage):
         }
 
     def warm_up_request(self) -> GenerateRequest | None:
-        return GenerateRequest("", prompt="hello", raw=True, wants_handoff=True)
+        return GenerateRequest("", prompt="hello", raw=True, wants_stage_output=True)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         prompt, params = super().render(active)
@@ -51,7 +51,7 @@ class OmniThinkerStage(TextStage):
 
     def wants_rows(self, request: GenerateRequest) -> bool:
         """True if the next stage needs hidden states of this request."""
-        return request.wants_handoff
+        return request.wants_stage_output
 
     def with_reply(self, prompt: str, reply: str) -> tuple[list[int], list[int]]:
         """Return the token ids of a prompt and of a given answer to it, the last of which ends it."""
@@ -63,7 +63,7 @@ class OmniThinkerStage(TextStage):
 
     def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         key_by_padding(active.request.audio, engine_input)
-        if active.request.wants_handoff:
+        if active.request.wants_stage_output:
             active.context["media"] = media_of_prompt(engine_input)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:

@@ -9,7 +9,7 @@ import msgspec
 
 from omni_cli.metrics import ALLOCATED, E2E, PERCENTILES, REPORTED_MEMORY, samples_for
 from omni_cli.record import GpuUtilisation, Record, Sample, Utilisation, Variant
-from omni_cli.report.bench_units import quantity, quantity_interval, scale_of, title
+from omni_cli.report.bench_units import quantity, quantity_interval, get_scale, title
 from omni_cli.report.html.elements import Figure, Part, Table
 from omni_cli.report.html.figures import MAX_DOTS, Amount, Spread, drawn_amounts, drawn_runs, drawn_spread
 from omni_cli.report.html.svg import ACCENT, LINE, MUTED
@@ -29,7 +29,7 @@ def latency_figures(
     measured = [variant for variant in record.variants if variant.samples]
     if not measured:
         return []
-    scale, unit = scale_of(E2E, summaries[measured[0].name][E2E].median)
+    scale, unit = get_scale(E2E, summaries[measured[0].name][E2E].median)
     rows = [_spread(variant, summaries[variant.name][E2E], scale) for variant in measured]
     most = max(len(row.values) for row in rows)
     thinned = f" One run in {-(-most // MAX_DOTS)} is drawn." if most > MAX_DOTS else ""
@@ -58,7 +58,7 @@ def waterfall_figure(name: str, record: Record) -> Figure | None:
     parts = {variant.name: _parts(sample) for variant, sample in chosen}
     if not any(parts.values()):
         return None
-    scale, unit = scale_of(E2E, max(sample.e2e_s for _, sample in chosen))
+    scale, unit = get_scale(E2E, max(sample.e2e_s for _, sample in chosen))
     overlapping = any(sum(part.seconds for part in parts[variant.name]) > _WHOLE * run.e2e_s for variant, run in chosen)
     bars, rows = [], []
     for variant, run in chosen:
@@ -93,7 +93,7 @@ def memory_figure(name: str, record: Record) -> Figure | None:
     ]
     if not peaks:
         return None
-    scale, unit = scale_of(ALLOCATED, max(value for _, _, value in peaks))
+    scale, unit = get_scale(ALLOCATED, max(value for _, _, value in peaks))
     several = len({metric for _, metric, _ in peaks}) > 1
     bars, seen = [], set()
     for variant, metric, value in peaks:

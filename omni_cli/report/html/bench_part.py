@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni_cli.metrics import ALLOCATED, E2E, HOST_RSS
-from omni_cli.record import Record, counters_of, is_of_server
+from omni_cli.record import Record, get_counters, is_of_server
 from omni_cli.report.bench_notes import disturbance_warnings, warnings
 from omni_cli.report.bench_server import load_text
 from omni_cli.report.bench_text import Labels, shown
@@ -17,9 +17,9 @@ from omni_cli.report.html.bench_figures import (
     utilisation_figure,
     waterfall_figure,
 )
-from omni_cli.report.html.comparison import comparison_parts, gate_table, page_verdict, pairs_of
-from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
-from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, sentence, workload_title
+from omni_cli.report.html.comparison import comparison_parts, gate_table, page_verdict, get_pairs
+from omni_cli.report.html.elements import Advice, Document, Table, Verdict, get_sections
+from omni_cli.report.html.machine import get_device, environment_parts, reproduce_parts, sentence, workload_title
 from omni_cli.report.html.outputs_part import output_parts
 from omni_cli.report.units import count
 from omni_cli.stats.comparison_result import Pair
@@ -45,7 +45,7 @@ def bench_document(name: str, report: BenchmarkReport, source: str) -> Document:
         created=record.created,
         verdict=_verdict(record, pairs, summaries),
         advice=_advice(report),
-        sections=sections_of(
+        sections=get_sections(
             [
                 ("Results", [_results_table(record, summaries)]),
                 ("Comparison", [gate_table(record.gate, pairs), *comparison_parts(name, pairs, LABELS)]),
@@ -66,7 +66,7 @@ def _pairs(report: BenchmarkReport) -> tuple[Pair, ...]:
     """Return the record's own pairs, and those with a baseline, whose samples are in another file."""
     own = () if report.within is None else report.within.pairs
     names = {(pair.a.name, pair.b.name) for pair in own}
-    return (*own, *pairs_of([item for item in report.record.comparisons if (item.a, item.b) not in names]))
+    return (*own, *get_pairs([item for item in report.record.comparisons if (item.a, item.b) not in names]))
 
 
 def _verdict(record: Record, pairs: Sequence[Pair], summaries: Summaries) -> Verdict:
@@ -101,7 +101,7 @@ def _details(record: Record) -> str:
     batch = record.workload.get("batch_size")
     parts = [
         load_text(record.workload) if has_windows else batch and f"batch {shown(batch)}",
-        device_of(record.environment),
+        get_device(record.environment),
         count(runs, "window" if has_windows else "run") + (" each" if len(record.variants) > 1 else ""),
         count(blocks, "block"),
     ]
@@ -130,7 +130,7 @@ def _results_table(record: Record, summaries: Summaries) -> Table:
 
 def _counters_table(record: Record) -> Table | None:
     """List the counters by stage at the end of the variant's last run."""
-    counters = {variant.name: counters_of(variant) for variant in record.variants}
+    counters = {variant.name: get_counters(variant) for variant in record.variants}
     names = dict.fromkeys(
         (stage, name) for by_stage in counters.values() for stage, counted in by_stage.items() for name in counted
     )

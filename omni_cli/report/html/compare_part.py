@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from omni_cli.report.bench_notes import not_comparable
 from omni_cli.report.bench_text import Labels, shown
-from omni_cli.report.html.comparison import comparison_parts, gate_table, page_verdict, pairs_of
-from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
+from omni_cli.report.html.comparison import comparison_parts, gate_table, page_verdict, get_pairs
+from omni_cli.report.html.elements import Advice, Document, Table, Verdict, get_sections
 from omni_cli.report.html.machine import sentence
 from omni_cli.report.units import count
 from omni_cli.results import CompareRecord, Difference
@@ -14,7 +14,7 @@ from omni_cli.results import CompareRecord, Difference
 def compare_page_document(name: str, record: CompareRecord, source: str) -> Document:
     """Return the document of a comparison; `name` is the prefix of its figures' ids."""
     labels = Labels(record.a.path, record.b.path)
-    pairs = pairs_of(record.comparisons, record.memory)
+    pairs = get_pairs(record.comparisons, record.memory)
     if record.failures:
         word = f"gate: {record.gate.verdict}" if record.gate else "failed"
         verdict = Verdict(word, "bad", tuple(map(sentence, record.failures)))
@@ -31,7 +31,7 @@ def compare_page_document(name: str, record: CompareRecord, source: str) -> Docu
         created=record.b.created,
         verdict=verdict,
         advice=(Advice(unmatched),) if record.unmatched else (),
-        sections=sections_of(
+        sections=get_sections(
             [
                 ("Comparison", [gate_table(record.gate, pairs), *comparison_parts(name, pairs, labels)]),
                 (

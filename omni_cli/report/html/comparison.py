@@ -29,13 +29,13 @@ from omni_cli.report.html.machine import sentence
 from omni_cli.report.units import count
 from omni_cli.results import MEASURES, Comparison, GateResult, MeasureMean, MemoryPeak
 from omni_cli.stats.comparison_result import Pair
-from omni_cli.stats.output_quality import worst_of
+from omni_cli.stats.output_quality import get_worst
 
 _GATE_TONES: dict[str, Tone] = {"pass": "good", "inconclusive": "open", "not comparable": "open"}
 _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "plain", "inconclusive": "open"}
 
 
-def pairs_of(comparisons: Sequence[Comparison], memory: Sequence[MemoryPeak] = ()) -> tuple[Pair, ...]:
+def get_pairs(comparisons: Sequence[Comparison], memory: Sequence[MemoryPeak] = ()) -> tuple[Pair, ...]:
     """Group the entries by pairs of variants, in order of appearance."""
     by_names: dict[tuple[str, str], list[Comparison]] = {}
     for item in comparisons:
@@ -166,7 +166,7 @@ def _quality_figures(name: str, pairs: Sequence[Pair], labels: Labels) -> list[F
 
 def _beats(a: Trade, b: Trade, measure: str) -> bool:
     """True if `a` is at least as fast and as good, and not equal."""
-    is_as_good = worst_of([{measure: a.value}, {measure: b.value}])[measure] == b.value
+    is_as_good = get_worst([{measure: a.value}, {measure: b.value}])[measure] == b.value
     return a.ratio <= b.ratio and is_as_good and (a.ratio, a.value) != (b.ratio, b.value)
 
 

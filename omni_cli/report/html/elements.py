@@ -120,7 +120,7 @@ class Document:
     sections: tuple[Section, ...] = field(default=())
 
 
-def sections_of(candidates: Sequence[tuple[str, Sequence[Part | None]]]) -> tuple[Section, ...]:
+def get_sections(candidates: Sequence[tuple[str, Sequence[Part | None]]]) -> tuple[Section, ...]:
     """Return sections in order, without parts that are None and without sections that are then empty."""
     kept = [(title, tuple(part for part in parts if part is not None)) for title, parts in candidates]
     return tuple(Section(title, parts) for title, parts in kept if parts)

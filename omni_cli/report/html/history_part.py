@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 
 from omni_cli.report.bench_text import metric_title, shown
-from omni_cli.report.bench_units import quantity, quantity_interval, scale_of
+from omni_cli.report.bench_units import quantity, quantity_interval, get_scale
 from omni_cli.report.history_text import (
     COLUMNS,
     NUMERIC,
@@ -17,7 +17,7 @@ from omni_cli.report.history_text import (
     series_row,
     series_sentences,
 )
-from omni_cli.report.html.elements import Document, Figure, Paragraph, Part, Table, Tone, Verdict, sections_of
+from omni_cli.report.html.elements import Document, Figure, Paragraph, Part, Table, Tone, Verdict, get_sections
 from omni_cli.report.html.figures import Level, Spread, drawn_history
 from omni_cli.report.html.machine import sentence
 from omni_cli.report.units import count
@@ -46,7 +46,7 @@ def history_document(name: str, history: HistoryRecord, source: str) -> Document
         details=heading(history),
         created=created,
         verdict=_verdict(history),
-        sections=sections_of(sections),
+        sections=get_sections(sections),
     )
 
 
@@ -66,7 +66,7 @@ def _verdict(history: HistoryRecord) -> Verdict:
 
 def _figure(name: str, series: HistorySeries) -> Figure:
     values = [point.median for point in series.points]
-    scale, unit = scale_of(series.metric, statistics.median(values))
+    scale, unit = get_scale(series.metric, statistics.median(values))
     rows = [
         Spread("", (), point.median / scale, point.ci95 and (point.ci95[0] / scale, point.ci95[1] / scale), "")
         for point in series.points

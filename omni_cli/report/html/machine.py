@@ -42,7 +42,7 @@ def workload_title(workload: Mapping[str, object]) -> str:
     return f"{shown(workload.get('profile', 'unknown profile'))}, {what}"
 
 
-def device_of(environment: Mapping[str, object]) -> str:
+def get_device(environment: Mapping[str, object]) -> str:
     """Name the devices, or the processor if there is none."""
     machine = mapping(environment.get("machine"))
     gpus = machine.get("gpus")

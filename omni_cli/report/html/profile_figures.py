@@ -9,7 +9,7 @@ from dataclasses import replace
 from omni_cli.metrics import E2E
 from omni_cli.profile_record import Profile, Span, StageProfile
 from omni_cli.report.bench_text import shown
-from omni_cli.report.bench_units import quantity, scale_of
+from omni_cli.report.bench_units import quantity, get_scale
 from omni_cli.report.html.elements import Figure, Table
 from omni_cli.report.html.figures import Amount, Points, drawn_amounts, drawn_points
 from omni_cli.report.html.svg import ACCENT, MUTED, SOFT
@@ -31,7 +31,7 @@ def request_figure(name: str, profile: Profile) -> Figure | None:
     """Draw the request from stage to stage; the table adds up to the whole."""
     if not profile.request:
         return None
-    scale, unit = scale_of(E2E, profile.e2e_s)
+    scale, unit = get_scale(E2E, profile.e2e_s)
     bars = []
     for track in dict.fromkeys(span.track for span in profile.request):
         spans = [span for span in profile.request if span.track == track]
@@ -65,7 +65,7 @@ def activity_figure(name: str, stages: Sequence[StageProfile]) -> Figure | None:
     """Draw busy and idle time of each stage's device, with idle time by cause."""
     if not stages:
         return None
-    scale, unit = scale_of(E2E, max(stage.activity.capacity_s for stage in stages) or 1.0)
+    scale, unit = get_scale(E2E, max(stage.activity.capacity_s for stage in stages) or 1.0)
     bars, rows = [], []
     for stage in stages:
         activity = stage.activity
@@ -102,7 +102,7 @@ def memory_figures(name: str, stages: Sequence[StageProfile]) -> list[Figure]:
 def _memory_figure(name: str, stage: StageProfile) -> Figure:
     usage = stage.memory
     timeline = sorted(usage.timeline, key=lambda sample: sample.at_s)
-    scale, unit = scale_of("_bytes", usage.peak_bytes)
+    scale, unit = get_scale("_bytes", usage.peak_bytes)
     series = [("host RSS", [sample.host_rss_bytes for sample in timeline], usage.measure == "host_rss")]
     for label, key in (("reserved", "reserved_bytes"), ("allocated", "allocated_bytes")):
         values = [getattr(sample, key) for sample in timeline]
@@ -127,7 +127,7 @@ def _memory_figure(name: str, stage: StageProfile) -> Figure:
 
 def _steps_figure(name: str, stage: StageProfile) -> Figure:
     steps = stage.steps[:MAX_STEPS]
-    scale, unit = scale_of(E2E, max(step.median_s for step in steps) or 1.0)
+    scale, unit = get_scale(E2E, max(step.median_s for step in steps) or 1.0)
     points = [
         Points(step.number, [value / scale for value in step.samples_s], step.median_s / scale, step.outlier)
         for step in steps

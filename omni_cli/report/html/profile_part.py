@@ -6,8 +6,8 @@ from omni_cli.metrics import E2E
 from omni_cli.profile_record import Profile
 from omni_cli.report.bench_text import shown
 from omni_cli.report.bench_units import quantity, ratio
-from omni_cli.report.html.elements import Advice, Document, Paragraph, Part, Verdict, sections_of
-from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, sentence, workload_title
+from omni_cli.report.html.elements import Advice, Document, Paragraph, Part, Verdict, get_sections
+from omni_cli.report.html.machine import get_device, environment_parts, reproduce_parts, sentence, workload_title
 from omni_cli.report.html.profile_figures import (
     activity_figure,
     memory_figures,
@@ -32,7 +32,7 @@ def profile_page_document(name: str, profile: Profile, source: str) -> Document:
         kind="Profile",
         source=source,
         title=workload_title(profile.workload),
-        details=" · ".join(filter(None, [device_of(profile.environment), _counts(profile)])),
+        details=" · ".join(filter(None, [get_device(profile.environment), _counts(profile)])),
         created=profile.created,
         verdict=_verdict(profile),
         advice=tuple(
@@ -43,7 +43,7 @@ def profile_page_document(name: str, profile: Profile, source: str) -> Document:
             )
             for hint in profile.hints
         ),
-        sections=sections_of(
+        sections=get_sections(
             [
                 ("Where the time went", [request_figure(name, profile), *map(ranges_table, stages)]),
                 ("Step by step", steps_figures(name, stages)),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from omni_cli.report.bench_text import shown
-from omni_cli.report.bench_units import limit, quantity, ratio, scale_of, title
-from omni_cli.report.html.elements import Document, Figure, Part, Table, Tone, Verdict, sections_of
+from omni_cli.report.bench_units import limit, quantity, ratio, get_scale, title
+from omni_cli.report.html.elements import Document, Figure, Part, Table, Tone, Verdict, get_sections
 from omni_cli.report.html.figures import Trade, drawn_trade
-from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, workload_title
+from omni_cli.report.html.machine import get_device, environment_parts, reproduce_parts, workload_title
 from omni_cli.report.tune_text import answer_text, ranking, settings_table
 from omni_cli.report.units import count, seconds
 from omni_cli.results import MEASURES
@@ -26,7 +26,7 @@ def tune_document_page(name: str, record: TuneRecord, source: str) -> Document:
         count(len(record.candidates), "setting"),
         f"{count(record.starts, 'start')} in {count(len(record.rounds), 'round')}",
         seconds(record.elapsed_s),
-        device_of(record.environment),
+        get_device(record.environment),
     ]
     sentences = answer_text(record).split("\n")
     word = sentences.pop(0) if record.verdict == "decided" else record.verdict
@@ -38,7 +38,7 @@ def tune_document_page(name: str, record: TuneRecord, source: str) -> Document:
         details=" · ".join(filter(None, details)),
         created=record.created,
         verdict=Verdict(word, tone, tuple(sentences)),
-        sections=sections_of(
+        sections=get_sections(
             [
                 ("Trade-offs", [_memory_figure(name, ranked), *_quality_figures(name, ranked)]),
                 ("Settings", [_table(record, ranked)]),
@@ -85,7 +85,7 @@ def _figure(
     known = [(item, amount) for item in ranked if item.ratio is not None and (amount := value(item)) is not None]
     if not known:
         return None
-    scale, unit = scale_of(metric, max(amount for _, amount in known))
+    scale, unit = get_scale(metric, max(amount for _, amount in known))
     rows = [
         Trade(item.name, item.ratio or 1.0, item.ci95, amount / scale, on_front(item), item.state == "best")
         for item, amount in known

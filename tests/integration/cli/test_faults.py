@@ -44,7 +44,7 @@ CHAIN_POINTS = [
     ("thinker", "take input"),
     ("thinker", "engine step"),
     ("thinker", "model forward"),
-    ("thinker", "make handoff"),
+    ("thinker", "make stage_output"),
     ("talker", "take input"),
     ("talker", "sampling"),
     ("token2wav", "model forward"),

@@ -13,7 +13,7 @@ import soundfile
 import soxr
 import torch
 from diffusers import DiffusionPipeline
-from support.stage_specs import spec_of
+from support.stage_specs import get_spec
 from support.tiny_pipelines.check import call_named
 
 from omni_cli.config.schema import DiffusionStageConfig
@@ -70,7 +70,7 @@ def test_audio_is_the_plain_call_s_bit_for_bit_alone_and_in_a_batch(executor, fo
 
 
 def test_streamed_audio_is_a_chunk_and_other_audio_is_with_the_report(folder):
-    stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(folder)), lambda report: None)
     stage.add(GenerateRequest("whole", prompt="rain", diffusion={"duration": 0.25}))
     stage.add(GenerateRequest("streamed", prompt="rain", diffusion={"duration": 0.25}, stream_audio=True))
     whole, chunk, done = stage.step()
@@ -84,7 +84,7 @@ def test_streamed_audio_is_a_chunk_and_other_audio_is_with_the_report(folder):
 def test_given_audio_is_what_a_plain_call_gets(folder, tmp_path):
     plain = DiffusionPipeline.from_pretrained(folder)
     plain.set_progress_bar_config(disable=True)
-    stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(folder)), lambda report: None)
     for rate, channels in ((44100, 2), (44100, 1), (16000, 1), (48000, 3)):
         samples = np.random.default_rng(0).uniform(-0.5, 0.5, (rate // 5, channels)).astype(np.float32)
         soundfile.write(tmp_path / "given.wav", samples, rate, subtype="FLOAT")

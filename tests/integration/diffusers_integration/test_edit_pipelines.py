@@ -19,7 +19,7 @@ from diffusers import (
 )
 from PIL import Image
 from support.stable_diffusion import build_stable_diffusion
-from support.stage_specs import spec_of
+from support.stage_specs import get_spec
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from omni_cli.config.loader import load_profile
@@ -55,7 +55,7 @@ def plain_of(folder: Path) -> DiffusionPipeline:
 def test_one_and_several_images_to_edit_are_those_of_the_plain_call(tmp_path):
     tiny_edit(tmp_path / "edit", seed=0)
     (config,) = load_profile("tiny-edit").stages
-    stage = DiffusersStage(spec_of(config, str(tmp_path / "edit")), lambda report: None)
+    stage = DiffusersStage(get_spec(config, str(tmp_path / "edit")), lambda report: None)
     plain, pictures = plain_of(tmp_path / "edit"), [smooth(1), smooth(2, width=96)]
     made = []
     for given in ([], pictures[:1], pictures):
@@ -94,7 +94,7 @@ def test_an_unconditional_pipeline_takes_no_prompt_and_makes_several_images(tmp_
         norm_num_groups=8,
     )
     DDPMPipeline(unet, DDPMScheduler(num_train_timesteps=10)).save_pretrained(tmp_path)
-    stage = DiffusersStage(spec_of(STAGE, str(tmp_path)), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(tmp_path)), lambda report: None)
     made = images_of(stage, GenerateRequest("0", seed=5, diffusion={"batch_size": 2}))
     expected = plain_of(tmp_path)(
         batch_size=2, num_inference_steps=3, generator=torch.Generator("cpu").manual_seed(5)
@@ -119,7 +119,7 @@ def test_a_depth_map_is_in_the_colours_of_the_pipeline_s_own_processor(tmp_path)
         tokenizer=CLIPTokenizer.from_pretrained(tmp_path / "parts/tokenizer"),
         default_processing_resolution=64,
     ).save_pretrained(tmp_path / "depth")
-    stage = DiffusersStage(spec_of(STAGE, str(tmp_path / "depth")), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(tmp_path / "depth")), lambda report: None)
     (made,) = images_of(stage, GenerateRequest("0", seed=1, images=(np.asarray(smooth(1)),)))
     plain = plain_of(tmp_path / "depth")
     depth = plain(smooth(1), num_inference_steps=3, generator=torch.Generator("cpu").manual_seed(1)).prediction
@@ -130,7 +130,7 @@ def test_a_depth_map_is_in_the_colours_of_the_pipeline_s_own_processor(tmp_path)
 
 def test_further_images_and_tensors_are_arguments_of_the_call(tmp_path):
     build_stable_diffusion(tmp_path)
-    stage = DiffusersStage(spec_of(STAGE, str(tmp_path)), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(tmp_path)), lambda report: None)
     plain = plain_of(tmp_path)
     embeds = np.random.default_rng(0).standard_normal((1, 77, 32), dtype=np.float32)
     files = {name: CallFile("tensor", embeds + n) for n, name in enumerate(EMBEDDINGS)}

@@ -18,7 +18,7 @@ from diffusers.modular_pipelines import minimax_h3
 from support.in_process import run_here
 from support.omni_process import run_omni
 from support.omni_server import IMAGES, OmniServer
-from support.stage_specs import spec_of
+from support.stage_specs import get_spec
 from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
 from support.tiny_pipelines.check import SEED, arrays_of
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_steps_are_reported_and_an_interrupted_request_ends_at_one(folder):
     reports: list[object] = []
-    stage = DiffusersStage(spec_of(STAGE, str(folder)), reports.append)
+    stage = DiffusersStage(get_spec(STAGE, str(folder)), reports.append)
 
     def interrupt(report: object) -> None:
         reports.append(report)
@@ -67,7 +67,7 @@ def test_steps_are_reported_and_an_interrupted_request_ends_at_one(folder):
 
 
 def test_inputs_that_the_chosen_blocks_ignore_are_noted(folder):
-    stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(folder)), lambda report: None)
     changed = {"strength": 0.5, "num_inference_steps": 4}
     grey = np.full((32, 32, 3), 128, np.uint8)
     stage.add(GenerateRequest("0", prompt="a red cat", diffusion=changed))
@@ -80,7 +80,7 @@ def test_inputs_that_the_chosen_blocks_ignore_are_noted(folder):
 
 def test_guidance_goes_to_the_guider_for_one_call(tmp_path):
     build(declarations()["WanModularPipeline"], tmp_path)
-    stage = DiffusersStage(spec_of(STAGE, str(tmp_path)), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(tmp_path)), lambda report: None)
     own = stage.executor.pipeline.guider.guidance_scale
     made = []
     for scale in (None, own - 2.0, None):
@@ -96,7 +96,7 @@ def test_guidance_goes_to_the_guider_for_one_call(tmp_path):
 
 
 def test_guidance_is_refused_where_the_guider_is_off(folder):
-    stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(folder)), lambda report: None)
     with pytest.raises(InputError, match="takes no `guidance_scale`"):
         stage.add(GenerateRequest("0", prompt="a red cat", diffusion={"guidance_scale": 4.0}))
     stage.close()
@@ -154,7 +154,7 @@ def test_references_of_all_media_are_those_of_the_plain_call(tmp_path):
     generator = torch.Generator("cpu").manual_seed(SEED)
     expected = plain(**declared.call, references=references, generator=generator, output=["videos", "audio"])
 
-    stage = DiffusersStage(spec_of(STAGE, str(tmp_path / "model")), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(tmp_path / "model")), lambda report: None)
     resolved = stage.executor.resolve(stage.diffusion_request(request))
     (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((resolved,))).outputs
     assert output.error is None

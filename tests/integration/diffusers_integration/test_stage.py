@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.stage_specs import spec_of
+from support.stage_specs import get_spec
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
@@ -16,7 +16,7 @@ from omni_cli.stage.protocol import StageSpec
 @pytest.fixture(scope="module")
 def spec() -> StageSpec:
     stage = DiffusionStageConfig.named("image", height=64, width=64, num_inference_steps=6)
-    return spec_of(stage, resolve_model("builtin:tiny-image"))
+    return get_spec(stage, resolve_model("builtin:tiny-image"))
 
 
 def test_an_interrupt_leaves_a_running_batch_at_the_next_step(spec):

@@ -19,7 +19,7 @@ from diffusers import (
 )
 from PIL import Image
 from support.media_samples import clip, write_lossless
-from support.stage_specs import spec_of
+from support.stage_specs import get_spec
 from support.tiny_ltx2 import build_ltx2
 from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
@@ -71,7 +71,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def stage(folders):
-    stage = DiffusersStage(spec_of(STAGE, str(folders["WanPipeline"])), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(folders["WanPipeline"])), lambda report: None)
     yield stage
     stage.close()
 
@@ -161,7 +161,7 @@ def test_ltx_2_makes_sound_with_its_frames(tmp_path):
     settings = {"num_inference_steps": 2, "height": 96, "width": 128, "guidance_scale": 3.0}
     arguments = {"num_frames": 9, "spatio_temporal_guidance_blocks": [1]}
     stage = DiffusersStage(
-        spec_of(DiffusionStageConfig.named("video", **settings), str(tmp_path / "ltx2")), lambda report: None
+        get_spec(DiffusionStageConfig.named("video", **settings), str(tmp_path / "ltx2")), lambda report: None
     )
     done = one_report(stage, diffusion={**arguments, "fps": "25"}, wants_frames=True)
     request = DiffusionRequest.from_arguments("1", "a red cat", 3, {**arguments, "fps": "25"})
@@ -196,7 +196,7 @@ def test_a_video_file_is_the_list_of_its_frames(tmp_path):
     spec = RequestSpec(request, call_files={"control_video": tmp_path / "control.mkv"})
     read = build_request(spec, load_profile("tiny-video"))
     assert not read.notes
-    stage = DiffusersStage(spec_of(STAGE, str(tmp_path / "model")), lambda report: None)
+    stage = DiffusersStage(get_spec(STAGE, str(tmp_path / "model")), lambda report: None)
     done = one_report(stage, diffusion=options, call_files=read.call_files, wants_frames=True)
     assert isinstance(done, RequestDone), done
     plain = DiffusionPipeline.from_pretrained(tmp_path / "model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.stage_specs import spec_of
+from support.stage_specs import get_spec
 
 from omni_cli.compat.libraries import prepare_libraries
 
@@ -27,12 +27,12 @@ def spec(execution: Execution = "eager", **keys) -> StageSpec:
     stage = Token2WavConfig.named(
         name="token2wav", backend="vllm", input="talker", num_inference_steps=4, execution=execution, **keys
     )
-    return spec_of(stage, resolve_model("builtin:tiny-omni"))
+    return get_spec(stage, resolve_model("builtin:tiny-omni"))
 
 
 def codes(request_id: str, num_codes: int, **fields) -> GenerateRequest:
-    handoff = encode_additional_information({"codec_token_ids": list(range(num_codes))})
-    return GenerateRequest(request_id, seed=3, handoff=handoff, **fields)
+    stage_output = encode_additional_information({"codec_token_ids": list(range(num_codes))})
+    return GenerateRequest(request_id, seed=3, stage_output=stage_output, **fields)
 
 
 def waveform(stage, emitted: list, request_id: str, num_codes: int) -> np.ndarray:

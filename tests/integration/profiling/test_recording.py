@@ -17,7 +17,7 @@ from torch import nn
 from omni_cli.engine.recording.modules import ModuleMarks
 from omni_cli.engine.recording.range_log import RangeLog
 from omni_cli.engine.recording.rates import measure_rates
-from omni_cli.engine.recording.target import residents_of
+from omni_cli.engine.recording.target import get_residents
 from omni_cli.engine.recording.tracer import Tracer
 from omni_cli.engine.recording.work import WorkCounter
 from omni_cli.execution.cpu_linear import OneDnnLinear
@@ -92,7 +92,7 @@ def test_weights_are_listed_once_with_those_in_onednns_layout(model: Model) -> N
     model.packed, model.tied = OneDnnLinear(model.blocks[0].up), nn.Linear(8, 16, bias=False)
     model.tied.weight = nn.Parameter(model.blocks[1].up.weight.detach())
     target = SimpleNamespace(modules=lambda: {"model": model}, caches=lambda: iter(()))
-    names = [resident.name.removeprefix("model.") for resident in residents_of(target)]
+    names = [resident.name.removeprefix("model.") for resident in get_residents(target)]
     assert "packed.weight" in names and "blocks.1.up.weight" in names and "tied.weight" not in names
 
 

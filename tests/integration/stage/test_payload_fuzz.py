@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_cli.config.loader import load_profile
-from omni_cli.models.qwen2_5_omni.connectors import ThinkerHandoff
+from omni_cli.models.qwen2_5_omni.connectors import ThinkerOutput
 from omni_cli.stage.payloads import (
     PayloadError,
     PayloadLimits,
@@ -138,4 +138,4 @@ def test_information_must_have_the_expected_type(information: dict, message: str
 def test_a_hand_off_has_to_be_whole(name: str, value: object) -> None:
     whole = {"prompt_token_ids": [1], "output_token_ids": [2], "hidden_states": torch.zeros(1, 4)}
     with pytest.raises(PayloadError, match=name):
-        ThinkerHandoff.from_information({**whole, name: value})
+        ThinkerOutput.from_information({**whole, name: value})

@@ -21,7 +21,7 @@ from omni_cli.errors import OmniError
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.outputs import CallFile, GenerateRequest, Nested, Video
 from omni_cli.stage.messages import AddRequest, decode_command, encode
-from support.stage_specs import spec_of
+from support.stage_specs import get_spec
 from support.tiny_pipelines.build import TinyPipeline, build
 from support.tiny_pipelines.media import is_medium
 from support.tiny_pipelines.page import Checked, is_modular
@@ -144,7 +144,7 @@ def _shown(pipeline: Any, prediction: np.ndarray) -> list[Image.Image]:
 def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     """The output of a stage over the same checkpoint, as `arrays_of`; the frames of a video are not encoded yet."""
     config = DiffusionStageConfig.named("image", enable_vae_tiling=declared.is_tiled or None)
-    spec = replace(spec_of(config, str(folder)), dtype=declared.dtype)
+    spec = replace(get_spec(config, str(folder)), dtype=declared.dtype)
     request = decode_command(encode(AddRequest(stage_request(declared.call, call_named(declared.name))))).request
     stage = DiffusersStage(spec, lambda report: None)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_cli.bench.checks import ineffective, setting_not_in_effect, unaccounted, warnings
-from omni_cli.bench.memory import Free, lacking, memory_of
+from omni_cli.bench.memory import Free, lacking, get_memory
 from omni_cli.bench.protocol import LoadedStage, StagePeaks
 from omni_cli.bench.variant_configs import VariantConfig
 
@@ -77,12 +77,12 @@ def test_peaks_are_summed_over_stages_and_kept_apart_by_phase() -> None:
         "a": StagePeaks({"device": 5, "reserved": 6, "host": 7}, {"device": 1, "reserved": 2, "host": 3}),
         "b": StagePeaks({"device": 50, "reserved": 60, "host": 70}, {"device": 10, "reserved": 20, "host": 30}),
     }
-    memory = memory_of(stages)
+    memory = get_memory(stages)
     assert (memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.peak_host_rss_bytes) == (11, 22, 33)
     assert memory.stages["a"]["load"]["peak_allocated_bytes"] == 5
     assert memory.stages["b"]["run"]["peak_host_rss_bytes"] == 30
 
 
 def test_without_a_device_there_is_no_peak_of_one() -> None:
-    memory = memory_of({"a": StagePeaks({"device": 0, "host": 1}, {"device": 0, "host": 2})})
+    memory = get_memory({"a": StagePeaks({"device": 0, "host": 1}, {"device": 0, "host": 2})})
     assert memory.peak_allocated_bytes is None and memory.peak_host_rss_bytes == 2

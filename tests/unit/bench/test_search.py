@@ -7,7 +7,7 @@ import random
 import pytest
 
 from omni_cli.bench.profile_source import ProfileSource
-from omni_cli.bench.search import AS_IT_IS, MAX_TOGETHER, Space, default_space, expanded, groups_of, plan_space
+from omni_cli.bench.search import AS_IT_IS, MAX_TOGETHER, Space, default_space, expanded, get_groups, plan_space
 from omni_cli.bench.workload import Workload
 from omni_cli.config.bundled import find_profile
 from omni_cli.errors import OmniError, UsageError
@@ -102,7 +102,7 @@ def test_the_default_space_suits_stages_and_machine(monkeypatch: pytest.MonkeyPa
 
 def test_groups_are_of_about_equal_size_and_contain_every_rival_once() -> None:
     names = [str(number) for number in range(24)]
-    groups = list(groups_of(Race(names, margin=0.05), random.Random(0)))
+    groups = list(get_groups(Race(names, margin=0.05), random.Random(0)))
     assert sorted(name for group in groups for name in group) == sorted(names[1:])
     # The leader is in each batch as well.
     assert {len(group) for group in groups} <= {5, 6} and all(len(group) < MAX_TOGETHER for group in groups)

@@ -18,7 +18,7 @@ from omni_cli.engine import mps
 from omni_cli.engine.devices import check_devices
 from omni_cli.engine.mps import PIPES, MpsServer, mps_effect
 from omni_cli.errors import StageError, UsageError
-from omni_cli.families import family_of
+from omni_cli.families import get_family
 from omni_cli.stage.protocol import StageSpec
 
 CONTROL = """#!/bin/sh
@@ -115,7 +115,7 @@ def test_auto_is_not_for_stages_on_devices_of_their_own(control: Path, monkeypat
 
 
 def test_a_stage_tells_whether_it_is_a_client(control: Path, monkeypatch: pytest.MonkeyPatch):
-    family = family_of("Qwen2_5OmniModel")
+    family = get_family("Qwen2_5OmniModel")
     spec = StageSpec(ARStageConfig.named("thinker"), "folder", family, family.architectures[0], "float32", 0, False)
     assert mps_effect(spec) == {}
     assert mps_effect(replace(spec, mps="auto")) == {"mps": False}

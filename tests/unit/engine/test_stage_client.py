@@ -9,7 +9,7 @@ import pytest
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.engine.process.stage_client import StageClient
-from omni_cli.families import family_of
+from omni_cli.families import get_family
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import AbortRequest, AddRequest, AppendInput, Failure, Progress, RequestDone
 from omni_cli.stage.protocol import StageSpec
@@ -27,7 +27,7 @@ FAILED = Failure("stage", "it broke", request_id="a")
 
 
 async def is_busy_after(*messages: Any) -> bool:
-    family = family_of("Qwen2_5OmniModel")
+    family = get_family("Qwen2_5OmniModel")
     spec = StageSpec(ARStageConfig.named("talker"), "folder", family, family.architectures[0], "float32", 0, False)
     client = StageClient(spec, lambda client, report: None)
     for message in messages:

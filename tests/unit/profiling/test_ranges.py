@@ -126,7 +126,7 @@ def test_range_times_are_medians_and_their_own_times_add_up() -> None:
     assert forward.fraction == pytest.approx(0.005 / 0.018)
 
 
-def steps_of(*milliseconds: float) -> Recording:
+def get_steps(*milliseconds: float) -> Recording:
     ends = np.cumsum([0, *milliseconds])
     items = [(f"denoising step {n + 1}", a, b, 1) for n, (a, b) in enumerate(itertools.pairwise(ends))]
     return recording(*items)
@@ -137,11 +137,11 @@ def test_a_step_that_is_always_slow_is_an_outlier_but_noise_is_not() -> None:
     usual = np.full(8, 10.0)
     slow = usual + 20 * (np.arange(8) == 4)
     # Each iteration is put off for as long as the slow step takes longer, somewhere.
-    iterations = [steps_of(*(slow + rng.exponential(0.5, 8) + 30 * (np.arange(8) == i))) for i in range(6)]
+    iterations = [get_steps(*(slow + rng.exponential(0.5, 8) + 30 * (np.arange(8) == i))) for i in range(6)]
     found = step_times(iterations, [])
     assert [step.number for step in found if step.outlier] == [5]
     assert found[4].median_s == pytest.approx(0.030, abs=0.002) and found[4].usual_s == pytest.approx(0.010, abs=0.002)
-    quiet = [steps_of(*(usual + rng.exponential(0.5, 8) + 30 * (np.arange(8) == i))) for i in range(6)]
+    quiet = [get_steps(*(usual + rng.exponential(0.5, 8) + 30 * (np.arange(8) == i))) for i in range(6)]
     assert not any(step.outlier for step in step_times(quiet, []))
 
 

@@ -17,7 +17,7 @@ from omni_cli.execution.ranges import listen, mark
 from omni_cli.profiling.activity import launch_gaps, measure_activity
 from omni_cli.profiling.chrome_trace import merged_trace
 from omni_cli.profiling.memory import added_by_step, stage_memory
-from omni_cli.profiling.operator_times import copies_of, kernel_name, operator_times
+from omni_cli.profiling.operator_times import get_copies, kernel_name, operator_times
 from omni_cli.profiling.operators import read_operators
 from omni_cli.profiling.session import Profiled
 from omni_cli.profiling.trace_file import TraceFile, read_trace
@@ -95,7 +95,7 @@ def test_operators_are_grouped_by_kind_of_module(operators) -> None:
 
 
 def test_copies_are_named_by_where_they_come_from(operators) -> None:
-    (place,) = copies_of([operators], [{"copies": 2, "copied_bytes": 24, "copy_hidden_s": 0.5}]).places
+    (place,) = get_copies([operators], [{"copies": 2, "copied_bytes": 24, "copy_hidden_s": 0.5}]).places
     assert (place.range, place.operator, place.module) == ("vae decode", "aten::conv2d", "vae.blocks.*.conv")
     assert (place.calls, place.copied_bytes, place.seconds) == (1, 4096, pytest.approx(0.0005))
 
@@ -128,7 +128,7 @@ def test_activity_of_a_device_is_when_its_kernels_run(tmp_path: Path) -> None:
     assert activity.busy_s == pytest.approx(0.0025) and activity.window_s == pytest.approx(0.010)
     assert activity.idle_s == pytest.approx({"between operators": 0.0055, "between steps": 0.002})
     assert operator_times([operators])[0].operator == "aten::add", "the operator that launched them"
-    (place,) = copies_of([operators], []).places
+    (place,) = get_copies([operators], []).places
     assert (place.operator, place.copied_bytes) == ("Memcpy DtoH", 64)
 
 

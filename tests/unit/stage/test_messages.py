@@ -53,7 +53,7 @@ def test_a_request_arrives_as_it_was_sent(hops: int) -> None:
         sampling={"temperature": 0.5},
         diffusion={"sigmas": [1, 0.5], "by_number": {1: "a"}},
         call_files={"references": [clip, None, {"x": CallFile("tensor", np.array(3.0))}], "image": clip},
-        handoff=b"abc",
+        stage_output=b"abc",
         more_follows=True,
         notes=("the image was turned",),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_cli.stats.changes import AFTER, BEFORE, WINDOW, Z95, look, outliers_of, steps_of
+from omni_cli.stats.changes import AFTER, BEFORE, WINDOW, Z95, look, get_outliers, get_steps
 
 ROOT = Path(__file__).parents[3]
 MARGIN = math.log1p(0.02)
@@ -26,17 +26,17 @@ def noise(seed: int, count: int, sd: float = 0.007) -> np.ndarray:
 def test_a_step_is_found_within_five_records_and_stays_where_it_was_found() -> None:
     values = noise(1, 100)
     values[60:] += math.log(1.05)
-    (found,) = steps_of(values, 0.0, MARGIN)
+    (found,) = get_steps(values, 0.0, MARGIN)
     assert found.found <= 64 and found.earliest <= 60 <= found.latest
     assert found.size == pytest.approx(math.log(1.05), abs=0.02)
-    (again,) = steps_of(values[: found.found + 1], 0.0, MARGIN)
+    (again,) = get_steps(values[: found.found + 1], 0.0, MARGIN)
     assert again == found
 
 
 def test_a_step_back_is_a_step_of_its_own() -> None:
     values = noise(2, 100)
     values[30:60] += math.log(1.10)
-    worse, better = steps_of(values, 0.0, MARGIN)
+    worse, better = get_steps(values, 0.0, MARGIN)
     assert worse.at == 30 and worse.size > 0
     assert better.at == 60 and better.size < 0
 
@@ -44,25 +44,25 @@ def test_a_step_back_is_a_step_of_its_own() -> None:
 def test_a_step_below_the_margin_does_not_count() -> None:
     values = noise(3, 100, sd=0.0005)
     values[60:] += math.log(1.01)
-    assert list(steps_of(values, 0.0, MARGIN)) == []
-    assert len(list(steps_of(values, 0.0, 0.005))) == 1
+    assert list(get_steps(values, 0.0, MARGIN)) == []
+    assert len(list(get_steps(values, 0.0, 0.005))) == 1
 
 
 def test_a_step_counts_if_its_interval_lies_beyond_the_margin() -> None:
     values = noise(13, 100, sd=0.006)
     values[60:] += math.log(1.024)
-    (found,) = steps_of(values, 0.0, MARGIN / 2)
+    (found,) = get_steps(values, 0.0, MARGIN / 2)
     assert found.score > 5 and found.size > MARGIN > found.size - Z95 * found.standard_error
-    assert list(steps_of(values, 0.0, MARGIN)) == []
+    assert list(get_steps(values, 0.0, MARGIN)) == []
 
 
 def test_less_than_five_outliers_and_a_ramp_are_no_step() -> None:
     values = noise(4, 100)
     values[[20, 40, 41, 70, 71, 72, 73]] += math.log(1.6)
-    assert list(steps_of(values, 0.0, MARGIN)) == []
+    assert list(get_steps(values, 0.0, MARGIN)) == []
     ramp = noise(5, 100) + math.log(1.05) * np.arange(100) / 100
-    assert list(steps_of(ramp, 0.0, MARGIN)) == []
-    assert set(np.flatnonzero(outliers_of(values))) == {20, 40, 41, 70, 71, 72, 73}
+    assert list(get_steps(ramp, 0.0, MARGIN)) == []
+    assert set(np.flatnonzero(get_outliers(values))) == {20, 40, 41, 70, 71, 72, 73}
 
 
 @pytest.mark.parametrize("number", [27, 67, 125, 188, 190])
@@ -74,14 +74,14 @@ def test_outliers_next_to_each_other_are_no_step(number: int, monkeypatch: pytes
     rng = np.random.default_rng(1)
     for _ in range(number + 1):
         values = calibration.WITHOUT_A_STEP["outliers, noise between nights, CV 5%"](rng)
-    assert list(steps_of(values, 0.0, MARGIN)) == []
+    assert list(get_steps(values, 0.0, MARGIN)) == []
 
 
 def test_an_outlier_beside_a_step_neither_hides_nor_moves_it() -> None:
     values = noise(10, 80)
     values[60:] += math.log(1.06)
     values[[58, 62]] += math.log(1.5)
-    (found,) = steps_of(values, 0.0, MARGIN)
+    (found,) = get_steps(values, 0.0, MARGIN)
     assert found.found == 64 and found.earliest <= 60 <= found.latest
     assert found.size == pytest.approx(math.log(1.06), abs=0.015)
 
@@ -89,21 +89,21 @@ def test_an_outlier_beside_a_step_neither_hides_nor_moves_it() -> None:
 def test_a_step_to_a_noisier_level_is_found() -> None:
     values = noise(11, 52, sd=0.001)
     values[40:] = math.log(1.2) + noise(12, 12, sd=0.015)
-    (found,) = steps_of(values, 0.0, MARGIN)
+    (found,) = get_steps(values, 0.0, MARGIN)
     assert found.found <= 46 and found.earliest <= 40 <= found.latest
 
 
 def test_noise_within_the_records_counts_even_if_they_agree_by_chance() -> None:
     values = noise(6, 30, sd=0.001)
     values[20:] += math.log(1.05)
-    assert list(steps_of(values, 0.0, MARGIN))
-    assert list(steps_of(values, 0.05, MARGIN)) == []
+    assert list(get_steps(values, 0.0, MARGIN))
+    assert list(get_steps(values, 0.05, MARGIN)) == []
 
 
 def test_a_series_that_is_longer_than_the_window() -> None:
     values = noise(7, 3 * WINDOW)
     values[250:] += math.log(1.06)
-    (found,) = steps_of(values, 0.0, MARGIN)
+    (found,) = get_steps(values, 0.0, MARGIN)
     assert found.earliest <= 250 <= found.latest <= found.found <= 254
 
 
@@ -114,11 +114,11 @@ def test_the_smallest_step_that_would_show() -> None:
     assert few.detectable > many.detectable > 0.02
     values = noise(9, 80)
     values[-AFTER:] += many.detectable * 1.3
-    assert list(steps_of(values, 0.0, MARGIN))
+    assert list(get_steps(values, 0.0, MARGIN))
 
 
 def test_equal_values_have_no_step() -> None:
-    assert list(steps_of(np.full(40, 0.3), 0.0, MARGIN)) == []
+    assert list(get_steps(np.full(40, 0.3), 0.0, MARGIN)) == []
 
 
 @pytest.mark.slow

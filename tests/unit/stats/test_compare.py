@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.bench_records import ABBA, correlated, pair, variant
 
 from omni_cli.record import Sample, StoppingPlan, Variant
-from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, verdict_of
+from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, get_verdict
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import plan_looks
 
@@ -96,7 +96,7 @@ def test_identical_data_show_no_difference(both, same_record: bool) -> None:
 
 @given(st.floats(-0.2, 0.2), st.floats(0, 0.1), st.booleans())
 def test_verdicts_are_zones(centre: float, half: float, higher: bool) -> None:
-    verdict = verdict_of((centre - half, centre + half), MARGIN, higher=higher)
+    verdict = get_verdict((centre - half, centre + half), MARGIN, higher=higher)
     edge = math.log1p(MARGIN)
     expected = "inconclusive"
     if abs(centre) + half <= edge:

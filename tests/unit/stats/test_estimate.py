@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bench_records import correlated
 
-from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, centre_of, difference_of
+from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, get_centre, get_difference
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ values = st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=40).map(np.ar
 @given(values, st.floats(-5, 5), st.floats(0.01, 100))
 @settings(max_examples=60, deadline=None)
 def test_shift_and_scale(data: np.ndarray, shift: float, scale: float) -> None:
-    plain, moved = centre_of(data), centre_of(shift + scale * data)
+    plain, moved = get_centre(data), get_centre(shift + scale * data)
     assert moved.centre == pytest.approx(shift + scale * plain.centre, abs=1e-9)
     assert moved.standard_error == pytest.approx(scale * plain.standard_error, rel=1e-6, abs=1e-9)
 
@@ -29,11 +29,11 @@ def test_shift_and_scale(data: np.ndarray, shift: float, scale: float) -> None:
 @given(values, st.randoms())
 @settings(max_examples=60, deadline=None)
 def test_order_of_blocks_and_sign(data: np.ndarray, random) -> None:
-    plain = centre_of(data)
+    plain = get_centre(data)
     shuffled = data.copy()
     random.shuffle(shuffled)
-    assert centre_of(shuffled).interval(0.05) == plain.interval(0.05)
-    mirrored = centre_of(-data)
+    assert get_centre(shuffled).interval(0.05) == plain.interval(0.05)
+    mirrored = get_centre(-data)
     assert mirrored.centre == pytest.approx(-plain.centre, abs=1e-12)
     if np.isfinite(plain.half_width(0.05)):
         assert mirrored.half_width(0.05) == pytest.approx(plain.half_width(0.05), rel=1e-6, abs=1e-12)
@@ -42,7 +42,7 @@ def test_order_of_blocks_and_sign(data: np.ndarray, random) -> None:
 @given(values, values)
 @settings(max_examples=60, deadline=None)
 def test_a_difference_turns_its_sign_when_its_sides_are_swapped(first: np.ndarray, second: np.ndarray) -> None:
-    one, other = difference_of(first, second), difference_of(second, first)
+    one, other = get_difference(first, second), get_difference(second, first)
     assert other.centre == pytest.approx(-one.centre, abs=1e-12)
     assert np.array_equal(one.deviations, other.deviations)
 
@@ -52,24 +52,24 @@ def test_centre_is_the_trimmed_mean() -> None:
     ranked = np.sort(data)
     cut = int(TRIM * len(data))
     assert cut == 2
-    assert centre_of(data).centre == pytest.approx(ranked[2:8].mean())
+    assert get_centre(data).centre == pytest.approx(ranked[2:8].mean())
 
 
 def test_equal_values_have_no_width() -> None:
-    estimate = centre_of(np.full(10, 0.25))
+    estimate = get_centre(np.full(10, 0.25))
     assert estimate.interval(0.05) == (0.25, 0.25)
     assert estimate.tail(0.2) == 0.0
     assert estimate.tail(0.25) == 1.0
 
 
 def test_one_value_has_no_interval() -> None:
-    assert centre_of(np.array([1.0])).interval(0.05) == (-np.inf, np.inf)
+    assert get_centre(np.array([1.0])).interval(0.05) == (-np.inf, np.inf)
 
 
 @given(st.integers(0, 1000), st.sampled_from([0.1, 0.05, 0.01, 0.002]))
 @settings(max_examples=60, deadline=None)
 def test_interval_and_p_value_say_the_same(seed: int, level: float) -> None:
-    estimate = centre_of(np.random.default_rng(seed).standard_normal(20))
+    estimate = get_centre(np.random.default_rng(seed).standard_normal(20))
     low, high = estimate.interval(level)
     for bound in np.linspace(-1, 1, 21):
         assert (not low <= bound <= high) == (estimate.tail(bound) <= level / 2)
@@ -77,12 +77,12 @@ def test_interval_and_p_value_say_the_same(seed: int, level: float) -> None:
 
 def test_is_fast() -> None:
     data = np.random.default_rng(0).standard_normal(40)
-    centre_of(data)
+    get_centre(data)
     # The best of ten, because the claim is about the cost, not about a busy machine.
     durations = []
     for _ in range(10):
         start = time.perf_counter()
-        centre_of(data)
+        get_centre(data)
         durations.append(time.perf_counter() - start)
     assert min(durations) < 0.05
 
@@ -120,7 +120,7 @@ def test_coverage_of_interleaved_blocks(kind: str, blocks: int) -> None:
     ratios[:, 1::2] *= -1  # every other block runs B A A B
     covered = {level: 0 for level in (0.05, 0.01)}
     for row in ratios:
-        estimate = centre_of(row)
+        estimate = get_centre(row)
         for level in covered:
             covered[level] += abs(estimate.centre) <= estimate.half_width(level)
     # Three standard errors of a proportion below the nominal coverage.

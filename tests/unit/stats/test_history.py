@@ -15,8 +15,8 @@ from support.bench_records import ENVIRONMENT, record, variant
 from omni_cli.errors import UsageError
 from omni_cli.history_folder import Kept
 from omni_cli.results import HistoryRecord
-from omni_cli.stats.changes import THRESHOLD, Shift, steps_of
-from omni_cli.stats.history import history_of, judged
+from omni_cli.stats.changes import THRESHOLD, Shift, get_steps
+from omni_cli.stats.history import get_history, judged
 
 START = datetime(2026, 6, 1, 2, tzinfo=UTC)
 
@@ -39,7 +39,7 @@ def nights(levels: Sequence[float], **options: Any) -> list[Kept]:
 
 
 def e2e(kept: Sequence[Kept], **options: Any) -> HistoryRecord:
-    return history_of(kept, "history", ["e2e_s"], **options)
+    return get_history(kept, "history", ["e2e_s"], **options)
 
 
 def test_a_step_has_its_commits_and_fails_the_check_until_the_level_is_back() -> None:
@@ -73,7 +73,7 @@ def test_faster_is_no_regression_and_rates_are_reversed() -> None:
         Kept(item.name, item.created, record(_renamed(item), environment=dict(item.record.environment)))
         for item in kept
     ]
-    found = history_of(changed, "history", ["requests_per_second"])
+    found = get_history(changed, "history", ["requests_per_second"])
     assert found.series[0].changes[0].verdict == "slower"
     assert judged(found).verdict == "regression"
 
@@ -125,13 +125,13 @@ def test_shorter_audio_is_no_alarm_as_in_vllm_omni_7915() -> None:
     kept = [
         night(n, level, work={"audio_s": amount}) for n, (level, amount) in enumerate(zip(levels, audio, strict=True))
     ]
-    found = history_of(kept, "history", ["rtf"])
+    found = get_history(kept, "history", ["rtf"])
     assert not any(series.changes for series in found.series)
     assert [item.field for item in found.series[-1].differences] == ["work.audio_s"]
     assert judged(found).verdict == "inconclusive"
     blind = [night(n, level, work={"audio_s": 1.0}) for n, level in enumerate(levels)]
     assert (
-        judged(history_of(blind, "history", ["e2e_s"])).verdict == "regression"
+        judged(get_history(blind, "history", ["e2e_s"])).verdict == "regression"
     )  # the work is what makes the difference
 
 
@@ -139,7 +139,7 @@ def test_nine_broken_nights_are_no_alarm_as_in_vllm_omni_6032() -> None:
     """A bug made the audio longer for nine nights and was fixed; a baseline averaged over some of them cried wolf."""
     audio = [5.05] * 20 + [14.0] * 9 + [5.02] * 31
     kept = [night(n, 0.13 if amount < 6 else 0.09, work={"audio_s": amount}) for n, amount in enumerate(audio)]
-    found = history_of(kept, "history", ["rtf"])
+    found = get_history(kept, "history", ["rtf"])
     assert [len(series.points) for series in found.series] == [51, 9]
     assert not any(series.changes for series in found.series)
     assert judged(found).verdict == "pass"
@@ -154,10 +154,10 @@ def test_too_few_records_and_too_much_noise_are_inconclusive() -> None:
 
 
 def test_memory_is_a_series_and_unknown_metrics_are_named() -> None:
-    found = history_of(nights([0.1] * 3), "history")
+    found = get_history(nights([0.1] * 3), "history")
     assert {series.metric for series in found.series} == {"e2e_s", "rtf", "peak_allocated_bytes", "peak_host_rss_bytes"}
     with pytest.raises(UsageError, match="unknown metric"):
-        history_of(nights([0.1] * 3), "history", ["e2e"])
+        get_history(nights([0.1] * 3), "history", ["e2e"])
 
 
 def test_more_series_need_more_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +165,12 @@ def test_more_series_need_more_evidence(monkeypatch: pytest.MonkeyPatch) -> None
 
     def watched(values: np.ndarray, within: float, margin: float, threshold: float) -> Iterator[Shift]:
         asked.append(threshold)
-        return steps_of(values, within, margin, threshold)
+        return get_steps(values, within, margin, threshold)
 
-    monkeypatch.setattr("omni_cli.stats.history.steps_of", watched)
+    monkeypatch.setattr("omni_cli.stats.history.get_steps", watched)
     kept = nights([0.1] * 14)
-    history_of(kept, "history", ["e2e_s"])
-    history_of(kept, "history")
+    get_history(kept, "history", ["e2e_s"])
+    get_history(kept, "history")
     assert len(asked) == 5
     assert asked[0] == THRESHOLD
     assert asked[1:] == [math.sqrt(THRESHOLD**2 + 2 * math.log(4))] * 4

@@ -10,16 +10,16 @@ from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.stats.output_quality import (
     kept_distance,
     outputs_quality,
-    quality_of,
+    get_quality,
     request_qualities,
     structural_similarity,
-    worst_of,
+    get_worst,
 )
 
 
 def test_a_constant_error_has_the_decibels_of_its_definition() -> None:
     a = np.full((16, 16, 3), 100, np.uint8)
-    found = quality_of({"0.image.0": a}, {"0.image.0": a + np.uint8(10)})
+    found = get_quality({"0.image.0": a}, {"0.image.0": a + np.uint8(10)})
     assert found["psnr_db"] == pytest.approx(20 * np.log10(255 / 10))
     means = 100, 110
     c1 = (0.01 * 255) ** 2
@@ -32,7 +32,7 @@ def test_similarity_is_that_of_scikit_image() -> None:
     a = rng.integers(0, 256, (40, 56, 3), dtype=np.uint8)
     b = np.clip(a.astype(int) + rng.integers(-20, 21, a.shape), 0, 255).astype(np.uint8)
     assert structural_similarity(a, b) == pytest.approx(0.9875724195378006, abs=1e-12)
-    assert quality_of({"0.image.0": a}, {"0.image.0": b})["psnr_db"] == pytest.approx(26.827260079150562)
+    assert get_quality({"0.image.0": a}, {"0.image.0": b})["psnr_db"] == pytest.approx(26.827260079150562)
 
 
 def test_a_video_has_the_values_of_its_worst_frame() -> None:
@@ -40,7 +40,7 @@ def test_a_video_has_the_values_of_its_worst_frame() -> None:
     b = a.copy()
     b[1] += 20
     b[2] += 10
-    found = quality_of({"0.video.0": a}, {"0.video.0": b})
+    found = get_quality({"0.video.0": a}, {"0.video.0": b})
     assert found["worst_frame_psnr_db"] == pytest.approx(20 * np.log10(255 / 20))
     assert found["psnr_db"] == pytest.approx(10 * np.log10(255**2 / ((400 + 100) / 3)))
     assert found["worst_frame_ssim"] < found["ssim"] < 1
@@ -50,33 +50,35 @@ def test_audio_has_the_ratio_to_the_noise_and_the_distance_of_its_spectrum() -> 
     noise = np.random.default_rng(0).standard_normal((2, 24_000)).astype(np.float32) / 10
     a = noise[0]
     arrays = {"0.audio.0": a, "0.audio.0.rate": np.array(24_000)}
-    half = quality_of(arrays, {**arrays, "0.audio.0": a / 2})
+    half = get_quality(arrays, {**arrays, "0.audio.0": a / 2})
     assert half["snr_db"] == pytest.approx(20 * np.log10(2), abs=1e-3)
     assert half["log_mel_distance_db"] == pytest.approx(20 * np.log10(2), rel=1e-3), "half is 6 dB less in every band"
-    other = quality_of(arrays, {**arrays, "0.audio.0": noise[1]})
+    other = get_quality(arrays, {**arrays, "0.audio.0": noise[1]})
     assert other["snr_db"] == pytest.approx(-20 * np.log10(2) / 2, abs=0.1), "the noise is twice the signal"
     assert 0 < other["log_mel_distance_db"] < half["log_mel_distance_db"], "another draw of the same noise"
     two = np.stack([a, a], 1)
-    stereo = quality_of({"0.audio.0": two, "0.audio.0.rate": np.array(24_000)}, {"0.audio.0": two / 2})
+    stereo = get_quality({"0.audio.0": two, "0.audio.0.rate": np.array(24_000)}, {"0.audio.0": two / 2})
     assert stereo == pytest.approx(half)
-    assert quality_of({"0.audio.0": a}, {"0.audio.0": a / 2}) == {"snr_db": half["snr_db"]}, "no rate, no bands"
+    assert get_quality({"0.audio.0": a}, {"0.audio.0": a / 2}) == {"snr_db": half["snr_db"]}, "no rate, no bands"
 
 
 def test_tokens_have_a_share_and_a_first_difference() -> None:
     a = {"0.tokens.t": np.array([1, 2, 3]), "1.tokens.t": np.array([4, 5])}
     b = {"0.tokens.t": np.array([1, 2, 9]), "1.tokens.t": np.array([4, 5])}
-    assert quality_of(a, b) == {"exact_match": 0.5, "first_difference": 2.0}
-    assert quality_of(a, a) == {"exact_match": 1.0}
+    assert get_quality(a, b) == {"exact_match": 0.5, "first_difference": 2.0}
+    assert get_quality(a, a) == {"exact_match": 1.0}
     longer = {**a, "1.tokens.t": np.array([4, 5, 6])}
-    assert quality_of(a, longer)["first_difference"] == 2.0, "the first token that only one of them has"
+    assert get_quality(a, longer)["first_difference"] == 2.0, "the first token that only one of them has"
 
 
 def test_equal_outputs_other_shapes_and_tensors_have_no_decibels_and_the_worst_counts() -> None:
     a = np.zeros((8, 8, 3), np.uint8)
-    assert quality_of({"0.image.0": a}, {"0.image.0": a}) == {}
-    assert quality_of({"0.image.0": a}, {"0.image.0": a[:4]}) == {}
-    assert quality_of({"0.tensor.0": np.zeros((1, 32))}, {"0.tensor.0": np.ones((1, 32))}) == {}
-    assert worst_of([{"psnr_db": 30.0, "log_mel_distance_db": 1.0}, {"psnr_db": 40.0, "log_mel_distance_db": 2.0}]) == {
+    assert get_quality({"0.image.0": a}, {"0.image.0": a}) == {}
+    assert get_quality({"0.image.0": a}, {"0.image.0": a[:4]}) == {}
+    assert get_quality({"0.tensor.0": np.zeros((1, 32))}, {"0.tensor.0": np.ones((1, 32))}) == {}
+    assert get_worst(
+        [{"psnr_db": 30.0, "log_mel_distance_db": 1.0}, {"psnr_db": 40.0, "log_mel_distance_db": 2.0}]
+    ) == {
         "psnr_db": 30.0,
         "log_mel_distance_db": 2.0,
     }
@@ -87,7 +89,7 @@ def test_kept_outputs_have_the_distance_of_the_outputs() -> None:
     video = np.full((5, 16, 16, 3), 100, np.uint8)  # in two rows, the second of which has three black frames, too
     a = {"0.audio.0": np.stack([tone, tone], 1), "0.audio.0.rate": np.array(8_000), "0.video.1": video}
     b = {**a, "0.audio.0": a["0.audio.0"] / 2, "0.video.1": video + np.uint8(10)}
-    found, exact = kept_distance(kept_outputs(a, None), kept_outputs(b, None)), quality_of(a, b)
+    found, exact = kept_distance(kept_outputs(a, None), kept_outputs(b, None)), get_quality(a, b)
     assert found.reduced is UNSET and found.max_abs_diff == 10
     assert found.snr_db == pytest.approx(exact["snr_db"], abs=1e-3), "in steps of 16 bits"
     assert found.log_mel_distance_db == pytest.approx(exact["log_mel_distance_db"], abs=0.5)

@@ -8,7 +8,7 @@ from support.bench_records import correlated, variant
 
 from omni_cli.errors import ExitCode
 from omni_cli.record import Variant
-from omni_cli.stats.estimate import MIN_BLOCKS, centre_of
+from omni_cli.stats.estimate import MIN_BLOCKS, get_centre
 from omni_cli.stats.power import NoiseError, blocks_needed, minimum_detectable, refuse_limits_below, self_check
 
 pytestmark = pytest.mark.slow
@@ -33,8 +33,8 @@ def test_detectable_regressions_are_detected_in_four_of_five_runs() -> None:
     rng = np.random.default_rng(1)
     noise = 0.02 * rng.standard_normal((repetitions, blocks))
     # What is announced beforehand from another number of blocks of the same noise.
-    detectable = minimum_detectable(centre_of(0.02 * rng.standard_normal(3000)), 3000, blocks)
-    found = sum(centre_of(row + np.log1p(detectable)).interval(0.05)[0] > 0 for row in noise)
+    detectable = minimum_detectable(get_centre(0.02 * rng.standard_normal(3000)), 3000, blocks)
+    found = sum(get_centre(row + np.log1p(detectable)).interval(0.05)[0] > 0 for row in noise)
     assert found / repetitions == pytest.approx(0.8, abs=0.07)
 
 
@@ -64,7 +64,7 @@ def test_two_runs_a_block_make_half_as_many_blocks() -> None:
 
 
 def test_blocks_needed() -> None:
-    estimate = centre_of(0.02 * np.random.default_rng(0).standard_normal(25))
+    estimate = get_centre(0.02 * np.random.default_rng(0).standard_normal(25))
     half = estimate.half_width(0.05)
     # Half the width takes four times as many; that it also happens in four of five cases, about twice as many again.
     assert blocks_needed(estimate, 25, half / 2, 0.05) == pytest.approx(100 * ((1.96 + 0.84) / 1.96) ** 2 - 25, rel=0.3)

@@ -21,10 +21,10 @@ from omni_cli.stats.saturation import (
 from omni_cli.stats.sequential import plan_looks
 
 
-def searched(verdict_of: Callable[[float], RateVerdict], first: float = 1.0) -> RateSearch:
+def searched(get_verdict: Callable[[float], RateVerdict], first: float = 1.0) -> RateSearch:
     search = RateSearch(first)
     while (rate := search.next_rate()) is not None:
-        search = RateSearch(first, (*search.trials, RateTrial(rate=rate, verdict=verdict_of(rate))))
+        search = RateSearch(first, (*search.trials, RateTrial(rate=rate, verdict=get_verdict(rate))))
     return search
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.stats.estimate import MIN_BLOCKS, centre_of
+from omni_cli.stats.estimate import MIN_BLOCKS, get_centre
 from omni_cli.stats.sequential import ALPHA, level_at, plan_looks, spent
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def test_looking_again_and_again_at_real_intervals() -> None:
     planned = naive = 0
     for _ in range(repetitions):
         data = rng.standard_t(4, looks[-1])
-        estimates = [(centre_of(data[:look]), level_at(looks, look)) for look in looks]
+        estimates = [(get_centre(data[:look]), level_at(looks, look)) for look in looks]
         planned += any(abs(estimate.centre) > estimate.half_width(level) for estimate, level in estimates)
         naive += any(abs(estimate.centre) > estimate.half_width(ALPHA) for estimate, _ in estimates)
     assert planned / repetitions <= ALPHA + 3 * np.sqrt(ALPHA * (1 - ALPHA) / repetitions)

@@ -23,7 +23,7 @@ from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen2_5_omni.token2wav.chunks import Chunk, Chunker, ChunkSizes
 from omni_cli.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, WaveformChunk
-from omni_cli.stage.payloads import encode_additional_information, integers_of
+from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
@@ -147,16 +147,16 @@ class Token2WavStage(VllmStage):
             return
         stream = SpeechStream(request, Chunker(self._chunk_sizes), time.perf_counter())
         self._streams[request.request_id] = stream
-        self._feed(stream, request.handoff, is_last=not request.more_follows)
+        self._feed(stream, request.stage_output, is_last=not request.more_follows)
 
     def append(self, command: AppendInput) -> None:
         stream = self._streams.get(command.request_id)
         if stream is not None:
-            self._feed(stream, command.handoff, is_last=command.is_last)
+            self._feed(stream, command.stage_output, is_last=command.is_last)
 
-    def _feed(self, stream: SpeechStream, handoff: bytes | None, *, is_last: bool) -> None:
+    def _feed(self, stream: SpeechStream, stage_output: bytes | None, *, is_last: bool) -> None:
         """Send the engine the chunks that more codes make possible."""
-        chunks = stream.chunker.add(self._codes(handoff), is_last=is_last)
+        chunks = stream.chunker.add(self._codes(stage_output), is_last=is_last)
         if is_last and not stream.chunker.codes:
             raise InputError(NO_CODES)
         stream.has_all_codes = is_last
@@ -166,8 +166,8 @@ class Token2WavStage(VllmStage):
             stream.num_chunks += 1
             self.admit(ActiveRequest(request, time.perf_counter(), context=context))
 
-    def _codes(self, handoff: bytes | None) -> list[int]:
-        token_ids = integers_of(self.decode_input(handoff), "codec_token_ids")
+    def _codes(self, stage_output: bytes | None) -> list[int]:
+        token_ids = get_integers(self.decode_input(stage_output), "codec_token_ids")
         return spoken_codes(token_ids, config=self.talker_config, num_codes=self.num_codes)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
@@ -184,7 +184,7 @@ class Token2WavStage(VllmStage):
             "sway_coefficient": [float(self._setting(request, "sway_coefficient", -1.0))],
         }
         chunk: Chunk | None = active.context.get("chunk")
-        codes: Sequence[int] = self._codes(request.handoff) if chunk is None else chunk.codes
+        codes: Sequence[int] = self._codes(request.stage_output) if chunk is None else chunk.codes
         if not codes:
             raise InputError(NO_CODES)
         active.context["num_codes"] = len(codes)

@@ -12,7 +12,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_cli.config.schema import Precision
 from omni_cli.execution.graphs import MAX_GRAPHS
 from omni_cli.execution.modes import GraphMode, make_execution_mode
-from omni_cli.execution.precision import arithmetic, precision_of, reduce_weights, use_precision
+from omni_cli.execution.precision import arithmetic, get_precision, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.cpu import CpuPlatform
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import bucket, buckets
@@ -81,7 +81,7 @@ class Synthesizer:
     @property
     def precision(self) -> str:
         """Arithmetic of the layers of an evaluation and of the vocoder, read back from them."""
-        return precision_of([*self.velocity.evaluated_modules, self.vocoder.module])
+        return get_precision([*self.velocity.evaluated_modules, self.vocoder.module])
 
     @property
     def batching(self) -> str:

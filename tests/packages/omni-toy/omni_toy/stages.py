@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from omni_cli.stage.messages import Report, RequestDone
-from omni_cli.stage.payloads import encode_additional_information, integers_of
+from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.stage import ActiveRequest, PoolingParams, TextStage, VllmStage
 from omni_toy.family import PAINTER
@@ -13,7 +13,7 @@ from omni_toy.family import PAINTER
 class WriterStage(TextStage):
     """Text, and its token ids for the painter."""
 
-    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+    def stage_output(self, active: ActiveRequest, output: Any) -> bytes:
         return encode_additional_information({"token_ids": active.token_ids})
 
 
@@ -29,7 +29,7 @@ class PainterStage(VllmStage):
         active.context["num_inference_steps"] = num_steps
         information = {"num_inference_steps": [num_steps], "seed": [request.seed]}
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits)}
-        prompt = {"prompt_token_ids": integers_of(self.decode_input(request.handoff), "token_ids")}
+        prompt = {"prompt_token_ids": get_integers(self.decode_input(request.stage_output), "token_ids")}
         return prompt, PoolingParams(task="plugin", extra_kwargs=extra)
 
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:

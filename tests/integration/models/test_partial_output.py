@@ -1,4 +1,4 @@
-"""A thinker's handoff in parts yields the talker's input embeddings of a whole one."""
+"""A thinker's stage_output in parts yields the talker's input embeddings of a whole one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerHandoff, more_embeds, thinker_to_talker
-from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
+from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerOutput, more_embeds, thinker_to_talker
+from omni_cli.models.qwen2_5_omni.partial_output import PartialOutput
 
 CONFIG = SimpleNamespace(
     audio_token_index=20, image_token_index=21, video_token_index=22, tts_text_end_token_id=23,
@@ -24,9 +24,9 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-def spoken_prompt(handoff: ThinkerHandoff, *, is_whole: bool):
+def spoken_prompt(stage_output: ThinkerOutput, *, is_whole: bool):
     return thinker_to_talker(
-        handoff, **ARGUMENTS, text_bos_token_id=TEXT_BEGIN, talker_prompt="plain", is_whole=is_whole
+        stage_output, **ARGUMENTS, text_bos_token_id=TEXT_BEGIN, talker_prompt="plain", is_whole=is_whole
     )
 
 
@@ -42,10 +42,10 @@ tokens = st.integers(0, 22)
 )
 def test_parts_make_up_the_whole(prompt, reply, steps, has_row_of_last):
     hidden = torch.randn(len(prompt) + len(reply), SIZE, generator=torch.Generator().manual_seed(1))
-    whole = spoken_prompt(ThinkerHandoff(prompt, reply, hidden[:-1], {}), is_whole=True)
+    whole = spoken_prompt(ThinkerOutput(prompt, reply, hidden[:-1], {}), is_whole=True)
     expected = torch.cat([whole.prompt_embeds, whole.decode_embeds])
 
-    partial, given_rows, arrived, first = PartialHandoff(), 0, [], None
+    partial, given_rows, arrived, first = PartialOutput(), 0, [], None
     ends = [end for end in torch.tensor([0, *steps]).cumsum(0).tolist()[1:] if end < len(reply)]
     for num_tokens in [*ends, len(reply)]:
         rows_now = len(prompt) + num_tokens - 1 + has_row_of_last
@@ -56,7 +56,7 @@ def test_parts_make_up_the_whole(prompt, reply, steps, has_row_of_last):
         if part is None:
             assert num_tokens == 1 and not is_last, "only the row of the first reply token is waited for"
         elif first is None:
-            first = spoken_prompt(ThinkerHandoff.from_information(part), is_whole=is_last)
+            first = spoken_prompt(ThinkerOutput.from_information(part), is_whole=is_last)
             arrived = [first.prompt_embeds, first.decode_embeds]
         else:
             arrived.append(more_embeds(ReplyRows.from_information(part), **ARGUMENTS, is_last=is_last))
@@ -66,7 +66,7 @@ def test_parts_make_up_the_whole(prompt, reply, steps, has_row_of_last):
 
 
 def test_a_lost_row_is_not_passed_over():
-    partial = PartialHandoff()
+    partial = PartialOutput()
     partial.add_rows(torch.zeros(3, SIZE))
     with pytest.raises(ValueError, match="3 hidden-state rows for 4 positions"):
         partial.take([1, 2], [3, 4, 5], {}, is_last=True)

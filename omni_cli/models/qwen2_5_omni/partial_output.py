@@ -1,4 +1,4 @@
-"""A thinker's handoff in parts, cut from its output so far."""
+"""A thinker's stage_output in parts, cut from its output so far."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerHandoff
+from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerOutput
 
 
-class PartialHandoff:
+class PartialOutput:
     """State of one request. A reply token has a row once it has been an input, one step after it was sampled."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class PartialHandoff:
     ) -> dict[str, object] | None:
         """Return the next part to encode; None if there is none yet. `reply_ids` are all tokens so far.
 
-        The first part is a `ThinkerHandoff` with a reply row or more, or complete; the others are `ReplyRows`.
+        The first part is a `ThinkerOutput` with a reply row or more, or complete; the others are `ReplyRows`.
         """
         num_prompt = 0 if self._has_begun else len(prompt_ids)
         # The last token may have a row (drafted tokens), which is useless before its successor is known.
@@ -46,4 +46,4 @@ class PartialHandoff:
             return ReplyRows(list(reply_ids[first : self._num_replied]), rows[:num_rows]).information()
         self._has_begun = True
         replied = list(reply_ids[: self._num_replied + 1])
-        return ThinkerHandoff(list(prompt_ids), replied, rows[:num_rows], media).information()
+        return ThinkerOutput(list(prompt_ids), replied, rows[:num_rows], media).information()
