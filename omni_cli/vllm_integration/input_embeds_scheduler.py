@@ -7,7 +7,7 @@ and its KV blocks while the rest of the batch continues. Requests are left out b
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -76,11 +76,12 @@ class InputEmbedsSchedulerMixin(VllmScheduler):
         for request in lacking:
             # vLLM skips a running request before this step number; `schedule` first increments its counter.
             request.next_decode_eligible_step = self.current_step + 2
-        removed = [(queue, self._take_out(queue, lacking)) for queue in (self.waiting, self.skipped_waiting)]
+        # Those that were preempted would be computed up to the row that they lack.
+        preempted = [request for request in self.waiting if request in lacking]
+        self.waiting.remove_requests(preempted)
         output = super().schedule(*args, **kwargs)
-        for queue, requests in removed:
-            for request in reversed(requests):
-                queue.prepend_request(request)
+        for request in reversed(preempted):
+            self.waiting.prepend_request(request)
         scheduled = [self.requests[request_id] for request_id in output.num_scheduled_tokens]
         unsent = [request for request in scheduled if request in self._pending and self._pending[request].unsent]
         if unsent:
@@ -103,14 +104,6 @@ class InputEmbedsSchedulerMixin(VllmScheduler):
             outputs = zip(model_runner_output.req_ids, model_runner_output.pooler_output, strict=True)
             self._codes |= {request_id: codes for request_id, codes in outputs if codes is not None}
         return super().update_from_output(scheduler_output, model_runner_output, *args, **kwargs)
-
-    @staticmethod
-    def _take_out(queue: Any, lacking: list[Request]) -> list[Request]:
-        """Remove preempted requests that lack a row from a waiting queue: they would be computed up to that row."""
-        out = [request for request in queue if request in lacking]
-        if out:
-            queue.remove_requests(out)
-        return out
 
 
 def _lacks_rows(request: Request, pending: PendingEmbeddings) -> bool:

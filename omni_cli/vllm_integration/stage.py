@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -18,9 +17,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from omni_cli.checkpoints.files import describes_encoder
 from omni_cli.checkpoints.shards import folder_for_vllm
-from omni_cli.compat.separate_videos import accept_separate_videos
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.config.key_notes import has_effect
 from omni_cli.config.schema import ARStageConfig
@@ -112,6 +109,8 @@ class VllmStage:
             "seed": self.spec.seed % (MAX_NUMPY_SEED + 1),
             "trust_remote_code": self.spec.trust_remote_code,
             "disable_log_stats": True,
+            # vLLM 0.32 would normalize videos with the mean and deviation of images on the device.
+            "mm_device_do_normalize": False,
             "worker_cls": self.worker_cls(stage.kind),
             **device_settings.execution_args(getattr(stage, "cudagraph_mode", "none")),
             **(_DIFFUSION_ARGS if stage.kind == "diffusion" else {}),
@@ -269,8 +268,6 @@ class TextStage(VllmStage):
         device_settings.check_platform(spec.stage)
         if spec.dtype == "float32":
             device_settings.use_whole_float32()
-        if describes_encoder(Path(spec.model)):
-            accept_separate_videos()
         super().__init__(spec, emit)
         *_, self._cudagraph_mode = self.engine.collective_rpc("cudagraph_mode")
         device_settings.check_effective(spec.stage, self._cudagraph_mode, self.execution_counters)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from vllm.platforms import current_platform
 
 from omni_cli.checkpoints.files import used_files
 from omni_cli.checkpoints.missing import find_fault, lacking
+from omni_cli.compat.doubled_names import with_released_names
 from omni_cli.errors import CheckpointError, OmniError
 from omni_cli.stage.protocol import StageSpec
 
@@ -78,9 +80,9 @@ class WholeLoader(DefaultModelLoader):
         if self._missing | unwritten:
             raise lacking(model_config.model, sorted(self._missing | unwritten), finder="vLLM")
 
-    def track_weights_loading(self, model: nn.Module, loaded_weights: set[str] | None) -> None:
+    def track_weights_loading(self, model: nn.Module, loaded_weights: set[str] | None, **kwargs: Any) -> None:
         with contextlib.suppress(ValueError):
-            super().track_weights_loading(model, loaded_weights)  # adds parameters that it does not require
+            super().track_weights_loading(model, loaded_weights, **kwargs)  # adds parameters that it does not require
         if loaded_weights is not None:
             self._missing = {name for name, _ in model.named_parameters()} - loaded_weights
 
@@ -96,21 +98,21 @@ class WholeLoader(DefaultModelLoader):
         revision: str | None,
         fall_back_to_pt: bool,
         allow_patterns_overrides: list[str] | None,
-    ) -> tuple[str, list[str], bool]:
+    ) -> tuple[str, list[str], bool, str]:
         location = (model_name_or_path, subfolder, revision, fall_back_to_pt)
-        folder, paths, are_safetensors = super()._prepare_weights(*location, allow_patterns_overrides)
+        folder, paths, *form = super()._prepare_weights(*location, allow_patterns_overrides)
         if not used_files(map(Path, paths)):  # a LoRA adapter's, beside weights in another format
-            folder, paths, are_safetensors = super()._prepare_weights(*location, ["*.bin"])
+            folder, paths, *form = super()._prepare_weights(*location, ["*.bin"])
         files = used_files(map(Path, paths))
         others = sorted({file.name for file in Path(folder).glob("*.safetensors")} - {file.name for file in files})
         if others and allow_patterns_overrides is None:
             logger.warning("ignored in %s, because the model is in other files: %s", folder, ", ".join(others))
         stored = sum(file.stat().st_size for file in files)
         self._reads_ahead = self._num_bytes > _LEAST_SHARE * stored
-        return folder, list(map(str, files)), are_safetensors
+        return folder, list(map(str, files)), *form
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Iterator[tuple[str, torch.Tensor]]:
-        weights = super()._get_weights_iterator(source)
+        weights = with_released_names(super()._get_weights_iterator(source))
         return read_ahead(weights) if self._reads_ahead and not current_platform.is_cpu() else weights
 
 

@@ -19,7 +19,7 @@ class Qwen3Reference(Reference):
         self.processor = Qwen3OmniMoeProcessor.from_pretrained(model)
         self.model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(model, dtype=torch.float32)
         self.model.eval()
-        # transformers 5.23 reads the audio encoder's window from the talker's configuration, which has none.
+        # transformers 5.19 reads the audio encoder's window from the talker's configuration, which has none.
         if self.model.has_talker:
             self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config
 

@@ -62,7 +62,7 @@ def assert_spoken(result: RequestResult, reference: SpokenResult, *, atol: float
 class Reference:
     """Greedy, float32.
 
-    transformers 5.23 drops an attention mask of ones on the way to the talker, which then skips the codec embeddings
+    transformers 5.19 drops an attention mask of ones on the way to the talker, which then skips the codec embeddings
     of its prompt and M-RoPE. `keep_mask` hands the mask on, as for any padded batch: that is `talker_prompt: full`.
     """
 

@@ -72,7 +72,7 @@ class Feed:
                 self.id,
                 stage_output=parts[0],
                 more_follows=bool(self.parts),
-                sampling={"max_tokens": request["max_tokens"], "ignore_eos": True},
+                sampling=dict.fromkeys(("min_tokens", "max_tokens"), request["max_tokens"]),
             )
         )
 

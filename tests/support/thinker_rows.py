@@ -170,21 +170,8 @@ def _count_preemptions(engine: Any) -> list[int]:
 def _worker() -> str:
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
-        return "omni_cli.vllm_integration.gpu.GPUARWorker"
-    _reject_on_a_cpu()
-    return "omni_cli.vllm_integration.cpu.CPUARWorker"
-
-
-def _reject_on_a_cpu() -> None:
-    """Give vLLM's greedy rejection its own CPU kernel: 0.30.0 leaves Triton's in, which a CPU cannot run.
-
-    Its CPU runner replaces names in this module that its callers no longer look at.
-    """
-    from vllm.utils import cpu_triton_utils
-    from vllm.v1.sample import rejection_sampler
-
-    rejection_sampler._rejection_greedy_sample.kernel = cpu_triton_utils.rejection_greedy_sample_kernel
+    device = "cpu.CPU" if current_platform.is_cpu() else "gpu.GPU"
+    return f"omni_cli.vllm_integration.{device}ARWorker"
 
 
 def _count_drafts(engine: Any) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import apply_renamings
+from transformers.core_model_loading import rename_source_key
 from vllm.config import VllmConfig
 
 from omni_cli.checkpoints.missing import lacking
@@ -90,7 +90,7 @@ class CodecForDiffusion(DiffusionModel):
         """Load the codec's weights by transformers' names for them; raises `CheckpointError` if any is missing."""
         prefix, renamings = self.weights_prefix, get_model_conversion_mapping(self.codec)
         state = {
-            apply_renamings(name.removeprefix(prefix), renamings): weight
+            rename_source_key(name.removeprefix(prefix), renamings, [])[0]: weight
             for name, weight in weights
             if name.startswith(prefix)
         }

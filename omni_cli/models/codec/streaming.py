@@ -68,7 +68,7 @@ class DecoderCall(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         """Raise `ValueError` if `module` has parts that cannot be decoded piece by piece."""
         super().__init__()
-        decoder = module.decoder if isinstance(module, MimiModel) else module
+        decoder = _mimi_decoder(module) if isinstance(module, MimiModel) else module
         self._call: Callable[[torch.Tensor], torch.Tensor] = (
             _mimi_decode(module) if isinstance(module, MimiModel) else module.forward
         )
@@ -268,6 +268,11 @@ class StreamingCodecDecoder:
 
 def _joined(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(rows) if len(rows) > 1 else rows[0]
+
+
+def _mimi_decoder(module: nn.Module) -> nn.Module:
+    """Return what turns Mimi's quantized codes into samples; the rest of the module is its encoder."""
+    return nn.ModuleList([module.upsample, module.decoder_transformer, module.decoder])
 
 
 def _mimi_decode(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ class CsmCodec(CodecForDiffusion):
     weights_prefix = "codec_model."
 
     def make_codec(self, config: Any) -> nn.Module:
-        mimi = copy.deepcopy(config.codec_config)
-        mimi.encoder_config = None
+        mimi = config.codec_config
         self.sample_rate, self.codebook_size = mimi.sampling_rate, mimi.codebook_size
         self.num_codebooks = config.num_codebooks
         codec: nn.Module = MimiModel._from_config(mimi, dtype=torch.get_default_dtype())
+        codec.encoder = codec.encoder_transformer = codec.downsample = None
         return codec

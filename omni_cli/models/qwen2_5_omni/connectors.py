@@ -149,7 +149,7 @@ def thinker_to_talker(
     partial. A partial output must have a reply row.
 
     With a `full` prompt, as Qwen published it, the embeddings of the last two codec ids are added, and images and audio
-    have M-RoPE positions. A `plain` prompt has neither, as transformers 5.23 computes it for one unpadded prompt: it
+    have M-RoPE positions. A `plain` prompt has neither, as transformers 5.19 computes it for one unpadded prompt: it
     drops an attention mask of ones, and the talker takes the missing mask to mean "not the first step".
     """
     prompt_ids, output_ids = stage_output.prompt_token_ids, stage_output.output_token_ids

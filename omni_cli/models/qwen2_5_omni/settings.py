@@ -19,7 +19,7 @@ class TalkerConfig(ARStageConfig):
 
     talker_prompt: TalkerPrompt = Field(
         "full",
-        description="Qwen2.5-Omni's talker: `full` as published, `plain` as transformers 5.23 computes one prompt "
+        description="Qwen2.5-Omni's talker: `full` as published, `plain` as transformers 5.19 computes one prompt "
         "(no codec embeddings and no M-RoPE positions of media in the prompt).",
     )
     early_start: bool | None = Field(

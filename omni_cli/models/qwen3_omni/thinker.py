@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -48,8 +47,8 @@ class UnpaddedAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
     features and may add one.
     """
 
-    _get_hf_mm_data = Qwen2_5OmniThinkerMultiModalProcessor._get_hf_mm_data
-    _apply_hf_processor_main = Qwen2_5OmniThinkerMultiModalProcessor._apply_hf_processor_main
+    _get_hf_mm_inputs = Qwen2_5OmniThinkerMultiModalProcessor._get_hf_mm_inputs
+    _postprocess_hf_mm_data = Qwen2_5OmniThinkerMultiModalProcessor._postprocess_hf_mm_data
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -121,12 +120,3 @@ class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
         kwargs["feature_attention_mask"] = [*kwargs["feature_attention_mask"], torch.ones(silence.shape[1])]
         *embeddings, _ = super().embed_multimodal(**kwargs)
         return tuple(embeddings)
-
-    def iter_mm_features(self, mm_features: list[Any]) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """Yield offsets of the tokens that begin an image, video or audio.
-
-        vLLM 0.30 yields the offsets of its placeholders, which come one token later, so that all M-RoPE positions of an
-        image are too large by one.
-        """
-        for offset, modality, data in super().iter_mm_features(mm_features):
-            yield offset - 1, modality, data

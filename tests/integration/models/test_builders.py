@@ -222,7 +222,7 @@ def prompts(processor) -> dict[str, dict]:
 def generate(model, processor, prompt: dict) -> tuple[list[int], torch.Tensor]:
     """Return greedy tokens of the answer, and the waveform for noise of seed 0."""
     inputs = dict(processor(return_tensors="pt", **prompt))
-    # transformers 5.23 also passes plain pixel_values to the talker, which refuses them.
+    # transformers 5.19 also passes plain pixel_values to the talker, which refuses them.
     if "pixel_values" in inputs:
         inputs["thinker_pixel_values"] = inputs.pop("pixel_values")
     talker = model.config.talker_config

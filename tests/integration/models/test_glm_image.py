@@ -58,7 +58,7 @@ class Reference:
             """Work around a bug of diffusers 0.42.1, which `test_the_pipeline_cannot_edit_without_a_workaround` shows.
 
             `GlmImagePipeline.generate_prior_tokens` joins the features of its images along their first dimension, as if
-            that were the batch. transformers 5.23 returns them as (channels, rows, columns) each, so that
+            that were the batch. transformers 5.19 returns them as (channels, rows, columns) each, so that
             `get_image_tokens`, which goes through the first dimension, takes each channel for an image. Here they get a
             batch dimension. Only the pipeline's call is positional. Images of unequal sizes still cannot be joined.
             """

@@ -35,8 +35,14 @@ PROFILES = {
 }
 # Of vLLM's own classes: tied embeddings, experts, images, sound.
 MODELS = ("llama", "gemma3", "qwen3_moe", "idefics3", "qwen2_audio")
-# The codec only decodes, and another part reads the table of text embeddings.
-UNUSED = ("codec_model.encoder", "codec_model.downsample.", "embed_text_tokens.")
+# The codec only decodes, another part reads the table of text embeddings, and CSM's table of codes is there twice.
+UNUSED = (
+    "codec_model.encoder",
+    "codec_model.downsample.",
+    "embed_text_tokens.",
+    "backbone_model.embed_tokens.embed_audio_tokens.",
+    "depth_decoder.model.embed_tokens.",
+)
 
 
 def without(folder: Path, part: str, broken: Path) -> Path:

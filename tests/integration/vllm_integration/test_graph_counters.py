@@ -33,8 +33,9 @@ def config(monkeypatch) -> VllmConfig:
     monkeypatch.setattr(CUDAGraphWrapper, "_all_instances", type(CUDAGraphWrapper._all_instances)())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CountsReplays)
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
-    for name in ("current_stream", "set_graph_pool_id", "validate_cudagraph_capturing_enabled"):
+    for name in ("current_stream", "validate_cudagraph_capturing_enabled"):
         monkeypatch.setattr(cuda_graph, name, lambda *_: None)
+    monkeypatch.setattr(cuda_graph, "capture_pool", lambda *_: nullcontext())
     monkeypatch.setattr(cuda_graph, "weak_ref_tensors", lambda output: output)
     monkeypatch.setattr(type(cuda_graph.current_platform), "get_global_graph_pool", lambda _: "pool")
     return VllmConfig()

