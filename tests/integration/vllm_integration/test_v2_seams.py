@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,3 +81,9 @@ PLACES = {where for where, _ in (*MOVES.values(), *READS.values())} | {f"{STATE}
 def test_the_counterpart_exists(where):
     change = change_in_place(where)
     assert change is None, change
+
+
+def test_the_plan_counts_the_seams():
+    plan = (Path(__file__).parents[3] / "docs" / "runner-v2.md").read_text()
+    for table, seams in (("MOVES", MOVES), ("MODEL_MOVES", MODEL_MOVES), ("READS", READS)):
+        assert f"(`{table}`) | {len(seams)} |" in plan
