@@ -167,7 +167,9 @@ def schema(as_json: JsonOption = False) -> None:
 
 
 def _memory_comment(config: EngineConfig) -> str:
-    """Return the planned memory of a profile as comments; nothing if it cannot be known before a download."""
+    """Return the planned memory of a chain as comments; nothing if it cannot be known before a download."""
+    if all(stage.kind != "ar" for stage in config.stages):
+        return ""
     from omni_cli.checkpoints.resolve import find_folder
     from omni_cli.engine.memory_plan import plan_profile
     from omni_cli.errors import CheckpointError

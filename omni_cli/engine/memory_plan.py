@@ -68,6 +68,11 @@ class MemoryUse:
         return f"at least {gib(self.needed_bytes)} of memory ({has}{free})"
 
     @property
+    def device(self) -> str:
+        """Its name in a plan."""
+        return "host" if self.gpu is None else self.name
+
+    @property
     def planned_bytes(self) -> int:
         """The part of the free memory that a plan may use."""
         if self.gpu is None:
@@ -165,7 +170,7 @@ def plan_start(config: EngineConfig, folder: Path) -> MemoryPlan | None:
     decoders = stage_decoders(config, folder)
     plan = plan_memory(config, weights, decoders, host, devices)
     for use in plan.uses:
-        rows = [row for row in plan.stages if row.device == use.name and config.stage(row.name).backend == "vllm"]
+        rows = [row for row in plan.stages if row.device == use.device and config.stage(row.name).backend == "vllm"]
         swap = host.free_swap_bytes if use.gpu is None else 0
         fits = use.needed_bytes <= use.free_bytes + swap
         if fits or not any(isinstance(config.stage(row.name), ARStageConfig) for row in rows):
@@ -325,7 +330,7 @@ def _rows(ranks: Iterable[_Rank]) -> Iterator[PlannedMemory]:
     for rank in ranks:
         yield PlannedMemory(
             name=rank.stage.name,
-            device=rank.use.name,
+            device=rank.use.device,
             weights_bytes=rank.weights,
             kv_cache_bytes=rank.cache_bytes,
             share_bytes=rank.fixed if rank.share is not None else None,

@@ -54,7 +54,7 @@ def caches(planned: MemoryPlan) -> list[int]:
 def test_all_stages_fit_together(free_gib: float, keys: dict, gpu: bool) -> None:
     planned = plan(chain(**keys), free_gib, gpu=gpu)
     assert planned.missing == ()
-    device = [row for row in planned.stages if row.device == ("GPU 0" if gpu else "this machine")]
+    device = [row for row in planned.stages if row.device == ("GPU 0" if gpu else "host")]
     assert sum(row.weights_bytes + (row.kv_cache_bytes or 0) + row.other_bytes for row in device) <= free_gib * GIB
     length = keys.get("max_model_len", 8192)
     assert min(caches(planned)) >= TOKEN_BYTES * length, "one request of full length fits"
