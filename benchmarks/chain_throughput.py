@@ -9,7 +9,7 @@ One unmeasured round of each side warms it up, and each side idles while the oth
 For a stage, omni's time is that from the first request entering it to the last one leaving it, with nothing else
 running; Hugging Face's is the sum over requests of the time inside `thinker.generate`, `talker.generate` and
 `token2wav.forward`. For the chain both are the wall time of all eight. Goals: thinker and talker at least 3 times
-faster, token2wav 2.5 times, the chain 4 times. `--set` changes a setting of omni's side.
+faster, token2wav 2.5 times, the chain 3.5 times. `--set` changes a setting of omni's side.
 """
 
 from __future__ import annotations
