@@ -74,11 +74,8 @@ def run(
     printer = _choose_printer(requests, progress, options)
     engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
 
-    async def run_on_engine() -> RunOutcome:
-        session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
-        return await session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s)
-
-    outcome = asyncio.run(run_on_engine())
+    session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
+    outcome = asyncio.run(session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
     _show_end(outcome, config, options)
     return outcome.exit_code
 
@@ -109,11 +106,8 @@ def run_on_replicas(
     progress = _choose_progress(config, len(good), options)
     printer = _choose_printer(specs, progress, options)
 
-    async def run_job() -> RunOutcome:
-        session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
-        return await session.run(timeout_s=options.timeout)
-
-    outcome = asyncio.run(run_job())
+    session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
+    outcome = asyncio.run(session.run(timeout_s=options.timeout))
     _show_end(outcome, config, options)
     return outcome.exit_code
 

@@ -140,14 +140,10 @@ def _try(
     spec = AttainmentSpec(target=target)
     progress = BenchProgress(sys.stderr, spec, quiet=options.quiet, verbose=options.verbose)
     benchmark = Benchmark(plan, spec, limits, progress)
-
-    async def run() -> tuple[OmniError | None, BaseException | None]:
-        work, stopped = await run_until_stopped(benchmark.run(), timeout_s)
-        return stopped, None if stopped is not None else work.exception()
-
-    stopped, failure = asyncio.run(run())
+    work, stopped = asyncio.run(run_until_stopped(benchmark.run(), timeout_s))
     progress.hide()
     trial = spec.judged(plan.builder.record(), rate)
+    failure = None if stopped is not None else work.exception()
     if failure is None:
         return trial, stopped
     if not isinstance(failure, VariantError):

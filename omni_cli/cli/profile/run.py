@@ -48,7 +48,10 @@ def run_profile(
     try:
         with _working_folder(options.output_dir) as folder:
             run = _profiling_run(config, workload, options, folder, line)
-            session = asyncio.run(_record(run, options.timeout))
+            work, stopped = asyncio.run(run_until_stopped(run.run(), options.timeout))
+            if stopped is not None:
+                raise stopped
+            session = work.result()
             line.say("reading the traces")
             about = About(command, environment, workload.describe(config), run.num_iters_warmup, TRACE_NAME)
             profile = _write(session, config, about, options.output_dir)
@@ -84,14 +87,6 @@ def _profiling_run(
         on_progress=line.say,
         verbose=options.verbose,
     )
-
-
-async def _record(run: ProfilingRun, timeout_s: float | None) -> RecordedSession:
-    """Record, and raise the run's own error, an interrupt or the deadline; the stages have ended by then."""
-    work, stopped = await run_until_stopped(run.run(), timeout_s)
-    if stopped is not None:
-        raise stopped
-    return work.result()
 
 
 @contextmanager

@@ -130,15 +130,11 @@ def search(wanted: SettingsSearch, options: TuneOptions, command: tuple[str, ...
         watcher=progress,
         path=folder / RECORD,
     )
-    work, stopped = asyncio.run(_run(tuning, options.timeout))
+    work, stopped = asyncio.run(run_until_stopped(tuning.run(), options.timeout))
     progress.hide()
     if stopped is None and (failure := work.exception()) is not None:
         raise failure
     return _report(wanted, tuning.record, options, stopped)
-
-
-async def _run(tuning: Tuning, timeout_s: float | None) -> tuple[asyncio.Task[None], OmniError | None]:
-    return await run_until_stopped(tuning.run(), timeout_s)
 
 
 def _continued(record: TuneRecord, path: Path) -> TuneRecord:
