@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,11 @@ class Kind:
     source: str
     again: str
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def utc_now() -> str:
+    """Return the time for a record's `created`, as in `2026-11-20T12:48:54Z`."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def get_digest(value: object) -> str:

@@ -6,7 +6,6 @@ import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -19,7 +18,7 @@ from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
-from omni_cli.record_file import Kind, get_digest, load_checked, save_record
+from omni_cli.record_file import Kind, get_digest, load_checked, save_record, utc_now
 from omni_cli.results import Bounds
 from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
@@ -129,7 +128,7 @@ class SearchFolder:
             yield
 
     def new_record(self) -> BisectRecord:
-        created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        created = utc_now()
         return BisectRecord(created=created, spec=self._spec, commits=self._commits)
 
     def load(self) -> BisectRecord:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from omni_cli.bench.benchmark import Plan
@@ -28,7 +27,7 @@ from omni_cli.cli.tune.options import TuneOptions
 from omni_cli.config.schema import profile_data
 from omni_cli.config.yaml_writer import to_yaml
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
-from omni_cli.record_file import with_digest
+from omni_cli.record_file import utc_now, with_digest
 from omni_cli.report.tune_text import tune_text
 from omni_cli.report.units import count, seconds
 from omni_cli.stats.race import Race
@@ -62,7 +61,7 @@ class SettingsSearch:
             limits["url"] = self.url
         refused = self.space.refused
         return TuneRecord(
-            created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            created=utc_now(),
             command=command,
             environment=read_environment(),
             workload=self.workload,
