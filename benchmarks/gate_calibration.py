@@ -46,7 +46,8 @@ import numpy as np
 from common import machine, machine_line, wilson
 
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.record import Record, Sample, StoppingPlan, Variant, load_record, save_record, workload_fingerprint
+from omni_cli.record import Record, Sample, StoppingPlan, Variant, load_record, workload_fingerprint
+from omni_cli.record_file import save_record
 from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.gate import judge
 from omni_cli.stats.sequential import plan_looks

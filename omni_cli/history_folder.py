@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from omni_cli.errors import InputError
-from omni_cli.record import Record, load_record, save_record
-from omni_cli.record_file import get_digest
+from omni_cli.record import Record, load_record
+from omni_cli.record_file import get_digest, save_record
 from omni_cli.text import visible
 
 _DIGITS = 12

@@ -99,6 +99,13 @@ def samples_for(percentile: int) -> int:
     return math.ceil(math.log(1 - _CONFIDENCE) / math.log(percentile / 100))
 
 
+def get_percentile(values: Sequence[float], percentile: int) -> float | None:
+    """Return a percentile of single values; None for fewer than `samples_for`."""
+    if len(values) < samples_for(percentile):
+        return None
+    return statistics.quantiles(values, n=100)[percentile - 1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
     """The times of one answered request on one clock, or those in one stage.
@@ -169,9 +176,9 @@ def summarised(
         if values[name]:
             metrics[name] = statistics.median(values[name])
         for percentile in percentiles if name in tails else ():
-            if len(values[name]) >= samples_for(percentile):
-                percentile_s = statistics.quantiles(values[name], n=100)[percentile - 1]
-                metrics[percentile_name(name, percentile)] = percentile_s
+            value = get_percentile(values[name], percentile)
+            if value is not None:
+                metrics[percentile_name(name, percentile)] = value
     return metrics
 
 

@@ -11,9 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from omni_cli.errors import InputError
-from omni_cli.record_file import Kind, digest_problem, read_document, with_digest, write_document
-from omni_cli.text import visible
+from omni_cli.record_file import Kind, load_checked
 
 SCHEMA: Final = "omni.profile/1"
 Limit = Literal["compute", "memory"]
@@ -276,15 +274,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
 
 
-def save_profile(profile: Profile, path: Path) -> None:
-    """Write the record, whole or not at all. Raises `OutputError`."""
-    write_document(with_digest(profile), path)
-
-
 def load_profile_record(path: Path) -> Profile:
     """Read and check a profile. Raises `InputError`: unreadable, truncated, foreign, incomplete or edited."""
-    document, profile = read_document(path, Profile, _KIND)
-    problem = digest_problem(document)
-    if problem is not None:
-        raise InputError(f"`{visible(str(path))}`: {problem}", hint=_AGAIN)
-    return profile
+    return load_checked(path, Profile, _KIND)

@@ -16,7 +16,7 @@ import msgspec
 
 from omni_cli.errors import InputError
 from omni_cli.metrics import E2E, REPORTED_MEMORY
-from omni_cli.record_file import Kind, digest_problem, get_digest, read_document, with_digest, write_document
+from omni_cli.record_file import Kind, digest_problem, get_digest, read_document
 from omni_cli.results import Comparison, GateResult, Summary
 from omni_cli.text import visible
 
@@ -261,14 +261,6 @@ def failure_sentence(failures: Mapping[str, Failures], total: int, what: str) ->
     """Format `12 of 48 requests failed: 12 x HTTP 500; the first one: ...`; None without failures."""
     failed = sum(item.count for item in failures.values())
     return f"{failed} of {total} {what} failed: {describe_failures(failures)}" if failed else None
-
-
-def save_record(record: Record, path: Path) -> None:
-    """Write the record whole or not at all. Raises `OutputError`.
-
-    Called after every block, so that a later failure loses no measurement.
-    """
-    write_document(with_digest(record), path)
 
 
 def load_record(path: Path) -> Record:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,11 @@ class Kind:
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
+def utc_now() -> str:
+    """Return the time for a record's `created`, as in `2026-11-20T12:48:54Z`."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
 def get_digest(value: object) -> str:
     """Return `sha256:...` of plain JSON types, independent of the order of keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -46,9 +52,9 @@ def with_digest(record: msgspec.Struct) -> dict[str, object]:
     return {**document, "digest": get_digest(document)}
 
 
-def write_document(document: dict[str, object], path: Path) -> None:
-    """Write a record whole or not at all. Raises `OutputError`."""
-    content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+def save_record(record: msgspec.Struct, path: Path) -> None:
+    """Write a record with its digest, whole or not at all. Raises `OutputError`."""
+    content = msgspec.json.format(msgspec.json.encode(with_digest(record)), indent=2) + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
@@ -68,6 +74,18 @@ def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[st
         return document, msgspec.convert(current, struct)
     except (msgspec.ValidationError, RecursionError) as error:
         raise InputError(f"`{label}` is not a complete {kind.name}: {located(error)}", hint=kind.again) from error
+
+
+def load_checked(
+    path: Path, struct: type[Struct], kind: Kind, first_problem: Callable[[Struct], str | None] = lambda _record: None
+) -> Struct:
+    """Return a file's record. Raises `InputError` as `read_document` does, and for one that was edited or has a
+    problem."""
+    document, record = read_document(path, struct, kind)
+    problem = digest_problem(document) or first_problem(record)
+    if problem is not None:
+        raise InputError(f"`{visible(str(path))}`: {problem}", hint=kind.again)
+    return record
 
 
 def read_json(path: Path, kind: Kind) -> Any:

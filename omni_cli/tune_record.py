@@ -10,11 +10,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from omni_cli.errors import InputError
 from omni_cli.record import Variant, first_variant_problem
-from omni_cli.record_file import Kind, digest_problem, get_digest, read_document, with_digest, write_document
+from omni_cli.record_file import Kind, get_digest, load_checked
 from omni_cli.results import Bounds, Outputs
-from omni_cli.text import visible
 
 SCHEMA: Final = "omni.tune/2"
 _RENAMED = {"omni.tune/1": {"heats": "batches"}}
@@ -100,18 +98,9 @@ _AGAIN = "search again with `omni tune`; records must not be edited by hand"
 _KIND = Kind("tune record", SCHEMA, "omni tune", _AGAIN, renamed=_RENAMED)
 
 
-def save_tune_record(record: TuneRecord, path: Path) -> None:
-    """Write the record whole or not at all. Raises `OutputError`."""
-    write_document(with_digest(record), path)
-
-
 def load_tune_record(path: Path) -> TuneRecord:
     """Read and check a record. Raises `InputError`: unreadable, truncated, foreign, incomplete or edited."""
-    document, record = read_document(path, TuneRecord, _KIND)
-    problem = digest_problem(document) or _first_problem(record)
-    if problem is not None:
-        raise InputError(f"`{visible(str(path))}`: {problem}", hint=_AGAIN)
-    return record
+    return load_checked(path, TuneRecord, _KIND, _first_problem)
 
 
 def _first_problem(record: TuneRecord) -> str | None:

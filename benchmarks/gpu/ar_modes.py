@@ -48,7 +48,8 @@ from omni_cli.models.qwen2_5_omni.checkpoint.sizes import TINY, OmniSizes
 from omni_cli.models.qwen2_5_omni.family import FAMILY
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
 from omni_cli.outputs import GenerateRequest
-from omni_cli.record import Record, Sample, Variant, save_record, workload_fingerprint
+from omni_cli.record import Record, Sample, Variant, workload_fingerprint
+from omni_cli.record_file import save_record
 from omni_cli.stage.messages import RequestDone
 from omni_cli.stage.payloads import decode_additional_information
 from omni_cli.stage.protocol import StageSpec

@@ -53,7 +53,8 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.execution.counters import since
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult, StageTrace, TextDelta
-from omni_cli.record import Record, Sample, Variant, save_record, workload_fingerprint
+from omni_cli.record import Record, Sample, Variant, workload_fingerprint
+from omni_cli.record_file import save_record
 from omni_cli.stats.summary import summarise
 
 

@@ -68,7 +68,8 @@ from sides import (
     settings_of,
 )
 
-from omni_cli.record import COUNTERS_KEY, Record, StoppingPlan, Variant, save_record, workload_fingerprint
+from omni_cli.record import COUNTERS_KEY, Record, StoppingPlan, Variant, workload_fingerprint
+from omni_cli.record_file import save_record
 from omni_cli.stats.summary import summarise
 
 MIN_BLOCKS = 8

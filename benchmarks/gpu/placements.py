@@ -46,7 +46,8 @@ from omni_cli.diffusers_integration.parallel import Rank
 from omni_cli.diffusers_integration.ranks import Ranks
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.outputs import GenerateRequest
-from omni_cli.record import Memory, Sample, save_record
+from omni_cli.record import Memory, Sample
+from omni_cli.record_file import save_record
 from omni_cli.stage.messages import AddRequest, Failure
 from omni_cli.stage.protocol import StageSpec
 

@@ -6,7 +6,6 @@ import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -18,12 +17,11 @@ from omni_cli.bench.harness import RunLimits, Watcher
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.errors import ExitCode, InputError, OmniError, OutputError, UsageError
-from omni_cli.record_file import Kind, digest_problem, get_digest, read_document, with_digest, write_document
+from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
+from omni_cli.record_file import Kind, get_digest, load_checked, save_record, utc_now
 from omni_cli.results import Bounds
 from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
-from omni_cli.text import visible
 
 BISECT_SCHEMA: Final = "omni.bisect/2"
 MIN_ROUNDS = 27
@@ -130,21 +128,15 @@ class SearchFolder:
             yield
 
     def new_record(self) -> BisectRecord:
-        created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        created = utc_now()
         return BisectRecord(created=created, spec=self._spec, commits=self._commits)
 
     def load(self) -> BisectRecord:
         """Return the search so far. Raises `InputError` for a file that is broken or was changed."""
-        document, record = read_document(self.file, BisectRecord, _KIND)
-        problem = digest_problem(document)
-        if problem is None and (record.spec, record.commits) != (self._spec, self._commits):
-            problem = "it is another search"
-        if problem is not None:
-            raise InputError(f"`{visible(str(self.file))}`: {problem}", hint=_AGAIN)
-        return record
+        return load_checked(self.file, BisectRecord, _KIND, self._other_search)
 
-    def save(self, record: BisectRecord) -> None:
-        write_document(with_digest(record), self.file)
+    def _other_search(self, record: BisectRecord) -> str | None:
+        return None if (record.spec, record.commits) == (self._spec, self._commits) else "it is another search"
 
 
 class Bisection:
@@ -189,10 +181,10 @@ class Bisection:
             self.watcher.step_begins(step)
             trial = await self._try(step)
             self.record = msgspec.structs.replace(self.record, trials=(*self.record.trials, trial), result=None)
-            self.folder.save(self.record)
+            save_record(self.record, self.folder.file)
             self.watcher.step_done(trial)
         self.record = msgspec.structs.replace(self.record, result=self._result())
-        self.folder.save(self.record)
+        save_record(self.record, self.folder.file)
 
     @property
     def _last(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.execution.counters import since
 from omni_cli.metrics import E2E
 from omni_cli.record import COUNTERS_KEY, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
+from omni_cli.record_file import utc_now
 from omni_cli.results import Comparison, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.output_quality import max_abs_difference, outputs_quality, request_qualities
@@ -87,7 +87,7 @@ class RecordBuilder:
         self.sampling = StoppingPlan()
         self.utilisation: Utilisation | None = None
         self._command = tuple(command)
-        self._created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        self._created = utc_now()
         self._environment = environment
         self._workload = workload
         self._folder = folder

@@ -22,11 +22,12 @@ from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.errors import OmniError, UsageError
 from omni_cli.metrics import ATTAINMENT
 from omni_cli.record import Variant, get_values, metric_names
+from omni_cli.record_file import save_record
 from omni_cli.results import Comparison, Outputs
 from omni_cli.stats.gate import judge
 from omni_cli.stats.race import Race
 from omni_cli.stats.tuning import batch_costs, concluded, get_race, peak_bytes
-from omni_cli.tune_record import Candidate, Round, TuneRecord, save_tune_record
+from omni_cli.tune_record import Candidate, Round, TuneRecord
 
 MIN_ATTAINMENT = 0.99
 """Share of its requests that must meet the limits of `--slo`."""
@@ -216,4 +217,4 @@ class Tuning:
 
     def _keep(self, record: TuneRecord) -> None:
         self.record = record
-        save_tune_record(record, self._path)
+        save_record(record, self._path)

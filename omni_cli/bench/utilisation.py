@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
 
 from omni_cli.bench.machine_counters import Counters, MachineCounters
 from omni_cli.bench.nvml import GpuState
@@ -19,15 +18,6 @@ MAX_SHARE = 0.01
 
 MAX_SAMPLES = 1200
 """Above this number, neighbours are merged, so that the record of a run of hours stays small."""
-
-
-class Source(Protocol):
-    """A source of readings, created and read in the sampler's thread."""
-
-    usable_cores: int
-    gpu_names: tuple[tuple[int, str], ...]
-
-    def read(self) -> Counters: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,7 @@ class Stretch:
 class UtilisationSampler:
     """Samples while its `with` block runs; `utilisation()` returns the series so far, on any thread."""
 
-    def __init__(self, source: Callable[[], Source] = MachineCounters, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, source: Callable[[], MachineCounters] = MachineCounters, interval_s: float = INTERVAL_S) -> None:
         self._source = source
         self._interval_s = interval_s
         self._stretches: list[Stretch] = []

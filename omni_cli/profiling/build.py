@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from omni_cli.bench.iteration import latency_metric
 from omni_cli.config.schema import EngineConfig
@@ -22,6 +21,7 @@ from omni_cli.profiling.roofline import compute_roofline
 from omni_cli.profiling.session import Profiled, RecordedSession
 from omni_cli.profiling.trace_file import TraceFile, read_trace
 from omni_cli.profiling.waterfall import stage_seconds, waterfall
+from omni_cli.record_file import utc_now
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def build_profile(
     )
     typical = _typical(session.profiled)
     return Profile(
-        created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        created=utc_now(),
         command=about.command,
         environment=about.environment,
         workload=about.workload,

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from msgspec import UNSET
 
-from omni_cli.metrics import PERCENTILES, samples_for
+from omni_cli.metrics import PERCENTILES, get_percentile
 from omni_cli.record import Variant, get_values, metric_names, request_values
 from omni_cli.results import Summary
 from omni_cli.stats.blocks import block_medians, independent_units
@@ -24,8 +24,7 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
         return None
     values = np.array([value for _, value in pairs])
     of_requests = request_values(variant, metric)
-    single = np.array(of_requests) if of_requests else values
-    p90, p99 = (float(np.percentile(single, p)) if len(single) >= samples_for(p) else None for p in PERCENTILES)
+    p90, p99 = (get_percentile(of_requests or values.tolist(), percentile) for percentile in PERCENTILES)
     return Summary(
         n=len(values),
         median=float(np.median(values)),

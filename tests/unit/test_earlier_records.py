@@ -9,9 +9,9 @@ from typing import Any
 from omni_cli.bench.bisect import SearchFolder
 from omni_cli.bench.commits import CommitInfo
 from omni_cli.cli.report_documents import load_document
-from omni_cli.record import load_record, save_record
-from omni_cli.record_file import get_digest
-from omni_cli.tune_record import load_tune_record, save_tune_record
+from omni_cli.record import load_record
+from omni_cli.record_file import get_digest, save_record
+from omni_cli.tune_record import load_tune_record
 
 CREATED = "2026-11-20T12:00:00Z"
 SAMPLE = {"block": 0, "position": 0, "e2e_s": 0.1, "engagement": {"talker": {"graph_replays": 8.0}}}
@@ -62,7 +62,7 @@ def test_a_search_of_omni_tune_1_is_shown_and_continued_as_omni_tune_2(tmp_path:
     record = load_tune_record(path)
     assert [[variant.name for variant in batch] for batch in record.rounds[0].batches] == [["a"]]
     assert load_document("r0", path).sections
-    save_tune_record(record, path)
+    save_record(record, path)
     document = json.loads(path.read_text())
     assert document["schema"] == "omni.tune/2" and "batches" in document["rounds"][0]
 

@@ -21,9 +21,9 @@ from omni_cli.record import (
     load_record,
     metric_names,
     read_record,
-    save_record,
     workload_fingerprint,
 )
+from omni_cli.record_file import save_record
 
 
 @pytest.fixture

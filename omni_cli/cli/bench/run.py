@@ -77,8 +77,12 @@ def measure(
         num_warmup = max(num_warmup, -(-MIN_BLOCKS // num_requests) - options.num_iters)
     limits = RunLimits(options.num_iters, num_warmup, time_budget_s)
     benchmark = Benchmark(plan, spec, limits, progress, record_file=options.output_json)
-    stopped = asyncio.run(_run(benchmark, options.timeout))
+    work, stopped = asyncio.run(run_until_stopped(benchmark.run(), options.timeout))
     progress.hide()
+    if stopped is None and (failure := work.exception()) is not None:
+        if not isinstance(failure, VariantError):
+            raise failure
+        stopped = failure
     if stopped is not None and not benchmark.has_samples:
         raise stopped
     if weights and stopped is None:
@@ -87,17 +91,6 @@ def measure(
         except OmniError as error:
             stopped = error
     return _report(benchmark, options, stopped)
-
-
-async def _run(benchmark: Benchmark, timeout_s: float | None) -> OmniError | None:
-    """Run the measurement; return the reason for an early end, if any."""
-    work, stopped = await run_until_stopped(benchmark.run(), timeout_s)
-    if stopped is not None:
-        return stopped
-    failure = work.exception()
-    if failure is not None and not isinstance(failure, VariantError):
-        raise failure
-    return failure
 
 
 def _report(benchmark: Benchmark, options: MeasureOptions, stopped: OmniError | None) -> ExitCode:

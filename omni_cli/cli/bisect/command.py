@@ -99,11 +99,8 @@ def _run(bisection: Bisection, options: BisectOptions) -> ExitCode:
     from omni_cli.cli.bisect.report import get_failure, show_search
     from omni_cli.cli.terminal.stop_signals import run_until_stopped
 
-    async def search() -> BaseException | None:
-        work, stopped = await run_until_stopped(bisection.run(), options.timeout)
-        return stopped or work.exception()
-
-    failure = asyncio.run(search())
+    work, stopped = asyncio.run(run_until_stopped(bisection.run(), options.timeout))
+    failure = stopped or work.exception()
     bisection.watcher.hide()
     if failure is not None:
         if bisection.record.trials and isinstance(failure, OmniError):

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from omni_cli.cli.generate.base_run import RunOutcome
     from omni_cli.cli.generate.printers import Printer
-    from omni_cli.cli.generate.run import GenerateEngine, PendingRequest
+    from omni_cli.cli.generate.run import PendingRequest
     from omni_cli.cli.terminal.progress import ProgressDisplay
     from omni_cli.config.schema import EngineConfig
+    from omni_cli.engine.omni_llm import OmniLLM
     from omni_cli.inputs.capabilities import Capabilities
     from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 
@@ -50,7 +51,7 @@ def generate(options: GenerateOptions) -> int:
     return run(decode_specs(specs, config, capabilities), config, options, began_s)
 
 
-def make_engine(config: EngineConfig, *, verbose: bool, max_concurrency: int) -> GenerateEngine:
+def make_engine(config: EngineConfig, *, verbose: bool, max_concurrency: int) -> OmniLLM:
     """Create the engine of a profile, not started yet."""
     from omni_cli.engine.omni_llm import OmniLLM
 
@@ -74,11 +75,8 @@ def run(
     printer = _choose_printer(requests, progress, options)
     engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
 
-    async def run_on_engine() -> RunOutcome:
-        session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
-        return await session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s)
-
-    outcome = asyncio.run(run_on_engine())
+    session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
+    outcome = asyncio.run(session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
     _show_end(outcome, config, options)
     return outcome.exit_code
 
@@ -109,11 +107,8 @@ def run_on_replicas(
     progress = _choose_progress(config, len(good), options)
     printer = _choose_printer(specs, progress, options)
 
-    async def run_job() -> RunOutcome:
-        session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
-        return await session.run(timeout_s=options.timeout)
-
-    outcome = asyncio.run(run_job())
+    session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
+    outcome = asyncio.run(session.run(timeout_s=options.timeout))
     _show_end(outcome, config, options)
     return outcome.exit_code
 
@@ -133,11 +128,11 @@ def _choose_progress(config: EngineConfig, num_requests: int, options: GenerateO
 def _choose_printer(
     requests: Sequence[PendingRequest | RequestSpec | BadRequest], progress: ProgressDisplay, options: GenerateOptions
 ) -> Printer:
-    from omni_cli.cli.generate.printers import BlockPrinter, DocumentPrinter, StreamPrinter
+    from omni_cli.cli.generate.printers import BlockPrinter, Printer, StreamPrinter
 
     noted = [note for request in requests for note in getattr(request, "notes", ())]
     if options.as_json:
-        return DocumentPrinter(progress, verbose=options.verbose, noted=noted)
+        return Printer(progress, verbose=options.verbose, noted=noted)
     from_command_line = len(requests) == 1 and requests[0].place is None
     printer = StreamPrinter if from_command_line else BlockPrinter
     return printer(progress, verbose=options.verbose, quiet=options.quiet, noted=noted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from typing import Protocol
 from unicodedata import category
 
 from omni_cli.cli.terminal import console
@@ -15,24 +14,8 @@ from omni_cli.report.generate_text import file_line, loaded_lines
 from omni_cli.report.records import RequestRecord, WrittenOutput
 
 
-class Printer(Protocol):
-    """Receives events in order; `text` is the next piece of an answer."""
-
-    def loaded(self, stages: Sequence[StageInfo]) -> None: ...
-
-    def text(self, text: str) -> None: ...
-
-    def output(self, written: WrittenOutput) -> None: ...
-
-    def ended(self, record: RequestRecord) -> None: ...
-
-    def close(self) -> None:
-        """Restore the terminal at the end of the run."""
-        ...
-
-
-class DocumentPrinter:
-    """For `--json`: only the document on stdout; notes and failures go to stderr immediately."""
+class Printer:
+    """Receives events in order; this one is for `--json`: it shows only notes and failures, on stderr, at once."""
 
     def __init__(self, progress: ProgressDisplay, *, verbose: bool, noted: Collection[str] = ()) -> None:
         """`noted` are notes that need no more be shown."""
@@ -45,7 +28,7 @@ class DocumentPrinter:
         pass
 
     def text(self, text: str) -> None:
-        pass
+        """Take the next piece of an answer."""
 
     def output(self, written: WrittenOutput) -> None:
         pass
@@ -66,7 +49,7 @@ class DocumentPrinter:
         self._progress.hide()
 
 
-class BlockPrinter(DocumentPrinter):
+class BlockPrinter(Printer):
     """For several requests: each under its name, when it ends."""
 
     def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool, noted: Collection[str] = ()) -> None:
@@ -127,7 +110,7 @@ class StreamPrinter(BlockPrinter):
         self._progress.hide()
         self._end_line()
         console.flush()
-        DocumentPrinter.ended(self, record)
+        Printer.ended(self, record)
 
     def close(self) -> None:
         super().close()

@@ -20,7 +20,7 @@ from omni_cli.cli.loadtest.options import LoadtestOptions, without_key
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OmniError
-from omni_cli.record_file import with_digest, write_document
+from omni_cli.record_file import save_record, with_digest
 from omni_cli.report.bench_server import request_text, server_title, slo_text
 from omni_cli.report.tables import aligned
 from omni_cli.stats.saturation import (
@@ -90,7 +90,7 @@ def find_max_rate(
             record, environment=source.environment, workload=source.workload, low=low, high=high, rates=search.trials
         )
         if options.output_json is not None:
-            write_document(with_digest(record), options.output_json)
+            save_record(record, options.output_json)
     if options.as_json:
         console.print_json(with_digest(record))
     else:
@@ -140,14 +140,10 @@ def _try(
     spec = AttainmentSpec(target=target)
     progress = BenchProgress(sys.stderr, spec, quiet=options.quiet, verbose=options.verbose)
     benchmark = Benchmark(plan, spec, limits, progress)
-
-    async def run() -> tuple[OmniError | None, BaseException | None]:
-        work, stopped = await run_until_stopped(benchmark.run(), timeout_s)
-        return stopped, None if stopped is not None else work.exception()
-
-    stopped, failure = asyncio.run(run())
+    work, stopped = asyncio.run(run_until_stopped(benchmark.run(), timeout_s))
     progress.hide()
     trial = spec.judged(plan.builder.record(), rate)
+    failure = None if stopped is not None else work.exception()
     if failure is None:
         return trial, stopped
     if not isinstance(failure, VariantError):

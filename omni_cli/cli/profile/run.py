@@ -18,11 +18,11 @@ from omni_cli.cli.terminal.progress import print_stage_warnings
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OutputError
 from omni_cli.outputs import Event, StageLoading
-from omni_cli.profile_record import Profile, save_profile
+from omni_cli.profile_record import Profile
 from omni_cli.profiling.build import About, build_profile, read_traces
 from omni_cli.profiling.chrome_trace import merged_trace
 from omni_cli.profiling.session import ProfilingRun, RecordedSession
-from omni_cli.record_file import with_digest
+from omni_cli.record_file import save_record, with_digest
 from omni_cli.report.profile_text import profile_text, saved_text
 from omni_cli.report.units import seconds
 from omni_cli.temporary_folder import scratch_folder
@@ -48,7 +48,10 @@ def run_profile(
     try:
         with _working_folder(options.output_dir) as folder:
             run = _profiling_run(config, workload, options, folder, line)
-            session = asyncio.run(_record(run, options.timeout))
+            work, stopped = asyncio.run(run_until_stopped(run.run(), options.timeout))
+            if stopped is not None:
+                raise stopped
+            session = work.result()
             line.say("reading the traces")
             about = About(command, environment, workload.describe(config), run.num_iters_warmup, TRACE_NAME)
             profile = _write(session, config, about, options.output_dir)
@@ -86,14 +89,6 @@ def _profiling_run(
     )
 
 
-async def _record(run: ProfilingRun, timeout_s: float | None) -> RecordedSession:
-    """Record, and raise the run's own error, an interrupt or the deadline; the stages have ended by then."""
-    work, stopped = await run_until_stopped(run.run(), timeout_s)
-    if stopped is not None:
-        raise stopped
-    return work.result()
-
-
 @contextmanager
 def _working_folder(output_dir: Path) -> Iterator[Path]:
     """A temporary folder for the stages' files, on the disk of the results."""
@@ -112,7 +107,7 @@ def _write(session: RecordedSession, config: EngineConfig, about: About, output_
     write_whole(output_dir / TRACE_NAME, merged_trace(session.profiled, traces))
     for stage, path in session.snapshots.items():
         write_whole(output_dir / snapshots[stage], path.read_bytes())
-    save_profile(profile, output_dir / RECORD_NAME)
+    save_record(profile, output_dir / RECORD_NAME)
     return profile
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveDisplay, ProgressMode, progress_mode
@@ -21,18 +21,11 @@ if TYPE_CHECKING:
 _MIN_RATED_S = 0.1
 
 
-class ProgressDisplay(Protocol):
-    """Shows events. Between `hide` and `show`, other lines may be written to the terminal."""
+class ProgressDisplay:
+    """Shows events; this one only the warnings of loaded stages, as every display does.
 
-    def handle(self, event: Event) -> None: ...
-
-    def show(self) -> None: ...
-
-    def hide(self) -> None: ...
-
-
-class NoProgress:
-    """Prints only the warnings of loaded stages, as every display does."""
+    Between `hide` and `show`, other lines may be written to the terminal.
+    """
 
     def handle(self, event: Event) -> None:
         print_stage_warnings(event)
@@ -61,10 +54,10 @@ def choose_progress(
         case ProgressMode.LINES:
             return LineProgress(stream)
         case ProgressMode.NONE:
-            return NoProgress()
+            return ProgressDisplay()
 
 
-class LineProgress(NoProgress):
+class LineProgress(ProgressDisplay):
     """One plain line per event."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -166,7 +159,7 @@ class StageBoard:
         return cells
 
 
-class LiveProgress(NoProgress):
+class LiveProgress(ProgressDisplay):
     """A table that is redrawn in place and cleared at the end."""
 
     def __init__(self, board: StageBoard, stream: TextIO) -> None:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from omni_cli.bench.benchmark import Plan
@@ -28,7 +27,7 @@ from omni_cli.cli.tune.options import TuneOptions
 from omni_cli.config.schema import profile_data
 from omni_cli.config.yaml_writer import to_yaml
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
-from omni_cli.record_file import with_digest
+from omni_cli.record_file import utc_now, with_digest
 from omni_cli.report.tune_text import tune_text
 from omni_cli.report.units import count, seconds
 from omni_cli.stats.race import Race
@@ -62,7 +61,7 @@ class SettingsSearch:
             limits["url"] = self.url
         refused = self.space.refused
         return TuneRecord(
-            created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            created=utc_now(),
             command=command,
             environment=read_environment(),
             workload=self.workload,
@@ -130,15 +129,11 @@ def search(wanted: SettingsSearch, options: TuneOptions, command: tuple[str, ...
         watcher=progress,
         path=folder / RECORD,
     )
-    work, stopped = asyncio.run(_run(tuning, options.timeout))
+    work, stopped = asyncio.run(run_until_stopped(tuning.run(), options.timeout))
     progress.hide()
     if stopped is None and (failure := work.exception()) is not None:
         raise failure
     return _report(wanted, tuning.record, options, stopped)
-
-
-async def _run(tuning: Tuning, timeout_s: float | None) -> tuple[asyncio.Task[None], OmniError | None]:
-    return await run_until_stopped(tuning.run(), timeout_s)
 
 
 def _continued(record: TuneRecord, path: Path) -> TuneRecord:

@@ -141,7 +141,7 @@ def drawn_runs(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
 def drawn_intervals(name: str, rows: Sequence[Interval], margin: float) -> Drawing:
     """Draw a forest plot: ratios on a logarithmic axis; the band of no difference is shaded."""
     bounds = [bound for row in rows for bound in (row.ratio, *(row.ci95 or ()))]
-    places, height = _places([row.heading for row in rows])
+    places, height = row_places([row.heading for row in rows])
 
     def paint(sheet: Sheet) -> None:
         axes = sheet.axes(_MARGIN, 4, _MARGIN, 46)
@@ -161,7 +161,7 @@ def drawn_intervals(name: str, rows: Sequence[Interval], margin: float) -> Drawi
 
 def drawn_amounts(name: str, rows: Sequence[Amount], unit: str) -> Drawing:
     """Draw bars from 0."""
-    places, height = _places([row.heading for row in rows])
+    places, height = row_places([row.heading for row in rows])
 
     def paint(sheet: Sheet) -> None:
         axes = sheet.axes(_MARGIN, 4, _MARGIN, 46)
@@ -183,11 +183,7 @@ def drawn_points(name: str, rows: Sequence[Points], unit: str, label: str) -> Dr
     everything = [value for row in rows for value in (*row.values, row.median)]
 
     def paint(sheet: Sheet) -> None:
-        axes = sheet.axes(_GUTTER, 30, _MARGIN, 46)
-        is_log = scale_values(axes, "y", min(everything), max(everything), count=4)
-        scale_numbers(axes, rows[0].number, rows[-1].number, count=8 if sheet.is_wide else 4)
-        axes.grid(True, axis="y")
-        axes.grid(False, axis="x")
+        axes = _numbered_axes(sheet, everything, (rows[0].number, rows[-1].number), unit, label)
         dots = [(row.number, value) for row in rows for value in row.values]
         if dots:
             axes.plot(*zip(*thinned(dots), strict=True), "o", color=MUTED, markersize=3.5, markeredgewidth=0)
@@ -197,9 +193,6 @@ def drawn_points(name: str, rows: Sequence[Points], unit: str, label: str) -> Dr
             axes.plot(
                 *zip(*ringed, strict=True), "o", color="none", markersize=13, markeredgecolor=BAD, markeredgewidth=2
             )
-        heading = f"({unit}{', logarithmic' if is_log else ''})"
-        axes.annotate(heading, (0, 1), (-_GUTTER, 8), "axes fraction", textcoords="offset points", color=MUTED)
-        axes.set_xlabel(label)
 
     return draw(name, 230, paint)
 
@@ -209,11 +202,7 @@ def drawn_history(name: str, rows: Sequence[Spread], levels: Sequence[Level], un
     bounds = [bound for row in rows for bound in (row.median, *(row.ci95 or ()))]
 
     def paint(sheet: Sheet) -> None:
-        axes = sheet.axes(_GUTTER, 30, _MARGIN, 46)
-        is_log = scale_values(axes, "y", min(bounds), max(bounds), count=4)
-        scale_numbers(axes, 1, len(rows), count=8 if sheet.is_wide else 4)
-        axes.grid(True, axis="y")
-        axes.grid(False, axis="x")
+        axes = _numbered_axes(sheet, bounds, (1, len(rows)), unit, "record")
         for number, row in enumerate(rows, start=1):
             if row.ci95 is not None:
                 axes.plot((number, number), row.ci95, "-", color=MUTED, linewidth=1)
@@ -222,9 +211,6 @@ def drawn_history(name: str, rows: Sequence[Spread], levels: Sequence[Level], un
             axes.plot((level.first, level.last), (level.value, level.value), "-", color=ACCENT, linewidth=2)
             if level.span is not None:
                 axes.axvspan(*level.span, color=BAD if level.is_worse else SOFT, alpha=0.3, linewidth=0, zorder=0)
-        heading = f"({unit}{', logarithmic' if is_log else ''})"
-        axes.annotate(heading, (0, 1), (-_GUTTER, 8), "axes fraction", textcoords="offset points", color=MUTED)
-        axes.set_xlabel("record")
 
     return draw(name, 230, paint)
 
@@ -284,7 +270,20 @@ def thinned(values: Sequence[T]) -> Sequence[T]:
     return values[:: -(-len(values) // MAX_DOTS)] if values else values
 
 
-def _places(headings: Sequence[str]) -> tuple[list[float], float]:
+def _numbered_axes(sheet: Sheet, values: Sequence[float], ends: tuple[int, int], unit: str, label: str) -> Axes:
+    """Create axes for values by number, from the first to the last."""
+    axes = sheet.axes(_GUTTER, 30, _MARGIN, 46)
+    is_log = scale_values(axes, "y", min(values), max(values), count=4)
+    scale_numbers(axes, *ends, count=8 if sheet.is_wide else 4)
+    axes.grid(True, axis="y")
+    axes.grid(False, axis="x")
+    heading = f"({unit}{', logarithmic' if is_log else ''})"
+    axes.annotate(heading, (0, 1), (-_GUTTER, 8), "axes fraction", textcoords="offset points", color=MUTED)
+    axes.set_xlabel(label)
+    return axes
+
+
+def row_places(headings: Sequence[str]) -> tuple[list[float], float]:
     """Return the positions of rows, where each heading takes a part of a row, and the number of rows in total."""
     places, place = [], 0.0
     for heading in headings:

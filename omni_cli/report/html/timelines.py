@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from omni_cli.report.html.axes import row_label, rows_only, scale_values, shorten
+from omni_cli.report.html.figures import row_places
 from omni_cli.report.html.svg import ACCENT, BAD, INK, MUTED, PAPER, Drawing, Sheet, draw
 
 _MARGIN = 4
@@ -33,15 +34,11 @@ class Bar:
 def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
     """Draw one row per bar, each at its start within a request."""
     end = max(bar.start + bar.duration for bar in bars)
-    places, place = [], 0.0
-    for bar in bars:
-        place += 0.62 if bar.heading else 0.0
-        places.append(place)
-        place += 1.0
+    places, height = row_places([bar.heading for bar in bars])
 
     def paint(sheet: Sheet) -> None:
         axes = sheet.axes(_MARGIN, 4, _MARGIN, 46)
-        rows_only(axes, place)
+        rows_only(axes, height)
         scale_values(axes, "x", 0, end, count=9 if sheet.is_wide else 4)
         axes.set_xlim(0, end * 1.01)
         axes.set_xlabel(f"{unit} since the request was sent")
@@ -56,7 +53,7 @@ def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
                 gap = 0.8 if duration / end * sheet.width > _ROOM_FOR_GAP else 0
                 axes.barh(y + 0.7, duration, left=start, height=0.34, color=colour, edgecolor=PAPER, linewidth=gap)
 
-    return draw(name, round(50 + 44 * place), paint)
+    return draw(name, round(50 + 44 * height), paint)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from omni_cli.bench.workload import Workload
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import ExitCode
-from omni_cli.record import load_record, save_record
+from omni_cli.record import load_record
+from omni_cli.record_file import save_record
 from omni_cli.stats.verdicts import ComparisonSpec
 
 

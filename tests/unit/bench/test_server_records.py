@@ -19,7 +19,8 @@ from omni_cli.loadtest.endpoints import chat
 from omni_cli.loadtest.slo import SLO
 from omni_cli.loadtest.traffic import ClosedLoop
 from omni_cli.loadtest.workload import ServerWorkload
-from omni_cli.record import Failures, Record, Utilisation, load_record, save_record
+from omni_cli.record import Failures, Record, Utilisation, load_record
+from omni_cli.record_file import save_record
 from omni_cli.report.bench_notes import disturbance_warnings
 from omni_cli.report.bench_run import heading, short_title, variant_text
 from omni_cli.report.html.bench_part import bench_document

@@ -21,7 +21,8 @@ from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.bench.outputs import hash_arrays
 from omni_cli.cli import app
 from omni_cli.encoding import encode_png
-from omni_cli.record import KeptOutput, Memory, Record, save_record
+from omni_cli.record import KeptOutput, Memory, Record
+from omni_cli.record_file import save_record
 
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., tuple[int, str, str]]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_cli.cli.terminal.progress import LineProgress, LiveProgress, NoProgress, StageBoard, choose_progress
+from omni_cli.cli.terminal.progress import LineProgress, LiveProgress, ProgressDisplay, StageBoard, choose_progress
 from omni_cli.outputs import RequestResult, StageInfo, StageLoading, StageProgress
 
 STAGES = [("thinker", "ar"), ("token2wav", "diffusion")]
@@ -82,11 +82,11 @@ def test_board_counts_finished_requests() -> None:
     ("stream", "options", "expected"),
     [
         (Terminal(), {}, LiveProgress),
-        (io.StringIO(), {}, NoProgress),
-        (Terminal(), {"quiet": True}, NoProgress),
+        (io.StringIO(), {}, ProgressDisplay),
+        (Terminal(), {"quiet": True}, ProgressDisplay),
         (io.StringIO(), {"verbose": True}, LineProgress),
         (Terminal(), {"verbose": True}, LineProgress),
-        (Terminal(), {"verbose": True, "quiet": True}, NoProgress),
+        (Terminal(), {"verbose": True, "quiet": True}, ProgressDisplay),
     ],
 )
 def test_choice(stream: io.StringIO, options: dict, expected: type, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_choice(stream: io.StringIO, options: dict, expected: type, monkeypatch:
 
 def test_dumb_terminals_get_no_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    assert type(choose_progress(STAGES, 1, Terminal(), quiet=False, verbose=False)) is NoProgress
+    assert type(choose_progress(STAGES, 1, Terminal(), quiet=False, verbose=False)) is ProgressDisplay
 
 
 def test_lines_are_plain() -> None:

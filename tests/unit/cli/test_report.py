@@ -12,9 +12,7 @@ from support.bench_records import pair, record
 from support.profile_records import small_profile
 
 from omni_cli.cli.app import run
-from omni_cli.profile_record import save_profile
-from omni_cli.record import save_record
-from omni_cli.record_file import with_digest
+from omni_cli.record_file import save_record, with_digest
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.slow
 def test_one_page_of_several_records(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile, page = tmp_path / "profile.json", tmp_path / "out.html"
-    save_profile(small_profile(), profile)
+    save_record(small_profile(), profile)
     assert run(["report", str(bench), str(profile), "-o", str(page)]) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == (f"{page}\n", "")

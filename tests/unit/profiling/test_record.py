@@ -22,12 +22,12 @@ from omni_cli.profile_record import (
     StageProfile,
     Step,
     load_profile_record,
-    save_profile,
 )
 from omni_cli.profiling.hints import find_hints
 from omni_cli.profiling.overhead import measure_overhead
 from omni_cli.profiling.roofline import compute_roofline
 from omni_cli.profiling.waterfall import stage_seconds
+from omni_cli.record_file import save_record
 from omni_cli.report.profile_text import profile_text
 from omni_cli.stage.recording import (
     Attention,
@@ -89,7 +89,7 @@ def profile(*stages: StageProfile) -> Profile:
 def test_a_record_survives_the_disk_and_an_edit_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     saved = profile(stage())
-    save_profile(saved, path)
+    save_record(saved, path)
     loaded = load_profile_record(path)
     assert msgspec.structs.replace(loaded, digest=None) == saved
     path.write_text(path.read_text().replace('"e2e_s": 0.12', '"e2e_s": 0.02'))
@@ -99,7 +99,7 @@ def test_a_record_survives_the_disk_and_an_edit_is_noticed(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"a profile record has `omni\.profile/1`"):
         load_profile_record(path)
     with pytest.raises(OutputError):
-        save_profile(saved, path / "below a file")
+        save_record(saved, path / "below a file")
 
 
 def test_overhead_with_an_interval_where_there_are_enough_iterations() -> None:

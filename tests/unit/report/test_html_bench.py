@@ -13,7 +13,8 @@ from support.html_pages import Element, figure, parse, table
 
 from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
-from omni_cli.record import GpuUtilisation, Memory, Record, Utilisation, save_record
+from omni_cli.record import GpuUtilisation, Memory, Record, Utilisation
+from omni_cli.record_file import save_record
 from omni_cli.report.bench_units import quantity, quantity_interval, ratio
 from omni_cli.report.html.page import render_page
 from omni_cli.results import Comparison, MeasureMean, Outputs

@@ -13,8 +13,7 @@ from support.profile_records import PEAK_STEP, small_profile
 
 from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.profile_record import save_profile
-from omni_cli.record import save_record
+from omni_cli.record_file import save_record
 from omni_cli.report.bench_units import ratio
 from omni_cli.report.html.page import render_page
 from omni_cli.results import RecordOrigin
@@ -66,7 +65,7 @@ def test_records_that_must_not_be_compared_show_why(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def profile_page(tmp_path_factory: pytest.TempPathFactory) -> Element:
     path = tmp_path_factory.mktemp("profile") / "profile.json"
-    save_profile(small_profile(), path)
+    save_record(small_profile(), path)
     return parse(render_page([load_document("r0", path)]))
 
 
@@ -132,7 +131,7 @@ def test_tables_of_a_profile(profile_page: Element) -> None:
 
 
 def test_several_records_have_an_overview_and_ids_of_their_own(tmp_path: Path) -> None:
-    save_profile(small_profile(), tmp_path / "profile.json")
+    save_record(small_profile(), tmp_path / "profile.json")
     save_record(record(*pair(slowdown=1.5)), tmp_path / "bench.json")
     documents = [load_document(f"r{n}", tmp_path / name) for n, name in enumerate(("profile.json", "bench.json"))]
     page = parse(render_page(documents))

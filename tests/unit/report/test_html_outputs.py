@@ -16,7 +16,8 @@ from support.html_pages import Element, parse
 from omni_cli.bench import kept_outputs as kept_module
 from omni_cli.bench.kept_outputs import MAX_OUTPUTS, kept_outputs
 from omni_cli.cli.report_documents import load_document
-from omni_cli.record import RATE, KeptOutput, load_record, save_record
+from omni_cli.record import RATE, KeptOutput, load_record
+from omni_cli.record_file import save_record
 from omni_cli.report.html import outputs_part
 from omni_cli.report.html.page import render_page
 

@@ -13,12 +13,13 @@ import pytest
 from omni_cli.cli.report_documents import load_document
 from omni_cli.errors import InputError
 from omni_cli.record import Memory, Sample, Variant
+from omni_cli.record_file import save_record
 from omni_cli.report.html.figures import Trade, drawn_trade
 from omni_cli.report.html.page import render_page
 from omni_cli.report.tune_text import tune_text
 from omni_cli.results import Outputs
 from omni_cli.stats.tuning import concluded
-from omni_cli.tune_record import Candidate, Round, TuneRecord, save_tune_record
+from omni_cli.tune_record import Candidate, Round, TuneRecord
 
 EVIL = "<script>alert(1)</script>"
 COSTS = {"execution=eager": 0.2, f"execution={EVIL}": 0.1, "steps=50": 0.5}
@@ -69,7 +70,7 @@ def test_an_answer_that_is_not_known_yet() -> None:
 
 def test_the_page_draws_both_fronts_and_escapes_names(tmp_path: Path) -> None:
     path = tmp_path / "tune.json"
-    save_tune_record(record(), path)
+    save_record(record(), path)
     page = render_page([load_document("r0", path)])
     assert EVIL not in page and "&lt;script&gt;" in page
     assert f'<p class="word">Best: execution={html.escape(EVIL)}</p>' in page
@@ -81,7 +82,7 @@ def test_columns_without_a_value_are_left_out(tmp_path: Path) -> None:
     found = record()
     standings = tuple(msgspec.structs.replace(item, memory_bytes=None, outputs=None) for item in found.standings)
     path = tmp_path / "tune.json"
-    save_tune_record(msgspec.structs.replace(found, standings=standings), path)
+    save_record(msgspec.structs.replace(found, standings=standings), path)
     page = render_page([load_document("r0", path)])
     assert ">Starts<" in page and ">Memory<" not in page and ">Outputs<" not in page
 
@@ -97,7 +98,7 @@ def test_names_on_the_front_do_not_overlap() -> None:
 
 def test_an_edited_record_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "tune.json"
-    save_tune_record(record(), path)
+    save_record(record(), path)
     path.write_text(path.read_text().replace('"margin": 0.05', '"margin": 0.5'))
     with pytest.raises(InputError, match="was changed after it was written"):
         load_document("r0", path)
@@ -113,6 +114,6 @@ def test_an_edited_record_is_rejected(tmp_path: Path) -> None:
 )
 def test_a_record_that_no_search_writes_is_rejected(change: dict, tmp_path: Path) -> None:
     path = tmp_path / "tune.json"
-    save_tune_record(msgspec.structs.replace(record(), **change), path)
+    save_record(msgspec.structs.replace(record(), **change), path)
     with pytest.raises(InputError):
         load_document("r0", path)

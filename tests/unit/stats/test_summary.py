@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.bench_records import correlated, variant
 
-from omni_cli.metrics import samples_for
+from omni_cli.metrics import samples_for, summarised
 from omni_cli.record import Variant
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.summary import summarise
@@ -27,6 +27,13 @@ def test_only_supported_percentiles(blocks: int) -> None:
     assert (found.p99 is not None) == (2 * blocks >= 459)
     assert found.ci95 is None or found.ci95[0] <= found.median <= found.ci95[1]
     assert (found.ci95 is None) == (blocks < MIN_BLOCKS)
+
+
+def test_a_window_and_a_summary_have_the_same_percentiles() -> None:
+    times = np.random.default_rng(1).lognormal(size=(250, 2))
+    found = summarise(variant("x", times), "e2e_s")
+    window = summarised({"e2e_s": times.ravel().tolist()}, tails=("e2e_s",))
+    assert (found.p90, found.p99) == (window["e2e_p90_s"], window["e2e_p99_s"])
 
 
 def test_nothing_measured() -> None:
