@@ -21,7 +21,7 @@ from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.workload import Workload
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
-from omni_cli.cli.terminal.live_line import LiveLine
+from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.tune.options import TuneOptions
 from omni_cli.config.schema import profile_data
