@@ -35,10 +35,12 @@ class OmniError(Exception):
 
     exit_code = ExitCode.RUN_FAILED
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: ExitCode | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if exit_code is not None:
+            self.exit_code = exit_code
         if hint is not None:
             self.add_note(f"hint: {hint}")  # for the traceback of a program that uses the package
 

@@ -51,9 +51,8 @@ class VariantError(OmniError):
         details: str | None = None,
         exit_code: ExitCode = ExitCode.RUN_FAILED,
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint, exit_code=exit_code)
         self.details = details
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,6 @@ class ClosedLoop:
         return {"concurrency": self.concurrency}
 
     @property
-    def text(self) -> str:
-        return f"concurrency {self.concurrency}"
-
-    @property
     def default_requests(self) -> int:
         return max(MIN_REQUESTS, 4 * self.concurrency)
 
@@ -70,10 +66,6 @@ class OpenLoop:
         # JSON has no infinity.
         rate: dict[str, object] = {"request_rate": "inf" if math.isinf(self.rate) else self.rate}
         return {**rate, "arrivals": "trace"} if self.trace else rate
-
-    @property
-    def text(self) -> str:
-        return "all at once" if math.isinf(self.rate) else f"{self.rate:g} requests per second"
 
     @property
     def default_requests(self) -> int:

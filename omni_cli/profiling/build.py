@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from omni_cli.bench.iteration import latency_metric
+from omni_cli.bench.iteration import Iteration, latency_metric, stage_latencies
 from omni_cli.config.schema import EngineConfig
 from omni_cli.outputs import StageInfo
 from omni_cli.profile_record import Overhead, Profile, StageProfile
@@ -15,13 +15,14 @@ from omni_cli.profiling.hints import find_hints
 from omni_cli.profiling.memory import added_by_step, stage_memory
 from omni_cli.profiling.operator_times import get_copies, operator_times
 from omni_cli.profiling.operators import Operators, read_operators
-from omni_cli.profiling.overhead import measure_overhead
 from omni_cli.profiling.ranges import ENGINE_STEP, range_times, step_times
 from omni_cli.profiling.roofline import compute_roofline
 from omni_cli.profiling.session import Profiled, RecordedSession
 from omni_cli.profiling.trace_file import TraceFile, read_trace
 from omni_cli.profiling.waterfall import stage_seconds, waterfall
+from omni_cli.record import Sample, Variant
 from omni_cli.record_file import utc_now
+from omni_cli.stats.compare import compare_variants
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,30 @@ def build_profile(
         hints=find_hints(stages, overhead),
         trace=about.trace,
     )
+
+
+def measure_overhead(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tuple[Overhead, ...]:
+    """Compare the times without and with profiling; iteration n of both sides ran in the same block, interleaved."""
+    a, b = _variant("unprofiled", plain, 0), _variant("profiled", profiled, 1)
+    return tuple(
+        Overhead(
+            metric=comparison.metric,
+            unprofiled_s=comparison.a_median,
+            profiled_s=comparison.b_median,
+            ratio=comparison.ratio,
+            ci95=comparison.ci95,
+        )
+        for comparison in (compared.result for compared in compare_variants(a, b, same_record=True))
+        if comparison.a_median is not None and comparison.b_median is not None
+    )
+
+
+def _variant(name: str, iterations: Sequence[Iteration], position: int) -> Variant:
+    samples = [
+        Sample(block=block, position=position, e2e_s=iteration.e2e_s, metrics=stage_latencies(iteration))
+        for block, iteration in enumerate(iterations)
+    ]
+    return Variant(name=name, samples=tuple(samples))
 
 
 def _stage_profile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli.terminal import console
-from omni_cli.cli.terminal.live_line import LiveLine
+from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.metrics import E2E
 from omni_cli.report.bench_units import quantity, ratio
 from omni_cli.report.units import seconds

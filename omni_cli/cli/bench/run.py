@@ -32,10 +32,6 @@ from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 _LABELS = Labels("baseline", "this run")
 
 
-class NotComparableError(OmniError):
-    exit_code = ExitCode.NOT_COMPARABLE
-
-
 def read_spec(
     options: MeasureOptions,
     limits: GateLimits | None,
@@ -67,7 +63,7 @@ def measure(
     mismatches = spec.mismatches(plan.builder.record())
     if mismatches:
         note = not_comparable(mismatches)
-        raise NotComparableError(note.message, hint=note.hint)
+        raise OmniError(note.message, hint=note.hint, exit_code=ExitCode.NOT_COMPARABLE)
     progress = BenchProgress(sys.stderr, spec.without_model_based(), quiet=options.quiet, verbose=options.verbose)
     num_warmup = options.num_iters_warmup
     judges = spec.limits is not None and bool(spec.limits.quality)

@@ -47,7 +47,7 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     from omni_cli.bench.commits import Worktrees, commits_between, get_repository
     from omni_cli.bench.program import Program, program_plan
     from omni_cli.checkpoints.build import cache_folder
-    from omni_cli.cli.bisect.progress import BisectProgress
+    from omni_cli.cli.bisect.report import BisectProgress
     from omni_cli.record_file import get_digest
 
     command = ("omni", *sys.argv[1:])

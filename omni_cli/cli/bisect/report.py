@@ -1,22 +1,24 @@
-"""The result of `omni bisect` for people and for scripts."""
+"""The output of `omni bisect`: a line per comparison while it runs, and its result."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
+from omni_cli.cli.bench.progress import BenchProgress
 from omni_cli.cli.terminal import console
 from omni_cli.errors import OmniError
 from omni_cli.record_file import with_digest
 from omni_cli.report.bench_units import percent, percent_interval, title
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
+from omni_cli.stats.verdicts import ComparisonSpec
 
 if TYPE_CHECKING:
     from omni_cli.bench.bisect import BisectRecord, BisectResult
     from omni_cli.bench.commits import CommitInfo
-    from omni_cli.stats.bisection import Trial
+    from omni_cli.stats.bisection import NextTrial, Trial
 
 _VERDICTS = {
     "pass": "as good",
@@ -25,6 +27,20 @@ _VERDICTS = {
     "failed": "skipped",
     "not comparable": "skipped",
 }
+
+
+class BisectProgress(BenchProgress):
+    """Reports the phases of each comparison as `omni bench` does, and its verdict."""
+
+    def __init__(self, stream: TextIO, commits: Sequence[CommitInfo], *, quiet: bool, verbose: bool) -> None:
+        super().__init__(stream, ComparisonSpec(), quiet=quiet, verbose=verbose)
+        self._commits = commits
+
+    def step_begins(self, step: NextTrial) -> None:
+        self._line.say(f"{self._commits[step.b].short}: commit {step.b} of {len(self._commits) - 1}")
+
+    def step_done(self, trial: Trial) -> None:
+        self._line.say("  ".join(filter(None, trial_cells(trial, self._commits))))
 
 
 def show_search(record: BisectRecord, folder: Path, *, as_json: bool) -> None:

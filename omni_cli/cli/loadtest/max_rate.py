@@ -167,17 +167,14 @@ def _text(record: MaxRateRecord) -> str:
     return "\n".join(lines)
 
 
-class _NoRateError(OmniError):
-    exit_code = ExitCode.INCONCLUSIVE
-
-
 def _failure(record: MaxRateRecord) -> OmniError | None:
     reasons = [trial.reason for trial in record.rates if trial.reason is not None]
     if record.low is None:
         lowest = min(trial.rate for trial in record.rates)
         message = f"no rate down to {lowest:.4g} requests per second is surely within the SLO"
-        return _NoRateError(": ".join([message, *reasons[:1]]), hint="relax `--slo`, or raise `--time-budget`")
+        message, hint = ": ".join([message, *reasons[:1]]), "relax `--slo`, or raise `--time-budget`"
+        return OmniError(message, hint=hint, exit_code=ExitCode.INCONCLUSIVE)
     if record.high is None:
         hint = "begin with a higher one: `--request-rate`, or make windows longer: `--num-requests`"
-        return _NoRateError("no rate that was tried exceeds the SLO", hint=hint)
+        return OmniError("no rate that was tried exceeds the SLO", hint=hint, exit_code=ExitCode.INCONCLUSIVE)
     return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from omni_cli.bench.environment import read_environment
 from omni_cli.cli.artifacts import ArtifactWriter, folder_if_used
 from omni_cli.cli.terminal import console
-from omni_cli.cli.terminal.live_line import LiveLine
+from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.progress import print_stage_warnings
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OutputError

@@ -1,4 +1,4 @@
-"""The live display on stderr, which Rich redraws in place and clears at the end."""
+"""Progress on stderr: a live display, which Rich redraws in place and clears at the end, or plain lines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO
 
+from omni_cli.cli.terminal import console
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
+    from rich.text import Text
 
 REFRESH_PER_SECOND = 8
 
@@ -69,3 +72,35 @@ class LiveDisplay:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+class LiveLine:
+    """Shows the latest text passed to `say`: as one live line, as plain lines with `-v`, or not at all."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool, verbose: bool) -> None:
+        self._mode = progress_mode(stream, quiet=quiet, verbose=verbose)
+        # Redrawn only for new text: a thread that redraws would disturb the measurement.
+        self._display = LiveDisplay(stream, self._line, refreshes=False)
+        self._text = ""
+
+    @property
+    def is_shown(self) -> bool:
+        """True if `say` has any effect."""
+        return self._mode is not ProgressMode.NONE
+
+    def say(self, text: str) -> None:
+        self._text = text
+        match self._mode:
+            case ProgressMode.LIVE:
+                self._display.show()
+            case ProgressMode.LINES:
+                console.print_note(text)
+
+    def hide(self) -> None:
+        """Clear the live line, so that other lines can be written."""
+        self._display.hide()
+
+    def _line(self) -> Text:
+        from rich.text import Text
+
+        return Text(self._text, no_wrap=True, overflow="crop")

@@ -21,7 +21,7 @@ from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.workload import Workload
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
-from omni_cli.cli.terminal.live_line import LiveLine
+from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.tune.options import TuneOptions
 from omni_cli.config.schema import profile_data
@@ -182,19 +182,16 @@ def _report(wanted: SettingsSearch, record: TuneRecord, options: TuneOptions, st
     return failure.exit_code
 
 
-class InconclusiveError(OmniError):
-    exit_code = ExitCode.INCONCLUSIVE
-
-
 def _failure(record: TuneRecord) -> OmniError | None:
     if record.verdict == "decided":
         return None
     if record.verdict == "infeasible":
         first = next(item for item in record.candidates if item.problem is not None)
         return OmniError(f"no setting keeps the limits: `{first.name}`: {first.problem}", hint="widen the limits")
-    return InconclusiveError(
+    return OmniError(
         "it is not shown that no other setting is better by more than the margin",
         hint="raise `--time-budget` or `--num-iters`, widen `--margin`, or use a quieter machine",
+        exit_code=ExitCode.INCONCLUSIVE,
     )
 
 

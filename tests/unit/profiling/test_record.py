@@ -23,8 +23,8 @@ from omni_cli.profile_record import (
     Step,
     load_profile_record,
 )
+from omni_cli.profiling.build import measure_overhead
 from omni_cli.profiling.hints import find_hints
-from omni_cli.profiling.overhead import measure_overhead
 from omni_cli.profiling.roofline import compute_roofline
 from omni_cli.profiling.waterfall import stage_seconds
 from omni_cli.record_file import save_record
