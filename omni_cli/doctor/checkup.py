@@ -26,8 +26,8 @@ from omni_cli.doctor.requirements import (
     TORCH_CPU_INDEX,
     VERIFIED,
 )
-from omni_cli.engine.devices import keys_for_cuda
-from omni_cli.engine.memory_plan import Devices, MemoryUse, plan_memory
+from omni_cli.engine.devices import Devices, keys_for_cuda
+from omni_cli.engine.memory_plan import MemoryUse, plan_memory
 from omni_cli.errors import CheckpointError
 
 BACKENDS = frozenset({"vllm", "diffusers"})

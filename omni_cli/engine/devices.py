@@ -5,14 +5,44 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig
 from omni_cli.errors import StageError, UsageError
+from omni_cli.machine import Gpu, read_gpus
 
 INSTALL_RAY = "install the extra `ray`: `pip install 'omni-cli[ray]'`"
 NO_RAY_ON_CPU = "current platform cpu does not support ray."
 """vLLM's message if there is no CUDA device."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """CUDA devices: those that torch sees, in its order, and all that the driver has."""
+
+    visible: tuple[Gpu, ...]
+    all: tuple[Gpu, ...]
+
+    def of_stage(self, stage: StageConfig) -> Iterator[Gpu | str]:
+        """Yield the device of each rank, or what is missing in its place; nothing for a stage on the CPU."""
+        if not self.visible or stage.devices == "cpu":
+            return
+        if stage.devices is None:
+            yield from self.visible[: stage.num_ranks]
+            if len(self.visible) < stage.num_ranks:
+                yield f"{stage.num_ranks} CUDA devices for stage `{stage.name}` ({len(self.visible)} visible)"
+            return
+        for name in stage.devices.split(","):
+            yield self._named(name, stage) or f"the device `{name}` of stage `{stage.name}`"
+
+    def _named(self, name: str, stage: StageConfig) -> Gpu | None:
+        number = name.removeprefix("cuda:")
+        if stage.backend == "diffusers" and stage.num_ranks == 1:
+            # Torch's number, which counts visible devices; other stages get a CUDA_VISIBLE_DEVICES of their own.
+            return self.visible[int(number)] if number.isdigit() and int(number) < len(self.visible) else None
+        devices = (gpu for gpu in (*self.all, *self.visible) if gpu.is_called(name))
+        return next(devices, None)
 
 
 def has_cuda_device() -> bool:
@@ -70,3 +100,17 @@ def check_ray(stage: str, *, has_device: bool, has_ray: bool) -> None:
             f"stage `{stage}`: `distributed_executor_backend: ray` needs Ray, which is not installed",
             hint=INSTALL_RAY,
         )
+
+
+def read_devices() -> Devices | str:
+    """Return this machine's CUDA devices, or the reason why their driver does not report them."""
+    if not has_cuda_device():
+        return Devices((), ())
+    gpus = read_gpus()
+    if not gpus.devices:
+        return gpus.error or "nvidia-smi is not installed"
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return Devices(gpus.devices, gpus.devices)
+    named = (next((gpu for gpu in gpus.devices if gpu.is_called(name.strip())), None) for name in names.split(","))
+    return Devices(tuple(gpu for gpu in named if gpu is not None), gpus.devices)

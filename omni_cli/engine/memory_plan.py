@@ -7,7 +7,6 @@ activations and graphs depend on the requests, and are estimated.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +17,9 @@ from omni_cli.checkpoints.hub import hub_cache_folder
 from omni_cli.checkpoints.stage_weights import Decoders, Parts, Weights, find_weights, stage_decoders, stage_weights
 from omni_cli.config.pipeline_keys import DENOISERS
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig, StageConfig
-from omni_cli.engine.devices import has_cuda_device
+from omni_cli.engine.devices import Devices, read_devices
 from omni_cli.errors import OmniError, StageError
-from omni_cli.machine import Gpu, HostMemory, PlannedMemory, read_gpus, read_memory
+from omni_cli.machine import Gpu, HostMemory, PlannedMemory, read_memory
 
 # A process with torch and its libraries, on the host; a CUDA context takes about as much on its device.
 _PROCESS_BYTES = 600 << 20
@@ -81,34 +80,6 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
-class Devices:
-    """CUDA devices: those that torch sees, in its order, and all that the driver has."""
-
-    visible: tuple[Gpu, ...]
-    all: tuple[Gpu, ...]
-
-    def of_stage(self, stage: StageConfig) -> Iterator[Gpu | str]:
-        """Yield the device of each rank, or what is missing in its place; nothing for a stage on the CPU."""
-        if not self.visible or stage.devices == "cpu":
-            return
-        if stage.devices is None:
-            yield from self.visible[: stage.num_ranks]
-            if len(self.visible) < stage.num_ranks:
-                yield f"{stage.num_ranks} CUDA devices for stage `{stage.name}` ({len(self.visible)} visible)"
-            return
-        for name in stage.devices.split(","):
-            yield self._named(name, stage) or f"the device `{name}` of stage `{stage.name}`"
-
-    def _named(self, name: str, stage: StageConfig) -> Gpu | None:
-        number = name.removeprefix("cuda:")
-        if stage.backend == "diffusers" and stage.num_ranks == 1:
-            # Torch's number, which counts visible devices; other stages get a CUDA_VISIBLE_DEVICES of their own.
-            return self.visible[int(number)] if number.isdigit() and int(number) < len(self.visible) else None
-        devices = (gpu for gpu in (*self.all, *self.visible) if gpu.is_called(name))
-        return next(devices, None)
-
-
-@dataclass(frozen=True)
 class MemoryPlan:
     """`config` has the planned sizes; `missing` is what the machine lacks for it, devices first."""
 
@@ -158,7 +129,7 @@ def plan_start(config: EngineConfig, folder: Path) -> MemoryPlan | None:
     None if nothing needs planning and the driver does not report the devices' memory. Raises `StageError`, naming
     sizes that fit, if a chain with AR stages needs more than is free, because each of them checks only its own part.
     """
-    devices, host = _read_devices(), read_memory()
+    devices, host = read_devices(), read_memory()
     if isinstance(devices, str):
         if all(_states_size(stage) for stage in config.stages if isinstance(stage, ARStageConfig)):
             return None
@@ -187,7 +158,7 @@ def plan_profile(config: EngineConfig) -> MemoryPlan | None:
 
     Raises `CheckpointError` for a checkpoint that cannot be read.
     """
-    devices = _read_devices()
+    devices = read_devices()
     weights, decoders, _ = find_weights(config, hub_cache_folder())
     if isinstance(devices, str) or weights is None:
         return None
@@ -359,20 +330,6 @@ def _fitting(config: EngineConfig, plan: MemoryPlan) -> str:
         if (value := getattr(stage, key, None)) is not None and value != getattr(config.stage(stage.name), key)
     ]
     return " ".join(settings)
-
-
-def _read_devices() -> Devices | str:
-    """Return this machine's CUDA devices, or the reason why their driver does not report them."""
-    if not has_cuda_device():
-        return Devices((), ())
-    gpus = read_gpus()
-    if not gpus.devices:
-        return gpus.error or "nvidia-smi is not installed"
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if names is None:
-        return Devices(gpus.devices, gpus.devices)
-    named = (next((gpu for gpu in gpus.devices if gpu.is_called(name.strip())), None) for name in names.split(","))
-    return Devices(tuple(gpu for gpu in named if gpu is not None), gpus.devices)
 
 
 def _on_device(stage: DiffusionStageConfig, parts: Parts) -> int:

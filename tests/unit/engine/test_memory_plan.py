@@ -9,8 +9,9 @@ import pytest
 from support.profile_text import make_config
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
-from omni_cli.engine import memory_plan
-from omni_cli.engine.memory_plan import Devices, MemoryPlan, cache_bytes_per_token, plan_memory, plan_start
+from omni_cli.engine import devices, memory_plan
+from omni_cli.engine.devices import Devices
+from omni_cli.engine.memory_plan import MemoryPlan, cache_bytes_per_token, plan_memory, plan_start
 from omni_cli.errors import OmniError, StageError
 from omni_cli.machine import Gpu, Gpus, HostMemory
 
@@ -121,7 +122,7 @@ def test_sizes_that_do_not_fit_together_are_refused_with_some_that_do(
 ) -> None:
     """Each stage alone would pass vLLM's own check."""
     monkeypatch.setattr(memory_plan, "read_memory", lambda: HostMemory(24 * GIB, 20 * GIB, None))
-    monkeypatch.setattr(memory_plan, "has_cuda_device", lambda: False)
+    monkeypatch.setattr(devices, "has_cuda_device", lambda: False)
     with pytest.raises(StageError, match=r"the stages of `chain` need at least 25\.2 GiB of memory") as caught:
         plan_start(chain(kv_cache_memory_bytes=12 * GIB), folder)
     assert caught.value.hint is not None
@@ -133,7 +134,7 @@ def test_sizes_that_do_not_fit_together_are_refused_with_some_that_do(
 
 def test_a_stated_length_of_which_no_request_fits_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_plan, "read_memory", lambda: HostMemory(24 * GIB, 4 * GIB, None))
-    monkeypatch.setattr(memory_plan, "has_cuda_device", lambda: False)
+    monkeypatch.setattr(devices, "has_cuda_device", lambda: False)
     with pytest.raises(StageError, match="need at least") as caught:
         plan_start(chain(max_model_len=65536), folder)
     assert caught.value.hint is not None
@@ -141,8 +142,8 @@ def test_a_stated_length_of_which_no_request_fits_is_named(folder: Path, monkeyp
 
 
 def test_a_driver_that_reports_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "has_cuda_device", lambda: True)
-    monkeypatch.setattr(memory_plan, "read_gpus", lambda: Gpus())
+    monkeypatch.setattr(devices, "has_cuda_device", lambda: True)
+    monkeypatch.setattr(devices, "read_gpus", lambda: Gpus())
     assert plan_start(chain(kv_cache_memory_bytes=GIB), folder) is None
     with pytest.raises(OmniError, match="cannot determine the memory of the CUDA device: nvidia-smi is not installed"):
         plan_start(chain(), folder)
