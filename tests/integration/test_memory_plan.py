@@ -27,6 +27,6 @@ def test_a_chain_without_memory_keys(tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     assert len(json.loads(ended.out)["results"][0]["outputs"]) == 2
     assert "memory, as planned:" in ended.err
-    # 4,096 tokens of 1 KiB for each of 256 requests, and a block.
+    # At most 4,096 tokens of 1 KiB for each of 256 requests: as much of it as is free.
     rows = [line.split() for line in ended.err.splitlines() if line.startswith(("  thinker", "  talker"))]
-    assert [row[-4:-2] for row in rows[:2]] == [["1.0", "GiB"]] * 2
+    assert all(row[-3] in ("MiB", "GiB") and float(row[-4]) > 0 for row in rows[:2])
