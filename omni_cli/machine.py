@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,6 +168,25 @@ def parse_nvidia_smi(text: str) -> Gpus:
         sizes = [int(size) << 20 if size.isdigit() else 0 for size in (total, free)]
         devices.append(Gpu(int(index), name, sizes[0], sizes[1], uuid))
     return Gpus(devices=tuple(devices), driver=driver)
+
+
+def visible_devices(uuids: Sequence[str], variable: str | None) -> list[int]:
+    """Return the indexes of the devices that `CUDA_VISIBLE_DEVICES` leaves; all if it is not set.
+
+    It lists indexes or beginnings of UUIDs; CUDA ignores everything after the first unknown entry.
+    """
+    if variable is None:
+        return list(range(len(uuids)))
+    indices: list[int] = []
+    for entry in map(str.strip, variable.split(",")):
+        if entry.isdigit() and int(entry) < len(uuids):
+            indices.append(int(entry))
+            continue
+        matching = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if len(matching) != 1:
+            break
+        indices += matching
+    return indices
 
 
 def read_folder(path: Path) -> Folder:

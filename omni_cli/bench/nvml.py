@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from omni_cli.machine import visible_devices
+
 
 @dataclass(frozen=True)
 class GpuState:
@@ -80,22 +82,3 @@ _THROTTLE_BITS = {
 def throttle_names(bits: int) -> tuple[str, ...]:
     """Return the causes of throttling in NVML's mask of reasons."""
     return tuple(dict.fromkeys(name for bit, name in _THROTTLE_BITS.items() if bits & bit))
-
-
-def visible_devices(uuids: list[str], variable: str | None) -> list[int]:
-    """Return the indexes of the devices that `CUDA_VISIBLE_DEVICES` leaves; all if it is not set.
-
-    It lists indexes or beginnings of UUIDs; CUDA ignores everything after the first unknown entry.
-    """
-    if variable is None:
-        return list(range(len(uuids)))
-    indices: list[int] = []
-    for entry in map(str.strip, variable.split(",")):
-        if entry.isdigit() and int(entry) < len(uuids):
-            indices.append(int(entry))
-            continue
-        matching = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
-        if len(matching) != 1:
-            break
-        indices += matching
-    return indices

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig
 from omni_cli.errors import StageError, UsageError
-from omni_cli.machine import Gpu, read_gpus
+from omni_cli.machine import Gpu, read_gpus, visible_devices
 
 INSTALL_RAY = "install the extra `ray`: `pip install 'omni-cli[ray]'`"
 NO_RAY_ON_CPU = "current platform cpu does not support ray."
@@ -109,8 +109,5 @@ def read_devices() -> Devices | str:
     gpus = read_gpus()
     if not gpus.devices:
         return gpus.error or "nvidia-smi is not installed"
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if names is None:
-        return Devices(gpus.devices, gpus.devices)
-    named = (next((gpu for gpu in gpus.devices if gpu.is_called(name.strip())), None) for name in names.split(","))
-    return Devices(tuple(gpu for gpu in named if gpu is not None), gpus.devices)
+    shown = visible_devices([gpu.uuid for gpu in gpus.devices], os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return Devices(tuple(gpus.devices[index] for index in shown), gpus.devices)

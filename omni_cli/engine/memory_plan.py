@@ -126,9 +126,11 @@ class _Rank:
 def plan_start(config: EngineConfig, folder: Path) -> MemoryPlan | None:
     """Plan the memory of a chain that is about to start with the checkpoint in `folder`.
 
-    None if nothing needs planning and the driver does not report the devices' memory. Raises `StageError`, naming
-    sizes that fit, if a chain with AR stages needs more than is free, because each of them checks only its own part.
+    None without AR stages, and if nothing needs planning and the driver does not report the devices' memory. Raises
+    `StageError`, naming sizes that fit, if the chain needs more than is free: each stage checks only its own part.
     """
+    if not any(isinstance(stage, ARStageConfig) for stage in config.stages):
+        return None
     devices, host = read_devices(), read_memory()
     if isinstance(devices, str):
         if all(_states_size(stage) for stage in config.stages if isinstance(stage, ARStageConfig)):

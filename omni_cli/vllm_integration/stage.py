@@ -26,7 +26,7 @@ from omni_cli.execution.ranges import mark
 from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.failures import request_failure
 from omni_cli.stage.library_messages import translate
-from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, StageOutputChunk, TextChunk
+from omni_cli.stage.messages import AppendInput, Failure, Progress, Report, RequestDone, StageOutputChunk, TextChunk
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
@@ -206,11 +206,17 @@ class VllmStage:
                 self.run_warm_up()
 
     def run_warm_up(self) -> None:
+        """Run `warm_up_batches`. Raises the error of a diffusion, whose graphs cannot be captured later either."""
         for requests in self.warm_up_batches():
             for number, request in enumerate(requests):
-                self.add(replace(request, request_id=f"warm-up {number}"))
+                try:
+                    self.add(replace(request, request_id=f"warm-up {number}"))
+                except InputError:  # a model of something else than text, or settings that requests override
+                    return
             while self.has_work():
-                self.step()
+                for report in self.step():
+                    if isinstance(report, Failure) and self.spec.stage.kind == "diffusion":
+                        raise report.error(self.spec.stage.name)
 
     def warm_up_batches(self) -> Iterable[Sequence[GenerateRequest]]:
         """Return requests that run one batch after another and together go every way that a request can go."""
@@ -283,8 +289,8 @@ class TextStage(VllmStage):
             "mm_processor_cache_gb": 0,
         }
 
-    def run_warm_up(self) -> None:
-        """Run short requests, sampled as in the profile, in batches of 1, 2, 4, ... that there can be.
+    def warm_up_batches(self) -> Iterable[Sequence[GenerateRequest]]:
+        """Return short requests, sampled as in the profile, in batches of 1, 2, 4, ... that there can be.
 
         Kernels of sampling and of input preparation depend on the size of the batch and are compiled when they first
         run; vLLM's graphs do not contain them.
@@ -295,14 +301,7 @@ class TextStage(VllmStage):
         limit = self.engine.vllm_config.scheduler_config.max_num_seqs
         limit = min(limit, self.spec.max_concurrency or limit)
         for size in itertools.takewhile(lambda size: size <= limit, (1 << power for power in itertools.count())):
-            for index in range(size):
-                sampling = {"max_tokens": 3, "min_tokens": 0}
-                try:
-                    self.add(replace(request, request_id=f"warm-up {index}", sampling=sampling))
-                except InputError:  # a model of something else than text, such as sound
-                    return
-            while self.has_work():
-                self.step()
+            yield [replace(request, sampling={"max_tokens": 3, "min_tokens": 0})] * size
 
     def warm_up_request(self) -> GenerateRequest | None:
         """Return a short request; None for a stage that has no such thing."""

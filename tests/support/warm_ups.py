@@ -28,7 +28,13 @@ def main() -> None:
             stage = load_stage(get_spec(given, resolve_model(config.model)), lambda report: None)
             reports = []
             step = stage.step
-            stage.step = lambda step=step, reports=reports: reports.extend(step())
+
+            def kept(step=step, reports=reports):
+                new = step()
+                reports.extend(new)
+                return new
+
+            stage.step = kept
             stage.run_warm_up()
             of_any = [type(report).__name__ for report in reports]
             reports.clear()

@@ -14,9 +14,10 @@ import pytest
 from support.bench_records import pair, record
 
 from omni_cli.bench.machine_counters import Counters, MachineCounters
-from omni_cli.bench.nvml import GpuState, throttle_names, visible_devices
+from omni_cli.bench.nvml import GpuState, throttle_names
 from omni_cli.bench.utilisation import MAX_SAMPLES, Stretch, UtilisationSampler, merge_neighbours
 from omni_cli.errors import InputError
+from omni_cli.machine import visible_devices
 from omni_cli.record import Utilisation, load_record
 from omni_cli.record_file import save_record
 
