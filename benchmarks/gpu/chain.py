@@ -1,12 +1,13 @@
 """An omni model's chain on one GPU, whole and streamed: total, completion, first audio, and the stages' parts.
 
-    PYTHONPATH=. python benchmarks/gpu/chain.py qwen3-omni|qwen2.5-omni -o DIR [--clients 1 4 8 32] [--rounds 3]
-        [--codes 250] [--stream both] [--model FOLDER] [--set KEY=VALUE]...
+    PYTHONPATH=. python benchmarks/gpu/chain.py qwen3-omni|qwen2.5-omni|qwen2.5-omni-3b -o DIR [--clients 1 4 8 32]
+        [--rounds 3] [--codes 250] [--stream both] [--model FOLDER] [--set KEY=VALUE]...
 
 A bundled profile at its real sizes, random bfloat16 weights, run by `OmniLLM`: `qwen3-omni-30b-a3b` with weights drawn
-on the device, or `qwen2.5-omni-7b` with the folder that `omni_checkpoint.py` has written (`--model`). A request has 64
-tokens of prompt, 128 of text and a fixed number of codes (Qwen3-Omni: frames, the last of which ends the speech). All
-requests of a round enter at once; one round warms up. `--stream both` alternates whole and streamed rounds.
+on the device, `qwen2.5-omni-7b` or `-3b` with the folder that `omni_checkpoint.py` has written (`--model`). A request
+has 64 tokens of prompt, 128 of text and a fixed number of codes (Qwen3-Omni: frames, the last of which ends the
+speech). All requests of a round enter at once; one round warms up. `--stream both` alternates whole and streamed
+rounds.
 
 RTF is a request's time over that of its audio. A Qwen3-Omni talker's step is split into its forward pass (`backbone`)
 and its code predictor, both by the device's clock, and the rest, which is the host's and the sampler's. Medians over
@@ -83,6 +84,7 @@ MODELS = {
         ),
     ),
     "qwen2.5-omni": Model(("tiny-omni", "qwen2.5-omni-7b"), "Qwen2.5-Omni, 7B", "token2wav", codes=200, is_raw=True),
+    "qwen2.5-omni-3b": Model(("tiny-omni", "qwen2.5-omni-3b"), "Qwen2.5-Omni, 3B", "token2wav", codes=200, is_raw=True),
 }  # fmt: skip
 SAMPLE_RATE = 24_000
 STREAMS = {"profile": (None,), "off": (False,), "on": (True,), "both": (False, True)}

@@ -1,9 +1,9 @@
 """Released pipelines of further kinds with random weights: videos, a video with sound, images, an edited image.
 
-Sizes of transformers and autoencoders are those of the published configurations: Wan 2.2 (5B, text to video), LTX-2
-(19B), Z-Image (6B), FLUX.2 klein (4B) and Qwen-Image-Edit (20B). Calls have the sizes of the model cards, videos two
-steps; Wan 2.2 and LTX-2 are called with fewer frames as well, so that enough calls fit into some minutes. As in
-`models`, there are no text encoders: random embeddings replace their output.
+Sizes of transformers and autoencoders are those of the published configurations: Wan 2.2 (5B, text to video; A14B, two
+experts, text and image to video), LTX-2 (19B), Z-Image (6B), FLUX.2 klein (4B) and Qwen-Image-Edit (20B). Calls have
+the sizes of the model cards, videos few steps; Wan 2.2's 5B and LTX-2 are called with fewer frames as well, so that
+enough calls fit into some minutes. As in `models`, there are no text encoders: random embeddings replace their output.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ _LTX2_TOKENS = 1024
 def kinds(*, tiny: bool) -> dict[str, Model]:
     """All models of this file, by name."""
     steps, side = (2, 64) if tiny else (4, 1024)
+    side_a14b = (64, 64, 5) if tiny else (480, 832, 81)
     wan, ltx2 = ((64, 64, 5), (64, 64, 9)) if tiny else ((704, 1280, 121), (512, 768, 121))
     found = [
         *(
@@ -96,6 +97,14 @@ def kinds(*, tiny: bool) -> dict[str, Model]:
                 ("wan2.2-ti2v-5b-short", 5 if tiny else 33),
                 ("wan2.2-ti2v-5b", wan[2]),
             )
+        ),
+        *(
+            PipelineModel(
+                f"wan2.2-{task}-a14b", f"Wan 2.2, two experts of 14B, guided, {task}",
+                lambda device, of_image=of_image: make_wan_experts(device, of_image=of_image, tiny=tiny),
+                side_a14b[0], 4, 8, width=side_a14b[1], num_frames=side_a14b[2], edits=of_image,
+            )
+            for task, of_image in (("t2v", False), ("i2v", True))
         ),
         *(
             PipelineModel(
@@ -134,6 +143,31 @@ def make_wan(device: torch.device, *, tiny: bool) -> Any:
     return _pipeline(
         diffusers.WanPipeline, (prompt, prompt), parts, scheduler=scheduler, tokenizer=None, text_encoder=None,
         expand_timesteps=True,
+    )  # fmt: skip
+
+
+def make_wan_experts(device: torch.device, *, of_image: bool, tiny: bool) -> Any:
+    """A `WanPipeline` or `WanImageToVideoPipeline` as Wan 2.2's A14B models have it, 56 GB of weights at its real size.
+
+    The defaults of diffusers' classes are the published sizes.
+    """
+    scheduler = diffusers.UniPCMultistepScheduler(
+        flow_shift=5.0, prediction_type="flow_prediction", use_flow_sigmas=True
+    )
+    channels = {"in_channels": 36} if of_image else {}  # noise, the image's latents, and a mask
+    expert = {**(_WAN_TINY if tiny else {}), **({"in_channels": 16} if tiny else {}), **channels}
+    with drawn_on(device, torch.bfloat16):
+        parts = {
+            "vae": diffusers.AutoencoderKLWan(**({**_WAN_VAE_TINY, "z_dim": 16} if tiny else {})),
+            "transformer": diffusers.WanTransformer3DModel(**expert),
+            "transformer_2": diffusers.WanTransformer3DModel(**expert),
+        }
+        prompt = torch.randn(1, 512, parts["transformer"].config.text_dim)
+    kind = diffusers.WanImageToVideoPipeline if of_image else diffusers.WanPipeline
+    others: dict[str, Any] = {"image_encoder": None, "image_processor": None} if of_image else {}
+    return _pipeline(
+        kind, (prompt, prompt), parts, scheduler=scheduler, tokenizer=None, text_encoder=None,
+        boundary_ratio=0.9 if of_image else 0.875, **others,
     )  # fmt: skip
 
 

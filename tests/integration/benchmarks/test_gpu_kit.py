@@ -10,10 +10,23 @@ from types import ModuleType
 
 import pytest
 
+from omni_cli.config.bundled import bundled_profiles
+from omni_cli.config.loader import load_profile
 from omni_cli.record import Sample, Variant, load_record
 
 KIT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu"
-MODULES = ("goals", "copies", "measure", "sides", "models", "kinds", "random_weights", "chain")
+MODULES = (
+    "goals",
+    "copies",
+    "measure",
+    "sides",
+    "models",
+    "kinds",
+    "random_weights",
+    "chain",
+    "commands",
+    "omni_checkpoint",
+)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +112,7 @@ def test_diffusion_modes_on_a_cpu(tmp_path):
 def test_other_kinds_of_pipelines_on_a_cpu(tmp_path):
     run_script("diffusion_modes.py", "--kinds", "--device", "cpu", "-o", str(tmp_path), "--blocks", "1")
     records = [load_record(path) for path in sorted(tmp_path.glob("*.json"))]
-    assert len(records) == 8
+    assert len(records) == 10
     for record in records:
         plain, eager, _, graph = record.variants
         assert plain.output_sha256 == eager.output_sha256, "the executor's output is the plain call's"
@@ -119,14 +132,38 @@ def test_ar_modes_on_a_cpu(tmp_path):
     assert without.samples[0].execution_counters["thinker"]["copies"] == 0
 
 
-@pytest.mark.parametrize("name", ["qwen3-omni", "qwen2.5-omni"])
-def test_a_chain_of_real_size_is_configured(goals, name, tmp_path, monkeypatch):
-    """Its profile takes the kit's settings, and gives every KV cache a size, so that stages load together."""
-    chain = importlib.import_module("chain")
-    monkeypatch.setattr(sys, "argv", ["chain.py", name, "-o", str(tmp_path)])
-    config = chain._config(chain.MODELS[name], None, chain._options())
-    assert [stage.sampling.min_tokens for stage in config.stages[:2]] == [128, chain.MODELS[name].codes]
-    assert all(stage.kv_cache_memory_bytes for stage in config.stages[:2])
+def test_each_profile_for_a_gpu_has_a_command_or_a_reason(goals):
+    commands = importlib.import_module("commands")
+    for_gpu = {name for name in bundled_profiles() if not name.startswith(("tiny-", "small-"))}
+    assert for_gpu == commands.COMMANDS.keys() | commands.WITHOUT.keys()
+    assert not commands.COMMANDS.keys() & commands.WITHOUT.keys()
+    for profile, command in commands.FOLDERS.items():
+        assert "--model folder" in commands.COMMANDS[profile]
+        script, (_, _, size) = commands.arguments(command)
+        assert size in importlib.import_module(script.removesuffix(".py")).SIZES
+
+
+def test_each_command_is_accepted_and_its_configuration_loads(goals, monkeypatch):
+    """A chain's profile takes the kit's settings, and gives every KV cache a size, so that stages load together."""
+    commands, sides = importlib.import_module("commands"), importlib.import_module("sides")
+    pipelines = importlib.import_module("models").models(tiny=False) | importlib.import_module("kinds").kinds(
+        tiny=False
+    )
+    for profile, command in commands.COMMANDS.items():
+        script, arguments = commands.arguments(command)
+        module = importlib.import_module(script.removesuffix(".py"))
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        options = module._options()
+        if script == "chain.py":
+            model = module.MODELS[options.chain]
+            assert model.profiles[1] == profile
+            config = module._config(model, options.model, options)
+            assert [stage.sampling.min_tokens for stage in config.stages[:2]] == [128, model.codes]
+            assert all(stage.kv_cache_memory_bytes for stage in config.stages[:2])
+        else:
+            (name,) = options.only
+            stage = sides.stage_of(pipelines[name], execution=load_profile(profile).stages[0].execution)
+            assert {**stage.call, "height": stage.height, "width": stage.width}.items() >= pipelines[name].shape.items()
 
 
 @pytest.mark.nightly
