@@ -131,9 +131,6 @@ def kinds(*, tiny: bool) -> dict[str, Model]:
 
 def make_wan(device: torch.device, *, tiny: bool) -> Any:
     """A `WanPipeline` as Wan 2.2's 5B model has it: a timestep per token, and its own autoencoder."""
-    scheduler = diffusers.UniPCMultistepScheduler(
-        flow_shift=5.0, prediction_type="flow_prediction", use_flow_sigmas=True
-    )
     with drawn_on(device, torch.bfloat16):
         parts = {
             "vae": diffusers.AutoencoderKLWan(**(_WAN_VAE_TINY if tiny else _WAN_VAE)),
@@ -141,7 +138,7 @@ def make_wan(device: torch.device, *, tiny: bool) -> Any:
         }
         prompt = torch.randn(1, 512, parts["transformer"].config.text_dim)
     return _pipeline(
-        diffusers.WanPipeline, (prompt, prompt), parts, scheduler=scheduler, tokenizer=None, text_encoder=None,
+        diffusers.WanPipeline, (prompt, prompt), parts, scheduler=_wan_scheduler(), tokenizer=None, text_encoder=None,
         expand_timesteps=True,
     )  # fmt: skip
 
@@ -151,14 +148,11 @@ def make_wan_experts(device: torch.device, *, of_image: bool, tiny: bool) -> Any
 
     The defaults of diffusers' classes are the published sizes.
     """
-    scheduler = diffusers.UniPCMultistepScheduler(
-        flow_shift=5.0, prediction_type="flow_prediction", use_flow_sigmas=True
-    )
     channels = {"in_channels": 36} if of_image else {}  # noise, the image's latents, and a mask
-    expert = {**(_WAN_TINY if tiny else {}), **({"in_channels": 16} if tiny else {}), **channels}
+    expert = {**(_WAN_TINY if tiny else {}), **channels}
     with drawn_on(device, torch.bfloat16):
         parts = {
-            "vae": diffusers.AutoencoderKLWan(**({**_WAN_VAE_TINY, "z_dim": 16} if tiny else {})),
+            "vae": diffusers.AutoencoderKLWan(**(_WAN_VAE_TINY if tiny else {})),
             "transformer": diffusers.WanTransformer3DModel(**expert),
             "transformer_2": diffusers.WanTransformer3DModel(**expert),
         }
@@ -166,9 +160,13 @@ def make_wan_experts(device: torch.device, *, of_image: bool, tiny: bool) -> Any
     kind = diffusers.WanImageToVideoPipeline if of_image else diffusers.WanPipeline
     others: dict[str, Any] = {"image_encoder": None, "image_processor": None} if of_image else {}
     return _pipeline(
-        kind, (prompt, prompt), parts, scheduler=scheduler, tokenizer=None, text_encoder=None,
+        kind, (prompt, prompt), parts, scheduler=_wan_scheduler(), tokenizer=None, text_encoder=None,
         boundary_ratio=0.9 if of_image else 0.875, **others,
     )  # fmt: skip
+
+
+def _wan_scheduler() -> Any:
+    return diffusers.UniPCMultistepScheduler(flow_shift=5.0, prediction_type="flow_prediction", use_flow_sigmas=True)
 
 
 def make_ltx2(device: torch.device, *, tiny: bool) -> Any:

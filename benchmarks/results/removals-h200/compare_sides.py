@@ -1,4 +1,7 @@
-"""Totals of the sides' starts against main's: medians, and a bootstrap over starts and the rounds in them."""
+"""Totals of the sides' starts against those of one of them: medians, and a bootstrap over starts and their rounds.
+
+    python compare_sides.py RECORDS [SIDE, default main]
+"""
 import json
 import statistics
 import sys
@@ -20,18 +23,19 @@ def main():
                 values = [v for v in values if v is not None]
                 if values:
                     starts[variant["name"], metric][side].append(values)
+    base = sys.argv[2] if len(sys.argv) > 2 else "main"
     rng = np.random.default_rng(0)
     for (variant, metric), sides in starts.items():
-        if "main" not in sides:
+        if base not in sides:
             continue
         print(f"{variant} {metric}")
         for side, runs in sides.items():
             medians = " ".join(f"{statistics.median(r):.4g}" for r in runs)
             line = f"  {side:10} {statistics.median(statistics.median(r) for r in runs):.4g} s   of its starts: {medians}"
-            if side != "main":
-                ratios = [drawn(runs, rng) / drawn(sides["main"], rng) for _ in range(4000)]
-                value = point(runs) / point(sides["main"])
-                line += f"   {value:.3f} [{np.percentile(ratios, 2.5):.3f}, {np.percentile(ratios, 97.5):.3f}] of main"
+            if side != base:
+                ratios = [drawn(runs, rng) / drawn(sides[base], rng) for _ in range(4000)]
+                value = point(runs) / point(sides[base])
+                line += f"   {value:.3f} [{np.percentile(ratios, 2.5):.3f}, {np.percentile(ratios, 97.5):.3f}] of {base}"
             print(line)
 
 
