@@ -24,15 +24,13 @@ COMMANDS = {
     "wan2.2-t2v": _PIPELINE.format("wan2.2-t2v-a14b"),
     "wan2.2-i2v": _PIPELINE.format("wan2.2-i2v-a14b"),
     "ltx-2": _PIPELINE.format("ltx-2"),
+    "glm-image": _PIPELINE.format("glm-image"),  # its decoder, with random tokens of its prior
+    "stable-audio": _PIPELINE.format("stable-audio"),
 }
 # Prepared first: the folders of the chains with `--model`.
 FOLDERS = {
     "qwen2.5-omni-7b": "omni_checkpoint.py folder --size 7b",
     "qwen2.5-omni-3b": "omni_checkpoint.py folder --size 3b",
-}
-WITHOUT = {
-    "glm-image": "its prior needs the weights of a checkpoint to make tokens that its decoder takes",
-    "stable-audio": "the kit compares pixels, not sound",
 }
 
 
@@ -46,8 +44,6 @@ def main() -> None:
     for profile, command in COMMANDS.items():
         lines = [FOLDERS[profile], command] if profile in FOLDERS else [command]
         sys.stdout.write(f"{profile}\n" + "".join(f"  python benchmarks/gpu/{line}\n" for line in lines))
-    for profile, why in WITHOUT.items():
-        sys.stdout.write(f"{profile}\n  none: {why}\n")
 
 
 if __name__ == "__main__":

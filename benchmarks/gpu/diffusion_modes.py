@@ -4,8 +4,8 @@
 
 Needs Python, torch, transformers and diffusers (and what omni-cli itself needs: msgspec, numpy, PyYAML, pydantic), no
 vLLM, no network and no checkpoint. Weights are random and made on the device; Qwen-Image takes 60 GB of its memory.
-`--kinds` measures other models: videos (with sound), images and an edited image (`kinds.py`). `--accelerations` adds
-sides with a profile's accelerations, and takes more steps.
+`--kinds` measures other models: videos (with sound), images, an edited image and music (`kinds.py`).
+`--accelerations` adds sides with a profile's accelerations, and takes more steps.
 
 For each model four sides are interleaved in one process, A B C D D C B A in each block, over the same weights: the
 plain library call (diffusers' pipeline, transformers' token2wav) and the project's own code
@@ -273,8 +273,11 @@ def _step(sides: dict[str, Measured]):
 
 def _work(model: Model) -> dict[str, float]:
     if isinstance(model, PipelineModel):
-        pixels = math.prod(model.shape.values())
-        return {"denoise_steps": float(model.num_inference_steps), "pixels": float(pixels)}
+        if model.makes == "sound":
+            size = {"audio_s": float(model.call["audio_end_in_s"])}
+        else:
+            size = {"pixels": float(math.prod(model.shape.values()))}
+        return {"denoise_steps": float(model.num_inference_steps), **size}
     return {"denoise_steps": float(model.num_inference_steps - 1), "audio_s": model.num_codes / 50}
 
 
@@ -403,7 +406,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script")
     parser.add_argument("--only", action="append", default=[], help="a model, repeatable; default: all")
-    parser.add_argument("--kinds", action="store_true", help="Wan 2.2, LTX-2, Z-Image, FLUX.2 klein, Qwen-Image-Edit")
+    parser.add_argument("--kinds", action="store_true", help="the models of `kinds.py`")
     parser.add_argument("--accelerations", action="store_true", help="images and videos of both, with more sides")
     parser.add_argument("--without", action="append", default=[], help="a side to leave out, repeatable")
     parser.add_argument(

@@ -1,9 +1,10 @@
-"""Released pipelines of further kinds with random weights: videos, a video with sound, images, an edited image.
+"""Released pipelines of further kinds with random weights: videos, a video with sound, images, an edited image, music.
 
 Sizes of transformers and autoencoders are those of the published configurations: Wan 2.2 (5B, text to video; A14B, two
-experts, text and image to video), LTX-2 (19B), Z-Image (6B), FLUX.2 klein (4B) and Qwen-Image-Edit (20B). Calls have
-the sizes of the model cards, videos few steps; Wan 2.2's 5B and LTX-2 are called with fewer frames as well, so that
-enough calls fit into some minutes. As in `models`, there are no text encoders: random embeddings replace their output.
+experts, text and image to video), LTX-2 (19B), Z-Image (6B), FLUX.2 klein (4B), Qwen-Image-Edit (20B), GLM-Image's
+decoder (7B) and Stable Audio Open (1.1B). Calls have the sizes of the model cards and few steps; Wan 2.2's 5B and LTX-2
+are called with fewer frames as well, so that enough calls fit into some minutes. As in `models`, there are no text
+encoders: random embeddings replace their output, and random tokens those of GLM-Image's prior.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import diffusers
 import torch
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 from models import Model, PipelineModel, drawn_on
 from random_weights import fill
 
@@ -77,7 +79,33 @@ _EDIT_TINY = {
     "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "joint_attention_dim": 32,
     "axes_dims_rope": (2, 6, 8),
 }  # fmt: skip
+_GLM_TINY = {
+    "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 32, "text_embed_dim": 32, "time_embed_dim": 32,
+    "condition_dim": 16,
+}  # fmt: skip
+_GLM_VAE = {
+    **_KL_BLOCKS, "block_out_channels": (128, 512, 1024, 1024), "layers_per_block": 3, "latent_channels": 16,
+    "use_quant_conv": False, "use_post_quant_conv": False, "mid_block_add_attention": False,
+    "latents_mean": [0.0] * 16, "latents_std": [1.0] * 16,
+}  # fmt: skip
+_GLM_SCHEDULER = {
+    "use_dynamic_shifting": True, "time_shift_type": "linear", "base_shift": 0.25, "max_shift": 0.75,
+    "max_image_seq_len": 4096,
+}  # fmt: skip
+
+_STABLE_AUDIO_TINY = {
+    "sample_size": 16, "num_layers": 2, "num_attention_heads": 2, "num_key_value_attention_heads": 1,
+    "attention_head_dim": 16, "in_channels": 8, "out_channels": 8, "cross_attention_dim": 32,
+    "cross_attention_input_dim": 32, "global_states_input_dim": 64, "time_proj_dim": 16,
+}  # fmt: skip
+_OOBLECK_TINY = {
+    "encoder_hidden_size": 8, "decoder_channels": 8, "decoder_input_channels": 8, "channel_multiples": [1, 1, 2, 2, 2],
+}  # fmt: skip
+_STABLE_AUDIO_SCHEDULER = {
+    "sigma_min": 0.3, "sigma_max": 500.0, "sigma_data": 1.0, "solver_order": 2, "prediction_type": "v_prediction",
+}  # fmt: skip
 _NUM_TOKENS = 64
+_STABLE_AUDIO_TOKENS = 128
 _LTX2_TOKENS = 1024
 
 
@@ -124,6 +152,15 @@ def kinds(*, tiny: bool) -> dict[str, Model]:
         PipelineModel(
             "qwen-image-edit", "Qwen-Image-Edit, 20B, one image, no guidance",
             lambda device: make_edit(device, tiny=tiny), side, steps, 8, edits=True, call={"true_cfg_scale": 1.0},
+        ),
+        PipelineModel(
+            "glm-image", "GLM-Image's decoder, 7B, guided", lambda device: make_glm_decoder(device, side, tiny=tiny),
+            side, steps, 8, call={"guidance_scale": 1.5},
+        ),
+        PipelineModel(
+            "stable-audio", "Stable Audio Open, 1.1B, guided, stereo",
+            lambda device: make_stable_audio(device, tiny=tiny), None, 2 if tiny else 20, 8, dtype="float16",
+            call={"negative_prompt": "Low quality.", "audio_end_in_s": 0.5 if tiny else 10.0},
         ),
     ]  # fmt: skip
     return {model.name: model for model in found}
@@ -235,7 +272,48 @@ def make_edit(device: torch.device, *, tiny: bool) -> Any:
     )  # fmt: skip
 
 
-def _pipeline(kind: type[Any], prompt: tuple[object, ...], parts: dict[str, torch.nn.Module], **others: Any) -> Any:
+def make_glm_decoder(device: torch.device, side: int, *, tiny: bool) -> Any:
+    """A `GlmImagePipeline` for images of `side` pixels each way without its prior; its transformer has the defaults."""
+    with drawn_on(device, torch.bfloat16):
+        parts = {
+            "vae": diffusers.AutoencoderKL(**{**_GLM_VAE, **(_SMALL_BLOCKS if tiny else {})}),
+            "transformer": diffusers.GlmImageTransformer2DModel(**(_GLM_TINY if tiny else {})),
+        }
+        config = parts["transformer"].config
+        prompt, negative = torch.randn(2, 1, _NUM_TOKENS, config.text_embed_dim)
+        # One per patch of 16 pixels, as the pipeline upsamples the tokens of its prior.
+        tokens = torch.randint(config.prior_vq_quantizer_codebook_size, (1, (side // 16) ** 2))
+    made = _pipeline(
+        diffusers.GlmImagePipeline, (prompt, negative), parts,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**_GLM_SCHEDULER), tokenizer=None, processor=None,
+        text_encoder=None, vision_language_encoder=None,
+    )  # fmt: skip
+    type(made).generate_prior_tokens = lambda self, *_args, **_named: (tokens, None, None)
+    return made
+
+
+def make_stable_audio(device: torch.device, *, tiny: bool) -> Any:
+    """A `StableAudioPipeline`; defaults of its parts are the published sizes.
+
+    Its scheduler is the one that needs no further package; the released one adds noise in each step by `torchsde`.
+    """
+    with drawn_on(device, torch.float16):
+        transformer = diffusers.StableAudioDiTModel(**(_STABLE_AUDIO_TINY if tiny else {}))
+        size = transformer.config.cross_attention_dim
+        parts = {
+            "vae": diffusers.AutoencoderOobleck(**(_OOBLECK_TINY if tiny else {})),
+            "transformer": transformer,
+            "projection_model": StableAudioProjectionModel(size, size, min_value=0, max_value=512),
+        }
+        prompts = torch.randn(2, _STABLE_AUDIO_TOKENS, size)  # without and with the prompt
+    return _pipeline(
+        diffusers.StableAudioPipeline, prompts, parts,
+        scheduler=diffusers.EDMDPMSolverMultistepScheduler(**_STABLE_AUDIO_SCHEDULER), tokenizer=None,
+        text_encoder=None,
+    )  # fmt: skip
+
+
+def _pipeline(kind: type[Any], prompt: object, parts: dict[str, torch.nn.Module], **others: Any) -> Any:
     """A pipeline of that class whose `encode_prompt` returns `prompt`; its weights are those of `random_weights`."""
     diffusers.utils.logging.set_verbosity_error()  # about defaults that have no effect, at every call
     for part, module in parts.items():

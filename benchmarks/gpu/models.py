@@ -84,14 +84,14 @@ _TOKEN2WAV_TINY = {
 class PipelineModel:
     """A pipeline and the measured call: `size` pixels each way or `size` by `width`, `num_inference_steps` steps.
 
-    With `num_frames` it makes a video of so many, and with `edits` it gets an image of its size. `blocks` is
-    the number of blocks: more where the host is the bottleneck, whose times vary more than a device's.
+    Without a size it makes sound, with `num_frames` a video of so many, and with `edits` it gets an image of its size.
+    `blocks` is the number of blocks: more where the host is the bottleneck, whose times vary more than a device's.
     """
 
     name: str
     describes: str
     make: Callable[[torch.device], Any]
-    size: int
+    size: int | None
     num_inference_steps: int
     blocks: int
     dtype: str = "bfloat16"
@@ -101,16 +101,25 @@ class PipelineModel:
     call: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def makes(self) -> str:
+        if self.size is None:
+            return "sound"
+        return "image" if self.num_frames is None else "video"
+
+    @property
     def shape(self) -> dict[str, int]:
         """The arguments of the call for the size of its output."""
+        if self.size is None:
+            return {}
         frames = {} if self.num_frames is None else {"num_frames": self.num_frames}
         return {"height": self.size, "width": self.width or self.size, **frames}
 
     @functools.cached_property
     def given(self) -> dict[str, Any]:
         """The arguments of the call for its input."""
-        size = (self.width or self.size, self.size)
-        return {"image": Image.linear_gradient("L").convert("RGB").resize(size)} if self.edits else {}
+        if self.size is None or not self.edits:
+            return {}
+        return {"image": Image.linear_gradient("L").convert("RGB").resize((self.width or self.size, self.size))}
 
 
 @dataclass(frozen=True)
@@ -130,13 +139,12 @@ Model = PipelineModel | Token2WavModel
 
 
 # A cache has nothing to take from in a few steps.
-_MIN_STEPS = {"video": 6, "image": 8}
+_MIN_STEPS = {"video": 6, "image": 8, "sound": 8}
 
 
 def longer(model: PipelineModel) -> PipelineModel:
     """The same model with steps enough for accelerations that take from one step to the next."""
-    steps = _MIN_STEPS["image" if model.num_frames is None else "video"]
-    return replace(model, num_inference_steps=max(model.num_inference_steps, steps))
+    return replace(model, num_inference_steps=max(model.num_inference_steps, _MIN_STEPS[model.makes]))
 
 
 def models(*, tiny: bool) -> dict[str, Model]:

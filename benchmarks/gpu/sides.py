@@ -18,6 +18,7 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionS
 from omni_cli.execution.timeline import clock_for
 
 PLAIN = "plain"
+_OUTPUT_FIELDS = {"image": "images", "video": "frames", "sound": "audios"}  # of the outputs of diffusers' pipelines
 PROMPT = "an image"
 EXECUTIONS = tuple({"execution": mode} for mode in ("eager", "compile", "cudagraph"))
 ACCELERATIONS = (
@@ -32,7 +33,8 @@ FLOAT8 = {"quantization": "float8_dynamic", "execution": "compile"}
 class Call:
     """One call: wall seconds until its output was on the host, and the device's seconds of its parts.
 
-    `output` is what the mode is responsible for: pixels, or the mel spectrogram; `waveform` is made from the latter.
+    `output` is what the mode is responsible for: pixels, samples (num_samples, channels), or the mel spectrogram, from
+    which `waveform` is made.
     """
 
     output: np.ndarray
@@ -59,7 +61,7 @@ class Side(Protocol):
 
 
 class PlainPipeline:
-    """The fastest way of diffusers to an image on the host: `output_type="pt"`, then uint8 on the device."""
+    """The fastest way of diffusers to an output on the host: `output_type="pt"`, pixels as uint8 on the device."""
 
     def __init__(self, model: PipelineModel, pipeline: Any) -> None:
         self.name = PLAIN
@@ -70,8 +72,11 @@ class PlainPipeline:
     def run(self, seed: int) -> Call:
         start = time.perf_counter()
         made = _call(self._model, self._pipeline, seed, "pt")[0]
-        pixels = made.movedim(-3, -1).float().mul(255).round().to(torch.uint8).cpu().numpy()
-        return Call(pixels, time.perf_counter() - start, {})
+        if self._model.makes == "sound":
+            output = made.T.float().cpu().numpy()
+        else:
+            output = made.movedim(-3, -1).float().mul(255).round().to(torch.uint8).cpu().numpy()
+        return Call(output, time.perf_counter() - start, {})
 
     def denoise(self, seed: int) -> None:
         _call(self._model, self._pipeline, seed, "latent")
@@ -92,7 +97,7 @@ def _call(model: PipelineModel, pipeline: Any, seed: int, output_type: str) -> A
         prompt=PROMPT, num_inference_steps=model.num_inference_steps, generator=generator, output_type=output_type,
         **model.shape, **model.given, **model.call,
     )  # fmt: skip
-    return made.images if model.num_frames is None else made.frames
+    return getattr(made, _OUTPUT_FIELDS[model.makes])
 
 
 class ExecutorPipeline:
@@ -132,7 +137,8 @@ class ExecutorPipeline:
                 raise output.error
         # A video's frames are on the host then, one by one, as an encoder takes them; together they are one more copy.
         made = [
-            [*chain.from_iterable(output.videos[0].pieces())] if output.videos else output.pixels for output in outputs
+            [*chain.from_iterable(output.videos[0].pieces())] if output.videos else (*output.images, *output.sounds)[0]
+            for output in outputs
         ]
         seconds = time.perf_counter() - start
         made = [np.stack(frames) if isinstance(frames, list) else frames for frames in made]
