@@ -87,8 +87,9 @@ def test_the_transparent_part_is_painted_as_by_the_plain_call(edit: Any, plain: 
 def test_what_the_pipeline_changes_is_logged(edit: Any, edit_server: OmniServer) -> None:
     (image,) = edit(size="63x64", mask=png(mask(size=80)))
     assert image.shape == (64, 48, 3)
-    line = [line for line in edit_server.log("request") if line["path"] == EDITS][-1]
-    assert line["notes"][-1] == "the image has 48x64 pixels, not 63x64 as requested"
+    # The line is written when the answer has left; no other request of this server has notes.
+    (line,) = edit_server.wait_until(lambda: [line for line in edit_server.log("request") if "notes" in line])
+    assert line["path"] == EDITS and line["notes"][-1] == "the image has 48x64 pixels, not 63x64 as requested"
 
 
 @pytest.mark.parametrize(

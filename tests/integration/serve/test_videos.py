@@ -121,7 +121,10 @@ def test_a_job_that_the_model_refuses(video_server: OmniServer, videos: Any) -> 
     assert "63" in video.error.message and video.completed_at is not None
     with pytest.raises(openai.NotFoundError, match=r"the video is failed: .*63"):
         videos.download_content(video.id)
-    (line,) = [line for line in video_server.log("video") if line["request_id"] == video.id]
+    # It is written after the client can see the status.
+    (line,) = video_server.wait_until(
+        lambda: [line for line in video_server.log("video") if line["request_id"] == video.id]
+    )
     assert (line["status"], line["error"]) == ("failed", "invalid_request_error")
 
 
