@@ -206,8 +206,10 @@ class StageTrace:
     """One stage's work for one request; times are seconds on the stage's own monotonic clock.
 
     `token_times_s` is the time of each output token since the request's arrival; tokens of one engine step share a
-    time. `output_codes` are a talker's frames, with one code per codebook; `backbone_s` and `code_predictor_s` are, for
-    each token, its step's time in the forward pass and for all codes after the first; the rest of a step is the host's.
+    time. `output_logprobs` has, for each output token, (token id, log-probability in nats) of itself and then of the
+    most likely tokens; None unless `sampling.logprobs` asks for them. `output_codes` are a talker's frames, with one
+    code per codebook; `backbone_s` and `code_predictor_s` are, for each token, its step's time in the forward pass and
+    for all codes after the first; the rest of a step is the host's.
     For a diffusion stage, `text_encode_s`, `vae_encode_s` (of its images), `denoise_step_s` (one entry per step),
     `vae_decode_s` or `vocoder_s`, and `encode_s` (of its videos, the host's) are its parts. Those times are on the
     device's clock. `num_chunks` counts the chunks of streamed audio; None if it was not streamed. `chunk_times_s` has,
@@ -222,6 +224,7 @@ class StageTrace:
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
     output_token_ids: tuple[int, ...] | None = None
+    output_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     output_codes: tuple[tuple[int, ...], ...] | None = None
     code_predictor_s: tuple[float, ...] | None = None
     backbone_s: tuple[float, ...] | None = None

@@ -62,6 +62,7 @@ class ActiveRequest:
     first_token_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     reported_s: float = 0.0
     context: dict[str, Any] = field(default_factory=dict)
@@ -337,6 +338,8 @@ class TextStage(VllmStage):
             active.first_token_s = now
         active.token_ids += completion.token_ids
         active.token_times_s += [now - active.added_s] * len(completion.token_ids)
+        for candidates in completion.logprobs or ():
+            active.logprobs.append([(token_id, candidate.logprob) for token_id, candidate in candidates.items()])
         active.text.append(completion.text)
         reports: list[Report] = []
         if completion.text and self.makes_text:
@@ -372,6 +375,7 @@ class TextStage(VllmStage):
             "num_output_tokens": len(active.token_ids),
             "output_token_ids": active.token_ids,
             "token_times_s": active.token_times_s,
+            "output_logprobs": active.logprobs or None,
         }
         text = TextOutput("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
         return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output)

@@ -18,7 +18,7 @@ _DEFAULT_PIXELS = 1024
 # The pipeline's arguments that a request can set.
 _ARGUMENTS = ("height", "width", "num_inference_steps", "guidance_scale")
 # The other fields of `Sampling` set the number of tokens, which is fixed, or concern prompt tokens without logits.
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "logprobs")
 
 
 def check_request(request: GenerateRequest, config: EngineConfig) -> None:
