@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.arguments import with_instances
+from omni_cli.diffusers_integration.conditions import get_conditions
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.failures import describe_failure
 from omni_cli.diffusers_integration.frames import Frames
@@ -21,11 +20,9 @@ from omni_cli.diffusers_integration.notes import differences
 from omni_cli.diffusers_integration.parallel import Rank
 from omni_cli.diffusers_integration.ranks import Ranks
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
-from omni_cli.diffusers_integration.samples import waveform_for
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.errors import OmniError
-from omni_cli.inputs.pipeline_call import Medium
-from omni_cli.outputs import AudioOutput, CallFile, GenerateRequest, VideoOutput, VideoSound, changed_items, get_items
+from omni_cli.outputs import AudioOutput, GenerateRequest, VideoOutput, VideoSound
 from omni_cli.stage.messages import (
     AbortRequest,
     AddRequest,
@@ -117,35 +114,11 @@ class DiffusersStage:
 
     def diffusion_request(self, request: GenerateRequest) -> DiffusionRequest:
         """Return the arguments of the pipeline's call."""
-        files = {**self._media_arguments(request), **self._call_files(request)}
-        conditions = with_instances(files, self.executor.call)
+        executor = self.executor
+        conditions = get_conditions(request, executor.call, executor.pipeline, executor.device)
         return DiffusionRequest.from_arguments(
             request.request_id, request.prompt, request.seed, request.diffusion, conditions
         )
-
-    def _media_arguments(self, request: GenerateRequest) -> dict[str, object]:
-        """Return the arguments for a request's media."""
-        media, call = get_media(request), self.executor.call
-        if not request.audio:
-            return call.media_arguments(media)
-        pipeline, device = self.executor.pipeline, self.executor.device
-        media["audio"] = [
-            waveform_for(pipeline, samples, sample_rate, device) for samples, sample_rate in request.audio
-        ]
-        rate = {"initial_audio_sampling_rate": self.executor.sample_rate}
-        return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.arguments}}
-
-    def _call_files(self, request: GenerateRequest) -> dict[str, object]:
-        """Return values with files: Pillow images, also for frames, tensors on the stage's device, and references."""
-        arguments: dict[str, object] = {}
-        for name, value in request.call_files.items():
-            argument = self.executor.call.check_name(name)
-            if argument.file_kind == "media":
-                arguments[name] = [self.executor.pipeline.reference(name, file) for file in get_items(value)]
-                continue
-            read = changed_items(value, functools.partial(_file_value, self.executor.device))
-            arguments[name] = self.executor.call.checked(name, read)
-        return arguments
 
     def warm_up(self) -> None:
         """Do nothing: the shortest request is a whole image."""
@@ -269,30 +242,3 @@ class DiffusersStage:
             self.ranks.close()
         if not process_ends:
             self.executor.shutdown()
-
-
-def get_media(request: GenerateRequest) -> dict[Medium, list[object]]:
-    """Return the request's images and videos as Pillow images."""
-    from PIL import Image
-
-    images: dict[Medium, tuple[np.ndarray, ...]] = {"image": request.images, "control_image": request.control_images}
-    media: dict[Medium, list[object]] = {
-        medium: [Image.fromarray(array) for array in arrays] for medium, arrays in images.items() if arrays
-    }
-    if request.videos:
-        media["video"] = [[Image.fromarray(frame) for frame in video.frames] for video in request.videos]
-    if request.mask is not None:
-        media["mask"] = [Image.fromarray(request.mask).convert("L")]
-    return media
-
-
-def _file_value(device: str, file: CallFile) -> object:
-    if file.kind in ("image", "video"):
-        from PIL import Image
-
-        if file.kind == "image":
-            return Image.fromarray(file.array)
-        return [Image.fromarray(frame) for frame in file.array]
-    import torch
-
-    return torch.from_numpy(file.array.copy()).to(device)
