@@ -3,36 +3,27 @@ error."""
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 
 from omni_cli.report.bench_notes import verdict_note
 from omni_cli.report.bench_text import change, gate_rows, open_end, quality_text
 from omni_cli.report.bench_units import limit, title
+from omni_cli.report.junit import add_case, add_outcome, new_suite, to_xml
 from omni_cli.results import GateResult
 from omni_cli.stats.comparison_result import ComparisonResult, Pair
-
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def comparison_junit(result: ComparisonResult, name: str) -> str:
     """Write one test case per limit, or a single one if there is no limit or no comparison."""
-    suite = ElementTree.Element("testsuite", name=_clean(name))
+    suite = new_suite(name)
     gate = result.gate
     if gate is None or gate.verdict in ("failed", "not comparable"):
         case = _case(suite, "gate" if gate else "comparable")
         if result.failures or not result.is_comparable:
-            _outcome(case, "error", "failed" if result.failures else "not comparable", verdict_note(result).message)
+            add_outcome(case, "error", "failed" if result.failures else "not comparable", verdict_note(result).message)
     else:
         _gate_cases(suite, gate, result.pairs)
-    for tag in ("failure", "error", "skipped"):
-        plural = {"failure": "failures", "error": "errors", "skipped": "skipped"}[tag]
-        suite.set(plural, str(len(suite.findall(f"testcase/{tag}"))))
-    suite.set("tests", str(len(suite)))
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    return to_xml(suite)
 
 
 def _gate_cases(suite: ElementTree.Element, gate: GateResult, pairs: tuple[Pair, ...]) -> None:
@@ -40,34 +31,22 @@ def _gate_cases(suite: ElementTree.Element, gate: GateResult, pairs: tuple[Pair,
         case = _case(suite, f"{metric.b}: {title(metric.metric)}" if metric.b else name)
         sentence = f"{a} -> {b}, {change(metric)}, limit +{limit(metric.limit)}"
         if metric.verdict == "regression":
-            _outcome(case, "failure", "regression", sentence)
+            add_outcome(case, "failure", "regression", sentence)
         elif metric.verdict == "inconclusive":
-            _outcome(case, "skipped", "inconclusive", f"{sentence}: {open_end(metric)}")
+            add_outcome(case, "skipped", "inconclusive", f"{sentence}: {open_end(metric)}")
     for item in gate.quality or ():
         case = _case(suite, f"{item.b}: {item.limit}")
         if item.verdict == "output mismatch":
-            _outcome(case, "failure", item.verdict, quality_text(item))
+            add_outcome(case, "failure", item.verdict, quality_text(item))
         elif item.verdict == "inconclusive":
-            _outcome(case, "skipped", item.verdict, quality_text(item))
+            add_outcome(case, "skipped", item.verdict, quality_text(item))
     if gate.max_abs_diff is not None or (gate.reasons and not gate.quality):
         case = _case(suite, "outputs" if gate.max_abs_diff is not None else "variants")
         if gate.verdict == "output mismatch":
-            _outcome(case, "failure", "output mismatch", "; ".join(gate.reasons))
+            add_outcome(case, "failure", "output mismatch", "; ".join(gate.reasons))
         elif gate.reasons:
-            _outcome(case, "skipped", "inconclusive", "; ".join(gate.reasons))
+            add_outcome(case, "skipped", "inconclusive", "; ".join(gate.reasons))
 
 
 def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname="omni.gate", name=_clean(name))
-
-
-def _outcome(case: ElementTree.Element, tag: str, kind: str, message: str) -> None:
-    attributes = {"message": _clean(message)}
-    if tag != "skipped":
-        attributes["type"] = kind
-    ElementTree.SubElement(case, tag, attributes)
-
-
-def _clean(text: str) -> str:
-    """Remove the characters that XML cannot represent."""
-    return _NOT_XML.sub("?", text)
+    return add_case(suite, "omni.gate", name)
