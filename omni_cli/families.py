@@ -108,7 +108,8 @@ class Family:
     `prompt_frame` is the text around the words of a generated prompt, for models that need the tokens of a
     conversation's turns. `unsaved_parts` are those that a pipeline's index names and its folder lacks, because the
     pipeline makes them itself. `check` is a function of a `GenerateRequest` and an `EngineConfig` that
-    raises `InputError` for what can be rejected before anything is loaded.
+    raises `InputError` for what can be rejected before anything is loaded. `reference` is the class that computes the
+    family's outputs with transformers or diffusers (`omni_cli.models.reference.FamilyReference`), for `omni verify`.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Family:
     published: Mapping[str, CheckpointNeeds] = field(default_factory=dict)
     prompt_frame: tuple[str, str] = ("", "")
     unsaved_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reference: Reference | None = None
 
     def role(self, name: str) -> StageRole | None:
         """Return the role of a stage of that name; None if the chain has none. An only stage may have any name."""

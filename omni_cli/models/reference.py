@@ -1,0 +1,261 @@
+"""Common parts of the families' references: models of transformers that are led through an engine's tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import soxr
+import torch
+from PIL import Image
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.models.scores import EngineOutput, EngineTokens, Expected, TokenScores, Way
+from omni_cli.outputs import GenerateRequest, Message, Part
+
+
+class FamilyReference(Protocol):
+    """A family's reference: a class that loads a checkpoint in one `Way` and returns what it expects of requests."""
+
+    def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        """Load the model. Raises `NoReferenceError` for settings that it cannot follow."""
+
+    def expected(self, output: EngineOutput) -> Expected:
+        """Run one request with the engine's tokens. Raises `NoReferenceError` for a request that it cannot run."""
+
+
+class ForcedTokens(LogitsProcessor):
+    """Leads `generate` through given tokens, and notes how probable the model finds them.
+
+    It must be the last processor. `note_logits` receives the model's logits before all processors. `suppressed` are ids
+    that can never be chosen, which engines leave out of log-probabilities.
+    """
+
+    def __init__(self, token_ids: Sequence[int], candidates: np.ndarray | None = None) -> None:
+        """`candidates` (num_tokens, num_candidates) are ids to note log-probabilities of; negative ones are NaN."""
+        super().__init__()
+        self.token_ids = list(token_ids)
+        own = np.array(self.token_ids, np.int64)[:, None]
+        self._candidates = own if candidates is None else candidates
+        self.suppressed: list[int] = []
+        self._raw: torch.Tensor | None = None
+        self._logprobs: list[np.ndarray] = []
+        self._top_ids: list[int] = []
+        self._gaps: list[float] = []
+        self._margins: list[float] = []
+
+    def note_logits(self, logits: torch.Tensor) -> None:
+        """Note logits (1, num_positions, vocab_size), of which the last position counts."""
+        self._raw = logits[0, -1]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        position = len(self._top_ids)
+        token_id = self.token_ids[position]
+        raw = (scores[0] if self._raw is None else self._raw).to(torch.float64, copy=True)
+        raw[self.suppressed] = -torch.inf
+        wanted = torch.from_numpy(self._candidates[position])
+        logprobs = raw.log_softmax(-1)[wanted.clamp(min=0).to(raw.device)].cpu()
+        self._logprobs.append(torch.where(wanted < 0, torch.nan, logprobs).numpy())
+        processed = scores[0].double().log_softmax(-1)
+        (first, second), (top_id, _) = (part.tolist() for part in processed.topk(2))
+        self._top_ids.append(top_id)
+        self._margins.append(first - second)
+        self._gaps.append(first - float(processed[token_id]))
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, token_id] = 0.0
+        return forced
+
+    @property
+    def scores(self) -> TokenScores:
+        """Return what was noted so far."""
+        shape = (len(self._top_ids), self._candidates.shape[1])
+        return TokenScores(
+            np.array(self._logprobs, np.float64).reshape(shape),
+            np.array(self._top_ids, np.int64),
+            np.array(self._gaps, np.float64),
+            np.array(self._margins, np.float64),
+        )
+
+
+def forced(tokens: EngineTokens) -> ForcedTokens:
+    return ForcedTokens(tokens.token_ids, tokens.candidates)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Give an object another attribute for a while."""
+    is_own, before = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
+def led_by(model: Any, tokens: ForcedTokens | None) -> Iterator[None]:
+    """Make `model.generate` follow tokens, and end with them; without any, leave it as it is."""
+    if tokens is None:
+        yield
+        return
+    generate = model.generate
+
+    @functools.wraps(generate)
+    def led(*args: Any, **kwargs: Any) -> Any:
+        tokens.suppressed += kwargs.get("suppress_tokens") or []
+        led_kwargs = {"max_new_tokens": len(tokens.token_ids), "logits_processor": LogitsProcessorList([tokens])}
+        return generate(*args, **{**kwargs, **led_kwargs})
+
+    def note(_model: Any, _args: Any, output: Any) -> None:
+        tokens.note_logits(output.logits)
+
+    hook = model.register_forward_hook(note)
+    try:
+        with replaced(model, "generate", led):
+            yield
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def recorded(model: Any) -> Iterator[list[tuple[dict[str, Any], Any]]]:
+    """Note the keyword arguments and the result of each call of `model.generate`."""
+    calls: list[tuple[dict[str, Any], Any]] = []
+    generate = model.generate
+
+    def noted(**kwargs: Any) -> Any:
+        calls.append((kwargs, generate(**kwargs)))
+        return calls[-1][1]
+
+    with replaced(model, "generate", noted):
+        yield calls
+
+
+class ForcedCodes:
+    """Leads the model that predicts the codes of a frame after its first, one call of `generate` per frame."""
+
+    def __init__(self, frames: Sequence[Sequence[int]]) -> None:
+        self._codes = [ForcedTokens(frame[1:]) for frame in frames]
+        self._num_led = 0
+
+    @contextlib.contextmanager
+    def leading(self, model: Any) -> Iterator[None]:
+        """Make `model.generate` follow the next frame at each call; after the last frame, leave it as it is."""
+        generate = model.generate
+
+        @functools.wraps(generate)
+        def led(*args: Any, **kwargs: Any) -> Any:
+            if self._num_led < len(self._codes):
+                kwargs["logits_processor"] = LogitsProcessorList([self._codes[self._num_led]])
+                self._num_led += 1
+            return generate(*args, **kwargs)
+
+        with replaced(model, "generate", led):
+            yield
+
+    def added_to(self, scores: TokenScores) -> TokenScores:
+        """Return the scores of the first codes with those of the others."""
+        found = [codes.scores for codes in self._codes[: self._num_led]]
+        return replace(
+            scores,
+            code_ids=np.array([item.top_ids for item in found]),
+            code_gaps=np.array([item.gaps for item in found]),
+            code_margins=np.array([item.margins for item in found]),
+        )
+
+
+def load_model(model_class: Any, folder: Path, way: Way, config: EngineConfig) -> Any:
+    """Load a model of transformers in the given way, for inference."""
+    options: dict[str, Any] = {"dtype": getattr(torch, way.dtype), "attn_implementation": way.attention}
+    if way.dtype == "float64":
+        options["experts_implementation"] = "eager"  # grouped matrix products have no float64
+    if config.trust_remote_code:
+        options["trust_remote_code"] = True
+    if way.low_memory:
+        from accelerate import cpu_offload
+
+        model = model_class.from_pretrained(folder, **options)
+        return cpu_offload(model.eval(), execution_device=torch.device("cpu"))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model_class.from_pretrained(folder, **options).eval().to(device)
+
+
+@contextlib.contextmanager
+def noise_in(dtype: torch.dtype) -> Iterator[None]:
+    """Draw noise in `dtype` and then convert it: the numbers that torch draws depend on the type."""
+    draw = torch.randn
+
+    def randn(*size: Any, **options: Any) -> torch.Tensor:
+        wanted = options.pop("dtype", None) or torch.get_default_dtype()
+        return draw(*size, dtype=dtype, **options).to(wanted)
+
+    with replaced(torch, "randn", randn):
+        yield
+
+
+def get_sampling(config: EngineConfig, stage: str) -> Mapping[str, Any]:
+    """Return the sampling settings of an AR stage that are set."""
+    found = config.stage(stage)
+    assert isinstance(found, ARStageConfig)
+    return found.sampling.set_values()
+
+
+def get_messages(request: GenerateRequest, system_prompt: str | None) -> list[dict[str, Any]]:
+    """Return a conversation as transformers' chat templates take it; media come before a prompt."""
+    messages = request.messages
+    if not messages:
+        media = [*(Part("audio") for _ in request.audio), *(Part("image") for _ in request.images)]
+        media += [Part("video") for _ in request.videos]
+        messages = (Message("user", (*media, Part("text", request.prompt or ""))),)
+    if system_prompt is not None and messages[0].role != "system":
+        messages = (Message("system", (Part("text", system_prompt),)), *messages)
+    return [{"role": message.role, "content": _content(message)} for message in messages]
+
+
+def _content(message: Message) -> object:
+    if all(part.type == "text" for part in message.parts):
+        return "".join(part.text for part in message.parts)
+    return [{"type": part.type, part.type: part.text} for part in message.parts]
+
+
+def processor_inputs(processor: Any, request: GenerateRequest, system_prompt: str | None = None) -> Any:
+    """Return a model's inputs for a request, from the checkpoint's tokenizer or processor."""
+    special: dict[str, Any] = {}
+    if request.raw or getattr(processor, "chat_template", None) is None:
+        text = request.prompt
+    else:
+        messages = get_messages(request, system_prompt)
+        text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        special["add_special_tokens"] = False
+    media: dict[str, Any] = {}
+    if request.images:
+        media["images"] = [Image.fromarray(image) for image in request.images]
+    if request.audio:
+        rate = processor.feature_extractor.sampling_rate
+        media["audio"] = [
+            soxr.resample(samples, own_rate, rate) if own_rate != rate else samples
+            for samples, own_rate in request.audio
+        ]
+        media["sampling_rate"] = rate
+    if request.videos:
+        media |= _videos(request)
+    return processor(text=[text], return_tensors="pt", padding=True, **special, **media)
+
+
+def _videos(request: GenerateRequest) -> dict[str, Any]:
+    """Return the processor's arguments for videos whose frames have been sampled already."""
+    metadata = [
+        {"total_num_frames": video.total_num_frames, "fps": video.fps, "frames_indices": list(video.frames_indices)}
+        for video in request.videos
+    ]
+    frames = [video.frames for video in request.videos]
+    return {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
