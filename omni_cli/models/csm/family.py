@@ -38,4 +38,5 @@ FAMILY = Family(
     builtins={"tiny-csm": f"{_HERE}.checkpoint.builder:tiny_csm"},
     profile=f"{_HERE}.profile:derive_stages",
     published={"sesame/csm-1b": CheckpointNeeds(7 * 10**9, {"backbone": 1553 * 10**6, "codec": 79 * 10**6})},
+    reference=f"{_HERE}.reference:CsmReference",
 )

@@ -31,4 +31,5 @@ FAMILY = Family(
         ),
     ),
     profile="omni_cli.models.language_model.profile:derive_stages",
+    reference="omni_cli.models.language_model.reference:LanguageModelReference",
 )

@@ -69,4 +69,5 @@ FAMILY = Family(
             22 * 10**9, {"thinker": 8932 * 10**6, "talker": 1351 * 10**6, "token2wav": 449 * 10**6}
         ),
     },
+    reference=f"{_HERE}.reference:Qwen2_5OmniReference",
 )

@@ -72,4 +72,5 @@ FAMILY = Family(
         ),
         "Qwen/Qwen3-Omni-30B-A3B-Thinking": CheckpointNeeds(64 * 10**9, {"thinker": 31_723 * 10**6}),
     },
+    reference=f"{_HERE}.reference:Qwen3OmniReference",
 )

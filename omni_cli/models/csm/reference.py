@@ -1,0 +1,75 @@
+"""transformers' CSM as the family's reference: backbone with depth decoder, and Mimi."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import CsmForConditionalGeneration, CsmProcessor
+
+from omni_cli.config.schema import EngineConfig
+from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_sampling, led_by, load_model
+from omni_cli.models.scores import EngineOutput, Expected, Way
+from omni_cli.outputs import GenerateRequest
+
+_DEFAULT_SPEAKER = "0"
+
+
+@dataclass(frozen=True)
+class SpokenText:
+    """`codes` has a frame of one code per codebook for each step, the end included; `waveform` is float32."""
+
+    codes: tuple[tuple[int, ...], ...]
+    waveform: np.ndarray
+
+
+class CsmReference:
+    """Greedy, with the profile's maximum of tokens unless tokens are given."""
+
+    def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        self._stage, *others = [stage.name for stage in config.stages]
+        self._codec = others[0] if others else None
+        self._config = config
+        self._processor: Any = CsmProcessor.from_pretrained(folder)
+        self._model: Any = load_model(CsmForConditionalGeneration, folder, way, config)
+
+    def expected(self, output: EngineOutput) -> Expected:
+        engine = output.tokens[self._stage]
+        tokens, codes = forced(engine), ForcedCodes(engine.codes or ())
+        # The engine never makes ids that Mimi cannot decode.
+        config = self._model.config
+        tokens.suppressed = list(range(config.codec_config.codebook_size, config.vocab_size))
+        spoken = self.speak(output.request, tokens, codes)
+        arrays = {name: spoken.waveform for name in output.arrays}
+        num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
+        scores = {self._stage: codes.added_to(tokens.scores)}
+        return Expected(scores, arrays, self._codec, num_input_tokens=num_input_tokens)
+
+    def speak(
+        self, request: GenerateRequest, tokens: ForcedTokens | None = None, codes: ForcedCodes | None = None
+    ) -> SpokenText:
+        inputs = self._inputs(request)
+        frames = contextlib.nullcontext() if codes is None else codes.leading(self._model.depth_decoder)
+        with torch.no_grad(), led_by(self._model, tokens), frames:
+            generated = self._model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                do_sample=False,
+                max_new_tokens=get_sampling(self._config, self._stage).get("max_tokens"),
+                output_audio=True,
+                return_dict_in_generate=True,
+            )
+        made = tuple(map(tuple, generated.sequences[0].tolist()))
+        return SpokenText(made, generated.audio[0].reshape(-1).float().cpu().numpy())
+
+    def _inputs(self, request: GenerateRequest) -> Any:
+        if request.raw:
+            return self._processor.tokenizer(request.prompt, return_tensors="pt").to(self._model.device)
+        text = request.prompt or "".join(part.text for message in request.messages for part in message.parts)
+        turn = {"role": request.speaker or _DEFAULT_SPEAKER, "content": [{"type": "text", "text": text}]}
+        inputs = self._processor.apply_chat_template([turn], tokenize=True, return_dict=True, return_tensors="pt")
+        return inputs.to(self._model.device)

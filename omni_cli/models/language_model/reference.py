@@ -1,0 +1,48 @@
+"""transformers' `generate` as the reference of language models, alone and with images, audio and video."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
+
+from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.models.reference import ForcedTokens, forced, led_by, load_model, processor_inputs
+from omni_cli.models.scores import EngineOutput, Expected, Way
+from omni_cli.outputs import GenerateRequest
+
+
+class LanguageModelReference:
+    """A model of transformers with its tokenizer or processor."""
+
+    def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        (stage,) = config.stages
+        assert isinstance(stage, ARStageConfig)
+        self._stage = stage
+        self._sampling = stage.sampling.set_values()
+        names = ("processor_config.json", "preprocessor_config.json")
+        is_multimodal = any((folder / name).is_file() for name in names)
+        trust = {"trust_remote_code": True} if config.trust_remote_code else {}
+        self._processor: Any = (AutoProcessor if is_multimodal else AutoTokenizer).from_pretrained(folder, **trust)
+        self._num_input_tokens = 0
+        self._model = load_model(
+            AutoModelForMultimodalLM if is_multimodal else AutoModelForCausalLM, folder, way, config
+        )
+
+    def generate(self, request: GenerateRequest, max_tokens: int, tokens: ForcedTokens | None = None) -> list[int]:
+        """Return the ids of the greedy answer, or those of `tokens`."""
+        inputs = processor_inputs(self._processor, request, self._stage.system_prompt).to(self._model.device)
+        inputs = inputs.to(self._model.dtype)
+        options = {"repetition_penalty": self._sampling.get("repetition_penalty")}
+        with torch.no_grad(), led_by(self._model, tokens):
+            output = self._model.generate(**inputs, do_sample=False, max_new_tokens=max_tokens, **options)
+        self._num_input_tokens = inputs["input_ids"].shape[1]
+        answer: list[int] = output[0, self._num_input_tokens :].tolist()
+        return answer
+
+    def expected(self, output: EngineOutput) -> Expected:
+        tokens = forced(output.tokens[self._stage.name])
+        self.generate(output.request, len(tokens.token_ids), tokens)
+        return Expected({self._stage.name: tokens.scores}, num_input_tokens=self._num_input_tokens)

@@ -1,0 +1,180 @@
+"""transformers' Qwen2.5-Omni as the family's reference: thinker, talker and token2wav of one `generate`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
+
+from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
+from omni_cli.models.qwen2_5_omni.speakers import pick_speaker
+from omni_cli.models.reference import (
+    ForcedTokens,
+    forced,
+    get_sampling,
+    led_by,
+    load_model,
+    noise_in,
+    processor_inputs,
+    recorded,
+    replaced,
+)
+from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
+from omni_cli.outputs import GenerateRequest
+
+
+@dataclass(frozen=True)
+class SpokenResult:
+    """`codes` has a frame of one code per codebook for each codec token but the last; None for a single codebook.
+
+    `waveform` is float32 (num_samples,).
+    """
+
+    text_token_ids: tuple[int, ...]
+    codec_token_ids: tuple[int, ...]
+    waveform: np.ndarray
+    codes: tuple[tuple[int, ...], ...] | None = None
+
+
+class Qwen2_5OmniReference:
+    """Greedy, with the limits of the profile's sampling settings unless tokens are given."""
+
+    # transformers cannot speak a shorter answer: it has no reply row to put after the prompt.
+    MIN_SPOKEN = 2
+
+    def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        self.config, self._way = config, way
+        self.processor: Any = Qwen2_5OmniProcessor.from_pretrained(folder)
+        self.model: Any = load_model(Qwen2_5OmniForConditionalGeneration, folder, way, config)
+        talker = config.stages_by_name.get("talker")
+        if isinstance(talker, TalkerConfig) and talker.talker_prompt == "full":
+            self._keep_mask()
+
+    def expected(self, output: EngineOutput) -> Expected:
+        thinker = forced(output.tokens["thinker"])
+        if "talker" not in output.tokens:
+            self.answer(output.request, thinker)
+            return Expected({"thinker": thinker.scores}, num_input_tokens=self._num_input_tokens)
+        if len(thinker.token_ids) < self.MIN_SPOKEN:
+            raise NoReferenceError("transformers cannot speak an answer of a single token")
+        talker = forced(output.tokens["talker"])
+        spoken = self.speak(output.request, thinker, talker)
+        arrays = {name: spoken.waveform for name in output.arrays}
+        scores = {"thinker": thinker.scores, "talker": talker.scores}
+        return Expected(scores, arrays, "token2wav", num_input_tokens=self._num_input_tokens)
+
+    def answer(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> tuple[int, ...]:
+        """Return the ids of a text answer without speech."""
+        inputs = self.inputs(request)
+        with torch.no_grad(), led_by(self.model.thinker, tokens):
+            output = self.model.thinker.generate(**inputs, do_sample=False, **self._limits("thinker", ""))
+        return tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
+
+    def speak(
+        self, request: GenerateRequest, thinker: ForcedTokens | None = None, talker: ForcedTokens | None = None
+    ) -> SpokenResult:
+        """Return the spoken answer, with the ids of both stages."""
+        config = self.model.config.talker_config
+        token2wav = self.config.stages_by_name.get("token2wav")
+        inputs = self.inputs(request)
+        # Only the thinker looks at pixels; without the prefix the talker is given them too, and refuses.
+        for name in inputs.keys() & {"pixel_values", "pixel_values_videos"}:
+            inputs[f"thinker_{name}"] = inputs.pop(name)
+        model = self.model
+        with (
+            led_by(model.thinker, thinker),
+            led_by(model.talker, talker),
+            self._noise(request),
+            recorded(model.talker) as calls,
+        ):
+            sequences, waveform = model.generate(
+                **inputs,
+                **self._limits("thinker"),
+                **self._limits("talker"),
+                **_denoising(token2wav),
+                speaker=pick_speaker(model.speaker_map, request.speaker),
+                thinker_do_sample=False,
+                talker_do_sample=False,
+                talker_eos_token_id=[config.tts_codec_pad_token_id, config.tts_codec_end_token_id],
+                use_audio_in_video=False,
+            )
+        ((arguments, codes),) = calls
+        return SpokenResult(
+            tuple(sequences[0, inputs["input_ids"].shape[1] :].tolist()),
+            tuple(codes[0, arguments["input_ids"].shape[1] :].tolist()),
+            waveform.reshape(-1).float().cpu().numpy(),
+        )
+
+    def inputs(self, request: GenerateRequest) -> Any:
+        stage = self.config.stages[0]
+        assert isinstance(stage, ARStageConfig)
+        inputs = processor_inputs(self.processor, request, stage.system_prompt).to(self.model.device)
+        self._num_input_tokens = inputs["input_ids"].shape[1]
+        return inputs.to(self.model.dtype)
+
+    def _limits(self, stage: str, prefix: str | None = None) -> dict[str, Any]:
+        """Return the sampling settings of a stage that change a greedy answer, as arguments of `generate`."""
+        prefix = f"{stage}_" if prefix is None else prefix
+        settings = get_sampling(self.config, stage)
+        names = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "repetition_penalty": None}
+        return {prefix + (own or name): settings[name] for name, own in names.items() if name in settings}
+
+    @contextlib.contextmanager
+    def _noise(self, request: GenerateRequest) -> Iterator[None]:
+        """Draw token2wav's noise, in float32, from the request's seed.
+
+        transformers runs token2wav in float32 whatever the type of the model. In a wider way it is widened, too.
+        """
+        forward, is_wide = self.model.token2wav.forward, self._way.dtype == "float64"
+
+        def seeded(*args: Any, **kwargs: Any) -> torch.Tensor:
+            torch.manual_seed(request.seed)
+            if is_wide:
+                self.model.token2wav.double()
+                args = tuple(map(_widened, args))
+                kwargs = {name: _widened(value) for name, value in kwargs.items()}
+            with noise_in(torch.float32):
+                result: torch.Tensor = forward(*args, **kwargs)
+            return result
+
+        with replaced(self.model.token2wav, "forward", seeded):
+            yield
+
+    def _keep_mask(self) -> None:
+        """Pass the attention mask on to the talker, as for any padded batch: that is `talker_prompt: full`.
+
+        transformers 5.19 drops an attention mask of ones on the way to the talker, which then skips the codec
+        embeddings of its prompt and M-RoPE.
+        """
+        prepare = self.model.talker.prepare_inputs_for_generation
+
+        # generate looks at its parameters to see what it may pass.
+        @functools.wraps(prepare)
+        def with_mask(input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
+            prepared: dict[str, Any] = prepare(input_ids, **kwargs)
+            prepared["attention_mask"] = torch.ones_like(input_ids)
+            return prepared
+
+        self.model.talker.prepare_inputs_for_generation = with_mask
+
+
+def _widened(value: object) -> object:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _denoising(stage: object) -> Mapping[str, Any]:
+    if not isinstance(stage, DiffusionStageConfig):
+        return {}
+    sway = stage.sway_coefficient if isinstance(stage, Token2WavConfig) else None
+    values = {
+        "num_steps": stage.num_inference_steps, "guidance_scale": stage.guidance_scale, "sway_coefficient": sway,
+    }  # fmt: skip
+    return {f"token2wav_{name}": value for name, value in values.items() if value is not None}

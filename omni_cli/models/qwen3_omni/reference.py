@@ -1,0 +1,75 @@
+"""transformers' Qwen3-Omni as the family's reference: thinker, talker with code predictor, and code2wav."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
+
+from omni_cli.config.schema import EngineConfig
+from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
+from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, led_by, load_model, recorded
+from omni_cli.models.scores import EngineOutput, Expected, Way
+from omni_cli.outputs import GenerateRequest
+
+# transformers' default, if the checkpoint has it; as in the talker's stage, which needs vLLM.
+_DEFAULT_SPEAKER = "ethan"
+
+
+class Qwen3OmniReference(Qwen2_5OmniReference):
+    """Greedy, with the limits of the profile's sampling settings unless tokens are given."""
+
+    def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        self.config, self._way = config, way
+        self.processor = Qwen3OmniMoeProcessor.from_pretrained(folder)
+        self.model = load_model(Qwen3OmniMoeForConditionalGeneration, folder, way, config)
+        # transformers 5.19 reads the audio encoder's window from the talker's configuration, which has none.
+        if self.model.has_talker:
+            self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config
+
+    def expected(self, output: EngineOutput) -> Expected:
+        thinker = forced(output.tokens["thinker"])
+        if "talker" not in output.tokens:
+            self.answer(output.request, thinker)
+            return Expected({"thinker": thinker.scores}, num_input_tokens=self._num_input_tokens)
+        tokens = output.tokens["talker"]
+        talker, codes = forced(tokens), ForcedCodes(tokens.codes or ())
+        spoken = self.speak(output.request, thinker, talker, codes)
+        arrays = {name: spoken.waveform for name in output.arrays}
+        scores = {"thinker": thinker.scores, "talker": codes.added_to(talker.scores)}
+        return Expected(scores, arrays, "code2wav", num_input_tokens=self._num_input_tokens)
+
+    def speak(
+        self,
+        request: GenerateRequest,
+        thinker: ForcedTokens | None = None,
+        talker: ForcedTokens | None = None,
+        codes: ForcedCodes | None = None,
+    ) -> SpokenResult:
+        """Return the spoken answer, with the ids of both stages and the frames of codes."""
+        model, inputs = self.model, self.inputs(request)
+        frames = contextlib.nullcontext() if codes is None else codes.leading(model.talker.code_predictor)
+        with led_by(model.thinker, thinker), led_by(model.talker, talker), frames, recorded(model.talker) as calls:
+            sequences, waveform = model.generate(
+                **inputs,
+                **self._limits("thinker"),
+                **self._limits("talker"),
+                speaker=request.speaker or self._default_speaker,
+                thinker_eos_token_id=self.processor.tokenizer.eos_token_id,
+                thinker_do_sample=False,
+                talker_do_sample=False,
+            )
+        ((_, generated),) = calls
+        spoken = [step[-1][0].tolist() for step in generated.hidden_states if step[-1] is not None]
+        return SpokenResult(
+            tuple(sequences[0, inputs["input_ids"].shape[1] :].tolist()),
+            tuple(generated.sequences[0].tolist()),
+            waveform.reshape(-1).float().cpu().numpy(),
+            tuple(map(tuple, spoken)),
+        )
+
+    @property
+    def _default_speaker(self) -> str:
+        speakers = [name.lower() for name in self.model.config.talker_config.speaker_id]
+        return _DEFAULT_SPEAKER if _DEFAULT_SPEAKER in speakers else speakers[0]
