@@ -71,4 +71,5 @@ FAMILY = Family(
             "LTX2Pipeline",
         ),
     },
+    reference=f"{_HERE}.reference:PipelineReference",
 )

@@ -58,4 +58,5 @@ FAMILY = Family(
             36 * 10**9, {"prior": 10_114 * 10**6, "transformer": 7000 * 10**6, "text_encoder": 600 * 10**6}
         )
     },
+    reference=f"{_HERE}.reference:GlmImageReference",
 )
