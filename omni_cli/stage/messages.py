@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ class StopStage(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
+T = TypeVar("T")
 Command = AddRequest | AppendInput | AbortRequest | StopStage | RecordingCommand
 
 
@@ -221,10 +222,24 @@ decode_command = msgspec.msgpack.Decoder(Command, ext_hook=_value).decode
 decode_report = msgspec.msgpack.Decoder(Report, ext_hook=_value).decode
 
 
+def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
+    """Return a decoder of structs or dataclasses with arrays and files, which `pack` encodes."""
+    return msgspec.msgpack.Decoder(kind, ext_hook=_value)
+
+
+def pack(value: object) -> bytes:
+    """Encode a struct or dataclass. Raises `TypeError` for a value of a type that is not sent."""
+    return _encode(value)
+
+
+def sendable_request(request: GenerateRequest) -> GenerateRequest:
+    """Return the request with its files marked: in JSON of any depth, one has to be told from an object."""
+    files = changed_items(request.call_files, lambda file: msgspec.msgpack.Ext(_FILE, _encode(file)))
+    return dataclasses.replace(request, call_files=files)
+
+
 def encode(message: Command | Report) -> bytes:
     """Encode a message. Raises `TypeError` for a value of a type that is not sent."""
     if isinstance(message, AddRequest):
-        # In JSON of any depth, a file has to be told from an object.
-        files = changed_items(message.request.call_files, lambda file: msgspec.msgpack.Ext(_FILE, _encode(file)))
-        message = AddRequest(dataclasses.replace(message.request, call_files=files))
+        message = AddRequest(sendable_request(message.request))
     return _encode(message)

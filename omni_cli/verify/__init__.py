@@ -1,0 +1,1 @@
+"""Checks whether a profile, a model or a running server gives the reference's outputs. Imports no torch."""
