@@ -1,0 +1,344 @@
+"""The checks of a profile: each compares runs of one engine with each other; `reference` compares with the family's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omni_cli.bench.profile_source import ProfileSource
+from omni_cli.checkpoints.files import read_family
+from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.errors import InputError, OmniError
+from omni_cli.models.scores import EngineOutput, Expected
+from omni_cli.outputs import GenerateRequest
+from omni_cli.verify.default_requests import MAX_TOKENS_OF_LATER_STAGES, draw_image, draw_sound, draw_video
+from omni_cli.verify.engine_runs import EngineSession, Run
+from omni_cli.verify.reference_memory import check_memory
+from omni_cli.verify.reference_process import Answer, Work, get_ways, run_reference
+from omni_cli.verify.single_rows import (
+    broken,
+    count_rows,
+    depends_row,
+    joined_rows,
+    limit_rows,
+    noise_row,
+    seed_row,
+    stop_rows,
+    stop_string,
+)
+from omni_cli.verify.small_cache import small_cache_overrides
+from omni_cli.verify.tokens import get_probabilities, make_decoder
+from omni_cli.verify.verdicts import (
+    STREAMED_AUDIO_BOUND,
+    Noise,
+    compare_runs,
+    get_noise,
+    judge_arrays,
+    judge_tokens,
+    worst,
+)
+from omni_cli.verify_record import Check, Row, TokenProbability
+
+NUM_CANDIDATES = 8
+_LONG = "Tell me everything that you know about the sea, its shores, its ships and its weather. "
+_MEDIA = {"image": "images", "audio": "audio", "video": "videos"}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A variant of the profile: its name and overrides."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to verify. `are_defaults`: the requests are ours, so those that the model does not take are dropped.
+
+    `modes` beside the first are compared with it.
+    """
+
+    source: ProfileSource
+    requests: tuple[GenerateRequest, ...]
+    are_defaults: bool
+    modes: tuple[Mode, ...]
+    low_memory: bool = False
+    verbose: bool = False
+
+
+class EngineChecks:
+    """Runs the checks; `rows` and `probabilities` have those that are done, also after an early end."""
+
+    def __init__(
+        self, plan: Plan, folder: Path, on_event: Callable[[object], None], say: Callable[[str], None]
+    ) -> None:
+        """Exchange files with the reference in `folder`; `say` shows progress."""
+        self.plan = plan
+        self.rows: list[Row] = []
+        self.probabilities: list[TokenProbability] = []
+        self._folder, self._on_event, self._say = folder, on_event, say
+        self._noise: Noise | None = None
+        self._expected: Sequence[Expected | str] = ()
+
+    async def run(self) -> None:
+        """Run all checks. Raises `OmniError` for an engine that does not start or a request that it cannot run."""
+        first, *others = self.plan.modes
+        config = self._load(first.overrides)
+        async with self._session(config) as session:
+            self._checkpoint = Path(session.checkpoint)
+            self._decode = make_decoder(self._checkpoint, config)
+            self._requests = await self._usable(session)
+            alone = await self._alone(session, self._requests)
+            outputs = [run.output for run in alone]
+            await self._reference(first.overrides, config, outputs)
+            await self._batched(session, outputs)
+            await self._streamed(session, alone)
+            await self._repeat(session, outputs)
+            await self._seeds(session)
+            await self._limits(session, alone)
+            await self._modalities(session)
+        longest = max((num_tokens(output) for output in outputs), default=0)
+        pressed = small_cache_overrides(config, self._checkpoint, 2 * longest)
+        if pressed is not None:
+            await self._pressed(first.overrides + pressed, config, outputs)
+        for mode in others:
+            await self._mode(mode, outputs)
+
+    def _load(self, overrides: Sequence[str]) -> EngineConfig:
+        return self.plan.source.load(tuple(overrides))
+
+    def _session(self, config: EngineConfig) -> EngineSession:
+        return EngineSession(config, verbose=self.plan.verbose, on_event=self._on_event)
+
+    async def _usable(self, session: EngineSession) -> tuple[GenerateRequest, ...]:
+        """Drop our own requests with media that the model does not take."""
+        if not self.plan.are_defaults:
+            return self.plan.requests
+        usable = []
+        for request in self.plan.requests:
+            is_plain = not (request.images or request.audio or request.videos)
+            if not is_plain:
+                (run,) = await self._alone(session, [request])
+                if isinstance(run.result.error, InputError):
+                    continue
+            usable.append(request)
+        return tuple(usable)
+
+    async def _alone(self, session: EngineSession, requests: Sequence[GenerateRequest]) -> list[Run]:
+        runs = []
+        for number, request in enumerate(requests):
+            self._say(f"alone: request {number + 1} of {len(requests)}")
+            runs += await session.alone([request])
+        return runs
+
+    async def _reference(
+        self, overrides: tuple[str, ...], config: EngineConfig, outputs: Sequence[EngineOutput]
+    ) -> None:
+        reference = read_family(self._checkpoint).reference
+        why = None if reference else f"the model family `{read_family(self._checkpoint).name}` has no reference"
+        answer = Answer(why=why)
+        if reference is not None:
+            ways = get_ways(config.dtype, low_memory=self.plan.low_memory)
+            check_memory(self._checkpoint, ways)
+            work = Work(reference, str(self._checkpoint), self.plan.source, overrides, ways, tuple(outputs))
+            try:
+                answer = await run_reference(work, self._folder, self._say, verbose=self.plan.verbose)
+            except OmniError as error:
+                answer = Answer(why=error.message)
+        if answer.why is not None:
+            self.rows.append(Row(check="reference", verdict="not checked", why=answer.why))
+            return
+        self._noise = get_noise(answer.results)
+        wide = answer.results[0]
+        for stage in config.stages:
+            if isinstance(stage, ARStageConfig):
+                self.rows.append(judge_tokens(stage.name, outputs, wide, self._noise, self._decode))
+        self.rows += judge_arrays(outputs, answer.results, self._noise)
+        for output, item in zip(outputs, wide, strict=True):
+            if isinstance(item, str):
+                name = output.request.request_id
+                self.rows.append(Row(check="reference", verdict="not checked", request=name, why=item))
+        self._expected = wide
+        self.probabilities = get_probabilities(outputs, wide, self._decode)
+
+    async def _batched(self, session: EngineSession, alone: Sequence[EngineOutput]) -> None:
+        self._say("all requests at once")
+        together = await session.at_once(self._requests)
+        rows = self._compare("alone = batched", alone, together)
+        self._say("in another order, beside long requests")
+        beside = [replace(request, **_longer(request)) for request in self._requests[:2]]
+        reverse = await session.at_once([*beside, *self._requests[::-1]])
+        rows += self._compare("alone = batched", alone, reverse[len(beside) :][::-1])
+        self._add(rows)
+
+    async def _streamed(self, session: EngineSession, alone: Sequence[Run]) -> None:
+        if all(run.text is None and run.audio is None for run in alone):
+            return
+        self._say("streamed")
+        makes_audio = any(run.audio is not None for run in alone) or None
+        streamed = await session.at_once([replace(run.request, stream_audio=makes_audio) for run in alone])
+        rows = self._compare("streamed = whole", [run.output for run in alone], streamed, STREAMED_AUDIO_BOUND)
+        stages = [stage.name for stage in session.config.stages]
+        for whole, run in zip(alone, streamed, strict=True):
+            name = run.request.request_id
+            for other, text in ((whole, whole.streamed_text), (run, run.streamed_text)):
+                if other.text is not None and text != other.text.text:
+                    why = "the text deltas, joined, are not the text"
+                    rows.append(broken("streamed = whole", stages[0], name, other.text.text, text, why))
+            if run.audio is not None and run.streamed_audio is not None:
+                rows += joined_rows(stages[-1], name, run.streamed_audio, run.audio.samples)
+        self._add(rows)
+
+    async def _repeat(self, session: EngineSession, alone: Sequence[EngineOutput]) -> None:
+        self._say("the same requests again")
+        self._add(self._compare("repeat", alone, await session.alone(self._requests)))
+
+    async def _pressed(self, overrides: tuple[str, ...], config: EngineConfig, alone: Sequence[EngineOutput]) -> None:
+        """Run all requests in an engine without prefix cache and with a KV cache that is too small for them."""
+        self._say("without prefix cache, in a small KV cache")
+        async with self._session(self._load(overrides)) as session:
+            runs = await session.at_once([*self._requests, *self._requests])
+            preempted = session.stages[0].execution_counters.get("preemptions", 0)
+        rows = self._compare("repeat", alone, runs[: len(alone)], mode="without prefix cache")
+        self._add(rows)
+        if preempted:
+            self._add(self._compare("alone = batched", alone, runs[len(alone) :], mode="preempted"))
+
+    async def _mode(self, mode: Mode, alone: Sequence[EngineOutput]) -> None:
+        self._say(f"mode {mode.name}")
+        try:
+            async with self._session(self._load(mode.overrides)) as session:
+                runs = await self._alone(session, self._requests)
+                self._add(self._compare("modes", alone, runs, mode=mode.name))
+        except OmniError as error:
+            self.rows.append(Row(check="modes", verdict="not checked", mode=mode.name, why=error.message))
+
+    async def _seeds(self, session: EngineSession) -> None:
+        """Sample in the first AR stage, and denoise the same answer, with one seed twice and with others."""
+        self._say("seeds")
+        first, *_ = stages = session.config.stages
+        request = self._requests[0]
+        seeds = (request.seed, request.seed, request.seed + 1, request.seed + 2)
+        if isinstance(first, ARStageConfig) and "max_tokens" not in request.diffusion:
+            sampling = {**request.sampling, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+            text_only: dict[str, Any] = (
+                {"modalities": frozenset({"text"})} if len(stages) > 1 and self._makes_text else {}
+            )
+            runs = await session.at_once(
+                [replace(request, sampling=sampling, seed=seed, **text_only) for seed in seeds]
+            )
+            errors = [run.result.error for run in runs if run.result.error is not None]
+            if errors:
+                self.rows.append(Row(check="seed", stage=first.name, verdict="not checked", why=errors[0].message))
+            else:
+                self.rows.append(seed_row(first.name, [run.output for run in runs]))
+        last = stages[-1]
+        if isinstance(last, DiffusionStageConfig) and getattr(last, "num_inference_steps", None) is not None:
+            runs = await session.at_once([replace(request, seed=seed) for seed in seeds])
+            self.rows.append(noise_row(last.name, [run.output for run in runs], self._noise))
+
+    @property
+    def _makes_text(self) -> bool:
+        return read_family(self._checkpoint).roles[0].makes == "text"
+
+    async def _limits(self, session: EngineSession, alone: Sequence[Run]) -> None:
+        """Check the maximum of tokens, a stop string and the counts of tokens of a text answer."""
+        stage = session.config.stages[0]
+        run = next((run for run in alone if run.text is not None and len(run.text.token_ids) > 3), None)
+        if not isinstance(stage, ARStageConfig) or run is None or run.text is None:
+            return
+        self._say("limits")
+        text_only = replace(run.request, modalities=frozenset({"text"}))
+        few = replace(text_only, sampling={**run.request.sampling, "max_tokens": 3})
+        stop = stop_string(run.text.text)
+        runs = await session.alone([few])
+        rows = list(limit_rows(stage.name, runs[0], 3))
+        if stop is not None:
+            (stopped,) = await session.alone([replace(text_only, sampling={**run.request.sampling, "stop": [stop]})])
+            rows += stop_rows(stage.name, stopped, run.text.text, stop)
+        rows += [*count_rows(stage.name, alone, self._expected), *count_rows(stage.name, runs, ())]
+        self._add([worst([Row(check="limits", stage=stage.name, verdict="equal"), *rows])])
+
+    async def _modalities(self, session: EngineSession) -> None:
+        """Check that an answer depends on each medium that it comes with, and on the order of two images."""
+        self._say("modalities")
+        rows: list[Row] = []
+        stage = session.config.stages[0]
+        others_of = {"images": draw_image(5), "audio": draw_sound(5), "videos": draw_video(5)}
+        for medium, field in _MEDIA.items():
+            request = next((item for item in self._requests if len(getattr(item, field)) == 1), None)
+            if request is None:
+                continue
+            others: list[dict[str, Any]] = [{field: (others_of[field],)}, {}]
+            if isinstance(stage, ARStageConfig):
+                others.append({field: ()})
+            changed = [replace(request, **fields) for fields in others]
+            runs = await session.alone(changed)
+            if any(run.result.error is not None for run in runs):
+                continue
+            outputs = [run.output for run in runs]
+            rows.append(depends_row(stage.name, request, outputs[0], outputs[1], f"another {medium} changes nothing"))
+            if len(outputs) > 2:
+                rows.append(depends_row(stage.name, request, outputs[2], outputs[1], f"the {medium} changes nothing"))
+        request = next((item for item in self._requests if len(item.images) > 1), None)
+        if request is not None:
+            runs = await session.alone([request, replace(request, images=request.images[::-1])])
+            if all(run.result.error is None for run in runs):
+                message = "the order of the images changes nothing"
+                rows.append(depends_row(stage.name, request, runs[0].output, runs[1].output, message))
+        if rows:
+            self._add([worst(rows)])
+
+    def _compare(
+        self,
+        check: Check,
+        alone: Sequence[EngineOutput],
+        runs: Sequence[Run],
+        media_bound: float = 0.0,
+        mode: str | None = None,
+    ) -> list[Row]:
+        stages = [stage for stage in alone[0].tokens] + [self._last] * (self._last not in alone[0].tokens)
+        outputs = [run.output for run in runs]
+        return compare_runs(
+            check, stages, alone, outputs, self._noise, self._decode, mode=mode, media_bound=media_bound
+        )
+
+    @property
+    def _last(self) -> str:
+        return self._load(self.plan.modes[0].overrides).stages[-1].name
+
+    def _add(self, rows: Sequence[Row]) -> None:
+        """Add a row per check, stage and mode: the worst."""
+        groups: dict[str, list[Row]] = {}
+        for row in rows:
+            groups.setdefault(row.name, []).append(row)
+        self.rows += [worst(group) for group in groups.values()]
+
+
+def num_tokens(output: EngineOutput) -> int:
+    """Count the tokens of a request's prompt and answer in the first AR stage."""
+    first = next(iter(output.tokens.values()), None)
+    return 0 if first is None else (output.num_input_tokens or 0) + len(first.token_ids)
+
+
+def _longer(request: GenerateRequest) -> dict[str, Any]:
+    """Return the changes that make a request long."""
+    return {"request_id": f"long {request.request_id}", "prompt": _LONG * 8} if request.prompt else {}
+
+
+def greedy_overrides(config: EngineConfig, *, shorten: bool) -> tuple[str, ...]:
+    """Return overrides that make a profile's AR stages greedy and report log-probabilities.
+
+    With `shorten`, later AR stages end after a few tokens, so that the check takes seconds.
+    """
+    overrides = []
+    for number, stage in enumerate(config.stages):
+        if isinstance(stage, ARStageConfig):
+            overrides += [f"{stage.name}.sampling.temperature=0", f"{stage.name}.sampling.logprobs={NUM_CANDIDATES}"]
+            limit = stage.sampling.max_tokens
+            if shorten and number and (limit is None or limit > MAX_TOKENS_OF_LATER_STAGES):
+                overrides.append(f"{stage.name}.sampling.max_tokens={MAX_TOKENS_OF_LATER_STAGES}")
+    return tuple(overrides)
