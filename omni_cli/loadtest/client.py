@@ -57,7 +57,7 @@ class Client:
         return self._entered
 
     async def __aenter__(self) -> Client:
-        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        headers = {"Accept-Encoding": "identity"}
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {self._api_key}"
         self._entered = aiohttp.ClientSession(
@@ -73,13 +73,18 @@ class Client:
     ) -> None:
         await self._session.close()
 
-    async def post(self, path: str, body: bytes, reader: Reader, due_s: float) -> Outcome:
+    async def post(
+        self, path: str, body: bytes, reader: Reader, due_s: float, *, content_type: str = "application/json"
+    ) -> Outcome:
         """Send a request that is due now and read its answer to the end. Never raises for a failure of the server."""
+        headers = {"Content-Type": content_type}
         sent_s = time.perf_counter()
         failure = None
         try:
             # Following a redirect would send the key elsewhere and measure two servers.
-            async with self._session.post(self.url + path, data=body, allow_redirects=False) as response:
+            async with self._session.post(
+                self.url + path, data=body, headers=headers, allow_redirects=False
+            ) as response:
                 if response.status != 200:
                     failure = await self._refusal(response)
                 else:

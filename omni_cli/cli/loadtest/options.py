@@ -17,6 +17,16 @@ MAX_REQUESTS = 2**17
 DEFAULT_LEN = 32
 
 _KEY_OPTION = "--api-key"
+ApiKeyOption = Annotated[
+    str | None,
+    option(
+        _KEY_OPTION,
+        "KEY",
+        "Sent as `Authorization: Bearer KEY`; never recorded.",
+        envvar="OPENAI_API_KEY",
+        show_envvar=True,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,16 +140,7 @@ class LoadtestOptions(MeasureOptions):
     model: Annotated[
         str | None, option("--model", "NAME", "The model to request. Default: the first one of the server.")
     ] = None
-    api_key: Annotated[
-        str | None,
-        option(
-            _KEY_OPTION,
-            "KEY",
-            "Sent as `Authorization: Bearer KEY`; never recorded.",
-            envvar="OPENAI_API_KEY",
-            show_envvar=True,
-        ),
-    ] = None
+    api_key: ApiKeyOption = None
     request_timeout: Annotated[
         float, option("--request-timeout", "SECONDS", "Time limit per request.", callback=positive_seconds)
     ] = 600.0
