@@ -47,6 +47,9 @@ class _Commands(LazyGroup):
             "omni_cli.cli.bench.command:bench", "Measure latency and memory, compare variants, judge a gate."
         ),
         "loadtest": LazyCommand("omni_cli.cli.loadtest.command:loadtest", "Measure running OpenAI-compatible servers."),
+        "verify": LazyCommand(
+            "omni_cli.cli.verify.command:verify", "Check outputs against the reference, and alone against batched."
+        ),
         "profile": LazyCommand(
             "omni_cli.cli.profile.command:profile", "Record where time and memory go, in one stage or all."
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -141,6 +142,17 @@ def refuse_failed(record: Record, path: Path) -> None:
 
     for text in failed_variants(record.variants, f" of `{path}`"):
         raise OmniError(text, hint="find out why, and measure it again")
+
+
+def check_output_files(*paths: Path | None) -> None:
+    """Raise `OutputError` before anything runs if a file could not be written."""
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise OutputError(f"cannot write `{path}`: it is a folder")
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise OutputError(f"cannot write `{path}`: no folder `{path.parent}` that may be written to")
 
 
 def write_report(path: Path, text: str) -> None:

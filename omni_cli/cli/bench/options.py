@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from omni_cli.cli.gate_options import GateOptions, MaxMemoryRegressionOption
+from omni_cli.cli.gate_options import GateOptions, MaxMemoryRegressionOption, check_output_files
 from omni_cli.cli.options import ProfileOptions, TimeoutOption, argument, option
 from omni_cli.cli.terminal import console
-from omni_cli.errors import OutputError, UsageError
+from omni_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from omni_cli.bench.workload import Workload
@@ -99,13 +98,7 @@ class MeasureOptions(GateOptions):
 
     def check_files(self) -> None:
         """Raise `OutputError` before measuring if a file could not be written."""
-        for path in (self.output_json, self.junit, self.markdown):
-            if path is None:
-                continue
-            if path.is_dir():
-                raise OutputError(f"cannot write `{path}`: it is a folder")
-            if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-                raise OutputError(f"cannot write `{path}`: no folder `{path.parent}` that may be written to")
+        check_output_files(self.output_json, self.junit, self.markdown)
 
     def budget_s(self, num_variants: int) -> float | None:
         """Return the seconds for measuring; None if only a number of iterations was given. Raises `UsageError`."""

@@ -1,0 +1,88 @@
+"""`omni verify --url`: a running server, with its weights or without."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.cli.generate.inputs import decode_specs, read_specs
+from omni_cli.cli.loadtest.options import without_key
+from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.verify.finish import Checking, run_checks
+from omni_cli.cli.verify.profile import read_requests, request_hash
+from omni_cli.config.loader import load_profile
+from omni_cli.errors import UsageError
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.loadtest.client import Client
+from omni_cli.loadtest.target import find_targets, parse_url
+from omni_cli.verify.default_requests import default_requests, draw_sound
+from omni_cli.verify.server_checks import ServerChecks, ServerPlan
+from omni_cli.verify.server_reference import ServerReference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from omni_cli.cli.verify.options import VerifyOptions
+    from omni_cli.outputs import GenerateRequest
+
+_REQUEST_TIMEOUT_S = 600.0
+# Takes what a chat takes: text, audio, images and video.
+_CHAT_PROFILE = "tiny-omni"
+_IMAGE_PROFILE = "tiny-image"
+
+
+def verify_server(options: VerifyOptions) -> int:
+    """Verify a server and return the exit code. Raises `OmniError` if nothing was checked."""
+    began_s = time.monotonic()
+    assert options.url is not None
+    url = parse_url(options.url)
+    requests = _read(options)
+    reference = _reference(options)
+    (target,) = find_targets([url], options.served_model_name, options.api_key)
+    plan = ServerPlan(options.route, target.model, requests, options.requests is None, reference)
+    subject = {
+        "url": url,
+        "route": options.route,
+        "model": target.model,
+        "server": target.description,
+        "weights": options.model,
+        "requests": {request.request_id: request_hash(request) for request in requests},
+    }
+
+    def start(folder: Path, say: Callable[[str], None]) -> Checking:
+        client = Client(url, api_key=options.api_key, timeout_s=_REQUEST_TIMEOUT_S)
+        return ServerChecks(plan, client, folder, say)
+
+    return run_checks(start, subject, options, ("omni", *without_key(sys.argv[1:])), began_s)
+
+
+def _read(options: VerifyOptions) -> tuple[GenerateRequest, ...]:
+    config = load_profile(_IMAGE_PROFILE if options.route == "images" else _CHAT_PROFILE)
+    capabilities = Capabilities.of(config)
+    if options.requests is not None:
+        return read_requests(decode_specs(read_specs({}, options.requests, capabilities), config, capabilities))
+    requests = default_requests(capabilities)
+    if options.route == "transcriptions":
+        from omni_cli.outputs import GenerateRequest
+
+        return tuple(GenerateRequest(f"sound {number}", audio=(draw_sound(number),)) for number in range(2))
+    if options.route == "chat":
+        return tuple(request for request in requests if not request.videos)
+    return tuple(request for request in requests if not (request.images or request.audio or request.videos))
+
+
+def _reference(options: VerifyOptions) -> ServerReference | None:
+    if options.model is None:
+        return None
+    if options.route not in ("chat", "completions"):
+        raise UsageError("`--model` with `--url` is for `--route chat` and `completions`", hint="leave it out")
+    from pathlib import Path
+
+    source = profile_source(options)
+    folder = Path(resolve_model(source.load().model))
+    return ServerReference(
+        source, source.load(), folder, options.route == "completions", options.low_memory, options.verbose
+    )
