@@ -25,7 +25,7 @@ _AGAIN = "verify again with `omni verify --output-json FILE`; records must not b
 _KIND = Kind("verify record", SCHEMA, "omni verify --output-json FILE", _AGAIN)
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class MeanMax(msgspec.Struct, frozen=True, kw_only=True):
     """Mean and maximum of absolute differences."""
 
     mean: float
@@ -64,8 +64,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     expected_probability: float | None = None
     got_probability: float | None = None
     margin: float | None = None
-    logprob_diff: Spread | None = None
-    noise: Spread | None = None
+    logprob_diff: MeanMax | None = None
+    noise: MeanMax | None = None
     num_compared: int | None = None
     kl: float | None = None
     same_top: float | None = None
@@ -135,6 +135,15 @@ class VerifyComparison(msgspec.Struct, frozen=True, kw_only=True):
 def load_verify_record(path: Path) -> VerifyRecord:
     """Read a record. Raises `InputError`: unreadable, truncated, foreign, incomplete or edited."""
     return load_checked(path, VerifyRecord, _KIND)
+
+
+def is_verify_record(path: Path) -> bool:
+    """True if the file begins as records of `omni verify` do; False if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return SCHEMA.encode() in file.read(200)
+    except OSError:
+        return False
 
 
 def exit_code(rows: tuple[Row, ...], *, strict: bool = False) -> ExitCode:

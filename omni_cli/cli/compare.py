@@ -20,6 +20,7 @@ from omni_cli.cli.gate_options import (
 from omni_cli.cli.options import argument, option
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, InputError, OmniError, UsageError
+from omni_cli.verify_record import is_verify_record
 
 if TYPE_CHECKING:
     from omni_cli.config.gate_limits import GateLimits
@@ -52,11 +53,15 @@ class CompareOptions(GateOptions):
 
 
 def compare(options: CompareOptions) -> int:
-    """Compare two records of `omni bench`, or the variants of one, and judge them by limits.
+    """Compare two records of `omni bench`, or the variants of one, and judge them by limits; or two of `omni verify`.
 
     Exit codes: 0 (done, or the gate passed), 1 (regression), 3 (inconclusive), 4 (not comparable), 5 (outputs
     differ where they had to be equal), 6 (a variant failed, or some of its runs or requests did).
     """
+    if is_verify_record(options.a) or (options.b is not None and is_verify_record(options.b)):
+        from omni_cli.cli.verify.compare import compare_verifications
+
+        return compare_verifications(options.a, options.b, as_json=options.as_json)
     limits = options.limits(options.max_memory_regression)
     margin = read_fraction("--margin", options.margin)
     need_numpy("comparing")

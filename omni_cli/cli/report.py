@@ -17,8 +17,8 @@ RecordsArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="RECORD...",
-        help="Files of `omni bench`, `omni profile`, `omni tune`, `omni compare --json` or other tools, or a folder of "
-        "records.",
+        help="Files of `omni bench`, `omni profile`, `omni tune`, `omni verify`, `omni compare --json` or other tools, "
+        "or a folder of records.",
     ),
 ]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")]

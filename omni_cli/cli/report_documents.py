@@ -22,14 +22,20 @@ from omni_cli.report.html.history_part import history_document
 from omni_cli.report.html.machine import sentence
 from omni_cli.report.html.profile_part import profile_page_document
 from omni_cli.report.html.tune_part import tune_document_page
+from omni_cli.report.html.verify_part import verify_document
 from omni_cli.results import COMPARE_SCHEMA, HISTORY_SCHEMA, CompareRecord, HistoryRecord
 from omni_cli.stats.history import get_history
 from omni_cli.stats.verdicts import own_report
 from omni_cli.text import visible
 from omni_cli.tune_record import SCHEMAS as TUNE_SCHEMAS
 from omni_cli.tune_record import load_tune_record
+from omni_cli.verify_record import SCHEMA as VERIFY_SCHEMA
+from omni_cli.verify_record import load_verify_record
 
-_SOURCES = "`omni bench --output-json FILE`, `omni profile`, `omni tune` and `omni compare --json`"
+_SOURCES = (
+    "`omni bench --output-json FILE`, `omni profile`, `omni tune`, `omni verify --output-json FILE` and "
+    "`omni compare --json`"
+)
 _ANY = Kind("record", "omni", "omni bench --output-json FILE", f"write it again with {_SOURCES}")
 _COMPARE = Kind("comparison", COMPARE_SCHEMA, "omni compare --json", "compare again with `omni compare --json > FILE`")
 
@@ -103,10 +109,15 @@ def _tune(name: str, path: Path) -> Document:
     return tune_document_page(name, load_tune_record(path), visible(str(path)))
 
 
+def _verify(name: str, path: Path) -> Document:
+    return verify_document(name, load_verify_record(path), visible(str(path)))
+
+
 _READERS: dict[str, Callable[[str, Path], Document]] = {
     BENCH_SCHEMA: _bench,
     PROFILE_SCHEMA: _profile,
     COMPARE_SCHEMA: _compare,
     HISTORY_SCHEMA: _history,
+    VERIFY_SCHEMA: _verify,
     **dict.fromkeys(TUNE_SCHEMAS, _tune),
 }

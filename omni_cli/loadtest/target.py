@@ -68,7 +68,7 @@ async def _find_all(urls: Sequence[str], model: str | None, api_key: str | None)
 async def _find(client: Client, model: str | None) -> Target:
     answer = await client.get("/v1/models")
     if isinstance(answer, RequestFailure):
-        if model is not None and answer.kind.startswith("HTTP 404"):
+        if model is not None and answer.kind.startswith(("HTTP 404", "HTTP 5")):
             return Target(client.url, model)
         raise _unusable(client.url, answer)
     document, headers = answer

@@ -16,7 +16,7 @@ from PIL import Image
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
-from omni_cli.models.scores import EngineOutput, EngineTokens, Expected, TokenScores, Way
+from omni_cli.models.scores import EngineOutput, EngineTokens, Expected, NoReferenceError, TokenScores, Way
 from omni_cli.outputs import GenerateRequest, Message, Part
 
 
@@ -228,7 +228,15 @@ def _content(message: Message) -> object:
 
 
 def processor_inputs(processor: Any, request: GenerateRequest, system_prompt: str | None = None) -> Any:
-    """Return a model's inputs for a request, from the checkpoint's tokenizer or processor."""
+    """Return a model's inputs for a request, from the checkpoint's tokenizer or processor.
+
+    Raises `NoReferenceError` for media that the model does not take.
+    """
+    parts = {"image": request.images, "audio": request.audio, "video": request.videos}
+    takes = {"image": "image_processor", "audio": "feature_extractor", "video": "video_processor"}
+    for medium, items in parts.items():
+        if items and getattr(processor, takes[medium], None) is None:
+            raise NoReferenceError(f"this model takes no {medium}")
     special: dict[str, Any] = {}
     if request.raw or getattr(processor, "chat_template", None) is None:
         text = request.prompt

@@ -38,7 +38,8 @@ def row_cells(row: Row) -> tuple[str, str, str, str]:
 def details(row: Row) -> str:
     """Return a row's details in words: where it differs, or how close it is."""
     if row.verdict == "not checked":
-        return visible(row.why or "", 300)
+        where = "" if row.request is None else f"request `{visible(row.request, 60)}`: "
+        return where + visible(row.why or "", 300)
     parts = []
     if row.verdict != "equal":
         place = [f"request `{visible(row.request, 60)}`"] if row.request is not None else []

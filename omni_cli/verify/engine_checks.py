@@ -14,9 +14,11 @@ from omni_cli.errors import InputError, OmniError
 from omni_cli.models.scores import EngineOutput, Expected
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.default_requests import MAX_TOKENS_OF_LATER_STAGES, draw_image, draw_sound, draw_video
-from omni_cli.verify.engine_runs import EngineSession, Run
+from omni_cli.verify.engine_runs import EngineRun, EngineSession
+from omni_cli.verify.noise import Noise, get_noise
 from omni_cli.verify.reference_memory import check_memory
 from omni_cli.verify.reference_process import Answer, Work, get_ways, run_reference
+from omni_cli.verify.run_comparison import STREAMED_AUDIO_BOUND, compare_runs
 from omni_cli.verify.single_rows import (
     broken,
     count_rows,
@@ -30,15 +32,7 @@ from omni_cli.verify.single_rows import (
 )
 from omni_cli.verify.small_cache import small_cache_overrides
 from omni_cli.verify.tokens import get_probabilities, make_decoder
-from omni_cli.verify.verdicts import (
-    STREAMED_AUDIO_BOUND,
-    Noise,
-    compare_runs,
-    get_noise,
-    judge_arrays,
-    judge_tokens,
-    worst,
-)
+from omni_cli.verify.verdicts import judge_arrays, judge_tokens, worst
 from omni_cli.verify_record import Check, Row, TokenProbability
 
 NUM_CANDIDATES = 8
@@ -55,7 +49,7 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Plan:
+class VerifyPlan:
     """What to verify. `are_defaults`: the requests are ours, so those that the model does not take are dropped.
 
     `modes` beside the first are compared with it.
@@ -73,7 +67,7 @@ class EngineChecks:
     """Runs the checks; `rows` and `probabilities` have those that are done, also after an early end."""
 
     def __init__(
-        self, plan: Plan, folder: Path, on_event: Callable[[object], None], say: Callable[[str], None]
+        self, plan: VerifyPlan, folder: Path, on_event: Callable[[object], None], say: Callable[[str], None]
     ) -> None:
         """Exchange files with the reference in `folder`; `say` shows progress."""
         self.plan = plan
@@ -127,7 +121,7 @@ class EngineChecks:
             usable.append(request)
         return tuple(usable)
 
-    async def _alone(self, session: EngineSession, requests: Sequence[GenerateRequest]) -> list[Run]:
+    async def _alone(self, session: EngineSession, requests: Sequence[GenerateRequest]) -> list[EngineRun]:
         runs = []
         for number, request in enumerate(requests):
             self._say(f"alone: request {number + 1} of {len(requests)}")
@@ -174,7 +168,7 @@ class EngineChecks:
         rows += self._compare("alone = batched", alone, reverse[len(beside) :][::-1])
         self._add(rows)
 
-    async def _streamed(self, session: EngineSession, alone: Sequence[Run]) -> None:
+    async def _streamed(self, session: EngineSession, alone: Sequence[EngineRun]) -> None:
         if all(run.text is None and run.audio is None for run in alone):
             return
         self._say("streamed")
@@ -244,7 +238,7 @@ class EngineChecks:
     def _makes_text(self) -> bool:
         return read_family(self._checkpoint).roles[0].makes == "text"
 
-    async def _limits(self, session: EngineSession, alone: Sequence[Run]) -> None:
+    async def _limits(self, session: EngineSession, alone: Sequence[EngineRun]) -> None:
         """Check the maximum of tokens, a stop string and the counts of tokens of a text answer."""
         stage = session.config.stages[0]
         run = next((run for run in alone if run.text is not None and len(run.text.token_ids) > 3), None)
@@ -296,7 +290,7 @@ class EngineChecks:
         self,
         check: Check,
         alone: Sequence[EngineOutput],
-        runs: Sequence[Run],
+        runs: Sequence[EngineRun],
         media_bound: float = 0.0,
         mode: str | None = None,
     ) -> list[Row]:

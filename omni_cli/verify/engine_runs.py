@@ -27,7 +27,7 @@ from omni_cli.outputs import (
 
 
 @dataclass(frozen=True)
-class Run:
+class EngineRun:
     """One request's result, and what arrived before it: text deltas and audio chunks, joined."""
 
     request: GenerateRequest
@@ -102,15 +102,15 @@ class EngineSession:
     def stages(self) -> tuple[StageInfo, ...]:
         return self._engine.stages
 
-    async def alone(self, requests: Sequence[GenerateRequest]) -> list[Run]:
+    async def alone(self, requests: Sequence[GenerateRequest]) -> list[EngineRun]:
         """Run requests one after another."""
         return [await self._run(request) for request in requests]
 
-    async def at_once(self, requests: Sequence[GenerateRequest]) -> list[Run]:
+    async def at_once(self, requests: Sequence[GenerateRequest]) -> list[EngineRun]:
         """Run requests concurrently, in this order."""
         return list(await asyncio.gather(*map(self._run, requests)))
 
-    async def _run(self, request: GenerateRequest) -> Run:
+    async def _run(self, request: GenerateRequest) -> EngineRun:
         self._num_runs += 1
         named = replace(request, request_id=f"{request.request_id} #{self._num_runs}")
         text: list[str] = []
@@ -128,4 +128,4 @@ class EngineSession:
                     case OutputReady():
                         pass
         assert result is not None
-        return Run(request, result, "".join(text), np.concatenate(chunks) if chunks else None)
+        return EngineRun(request, result, "".join(text), np.concatenate(chunks) if chunks else None)

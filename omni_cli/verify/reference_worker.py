@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,9 @@ def run(work: Work, say: Callable[[str], None]) -> Answer:
                 found.append(reference.expected(output))
             except (NoReferenceError, OmniError) as error:
                 found.append(str(error))
+            except Exception as error:  # noqa: BLE001 - transformers raises anything; the row says what
+                traceback.print_exc()
+                found.append(f"the reference failed: {type(error).__name__}: {error}")
         results.append(found)
         del reference
         gc.collect()

@@ -12,10 +12,11 @@ from omni_cli.loadtest.client import Client, RequestFailure
 from omni_cli.models.scores import EngineOutput
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.default_requests import draw_image, draw_sound
+from omni_cli.verify.run_comparison import STREAMED_AUDIO_BOUND, compare_runs
 from omni_cli.verify.server_client import MEDIA, TEXT, ServerRun, VerifyClient, Vocabulary, to_output
 from omni_cli.verify.server_reference import ServerReference
 from omni_cli.verify.single_rows import broken, depends_row, noise_row, seed_row, stop_string
-from omni_cli.verify.verdicts import STREAMED_AUDIO_BOUND, changed, compare_runs, worst
+from omni_cli.verify.verdicts import changed, worst
 from omni_cli.verify_record import Check, Row, TokenProbability
 
 _MAX_TOKENS = 3
@@ -23,7 +24,7 @@ _ROUNDING = {"speech": STREAMED_AUDIO_BOUND, "images": 1.0}
 """Differences that batching may make: of a sample, and one of a pixel's 256 values."""
 _TEXT_ROUTES = ("chat", "completions")
 # Fields that a server may refuse or not know, and the checks that it then lacks.
-_OPTIONAL = ("return_token_ids", "top_logprobs", "logprobs", "seed")
+_OPTIONAL = ("seed", "logprobs", "top_logprobs", "return_token_ids")
 _LONG = "Tell me everything that you know about the sea, its shores, its ships and its weather. "
 
 
@@ -68,26 +69,24 @@ class ServerChecks:
             await self._seeds()
             if self._stage == TEXT and self.plan.route in _TEXT_ROUTES:
                 await self._streamed(alone)
-                await self._choices(alone)
+                await self._choices()
                 await self._limits(alone)
             await self._modalities()
 
     async def _usable(self) -> tuple[GenerateRequest, ...]:
         """Find the fields that the server refuses, and drop our own requests with media that it refuses."""
         first = self.plan.requests[0]
-        run = await self._client.send(first)
-        for name in _OPTIONAL:
-            if run.failure is None or not run.failure.kind.startswith("HTTP 4"):
-                break
-            # Leaving out one field after another: the one that helps is the one that was refused.
-            message = run.failure.message
-            without = await self._client.send(first, **{name: None})
-            if without.failure is None:
-                self._client.without = {name: message}
-                run = without
-                break
-            self._client.without[name] = message
-            run = await self._client.send(first)
+        client = self._client
+        run = await client.send(first)
+        if _is_refused(run):
+            client.without = dict.fromkeys(_OPTIONAL, run.failure.message if run.failure else "")
+            run = await client.send(first)
+            for name in _OPTIONAL if run.failure is None else ():
+                refused = client.without
+                client.without = {other: why for other, why in refused.items() if other != name}
+                tried = await client.send(first)
+                if tried.failure is not None:
+                    client.without = {**refused, name: tried.failure.message}
         if run.failure is not None:
             raise _error(run.failure)
         usable = [first]
@@ -95,13 +94,12 @@ class ServerChecks:
             has_media = bool(request.images or request.audio or request.videos)
             if self.plan.are_defaults and has_media and self.plan.route != "transcriptions":
                 run = await self._client.send(request)
-                if run.failure is not None and run.failure.kind.startswith(("HTTP 4", "HTTP 5")):
+                if _is_refused(run):
+                    assert run.failure is not None
                     medium = "images" if request.images else "audio"
-                    if all(row.mode != medium for row in self.rows):
-                        why = f"{run.failure.kind}: {run.failure.message}"
-                        self.rows.append(
-                            Row(check="modalities", stage=TEXT, verdict="not checked", mode=medium, why=why)
-                        )
+                    why = f"{run.failure.kind}: {run.failure.message}"
+                    row = Row(check="modalities", stage=TEXT, verdict="not checked", mode=medium, why=why)
+                    self.rows += [] if any(item.name == row.name for item in self.rows) else [row]
                     continue
             usable.append(request)
         return tuple(usable)
@@ -156,17 +154,16 @@ class ServerChecks:
                 rows.append(_different("streamed = whole", name, why))
         self._add(rows)
 
-    async def _choices(self, alone: Sequence[ServerRun]) -> None:
-        """Check that `n` choices of a greedy answer are equal."""
-        run = await self._client.send(alone[0].request, n=2)
-        row = Row(check="alone = batched", stage=TEXT, verdict="equal", mode="n=2")
+    async def _choices(self) -> None:
+        """Check that a server that accepts `n` returns as many choices."""
+        request = self._requests[0]
+        run = await self._client.send(replace(request, sampling={**request.sampling, "temperature": 1.0}), n=2)
+        row = Row(check="limits", stage=TEXT, verdict="equal", mode="n=2")
         if run.failure is not None:
             row = changed(row, verdict="not checked", why=f"{run.failure.kind}: {run.failure.message}")
         elif len(run.texts) != 2:
-            row = changed(row, verdict="not checked", why=f"the server returned {len(run.texts)} of 2 choices")
-        elif run.texts != (alone[0].text,) * 2:
-            row = broken("alone = batched", TEXT, alone[0].request.request_id, alone[0].text, run.texts[1], "n=2")
-            row = changed(row, mode="n=2")
+            why = f"the server returned {len(run.texts)} of 2 choices"
+            row = changed(row, verdict="different", request=request.request_id, why=why)
         self.rows.append(row)
 
     async def _seeds(self) -> None:
@@ -294,6 +291,10 @@ class ServerChecks:
         for row in rows:
             groups.setdefault(row.name, []).append(row)
         self.rows += [worst(group) for group in groups.values()]
+
+
+def _is_refused(run: ServerRun) -> bool:
+    return run.failure is not None and run.failure.kind.startswith(("HTTP 4", "HTTP 500", "HTTP 501"))
 
 
 def _different(check: Check, request: str, why: str) -> Row:

@@ -14,11 +14,12 @@ from omni_cli.checkpoints.files import read_family
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OmniError
 from omni_cli.models.scores import EngineOutput, EngineTokens, Expected
+from omni_cli.verify.noise import get_noise
 from omni_cli.verify.reference_memory import check_memory
 from omni_cli.verify.reference_process import Work, get_ways, run_reference
 from omni_cli.verify.server_client import TEXT, ServerRun
 from omni_cli.verify.tokens import get_probabilities, make_decoder
-from omni_cli.verify.verdicts import get_noise, judge_tokens
+from omni_cli.verify.verdicts import changed, judge_tokens
 from omni_cli.verify_record import Row, TokenProbability
 
 
@@ -70,7 +71,9 @@ class ServerReference:
         for output, item in zip(outputs, wide, strict=True):
             if isinstance(item, Expected) and item.num_input_tokens is not None:
                 self._num_prompt_tokens[output.request.request_id] = item.num_input_tokens
-        row = judge_tokens(stage, outputs, wide, get_noise(answer.results), decode)
+        row = changed(judge_tokens(stage, outputs, wide, get_noise(answer.results), decode), stage=TEXT)
+        if row.logprob_diff is None and row.verdict != "not checked":
+            row = changed(row, why="by the text: the server gives no log-probabilities")
         return [row, *rows], get_probabilities(outputs, wide, decode)
 
     def num_prompt_tokens(self, run: ServerRun) -> int | None:

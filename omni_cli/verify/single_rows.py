@@ -8,8 +8,8 @@ import numpy as np
 
 from omni_cli.models.scores import EngineOutput, Expected
 from omni_cli.outputs import GenerateRequest
-from omni_cli.verify.engine_runs import Run
-from omni_cli.verify.verdicts import SIDES, Noise
+from omni_cli.verify.engine_runs import EngineRun
+from omni_cli.verify.noise import SIDES, Noise
 from omni_cli.verify_record import Check, DifferentPair, Row
 
 # A sampled answer that would come again with this probability says nothing about seeds.
@@ -25,6 +25,9 @@ def seed_row(stage: str, outputs: Sequence[EngineOutput]) -> Row:
         return Row(check="seed", stage=stage, verdict="different", request=request, why=why)
     if any(other.token_ids != first.token_ids for other in others):
         return Row(check="seed", stage=stage, verdict="equal")
+    if not np.isfinite(first.logprobs[:, 0]).any():
+        why = "other seeds gave the same answer; without log-probabilities it cannot be told whether they should"
+        return Row(check="seed", stage=stage, verdict="not checked", request=request, why=why)
     if np.exp(np.nansum(first.logprobs[:, 0])) > _SURE:
         why = "the model is so sure of its answer that another seed need not change it"
         return Row(check="seed", stage=stage, verdict="not checked", request=request, why=why)
@@ -46,7 +49,7 @@ def noise_row(stage: str, outputs: Sequence[EngineOutput], noise: Noise | None) 
     return Row(check="seed", stage=stage, verdict="equal")
 
 
-def limit_rows(stage: str, run: Run, max_tokens: int) -> Iterator[Row]:
+def limit_rows(stage: str, run: EngineRun, max_tokens: int) -> Iterator[Row]:
     """Judge an answer that a maximum of tokens ends."""
     text, name = run.text, run.request.request_id
     if run.result.error is not None or text is None:
@@ -66,7 +69,7 @@ def stop_string(text: str) -> str | None:
     return next((part for part in candidates if part.strip() and text.find(part) > 0), None)
 
 
-def stop_rows(stage: str, run: Run, whole: str, stop: str) -> Iterator[Row]:
+def stop_rows(stage: str, run: EngineRun, whole: str, stop: str) -> Iterator[Row]:
     """Judge an answer that a stop string ends, which is not part of it."""
     expected = whole[: whole.index(stop)]
     text, name = run.text, run.request.request_id
@@ -80,7 +83,7 @@ def stop_rows(stage: str, run: Run, whole: str, stop: str) -> Iterator[Row]:
         yield Row(check="limits", stage=stage, verdict="different", request=name, why=why)
 
 
-def count_rows(stage: str, runs: Sequence[Run], expected: Sequence[Expected | str]) -> Iterator[Row]:
+def count_rows(stage: str, runs: Sequence[EngineRun], expected: Sequence[Expected | str]) -> Iterator[Row]:
     """Judge the counts of tokens: of an answer against its ids, of a prompt against the reference's tokenizer."""
     for number, run in enumerate(runs):
         if run.result.error is not None or not run.result.stages:

@@ -19,7 +19,7 @@ from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.outputs import StageLoading
 from omni_cli.report.units import seconds
 from omni_cli.verify.default_requests import default_requests
-from omni_cli.verify.engine_checks import EngineChecks, Mode, Plan, greedy_overrides
+from omni_cli.verify.engine_checks import EngineChecks, Mode, VerifyPlan, greedy_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def verify_profile(options: VerifyOptions) -> int:
     capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
     requests = _read(options, config, capabilities)
     greedy = greedy_overrides(config, shorten=options.requests is None)
-    plan = Plan(
+    plan = VerifyPlan(
         source=source,
         requests=requests,
         are_defaults=options.requests is None,

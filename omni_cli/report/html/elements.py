@@ -79,7 +79,29 @@ class Gallery:
     items: tuple[Shown, ...]
 
 
-Part = Table | Figure | Facts | Code | Paragraph | Gallery
+@dataclass(frozen=True)
+class Words:
+    """Two texts, each as its beginning, the part that differs, and its end."""
+
+    kind: ClassVar[str] = "words"
+    title: str
+    expected: tuple[str, str, str]
+    got: tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Blink:
+    """Two images in one place, with a switch between them. The sources are `data:` URLs."""
+
+    kind: ClassVar[str] = "blink"
+    title: str
+    expected_caption: str
+    got_caption: str
+    expected_source: str
+    got_source: str
+
+
+Part = Table | Figure | Facts | Code | Paragraph | Gallery | Words | Blink
 
 
 @dataclass(frozen=True)

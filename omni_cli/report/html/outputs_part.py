@@ -47,12 +47,17 @@ def _gallery(name: str, items: Sequence[tuple[Variant, KeptOutput]]) -> Gallery:
 def _shown(variant: Variant, output: KeptOutput) -> Iterator[Shown]:
     about = f"{variant.name}: {output.text}" if output.text else variant.name
     if output.kind == "audio":
-        yield Shown("audio", about, _wav(output.data))
+        yield Shown("audio", about, shown_source(output))
         return
-    yield Shown("image", about, _png(output.data))
+    yield Shown("image", about, shown_source(output))
     if output.difference is not None:
         gain = f", times {output.gain:.3g}" if output.gain is not None else ""
         yield Shown("image", f"difference of {variant.name}{gain}", _png(output.difference))
+
+
+def shown_source(output: KeptOutput) -> str | None:
+    """Return the `data:` URL of an output; None for bytes that are neither an image nor a sound."""
+    return _wav(output.data) if output.kind == "audio" else _png(output.data)
 
 
 def _png(data: bytes) -> str | None:

@@ -1,0 +1,148 @@
+"""Two runs of the same requests against each other: tokens, log-probabilities, codes and media of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from omni_cli.models.scores import EngineOutput, EngineTokens
+from omni_cli.verify.noise import ROUNDING, SIDES, Noise
+from omni_cli.verify.verdicts import Decode, changed, compare_arrays, worst
+from omni_cli.verify_record import Check, DifferentPair, MeanMax, Row, Verdict
+
+STREAMED_AUDIO_BOUND = 1e-3
+"""The largest difference of streamed from whole audio, whose chunks are computed with limited context."""
+
+
+def compare_runs(
+    check: Check,
+    stages: Sequence[str],
+    first: Sequence[EngineOutput],
+    second: Sequence[EngineOutput],
+    noise: Noise | None,
+    decode: Decode,
+    *,
+    mode: str | None = None,
+    media_bound: float = 0.0,
+) -> list[Row]:
+    """Return a row per stage for two runs of the same requests; stages after a difference are left out of a request.
+
+    Without a reference, the noise is that of the runs: the median over the requests of their largest difference.
+    """
+    found: dict[str, list[Row]] = {stage: [] for stage in stages}
+    for one, other in zip(first, second, strict=True):
+        for stage in stages:
+            row = _compare_stage(check, stage, one, other, noise, first, second)
+            if row is None:
+                continue
+            if row.verdict != "equal" and stage in one.tokens and row.got is not None:
+                row = changed(row, **_run_texts(row, stage, one, other, decode))
+            found[stage].append(row)
+            if row.verdict != "equal":
+                break
+        else:
+            found[stages[-1]] += _compare_media(check, stages[-1], one, other, noise, media_bound)
+    return [changed(worst(rows), mode=mode) for rows in found.values() if rows]
+
+
+def own_noise(pairs: Iterable[tuple[EngineTokens, EngineTokens]]) -> float:
+    """Return the median over requests of the largest difference of log-probabilities while the tokens are equal."""
+    largest = [float(gaps.max()) for a, b in pairs if (gaps := _gaps_until(a, b, _divergence_at(a, b))).size]
+    return float(np.median(largest)) if largest else 0.0
+
+
+def _compare_stage(
+    check: Check,
+    stage: str,
+    one: EngineOutput,
+    other: EngineOutput,
+    noise: Noise | None,
+    first: Sequence[EngineOutput],
+    second: Sequence[EngineOutput],
+) -> Row | None:
+    a, b = one.tokens.get(stage), other.tokens.get(stage)
+    if a is None or b is None:
+        return None
+    own = None if noise is None else noise.logprobs.get(stage)
+    if own is not None:
+        limit = SIDES * (own.max + ROUNDING * float(np.nanmax(np.abs(a.logprobs), initial=1.0)))
+    else:
+        both = [(x.tokens[stage], y.tokens[stage]) for x, y in zip(first, second, strict=True) if stage in x.tokens]
+        limit = SIDES * own_noise(both)
+    position = _divergence_at(a, b)
+    gaps = _gaps_until(a, b, position)
+    spread = MeanMax(mean=float(gaps.mean()), max=float(gaps.max())) if gaps.size else None
+    shared = Row(check=check, stage=stage, verdict="equal", request=one.request.request_id, logprob_diff=spread)
+    if own is not None and spread is not None and spread.max > limit:
+        at = int(np.argmax(gaps))
+        why = f"log-probabilities differ by up to {spread.max:.2g}, the reference's own by up to {own.max:.2g}"
+        return changed(shared, verdict="different", position=at, why=why, noise=own)
+    if position is None:
+        return _codes_row(shared, a, b)
+    ids = [side.token_ids[position] if position < len(side.token_ids) else None for side in (a, b)]
+    margin = _margin(a, position, ids[1])
+    verdict: Verdict = "near tie" if margin is not None and margin <= limit else "different"
+    words = ["end" if token_id is None else str(token_id) for token_id in ids]
+    return changed(
+        shared, verdict=verdict, position=position, expected=words[0], got=words[1], margin=margin, noise=own
+    )
+
+
+def _codes_row(shared: Row, a: EngineTokens, b: EngineTokens) -> Row:
+    """Compare the codes after the first of frames whose first codes are equal."""
+    for position, (x, y) in enumerate(zip(a.codes or (), b.codes or (), strict=False)):
+        if x != y:
+            codebook = next(number for number, pair in enumerate(zip(x, y, strict=True)) if pair[0] != pair[1])
+            got = {"expected": str(x[codebook]), "got": str(y[codebook])}
+            return changed(shared, verdict="different", position=position, codebook=codebook, **got)
+    return shared
+
+
+def _compare_media(
+    check: Check, stage: str, one: EngineOutput, other: EngineOutput, noise: Noise | None, media_bound: float
+) -> list[Row]:
+    request = one.request.request_id
+    if one.arrays.keys() != other.arrays.keys():
+        names = [", ".join(sorted(side.arrays)) or "nothing" for side in (one, other)]
+        why = f"{names[1]} instead of {names[0]}"
+        return [Row(check=check, stage=stage, verdict="different", request=request, why=why)]
+    own = SIDES * noise.arrays.get(stage, 0.0) if noise is not None else 0.0
+    return [compare_arrays(check, stage, other, name, array, own + media_bound) for name, array in one.arrays.items()]
+
+
+def _margin(tokens: EngineTokens, position: int, token_id: int | None) -> float | None:
+    """Return by how much a run prefers its own token to another one; None if it did not report that one."""
+    if token_id is None or position >= len(tokens.candidates):
+        return None
+    (found,) = np.nonzero(tokens.candidates[position] == token_id)
+    return float(tokens.logprobs[position, 0] - tokens.logprobs[position, found[0]]) if len(found) else None
+
+
+def _divergence_at(a: EngineTokens, b: EngineTokens) -> int | None:
+    if a.token_ids == b.token_ids:
+        return None
+    pairs = zip(a.token_ids, b.token_ids, strict=False)
+    shorter = min(len(a.token_ids), len(b.token_ids))
+    return next((position for position, (x, y) in enumerate(pairs) if x != y), shorter)
+
+
+def _gaps_until(a: EngineTokens, b: EngineTokens, position: int | None) -> np.ndarray:
+    """Return the differences of the chosen tokens' log-probabilities before a position."""
+    end = min(len(a.logprobs), len(b.logprobs)) if position is None else position
+    if not a.logprobs.size or not b.logprobs.size:
+        return np.zeros(0)
+    gaps = np.abs(a.logprobs[:end, 0] - b.logprobs[:end, 0])
+    finite: np.ndarray = gaps[np.isfinite(gaps)]
+    return finite
+
+
+def _run_texts(row: Row, stage: str, one: EngineOutput, other: EngineOutput, decode: Decode) -> dict[str, object]:
+    """Return a row's tokens as texts, and both whole answers."""
+    sides = [side.tokens[stage].token_ids for side in (one, other)]
+    texts = [decode(stage, token_ids) for token_ids in sides]
+    if None in texts or row.position is None or row.codebook is not None:
+        return {}
+    words = [decode(stage, token_ids[row.position : row.position + 1]) or "end" for token_ids in sides]
+    pair = DifferentPair(expected_text=texts[0], got_text=texts[1])
+    return {"expected": words[0], "got": words[1], "pair": pair}
