@@ -257,7 +257,10 @@ class EngineChecks:
         self._add([worst([Row(check="limits", stage=stage.name, verdict="equal"), *rows])])
 
     async def _modalities(self, session: EngineSession) -> None:
-        """Check that an answer depends on each medium that it comes with, and on the order of two images."""
+        """Check that an answer depends on each medium that it comes with, and on the order of two images.
+
+        The prompts are long enough to fill blocks of the prefix cache behind the media.
+        """
         self._say("modalities")
         rows: list[Row] = []
         stage = session.config.stages[0]
@@ -269,7 +272,8 @@ class EngineChecks:
             others: list[dict[str, Any]] = [{field: (others_of[field],)}, {}]
             if isinstance(stage, ARStageConfig):
                 others.append({field: ()})
-            changed = [replace(request, **fields) for fields in others]
+            longer = _longer(request) if isinstance(stage, ARStageConfig) else {}
+            changed = [replace(request, **longer, **fields) for fields in others]
             runs = await session.alone(changed)
             if any(run.result.error is not None for run in runs):
                 continue
@@ -279,6 +283,7 @@ class EngineChecks:
                 rows.append(depends_row(stage.name, request, outputs[2], outputs[1], f"the {medium} changes nothing"))
         request = next((item for item in self._requests if len(item.images) > 1), None)
         if request is not None:
+            request = replace(request, **_longer(request))
             runs = await session.alone([request, replace(request, images=request.images[::-1])])
             if all(run.result.error is None for run in runs):
                 message = "the order of the images changes nothing"
@@ -320,7 +325,7 @@ def num_tokens(output: EngineOutput) -> int:
 
 def _longer(request: GenerateRequest) -> dict[str, Any]:
     """Return the changes that make a request long."""
-    return {"request_id": f"long {request.request_id}", "prompt": _LONG * 8} if request.prompt else {}
+    return {"prompt": f"{_LONG * 8}{request.prompt}"} if request.prompt else {}
 
 
 def greedy_overrides(config: EngineConfig, *, shorten: bool) -> tuple[str, ...]:

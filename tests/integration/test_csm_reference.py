@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.csm_reference import CsmReference, SpokenText
+from support.references import csm_reference
 
 from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.models.csm.checkpoint.builder import CsmSizes, MimiSizes, write_csm
+from omni_cli.models.csm.reference import SpokenText
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,8 +43,8 @@ def requests() -> list[GenerateRequest]:
 def references() -> dict[str, SpokenText]:
     from omni_cli.checkpoints.resolve import resolve_model
 
-    reference = CsmReference(resolve_model("builtin:tiny-csm"))
-    return {request.request_id: reference.speak(request, max_tokens=MAX_TOKENS) for request in requests()}
+    reference = csm_reference(resolve_model("builtin:tiny-csm"), MAX_TOKENS)
+    return {request.request_id: reference.speak(request) for request in requests()}
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +179,7 @@ OTHER = CsmSizes(
 @pytest.mark.nightly
 def test_other_sizes_with_split_prompts_and_a_small_cache_equal_the_reference(start_brief_engine, tmp_path):
     write_csm(tmp_path / "csm", OTHER, seed=5)
-    reference = CsmReference(tmp_path / "csm")
+    reference = csm_reference(tmp_path / "csm", MAX_TOKENS)
     block_bytes = 2 * 3 * 3 * 64 * 4 * 32
     engine = start_brief_engine(
         "tiny-csm",
@@ -190,4 +191,4 @@ def test_other_sizes_with_split_prompts_and_a_small_cache_equal_the_reference(st
         f"backbone.kv_cache_memory_bytes={12 * block_bytes}",
     )
     for result, request in zip(engine.run_all(requests()), requests(), strict=True):
-        assert_equal(result, reference.speak(request, max_tokens=MAX_TOKENS))
+        assert_equal(result, reference.speak(request))

@@ -10,11 +10,11 @@ import pytest
 import torch
 from support.media_samples import clip
 from support.omni_requests import requests, tone
-from support.qwen3_reference import Qwen3Reference
-from support.reference import SpokenResult, assert_spoken, limits
+from support.references import assert_spoken, limits, omni_reference, spoken_by
 from support.samples import sample
 
 from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.models.qwen2_5_omni.reference import SpokenResult
 from omni_cli.models.qwen3_omni.checkpoint.builder import write_omni
 from omni_cli.models.qwen3_omni.checkpoint.sizes import ExpertSizes, Qwen3OmniSizes
 from omni_cli.outputs import GenerateRequest, Message, Part, RequestResult
@@ -56,7 +56,8 @@ def spoken() -> list[GenerateRequest]:
 def references() -> dict[str, SpokenResult]:
     from omni_cli.checkpoints.resolve import resolve_model
 
-    return Qwen3Reference(resolve_model("builtin:tiny-qwen3-omni")).expected(spoken(), CODEC_MAX_TOKENS)
+    folder = resolve_model("builtin:tiny-qwen3-omni")
+    return spoken_by(omni_reference("tiny-qwen3-omni", folder, CODEC_MAX_TOKENS), spoken())
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def test_other_sizes_and_seeds_equal_the_reference(start_brief_engine, tmp_path_
     write_omni(folder, OTHER_SIZES[name], seed=11)
     chunks = ("thinker.max_num_batched_tokens=64", "talker.max_num_batched_tokens=64")
     other = start_brief_engine("tiny-qwen3-omni", *LIMITS, *chunks, model=str(folder))
-    references = Qwen3Reference(folder).expected(spoken(), CODEC_MAX_TOKENS)
+    references = spoken_by(omni_reference("tiny-qwen3-omni", folder, CODEC_MAX_TOKENS), spoken())
     for result in other.run_all(spoken()):
         assert_equal(result, references[result.request_id])
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 from support.omni_requests import FEW_STEPS, requests
-from support.reference import Reference, SpokenResult, assert_spoken, limits
+from support.references import assert_spoken, limits, omni_reference, spoken_by
 from support.samples import sample
 
 from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes
+from omni_cli.models.qwen2_5_omni.reference import SpokenResult
 from omni_cli.outputs import RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,7 +25,7 @@ OTHERS_SALT = "omni-hidden-states"
 
 @pytest.fixture(scope="module")
 def references(tiny_omni_path) -> dict[str, SpokenResult]:
-    return Reference(tiny_omni_path).expected(requests(), CODEC_MAX_TOKENS)
+    return spoken_by(omni_reference("tiny-omni", tiny_omni_path, CODEC_MAX_TOKENS), requests())
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,8 @@ def test_equal_under_pressure(start_brief_engine, references):
 
 def test_full_prompt_equals_the_reference_that_keeps_its_mask(start_brief_engine, tiny_omni_path, references):
     full = start_brief_engine("tiny-omni", *LIMITS, "talker.talker_prompt=full")
-    kept = Reference(tiny_omni_path, keep_mask=True).expected(requests(), CODEC_MAX_TOKENS)
+    reference = omni_reference("tiny-omni", tiny_omni_path, CODEC_MAX_TOKENS, "talker.talker_prompt=full")
+    kept = spoken_by(reference, requests())
     for result in full.run_all(requests()):
         assert_equal(result, kept[result.request_id])
         assert kept[result.request_id].codec_token_ids != references[result.request_id].codec_token_ids
@@ -95,6 +97,6 @@ def test_other_sizes_and_seeds_equal_the_reference(start_brief_engine, tmp_path_
     folder = tmp_path_factory.mktemp(name)
     write_omni(folder, OTHER_SIZES[name], seed=11)
     other = start_brief_engine("tiny-omni", *LIMITS, model=str(folder))
-    references = Reference(folder).expected(requests(), CODEC_MAX_TOKENS)
+    references = spoken_by(omni_reference("tiny-omni", folder, CODEC_MAX_TOKENS), requests())
     for result in other.run_all(requests()):
         assert_equal(result, references[result.request_id])

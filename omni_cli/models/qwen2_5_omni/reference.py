@@ -75,7 +75,7 @@ class Qwen2_5OmniReference:
         """Return the ids of a text answer without speech."""
         inputs = self.inputs(request)
         with torch.no_grad(), led_by(self.model.thinker, tokens):
-            output = self.model.thinker.generate(**inputs, do_sample=False, **self._limits("thinker", ""))
+            output = self.model.thinker.generate(**inputs, do_sample=False, **self._limits("thinker", ""), **self._ends)
         return tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
 
     def speak(
@@ -112,6 +112,11 @@ class Qwen2_5OmniReference:
             tuple(codes[0, arguments["input_ids"].shape[1] :].tolist()),
             waveform.reshape(-1).float().cpu().numpy(),
         )
+
+    @property
+    def _ends(self) -> dict[str, Any]:
+        """The thinker's end token, as an argument of `generate`, where its generation config lacks it."""
+        return {}
 
     def inputs(self, request: GenerateRequest) -> Any:
         stage = self.config.stages[0]

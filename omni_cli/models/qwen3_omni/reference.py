@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
@@ -56,7 +57,7 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
                 **self._limits("thinker"),
                 **self._limits("talker"),
                 speaker=request.speaker or self._default_speaker,
-                thinker_eos_token_id=self.processor.tokenizer.eos_token_id,
+                thinker_eos_token_id=self._ends["eos_token_id"],
                 thinker_do_sample=False,
                 talker_do_sample=False,
             )
@@ -68,6 +69,10 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
             waveform.reshape(-1).float().cpu().numpy(),
             tuple(map(tuple, spoken)),
         )
+
+    @property
+    def _ends(self) -> dict[str, Any]:
+        return {"eos_token_id": self.processor.tokenizer.eos_token_id}
 
     @property
     def _default_speaker(self) -> str:

@@ -21,7 +21,7 @@ from support.omni_server import IMAGES, OmniServer
 from support.stage_specs import get_spec
 from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
-from support.tiny_pipelines.check import SEED, arrays_of
+from support.tiny_pipelines.check import SEED
 
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
@@ -30,6 +30,7 @@ from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
+from omni_cli.models.diffusers_pipeline.reference import get_arrays
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import Progress, RequestDone
 from omni_cli.video_encoding import Sound, encode_video
@@ -158,7 +159,7 @@ def test_references_of_all_media_are_those_of_the_plain_call(tmp_path):
     resolved = stage.executor.resolve(stage.diffusion_request(request))
     (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((resolved,))).outputs
     assert output.error is None
-    for made, plainly in zip((output.videos[0].numpy(), *output.sounds), arrays_of(expected), strict=True):
+    for made, plainly in zip((output.videos[0].numpy(), *output.sounds), get_arrays(expected), strict=True):
         np.testing.assert_array_equal(made, plainly)
     stage.close()
 

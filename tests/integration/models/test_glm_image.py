@@ -15,10 +15,13 @@ from support.samples import sample
 from omni_cli.checkpoints.build import build_folder
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.config.loader import load_profile
 from omni_cli.errors import InputError
 from omni_cli.models.glm_image.checkpoint.builder import write_glm_image
 from omni_cli.models.glm_image.checkpoint.sizes import GlmImageSizes
 from omni_cli.models.glm_image.grids import mrope_positions
+from omni_cli.models.glm_image.reference import GlmImageReference
+from omni_cli.models.scores import Way
 from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
 
 NUM_STEPS = 4
@@ -33,41 +36,12 @@ OTHER_SIZES = GlmImageSizes(
 )
 
 
-class Reference:
-    """`GlmImagePipeline`, and the tokens that its model generated in its last call."""
+class Reference(GlmImageReference):
+    """The product's reference, called with plain values."""
 
     def __init__(self, model: str) -> None:
-        from diffusers import GlmImagePipeline
-
-        self.pipeline = GlmImagePipeline.from_pretrained(model, dtype=torch.float32)
-        self.pipeline.set_progress_bar_config(disable=True)
-        self.token_ids: list[int] = []
-        encoder = self.pipeline.vision_language_encoder
-        generate, get_image_features = encoder.generate, encoder.get_image_features
-
-        def noted(**inputs: Any) -> torch.Tensor:
-            # Threads cost more than they save there; the image depends on their number, and gets the stage's.
-            num_threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            output = generate(**inputs)
-            torch.set_num_threads(num_threads)
-            self.token_ids = output[0, inputs["input_ids"].shape[1] :].tolist()
-            return output
-
-        def in_one_batch(*args: Any, **kwargs: Any) -> Any:
-            """Work around a bug of diffusers 0.42.1, which `test_the_pipeline_cannot_edit_without_a_workaround` shows.
-
-            `GlmImagePipeline.generate_prior_tokens` joins the features of its images along their first dimension, as if
-            that were the batch. transformers 5.19 returns them as (channels, rows, columns) each, so that
-            `get_image_tokens`, which goes through the first dimension, takes each channel for an image. Here they get a
-            batch dimension. Only the pipeline's call is positional. Images of unequal sizes still cannot be joined.
-            """
-            output = get_image_features(*args, **kwargs)
-            if args:
-                output.pooler_output = [features[None] for features in output.pooler_output]
-            return output
-
-        encoder.generate, encoder.get_image_features = noted, in_one_batch
+        config = load_profile("tiny-glm-image", overrides=(f"decoder.num_inference_steps={NUM_STEPS}",))
+        super().__init__(Path(model), config, Way("float32"))
 
     def __call__(
         self,
@@ -79,17 +53,9 @@ class Reference:
         *,
         greedy: bool = False,
     ) -> np.ndarray:
-        # The pipeline always samples; from a single token it is greedy.
-        self.pipeline.vision_language_encoder.generation_config.top_k = 1 if greedy else None
-        (image,) = self.pipeline(
-            prompt,
-            image=[Image.fromarray(image) for image in images] or None,
-            height=height,
-            width=width,
-            num_inference_steps=NUM_STEPS,
-            generator=torch.Generator().manual_seed(seed),
-        ).images
-        return np.asarray(image)
+        size = {"height": height, "width": width}
+        asked = GenerateRequest("0", prompt, seed=seed, images=tuple(images), diffusion=size)
+        return self.run(asked, greedy=greedy)
 
 
 @pytest.fixture(scope="module")
@@ -141,13 +107,13 @@ def test_tokens_and_image_equal_the_pipeline(
     size = {"height": height, "width": width}
     result = chain.run(request("one", prompt, seed, greedy=greedy, diffusion=size))
     expected = reference(prompt, seed, height, width, greedy=greedy)
-    assert token_ids(result) == reference.token_ids[:-1]
+    assert token_ids(result) == list(reference.token_ids[:-1])
     assert len(set(token_ids(result))) > 20
     assert np.array_equal(pixels(result), expected)
 
 
 def test_the_pipeline_cannot_edit_without_a_workaround() -> None:
-    """If this fails, diffusers has fixed the bug: remove the workaround from `Reference`."""
+    """If this fails, diffusers has fixed the bug: remove the workaround from `GlmImageReference`."""
     from diffusers import GlmImagePipeline
 
     pipeline = GlmImagePipeline.from_pretrained(resolve_model("builtin:tiny-glm-image"), dtype=torch.float32)
@@ -160,7 +126,7 @@ def test_edited_images_equal_the_pipeline(chain: Any, reference: Reference, size
     images = tuple(random_image(height, width, index) for index, (height, width) in enumerate(sizes))
     result = chain.run(request("edit", "make it blue", 1, images=images, diffusion={"height": 64, "width": 96}))
     expected = reference("make it blue", 1, 64, 96, images)
-    assert token_ids(result) == reference.token_ids[:-1]
+    assert token_ids(result) == list(reference.token_ids[:-1])
     assert np.array_equal(pixels(result), expected)
     other = chain.run(
         request("other", "make it blue", 1, images=(random_image(96, 64, 9),), diffusion={"height": 64, "width": 96})
@@ -258,7 +224,7 @@ def test_other_sizes_preempted_and_in_chunks(start_brief_engine: Any, tmp_path: 
     other = Reference(str(tmp_path))
     for one, result in zip(requests, results, strict=True):
         expected = other(one.prompt, one.seed, 64, 64, greedy=bool(one.sampling))
-        assert token_ids(result) == other.token_ids[:-1]
+        assert token_ids(result) == list(other.token_ids[:-1])
         assert np.array_equal(pixels(result), expected)
 
 

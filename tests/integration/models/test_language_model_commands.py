@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support.language_model_reference import Reference
 from support.media_samples import clip, image_of, write_lossless
 from support.omni_process import run_omni
+from support.references import LanguageReference
 from support.tiny_models import llama, qwen3_vl
 
 MAX_TOKENS = 8
@@ -28,7 +28,7 @@ def test_a_file_of_requests_with_images_and_video(tmp_path: Path) -> None:
     arguments = ("--model", str(folder), "--requests", str(tmp_path / "requests.jsonl"), "--max-tokens", MAX_TOKENS)
     ended = run_omni(tmp_path, "generate", *map(str, arguments), "--json", "-q")
     seen, watched, unheard = json.loads(ended.out)["results"]
-    reference = Reference(folder)
+    reference = LanguageReference(folder)
     assert seen["outputs"][0]["token_ids"] == reference.tokens("what is it?", MAX_TOKENS, image=[1])
     assert watched["outputs"][0]["token_ids"] == reference.tokens("what is it?", MAX_TOKENS, video=[2])
     assert unheard["status"] == "error" and "cannot open the audio file" in unheard["message"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from support.answers import answer_of
-from support.language_model_reference import Reference
 from support.language_models import MAX_TOKENS
+from support.references import LanguageReference
 from support.samples import sample
 from support.tiny_models import BUILDERS, OFTEN
 
@@ -78,7 +78,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_those_of_transformers(name: str, stages: Stages) -> None:
-    reference = Reference(stages.folder(name))
+    reference = LanguageReference(stages.folder(name))
     expected = [reference.tokens(max_tokens=MAX_TOKENS, **request) for request in requests_of(name)]
     assert len({tuple(tokens) for tokens in expected}) > len(PROMPTS) // 2, "answers that depend on the prompt"
     answers = stages.answers(name)

@@ -11,11 +11,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.in_process import run_here
 from support.omni_requests import requests
-from support.qwen3_reference import Qwen3Reference
-from support.reference import MAX_TOKENS
+from support.references import MAX_TOKENS, WAY
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.cli.profile_choice import choose_profile
+from omni_cli.config.loader import load_profile
+from omni_cli.models.qwen3_omni.reference import Qwen3OmniReference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,18 +38,12 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_thinking_variant_answers_as_transformers(thinking: Path, start_brief_engine: Any) -> None:
     derived = choose_profile(None, str(thinking), quiet=True)
     engine = start_brief_engine(derived, f"thinker.sampling.max_tokens={MAX_TOKENS}")
-    reference = Qwen3Reference(thinking)
+    config = load_profile(derived, overrides=(f"thinker.sampling.max_tokens={MAX_TOKENS}",))
+    reference = Qwen3OmniReference(thinking, config, WAY)
     for request, result in zip(requests(), engine.run_all(requests()), strict=True):
         assert result.error is None and [trace.name for trace in result.stages] == ["thinker"]
         (text,) = result.outputs
-        inputs = reference.inputs(request)
-        expected = reference.model.generate(
-            **inputs,
-            thinker_max_new_tokens=MAX_TOKENS,
-            thinker_eos_token_id=reference.processor.tokenizer.eos_token_id,
-            thinker_do_sample=False,
-        )
-        assert text.token_ids == tuple(expected[0, inputs["input_ids"].shape[1] :].tolist())
+        assert text.token_ids == reference.answer(request)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.language_model_reference import Reference
 from support.omni_process import ROOT, run_omni
+from support.references import LanguageReference
 
 QUESTION = "What is the capital of France?"
 MAX_TOKENS = 24
@@ -36,4 +36,4 @@ def test_it_knows_the_capital_of_france_as_transformers_does(smollm2: Path, tmp_
     assert ended.code == 0, ended.err
     (output,) = json.loads(ended.out)["results"][0]["outputs"]
     assert "Paris" in output["text"]
-    assert output["token_ids"] == Reference(smollm2).tokens(QUESTION, MAX_TOKENS)
+    assert output["token_ids"] == LanguageReference(smollm2).tokens(QUESTION, MAX_TOKENS)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from support.language_model_reference import Reference
 from support.media_samples import clip, image_of, write_lossless
 from support.omni_server import OmniServer
+from support.references import LanguageReference
 from support.tiny_models import qwen3_vl
 
 from omni_cli.encoding import encode_png, encode_wav
@@ -45,7 +45,7 @@ def test_images_and_video_go_in(server: OmniServer, folder: Path) -> None:
         max_tokens=MAX_TOKENS,
         extra_body={"return_token_ids": True},
     )
-    expected = Reference(folder).tokens("compare them", MAX_TOKENS, image=[1], video=[2])
+    expected = LanguageReference(folder).tokens("compare them", MAX_TOKENS, image=[1], video=[2])
     assert answer.choices[0].token_ids == expected
 
 

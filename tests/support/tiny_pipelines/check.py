@@ -19,6 +19,7 @@ from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import OmniError
 from omni_cli.inputs.pipeline_call import PipelineCall
+from omni_cli.models.diffusers_pipeline.reference import get_arrays
 from omni_cli.outputs import CallFile, GenerateRequest, Nested, Video
 from omni_cli.stage.messages import AddRequest, decode_command, encode
 from support.stage_specs import get_spec
@@ -98,7 +99,7 @@ def _line(error: Exception) -> str:
 
 
 def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
-    """The output of diffusers' own call with its default output type, as `arrays_of`."""
+    """The output of diffusers' own call with its default output type, as `get_arrays`."""
     import torch
     from diffusers import DiffusionPipeline
 
@@ -117,7 +118,7 @@ def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     if output_type is not None and output_type.default == "latent":
         arguments["output_type"] = "pil"
     made = pipeline(**arguments)
-    return arrays_of({"images": _shown(pipeline, made.prediction)} if "prediction" in made else made)
+    return get_arrays({"images": _shown(pipeline, made.prediction)} if "prediction" in made else made)
 
 
 def _modular_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
@@ -128,7 +129,7 @@ def _modular_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     pipeline.load_components()
     torch.manual_seed(SEED)
     generator = torch.Generator("cpu").manual_seed(SEED)
-    return arrays_of(pipeline(**declared.call, generator=generator, output=pipeline.blocks.output_names))
+    return get_arrays(pipeline(**declared.call, generator=generator, output=pipeline.blocks.output_names))
 
 
 def _shown(pipeline: Any, prediction: np.ndarray) -> list[Image.Image]:
@@ -142,7 +143,7 @@ def _shown(pipeline: Any, prediction: np.ndarray) -> list[Image.Image]:
 
 
 def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
-    """The output of a stage over the same checkpoint, as `arrays_of`; the frames of a video are not encoded yet."""
+    """The output of a stage over the same checkpoint, as `get_arrays`; the frames of a video are not encoded yet."""
     config = DiffusionStageConfig.named("image", enable_vae_tiling=declared.is_tiled or None)
     spec = replace(get_spec(config, str(folder)), dtype=declared.dtype)
     request = decode_command(encode(AddRequest(stage_request(declared.call, call_named(declared.name))))).request
@@ -194,55 +195,6 @@ def _files(value: Any) -> Nested[object]:
     if isinstance(value, Image.Image):
         return CallFile("image", _arrays(value)[0])
     return CallFile("tensor", np.asarray(value))
-
-
-def arrays_of(output: Any) -> list[np.ndarray]:
-    """Flatten a pipeline's output.
-
-    Images are uint8 (height, width, 3 or 4), videos uint8 (num_frames, height, width, 3), sounds float32 (num_samples,)
-    or (num_samples, channels). Other arrays, as they are, if it has none of these.
-    """
-    found: list[np.ndarray] = []
-    others: list[np.ndarray] = []
-    for name, value in output.items():
-        if name in ("images", "image"):
-            found += _images(value)
-        elif name in ("frames", "video", "videos"):
-            # Some pipelines make one video without an axis for a batch.
-            found += [np.stack(_images(video)) for video in (value if np.asarray(value[0]).ndim == 4 else [value])]
-        elif name in ("audios", "audio", "sound"):
-            found += [] if value is None else _sounds(value[None] if name == "sound" else value)
-        elif value is not None:
-            others += _others(value)
-    return found or others
-
-
-def _images(value: Any) -> list[np.ndarray]:
-    """The images of a list, which may have lists of its own, or of an array."""
-    if isinstance(value, Image.Image):
-        return [np.asarray(value if value.mode == "RGBA" else value.convert("RGB"))]
-    if isinstance(value, list | tuple):
-        return [image for item in value for image in _images(item)]
-    array = np.asarray(value)
-    if not np.isfinite(array).all():
-        raise ValueError("the output has NaN or infinite values")
-    if array.dtype.kind == "f":
-        array = (array.astype(np.float32) * 255).round().astype(np.uint8)
-    if array.shape[-1] > 4 and array.shape[-3] in (1, 3):
-        array = np.moveaxis(array, -3, -1)
-    return [array] if array.ndim == 3 else list(array)
-
-
-def _sounds(value: Any) -> list[np.ndarray]:
-    array = np.asarray(value, dtype=np.float32)
-    items = [array] if array.ndim == 1 else list(array)
-    return [item if item.ndim == 1 else item[0] if len(item) == 1 else item.T for item in items]
-
-
-def _others(value: Any) -> list[np.ndarray]:
-    if isinstance(value, list | tuple):
-        return [array for item in value for array in _others(item)]
-    return [np.asarray(value)]
 
 
 def _check_worth(arrays: list[np.ndarray]) -> None:

@@ -1,0 +1,15 @@
+"""What tests of `omni verify` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder for one command."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder

@@ -1,0 +1,88 @@
+"""The references of `omni verify`, run freely: what transformers makes of requests, greedy and in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from omni_cli.config.loader import load_profile
+from omni_cli.config.schema import EngineConfig
+from omni_cli.families import builtins, load
+from omni_cli.models.csm.reference import CsmReference
+from omni_cli.models.language_model.reference import LanguageModelReference
+from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
+from omni_cli.models.scores import Way
+from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
+from support.media_samples import clip, image_of, tone
+from support.omni_requests import FEW_STEPS
+
+WAY = Way("float32")
+MAX_TOKENS = 24
+# transformers cannot speak an answer of one token: it has no reply row to put after the prompt.
+MIN_TOKENS = 2
+
+
+def limits(codec_max_tokens: int) -> tuple[str, ...]:
+    """The limits of the references, as settings of a profile."""
+    return (
+        f"thinker.sampling.min_tokens={MIN_TOKENS}",
+        f"thinker.sampling.max_tokens={MAX_TOKENS}",
+        f"talker.sampling.min_tokens={MIN_TOKENS}",
+        f"talker.sampling.max_tokens={codec_max_tokens}",
+    )
+
+
+def omni_reference(profile: str, folder: str | Path, codec_max_tokens: int, *settings: str) -> Qwen2_5OmniReference:
+    """The reference of a Qwen-Omni checkpoint, with a profile's settings."""
+    few_steps = (FEW_STEPS,) if profile == "tiny-omni" else ()
+    config = load_profile(profile, overrides=(*limits(codec_max_tokens), *few_steps, *settings))
+    reference: Qwen2_5OmniReference = load(str(builtins()[profile].reference))(Path(folder), config, WAY)
+    return reference
+
+
+def spoken_by(reference: Qwen2_5OmniReference, requests: Iterable[GenerateRequest]) -> dict[str, SpokenResult]:
+    """The spoken answers by request."""
+    return {request.request_id: reference.speak(request) for request in requests}
+
+
+def csm_reference(folder: str | Path, max_tokens: int) -> CsmReference:
+    config = load_profile("tiny-csm", overrides=(f"backbone.sampling.max_tokens={max_tokens}",))
+    return CsmReference(Path(folder), config, WAY)
+
+
+class LanguageReference:
+    """A language model in transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        stages: Any = {"model": {"kind": "ar"}}
+        config = EngineConfig(version=1, name="reference", model=str(folder), dtype="float32", stages=stages)
+        self._reference = LanguageModelReference(folder, config, WAY)
+
+    def tokens(self, prompt: str, max_tokens: int, **media: Sequence[int]) -> list[int]:
+        """The answer's token ids; `media` are seeds of samples, by kind."""
+        request = GenerateRequest(
+            "0",
+            prompt,
+            images=tuple(map(image_of, media.get("image", ()))),
+            audio=tuple(map(tone, media.get("audio", ()))),
+            videos=tuple(map(clip, media.get("video", ()))),
+        )
+        return self._reference.generate(request, max_tokens)
+
+
+def assert_spoken(result: RequestResult, reference: SpokenResult, *, atol: float) -> None:
+    """The same tokens, the same codes, and samples within `atol`."""
+    assert result.error is None, result.error
+    text = next(output for output in result.outputs if isinstance(output, TextOutput))
+    audio = next(output for output in result.outputs if isinstance(output, AudioOutput))
+    talker = next(trace for trace in result.stages if trace.name == "talker")
+    assert text.token_ids == reference.text_token_ids
+    assert talker.output_token_ids == reference.codec_token_ids
+    codes = None if talker.output_codes is None else tuple(map(tuple, talker.output_codes))
+    assert codes == reference.codes
+    assert audio.samples.shape == reference.waveform.shape
+    assert np.abs(reference.waveform).max() > 0.01
+    np.testing.assert_allclose(audio.samples, reference.waveform, atol=atol, rtol=0)
