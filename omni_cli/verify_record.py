@@ -33,7 +33,7 @@ class MeanMax(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DifferentPair(msgspec.Struct, frozen=True, kw_only=True):
-    """What was expected and what was made, for readers: texts, or outputs that a page can show."""
+    """Expected and actual output, for readers: texts, or outputs that a page can show."""
 
     expected_text: str | None = None
     got_text: str | None = None
@@ -77,7 +77,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What was checked, as in `reference talker` or `modes thinker (execution=cudagraph)`."""
+        """The check with its stage and mode, as in `reference talker` or `modes thinker (execution=cudagraph)`."""
         mode = "" if self.mode is None else f" ({self.mode})"
         return f"{self.check}{'' if self.stage is None else f' {self.stage}'}{mode}"
 

@@ -1,4 +1,4 @@
-"""What an engine made of a request, and what a reference makes of the same tokens. Imports no torch."""
+"""The output of an engine, and the opinion of a reference on the same tokens. Imports no torch."""
 
 from __future__ import annotations
 
@@ -92,4 +92,4 @@ class Expected:
 
 
 class NoReferenceError(Exception):
-    """The reference cannot run a request or a configuration; the message says why."""
+    """The reference cannot run a request or a configuration; the message is the reason."""

@@ -50,7 +50,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class VerifyPlan:
-    """What to verify. `are_defaults`: the requests are ours, so those that the model does not take are dropped.
+    """The profile and requests to verify. With `are_defaults`, requests that the model does not take are dropped.
 
     `modes` beside the first are compared with it.
     """

@@ -25,7 +25,7 @@ _WIDER = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}
 
 @dataclass(frozen=True)
 class Work:
-    """What a reference is to run: `reference` is `package.module:name` of its class."""
+    """The task of a reference: `reference` is `package.module:name` of its class."""
 
     reference: str
     folder: str

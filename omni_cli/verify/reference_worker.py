@@ -43,7 +43,7 @@ def run(work: Work, say: Callable[[str], None]) -> Answer:
                 found.append(reference.expected(output))
             except (NoReferenceError, OmniError) as error:
                 found.append(str(error))
-            except Exception as error:  # noqa: BLE001 - transformers raises anything; the row says what
+            except Exception as error:  # noqa: BLE001 - transformers raises anything, and the row reports it
                 traceback.print_exc()
                 found.append(f"the reference failed: {type(error).__name__}: {error}")
         results.append(found)

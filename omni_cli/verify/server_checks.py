@@ -34,7 +34,7 @@ class ServerDied(OmniError):
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """What to verify. `reference` is None without weights."""
+    """The route and requests to verify. `reference` is None without weights."""
 
     route: str
     model: str

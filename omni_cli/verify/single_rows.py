@@ -12,7 +12,7 @@ from omni_cli.verify.engine_runs import EngineRun
 from omni_cli.verify.noise import SIDES, Noise
 from omni_cli.verify_record import Check, DifferentPair, Row
 
-# A sampled answer that would come again with this probability says nothing about seeds.
+# A sampled answer that would come again with this probability is no evidence about seeds.
 _SURE = 1e-3
 
 

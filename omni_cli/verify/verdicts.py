@@ -133,7 +133,7 @@ def _is_far(gaps: np.ndarray, own_mean: float, floor: float) -> bool:
 def _judge_request(
     stage: str, request: str, tokens: EngineTokens, scores: TokenScores, limit: float, code_limit: float
 ) -> Row:
-    """Judge the choice of tokens: the first difference that is no near tie, else the first near tie."""
+    """Judge the choice of tokens: the first difference beyond a near tie, else the first near tie."""
     num = min(len(tokens.token_ids), len(scores.top_ids))
     found: list[Row] = []
     for position in np.flatnonzero(scores.top_ids[:num] != np.array(tokens.token_ids[:num])):

@@ -1,4 +1,4 @@
-"""What tests of `omni verify` share."""
+"""Fixtures of the tests of `omni verify`."""
 
 from __future__ import annotations
 

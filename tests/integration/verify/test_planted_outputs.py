@@ -56,9 +56,9 @@ def requests(folder: Path, name: str) -> tuple[str, ...]:
     from PIL import Image
 
     Image.new("RGB", (140, 112), "teal").save(image)
-    lines: list[dict[str, Any]] = [{"prompt": "hello", "max_tokens": 12}]
+    lines: list[dict[str, Any]] = [{"prompt": "hello", "sampling": {"max_tokens": 12}}]
     if name in ("positions after an image", "cache without images"):
-        lines.append({"prompt": "What is it?", "image": [str(image)], "max_tokens": 12})
+        lines.append({"prompt": "What is it?", "image": [str(image)], "sampling": {"max_tokens": 12}})
     path = folder / "requests.jsonl"
     path.write_text(
         "".join(json.dumps({"request_id": str(number), **line}) + "\n" for number, line in enumerate(lines))

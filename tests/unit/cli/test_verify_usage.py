@@ -1,0 +1,52 @@
+"""Mistakes on the command line of `omni verify` are reported before anything loads or is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omni_cli.cli.app import run
+
+URL = "http://127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("something was about to start")
+
+    monkeypatch.setattr("aiohttp.ClientSession._request", start)
+    monkeypatch.setattr("omni_cli.engine.omni_llm.OmniLLM.start", start)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--url", "127.0.0.1:8000"], ["not the address of a server"]),
+        (["--url", URL, "--profile", "tiny-omni"], ["`--profile` is for profiles"]),
+        (["--url", URL, "--vary", "a=1,2"], ["`--vary` is for profiles"]),
+        (["--url", URL, "--set", "seed=1"], ["`--set` is for profiles"]),
+        (["--url", URL, "--route", "speech", "--model", "somewhere"], ["is for `--route chat` and `completions`"]),
+        (["--url", URL, "--route", "videos"], ["`videos` is not one of"]),
+        (["--route", "images"], ["for servers", "add `--url URL`"]),
+        (["--profile", "tiny-image", "--vary", "execution=eager"], ["a single value"]),
+        (["--profile", "tiny-image", "--vary", "env.A=1,2"], ["for `omni bench`"]),
+        (["--profile", "tiny-image", "--vary", "execution=eager,fast"], ["execution"]),
+        (["--profile", "tiny-image", "--requests", "none.jsonl"], ["none.jsonl"]),
+        (["--profile", "tiny-image", "--output-json", "none/verify.json"], ["no folder `none`"]),
+        (["--profile", "tiny-image", "--junit", "."], ["it is a folder"]),
+    ],
+)
+def test_a_mistake_is_one_error(arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", *arguments]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert message.startswith("error: ") and all(part in message for part in parts), message
+
+
+def test_a_wrong_line_of_requests_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b", "image": "none.png"}\n')
+    assert run(["verify", "--profile", "tiny-omni", "--requests", str(path)]) == 2
+    assert "requests.jsonl:2" in capsys.readouterr().err
