@@ -58,16 +58,25 @@ def draw_image(number: int, height: int = 96, width: int = 128) -> np.ndarray:
     return image.astype(np.uint8)
 
 
-def draw_sound(number: int, seconds: float = 1.0) -> tuple[np.ndarray, int]:
+def draw_sound(number: int, seconds: float = 1.0, rate: int = _RATE) -> tuple[np.ndarray, int]:
     """Make two tones, one rising, float32 (num_samples,), with the sample rate."""
-    time = np.arange(int(seconds * _RATE)) / _RATE
-    samples = 0.2 * np.sin(2 * np.pi * (220 + 110 * number) * time) + 0.1 * np.sin(
-        2 * np.pi * (300 + 200 * time) * time
-    )
-    return samples.astype(np.float32), _RATE
+    phase = 2 * np.pi * np.arange(round(seconds * rate)) / rate
+    samples = 0.2 * np.sin((220 + 110 * number) * phase) + 0.1 * np.sin((300 + 30 * phase) * phase)
+    return samples.astype(np.float32), rate
 
 
 def draw_video(number: int, num_frames: int = 8) -> Video:
     """Draw a disc that grows."""
     frames = np.stack([draw_image(number, 64, 64 + 4 * frame)[:, :64] for frame in range(num_frames)])
     return Video(frames, 4.0, num_frames, tuple(range(num_frames)))
+
+
+def another_medium(request: GenerateRequest, field: str) -> Any:
+    """Make another image, sound or video of the size of a request's first one."""
+    match field:
+        case "images":
+            return draw_image(5, *request.images[0].shape[:2])
+        case "audio":
+            samples, rate = request.audio[0]
+            return draw_sound(5, len(samples) / rate, rate)
+    return replace(request.videos[0], frames=request.videos[0].frames[::-1].copy())

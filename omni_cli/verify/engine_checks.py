@@ -13,7 +13,7 @@ from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineCo
 from omni_cli.errors import InputError, OmniError
 from omni_cli.models.scores import EngineOutput, Expected
 from omni_cli.outputs import GenerateRequest
-from omni_cli.verify.default_requests import MAX_TOKENS_OF_LATER_STAGES, draw_image, draw_sound, draw_video
+from omni_cli.verify.default_requests import MAX_TOKENS_OF_LATER_STAGES, another_medium
 from omni_cli.verify.engine_runs import EngineRun, EngineSession
 from omni_cli.verify.noise import Noise, get_noise
 from omni_cli.verify.reference_memory import check_memory
@@ -259,19 +259,19 @@ class EngineChecks:
     async def _modalities(self, session: EngineSession) -> None:
         """Check that an answer depends on each medium that it comes with, and on the order of two images.
 
-        The prompts are long enough to fill blocks of the prefix cache behind the media.
+        The prompts are long enough to fill blocks of the prefix cache behind the media, and the other medium of a
+        request is as large as its own: a cache that takes one for the other changes the answer, which a salt tells.
         """
         self._say("modalities")
         rows: list[Row] = []
         stage = session.config.stages[0]
-        others_of = {"images": draw_image(5), "audio": draw_sound(5), "videos": draw_video(5)}
         for medium, field in _MEDIA.items():
             request = next((item for item in self._requests if len(getattr(item, field)) == 1), None)
             if request is None:
                 continue
-            others: list[dict[str, Any]] = [{field: (others_of[field],)}, {}]
+            others: list[dict[str, Any]] = [{field: (another_medium(request, field),)}, {}]
             if isinstance(stage, ARStageConfig):
-                others.append({field: ()})
+                others += [{field: ()}, {"cache_salt": "omni-verify"}]
             longer = _longer(request) if isinstance(stage, ARStageConfig) else {}
             changed = [replace(request, **longer, **fields) for fields in others]
             runs = await session.alone(changed)
@@ -281,6 +281,7 @@ class EngineChecks:
             rows.append(depends_row(stage.name, request, outputs[0], outputs[1], f"another {medium} changes nothing"))
             if len(outputs) > 2:
                 rows.append(depends_row(stage.name, request, outputs[2], outputs[1], f"the {medium} changes nothing"))
+                rows += self._compare("modalities", outputs[3:], runs[1:2])
         request = next((item for item in self._requests if len(item.images) > 1), None)
         if request is not None:
             request = replace(request, **_longer(request))

@@ -11,7 +11,7 @@ from omni_cli.errors import OmniError
 from omni_cli.loadtest.client import Client, RequestFailure
 from omni_cli.models.scores import EngineOutput
 from omni_cli.outputs import GenerateRequest
-from omni_cli.verify.default_requests import draw_image, draw_sound
+from omni_cli.verify.default_requests import another_medium
 from omni_cli.verify.run_comparison import STREAMED_AUDIO_BOUND, compare_runs
 from omni_cli.verify.server_client import MEDIA, TEXT, ServerRun, VerifyClient, Vocabulary, to_output
 from omni_cli.verify.server_reference import ServerReference
@@ -247,13 +247,12 @@ class ServerChecks:
 
     async def _modalities(self) -> None:
         """Check that an answer depends on the image or sound that it comes with, and on the order of two images."""
-        others: dict[str, Any] = {"images": draw_image(5), "audio": draw_sound(5)}
         rows: list[Row] = []
-        for field, other in others.items():
+        for field in ("images", "audio"):
             request = next((item for item in self._requests if len(getattr(item, field)) == 1), None)
             if request is None:
                 continue
-            changed: list[dict[str, Any]] = [{field: (other,)}, {}]
+            changed: list[dict[str, Any]] = [{field: (another_medium(request, field),)}, {}]
             if self.plan.route == "chat":
                 changed.append({field: ()})
             runs = await self._answers(await self._client.alone([replace(request, **fields) for fields in changed]))
