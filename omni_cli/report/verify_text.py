@@ -60,7 +60,7 @@ def details(row: Row) -> str:
         parts.append(f"same top token {row.same_top:.1%}")
     if row.kl is not None and row.verdict != "equal":
         parts.append(f"KL {row.kl:.1g}")
-    if row.max_abs_diff is not None:
+    if row.max_abs_diff is not None and row.verdict == "equal":
         parts.append("bit-identical" if row.max_abs_diff == 0 else f"max difference {row.max_abs_diff:.2g}")
     if row.psnr_db is not None:
         parts.append(f"PSNR {row.psnr_db:.1f} dB")

@@ -36,6 +36,7 @@ from omni_cli.verify.verdicts import judge_arrays, judge_tokens, worst
 from omni_cli.verify_record import Check, Row, TokenProbability
 
 NUM_CANDIDATES = 8
+_PRESSED_TOKENS, _MAX_PRESSED = 96, 16
 _LONG = "Tell me everything that you know about the sea, its shores, its ships and its weather. "
 _MEDIA = {"image": "images", "audio": "audio", "video": "videos"}
 
@@ -94,10 +95,7 @@ class EngineChecks:
             await self._seeds(session)
             await self._limits(session, alone)
             await self._modalities(session)
-        longest = max((num_tokens(output) for output in outputs), default=0)
-        pressed = small_cache_overrides(config, self._checkpoint, 2 * longest)
-        if pressed is not None:
-            await self._pressed(first.overrides + pressed, config, outputs)
+        await self._pressed(first.overrides, config, outputs)
         for mode in others:
             await self._mode(mode, outputs)
 
@@ -191,15 +189,37 @@ class EngineChecks:
         self._add(self._compare("repeat", alone, await session.alone(self._requests)))
 
     async def _pressed(self, overrides: tuple[str, ...], config: EngineConfig, alone: Sequence[EngineOutput]) -> None:
-        """Run all requests in an engine without prefix cache and with a KV cache that is too small for them."""
+        """Run requests in an engine without prefix cache and with a KV cache that holds few of them.
+
+        There, many requests that grow by several blocks are preempted, and must end as one that is alone.
+        """
+        request, size = self._requests[0], num_tokens(alone[0])
+        if "max_tokens" in request.sampling:
+            text_only: dict[str, Any] = {"modalities": frozenset({"text"})} if self._makes_text else {}
+            sampling = {**request.sampling, "max_tokens": _PRESSED_TOKENS, "ignore_eos": True}
+            request, size = replace(request, sampling=sampling, **text_only), size + _PRESSED_TOKENS
+        num_cached = max(2 * size, *(num_tokens(output) for output in alone))
+        pressed = small_cache_overrides(config, self._checkpoint, num_cached)
+        if pressed is None:
+            return
         self._say("without prefix cache, in a small KV cache")
-        async with self._session(self._load(overrides)) as session:
-            runs = await session.at_once([*self._requests, *self._requests])
-            preempted = session.stages[0].execution_counters.get("preemptions", 0)
-        rows = self._compare("repeat", alone, runs[: len(alone)], mode="without prefix cache")
-        self._add(rows)
+        modes: dict[str, Check] = {"without prefix cache": "repeat", "preempted": "alone = batched"}
+        try:
+            async with self._session(self._load(overrides + pressed)) as session:
+                runs = await session.at_once(self._requests)
+                single = await session.alone([request])
+                many = await session.at_once([request] * min(2 * num_cached // size, _MAX_PRESSED))
+                preempted = session.stages[0].execution_counters.get("preemptions", 0)
+        except OmniError as error:
+            self.rows += [Row(check=modes[mode], verdict="not checked", mode=mode, why=error.message) for mode in modes]
+            return
+        self._add(self._compare("repeat", alone, runs, mode="without prefix cache"))
         if preempted:
-            self._add(self._compare("alone = batched", alone, runs[len(alone) :], mode="preempted"))
+            expected = [single[0].output] * len(many)
+            self._add(self._compare("alone = batched", expected, many, mode="preempted"))
+        else:
+            why = "the engine preempted no request"
+            self.rows.append(Row(check="alone = batched", verdict="not checked", mode="preempted", why=why))
 
     async def _mode(self, mode: Mode, alone: Sequence[EngineOutput]) -> None:
         self._say(f"mode {mode.name}")
@@ -300,7 +320,8 @@ class EngineChecks:
         media_bound: float = 0.0,
         mode: str | None = None,
     ) -> list[Row]:
-        stages = [stage for stage in alone[0].tokens] + [self._last] * (self._last not in alone[0].tokens)
+        last = [self._last] * (self._last not in alone[0].tokens and any(output.arrays for output in alone))
+        stages = [*alone[0].tokens, *last]
         outputs = [run.output for run in runs]
         return compare_runs(
             check, stages, alone, outputs, self._noise, self._decode, mode=mode, media_bound=media_bound
