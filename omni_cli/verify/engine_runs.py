@@ -72,7 +72,7 @@ def get_tokens(trace: StageTrace) -> EngineTokens:
     logprobs = np.full((len(token_ids), width), np.nan, np.float64)
     candidates[:, 0] = token_ids
     for position, row in enumerate(noted):
-        for column, (token_id, logprob) in enumerate(row):
+        for column, (token_id, logprob, _text) in enumerate(row):
             candidates[position, column], logprobs[position, column] = token_id, logprob
     codes = None if trace.output_codes is None else tuple(map(tuple, trace.output_codes))
     return EngineTokens(tuple(token_ids), candidates, logprobs, codes)

@@ -15,10 +15,10 @@ from omni_cli.verify.noise import (
     MIN_FOR_MEAN,
     ROUNDING,
     SIDES,
-    SIDES_OF_MEAN,
     Noise,
     array_gap,
     differences,
+    sides_of_mean,
 )
 from omni_cli.verify_record import Check, DifferentPair, MeanMax, Row, Verdict
 
@@ -127,7 +127,7 @@ def compare_arrays(
 
 def _is_far(gaps: np.ndarray, own_mean: float, floor: float) -> bool:
     """Return True if the mean of many differences is beyond the reference's own."""
-    return gaps.size >= MIN_FOR_MEAN and float(gaps.mean()) > SIDES_OF_MEAN * own_mean + floor
+    return gaps.size >= MIN_FOR_MEAN and float(gaps.mean()) > sides_of_mean(gaps.size) * own_mean + floor
 
 
 def _judge_request(

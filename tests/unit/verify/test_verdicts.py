@@ -79,7 +79,7 @@ def test_one_log_probability_beyond_the_noise_is_different(shift: float) -> None
 
 
 def test_small_differences_everywhere_are_different() -> None:
-    row = judged(tokens(logprobs() + 3 * NOISE), scores(logprobs()))
+    row = judged(tokens(logprobs() + 2 * NOISE), scores(logprobs()))
     assert row.verdict == "different" and row.why is not None and "on average" in row.why
 
 
