@@ -14,9 +14,9 @@ from PIL import Image
 from support.stable_diffusion import build_stable_diffusion
 
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.conditions import get_media
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.stage import get_media
 from omni_cli.errors import InputError
 from omni_cli.models.diffusers_pipeline.builder import tiny_image
 from omni_cli.outputs import GenerateRequest

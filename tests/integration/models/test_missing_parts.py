@@ -92,7 +92,7 @@ def test_it_is_an_error_of_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", sample([37, 1], [37]))
 def test_each_weight_is_named(every: int, tmp_path: Path) -> None:
     task = {"profiles": list(PROFILES.values()), "models": MODELS, "every": every}
-    answers = answer_of("missing_weights", task, tmp_path, timeout_s=3600 / every)
+    answers = answer_of("missing_weights", task, tmp_path, timeout_s=max(240, 3600 / every))
     assert sum(len(stages) for stages in answers.values()) == 9 + len(MODELS)
     for name, stages in answers.items():
         for weight, (missing, larger, *nan) in itertools.chain.from_iterable(map(dict.items, stages.values())):
