@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -14,6 +15,8 @@ from omni_cli.errors import OmniError, StageError
 from omni_cli.machine import PlannedMemory
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
+TokenLogprobs = tuple[tuple[int, float, str | None], ...]
+"""Token ids with their log-probabilities and texts: of a token, and then of the most likely ones in its place."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ class GenerateRequest:
     `call_files` are those that files hold: JSON with a `CallFile` in place of each file.
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
+    `max_audio_tokens` bounds the tokens that become sound, as `sampling`'s `max_tokens` does those of text.
+    `chat_template_kwargs` are variables of the chat template, as in vLLM.
     `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
     `cache_salt` separates prefix caches and cached encoder outputs: entries with another salt, or none, are not used.
     With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s while it
@@ -127,6 +132,8 @@ class GenerateRequest:
     raw: bool = False
     speaker: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_audio_tokens: int | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     diffusion: Mapping[str, Any] = field(default_factory=dict)
     call_files: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
@@ -147,10 +154,14 @@ class TextOutput:
 
 @dataclass(frozen=True)
 class AudioOutput:
-    """`samples` is float32 (num_samples,) in [-1, 1], or (num_samples, channels) with several channels."""
+    """`samples` is float32 (num_samples,) in [-1, 1], or (num_samples, channels) with several channels.
+
+    `finish_reason` is `length` if the stage that made its tokens reached its maximum, so that the sound is cut.
+    """
 
     samples: np.ndarray
     sample_rate: int
+    finish_reason: str = "stop"
 
 
 @dataclass(frozen=True)
@@ -196,6 +207,17 @@ class TensorOutput:
 Output = TextOutput | AudioOutput | ImageOutput | VideoOutput | TensorOutput
 
 
+# An omni model speaks its own answers, so a text is passed as its answer to this instruction.
+_READ_ALOUD = "Read the following text aloud, word for word, and say nothing else:\n\n"
+
+
+def spoken(request: GenerateRequest, text: str) -> GenerateRequest:
+    """Return the request with a text to speak: the first stage gets it as its own answer, and the others speak it."""
+    return dataclasses.replace(
+        request, prompt=_READ_ALOUD + text, reply=text, modalities=frozenset[Modality]({"audio"})
+    )
+
+
 def audio_seconds(outputs: Iterable[Output]) -> float:
     """Return the duration of all audio outputs."""
     return float(sum(len(o.samples) / o.sample_rate for o in outputs if isinstance(o, AudioOutput)))
@@ -205,11 +227,12 @@ def audio_seconds(outputs: Iterable[Output]) -> float:
 class StageTrace:
     """One stage's work for one request; times are seconds on the stage's own monotonic clock.
 
+    `finish_reason` of an AR stage is vLLM's: `stop`, or `length` if it reached its maximum of tokens.
     `token_times_s` is the time of each output token since the request's arrival; tokens of one engine step share a
-    time. `output_logprobs` has, for each output token, (token id, log-probability in nats) of itself and then of the
-    most likely tokens; None unless `sampling.logprobs` asks for them. `output_codes` are a talker's frames, with one
-    code per codebook; `backbone_s` and `code_predictor_s` are, for each token, its step's time in the forward pass and
-    for all codes after the first; the rest of a step is the host's.
+    time. `output_logprobs` has, for each output token, (token id, log-probability in nats, text) of itself and then of
+    the most likely tokens; None unless `sampling.logprobs` asks for them. `output_codes` are a talker's frames, with
+    one code per codebook; `backbone_s` and `code_predictor_s` are, for each token, its step's time in the forward pass
+    and for all codes after the first; the rest of a step is the host's.
     For a diffusion stage, `text_encode_s`, `vae_encode_s` (of its images), `denoise_step_s` (one entry per step),
     `vae_decode_s` or `vocoder_s`, and `encode_s` (of its videos, the host's) are its parts. Those times are on the
     device's clock. `num_chunks` counts the chunks of streamed audio; None if it was not streamed. `chunk_times_s` has,
@@ -223,8 +246,9 @@ class StageTrace:
     ttft_s: float | None = None
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
+    finish_reason: str | None = None
     output_token_ids: tuple[int, ...] | None = None
-    output_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    output_logprobs: tuple[TokenLogprobs, ...] | None = None
     output_codes: tuple[tuple[int, ...], ...] | None = None
     code_predictor_s: tuple[float, ...] | None = None
     backbone_s: tuple[float, ...] | None = None
@@ -312,10 +336,16 @@ class StageProgress:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """Event: more text of a request's answer."""
+    """Event: more text of a request's answer, with the numbers of tokens of its prompt and of the answer so far.
+
+    `logprobs` are those of its tokens, if the request asks for them.
+    """
 
     request_id: str
     text: str
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)

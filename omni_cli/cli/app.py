@@ -36,6 +36,17 @@ _MOVED = {
     },
 }  # fmt: skip
 
+# Other tools' and people's words for options, and ours; a suggestion is for commands that have it.
+_SYNONYMS = {
+    "--voice": "--speaker", "--steps": "--num-inference-steps", "--num-steps": "--num-inference-steps",
+    "--n-frames": "--num-frames", "--frames": "--num-frames", "--cfg": "--guidance-scale",
+    "--cfg-scale": "--guidance-scale", "--guidance": "--guidance-scale", "--output": "--output-dir",
+    "--out": "--output-dir", "--max-new-tokens": "--max-tokens", "--temp": "--temperature",
+    "--negative": "--negative-prompt", "--length": "--duration", "--seconds": "--duration", "--frame-rate": "--fps",
+    "--input": "--requests", "--tts": "--speak", "--size": "--width", "--true-cfg-scale": "--arg",
+}  # fmt: skip
+_USAGES = {"--size": "`--width PIXELS --height PIXELS`", "--true-cfg-scale": "`--arg true_cfg_scale=VALUE`"}
+
 
 class _Commands(LazyGroup):
     lazy_commands: ClassVar[dict[str, LazyCommand]] = {
@@ -227,6 +238,8 @@ def _option_hint(option: str, context: Any) -> str | None:
     known = [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
     if moved := _MOVED.get(context.command_path, {}).get(option):
         return moved
+    if _SYNONYMS.get(option) in known:
+        return f"did you mean {_USAGES.get(option, f'`{_SYNONYMS[option]}`')}?"
     # Short words that only share their dashes are not typos of each other.
     suggestion = suggest(option, [*known, "--help"], cutoff=0.75)
     if suggestion is None and context.parent is None:

@@ -7,12 +7,15 @@ Typer's parameters of them. Options that several commands have are fields of a b
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
+
+from omni_cli.config.bounds import MAX_NUMPY_SEED
 
 DEFAULT_PROFILE = "tiny-omni"
 
@@ -54,9 +57,24 @@ SetOption = Annotated[
     list[str] | None,
     option("--set", "[STAGE.]KEY=VALUE", "Set a key of the profile; `null` removes the key. Repeatable."),
 ]
-SeedOption = Annotated[int | None, option("--seed", "N", "Seed. Default: the profile's, else 0.")]
+
+
+def parse_seed(text: str) -> int:
+    """Parse a seed; `random` draws one."""
+    if text == "random":
+        return secrets.randbelow(MAX_NUMPY_SEED + 1)
+    try:
+        return int(text)
+    except ValueError as error:
+        raise typer.BadParameter("expected a whole number or `random`") from error
+
+
+SeedOption = Annotated[
+    int | None,
+    option("--seed", "N|random", "Seed. Default: the profile's, else 0; `random` draws one.", parser=parse_seed),
+]
 JsonOption = Annotated[bool, option("--json", None, "Print exactly one JSON document on stdout, and nothing else.")]
-OutputDirOption = Annotated[Path, option("--output-dir", "DIR", "Folder for output files.")]
+OutputDirOption = Annotated[Path, option("--output-dir -o", "DIR", "Folder for output files.")]
 TimeoutOption = Annotated[
     float | None,
     option("--timeout", "SECONDS", "Stop with an error after this many seconds.", callback=positive_seconds),

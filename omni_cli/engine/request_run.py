@@ -114,7 +114,9 @@ class RequestRun:
             case Progress():
                 yield StageProgress(request_id, name, report.done, report.total, report.unit)
             case TextChunk() if self._wants("text"):
-                yield TextDelta(request_id, report.text)
+                yield TextDelta(
+                    request_id, report.text, report.num_input_tokens, report.num_output_tokens, report.logprobs
+                )
             case StageOutputChunk():
                 self._send_on(self._chain.index(name) + 1, report.stage_output, is_last=report.is_last)
             case WaveformChunk():
@@ -157,6 +159,7 @@ class RequestRun:
             request = GenerateRequest(
                 request.request_id,
                 seed=request.seed,
+                max_audio_tokens=request.max_audio_tokens,
                 speaker=request.speaker,
                 diffusion=request.diffusion,
                 wants_frames=request.wants_frames,
@@ -179,11 +182,12 @@ class RequestRun:
         outputs: list[Output] = []
         if report.text is not None and self._wants("text"):
             outputs.append(report.text)
-        if report.audio is not None:
-            outputs += [report.audio, *report.more_audio]
+        sounds = [] if report.audio is None else [report.audio, *report.more_audio]
         if chunks:
             samples = np.concatenate([chunk.samples for chunk in chunks])
-            outputs.append(AudioOutput(samples, chunks[0].sample_rate))
+            sounds.append(AudioOutput(samples, chunks[0].sample_rate))
+        reasons = [trace.finish_reason for trace in self._traces.values() if trace.finish_reason is not None]
+        outputs += [dataclasses.replace(sound, finish_reason=(reasons or ["stop"])[-1]) for sound in sounds]
         outputs += [ImageOutput(image) for image in report.images]
         outputs += report.videos
         outputs += [TensorOutput(name, array) for name, array in report.tensors.items()]

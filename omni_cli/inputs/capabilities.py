@@ -19,7 +19,7 @@ _OF_CHAINS = frozenset({"prompt"})
 _OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
 _FIELDS: Mapping[Modality, frozenset[str]] = {
     "text": frozenset({"audio", "image", "video", "sampling", "max_tokens", "temperature", "raw"}),
-    "audio": frozenset({"speaker"}),
+    "audio": frozenset({"speak", "speaker", "max_audio_tokens"}),
     "image": frozenset({"negative_prompt", "height", "width"}),
     "video": frozenset({"height", "width", "fps"}),
 }

@@ -161,9 +161,11 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "seed": _whole_number(MIN_SEED, MAX_SEED),
     "sampling": _sampling,
     "max_tokens": _whole_number(1, MAX_TOKENS),
+    "max_audio_tokens": _whole_number(1, MAX_TOKENS),
     "temperature": _temperature,
     "modalities": _modalities,
     "raw": _flag,
+    "speak": _flag,
     "speaker": _name,
     "negative_prompt": _text,
     # The pipeline decides what these values mean.

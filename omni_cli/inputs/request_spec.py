@@ -15,7 +15,7 @@ from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import file_kind, load_tensor
 from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.media.video import MAX_NUM_FRAMES
-from omni_cli.outputs import CallFile, GenerateRequest, Nested, changed_items, get_items, holds_files
+from omni_cli.outputs import CallFile, GenerateRequest, Nested, changed_items, get_items, holds_files, spoken
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")
@@ -98,11 +98,14 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
         raw=checked.get("raw", False),
         speaker=checked.get("speaker"),
         sampling=sampling,
+        max_audio_tokens=checked.get("max_audio_tokens"),
         diffusion={
             **{name: value for name, value in arguments.items() if name not in files},
             **{name: checked[name] for name in (*PIPELINE_ARGUMENTS, *_CALL_FIELDS) if name in checked},
         },
     )
+    if checked.get("speak") and request.prompt is not None:
+        request = spoken(request, request.prompt)
     media = {name: checked[name] for name in FILE_FIELDS if name in checked}
     return RequestSpec(request, media, files, "seed" in checked, place).with_files(lambda path: folder / path)
 

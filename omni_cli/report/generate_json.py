@@ -17,6 +17,7 @@ _OPTIONAL_OF_TRACE = (
     "ttft_s",
     "num_input_tokens",
     "num_output_tokens",
+    "finish_reason",
     "output_token_ids",
     "output_codes",
     "num_inference_steps",
@@ -87,6 +88,7 @@ def _output(written: WrittenOutput) -> dict[str, object]:
             "path": path,
             "sample_rate": int(output.sample_rate),
             "num_samples": len(output.samples),
+            "finish_reason": output.finish_reason,
         }
     if isinstance(output, VideoOutput):
         return _video(output, written.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, TensorOutput, VideoOutput
+from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TensorOutput, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput
 from omni_cli.report.units import count, memory, milliseconds, sample_rate, seconds
 
@@ -14,7 +14,8 @@ def file_line(written: WrittenOutput) -> str:
     output = written.output
     if isinstance(output, AudioOutput):
         duration = seconds(len(output.samples) / output.sample_rate)
-        return f"{written.path}   {duration} audio, {sample_rate(output.sample_rate)}"
+        cut = ", cut" if output.finish_reason == "length" else ""
+        return f"{written.path}   {duration} audio, {sample_rate(output.sample_rate)}{cut}"
     if isinstance(output, ImageOutput):
         height, width = output.pixels.shape[:2]
         return f"{written.path}   {width}x{height} image"
@@ -47,19 +48,29 @@ def loaded_lines(stages: Sequence[StageInfo]) -> list[str]:
     ]
 
 
-def summary_line(records: Sequence[RequestRecord], stages: Iterable[StageInfo], total_s: float) -> str:
+def summary_line(records: Sequence[RequestRecord], stages: Iterable[StageInfo], total_s: float, seed: int) -> str:
     """Format the time of each stage of a single request, or how many of several succeeded."""
-    peak = f"peak {memory(sum(_peak_bytes(stage) for stage in stages))}"
+    peak = f"peak {memory(sum(_peak_bytes(stage) for stage in stages))}   seed {seed}"
     if len(records) == 1:
         record = records[0]
         total_s = total_s if record.total_s is None else record.total_s
-        parts = [f"{trace.name} {seconds(trace.latency_s)}" for trace in record.stages]
+        parts = [f"{trace.name} {seconds(trace.latency_s)}{_cut(trace)}" for trace in record.stages]
         line = "  " + " · ".join([*parts, f"total {seconds(total_s)}"])
         ttft = [trace.ttft_s for trace in record.stages if trace.ttft_s is not None]
         return line + (f"   TTFT {milliseconds(ttft[0])}" if ttft else "") + f"   {peak}"
     failed = sum(record.error is not None for record in records)
     outcome = f"{failed} failed" if failed else "all ok"
     return f"  {count(len(records), 'request')} in {seconds(total_s)} · {outcome}   {peak}"
+
+
+def cut_text(record: RequestRecord) -> str | None:
+    """Format `thinker cut at 64 tokens`, for each stage that reached its maximum; None if none did."""
+    cut = [f"{trace.name}{_cut(trace)}" for trace in record.stages if _cut(trace)]
+    return ", ".join(cut) or None
+
+
+def _cut(trace: StageTrace) -> str:
+    return f" cut at {count(trace.num_output_tokens or 0, 'token')}" if trace.finish_reason == "length" else ""
 
 
 def _execution(stage: StageInfo) -> str:

@@ -11,7 +11,15 @@ import msgspec
 import numpy as np
 
 from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError, UsageError
-from omni_cli.outputs import AudioOutput, CallFile, GenerateRequest, TextOutput, VideoOutput, changed_items
+from omni_cli.outputs import (
+    AudioOutput,
+    CallFile,
+    GenerateRequest,
+    TextOutput,
+    TokenLogprobs,
+    VideoOutput,
+    changed_items,
+)
 from omni_cli.stage.recording import RecordingCommand, RecordingReport
 
 
@@ -115,8 +123,13 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
 
 
 class TextChunk(msgspec.Struct, frozen=True, tag=True):
+    """More text, the log-probabilities of its tokens, and the numbers of tokens so far."""
+
     request_id: str
     text: str
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class StageOutputChunk(msgspec.Struct, frozen=True, tag=True):

@@ -66,7 +66,8 @@ class InputEmbedsStage(TextStage):
         self.scheduler = get_scheduler(self.engine)
         self.config: Any = self.engine.vllm_config.model_config.hf_config
         self.dtype: torch.dtype = self.engine.vllm_config.model_config.dtype
-        # The checkpoint's generation_config.json is the thinker's; its end tokens are not codec ids.
+        # The checkpoint's generation_config.json is the thinker's; its end tokens and its sampling are not for codes.
+        self.default_sampling = {}
         self.engine.input_processor.generation_config_fields = {}
         # True while all requests wait for input, so that no step runs until a command arrives.
         self._is_stalled = False

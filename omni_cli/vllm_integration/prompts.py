@@ -95,7 +95,8 @@ class PromptMaker:
         if not self._has_template:
             return {"prompt": _only_text(messages)}
         tokenizes = not isinstance(self._renderer, HfRenderer)
-        params = ChatParams(chat_template_kwargs={"add_generation_prompt": True, "tokenize": tokenizes})
+        own = {"add_generation_prompt": True, "tokenize": tokenizes}
+        params = ChatParams(chat_template_kwargs={**request.chat_template_kwargs, **own})
         conversation: list[Any] = [{"role": message.role, "content": _content(message)} for message in messages]
         try:
             _, prompt = self._renderer.render_messages(conversation, params)

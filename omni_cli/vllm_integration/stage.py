@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,6 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_cli.checkpoints.shards import folder_for_vllm
@@ -23,7 +23,7 @@ from omni_cli.config.key_notes import has_effect
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.ranges import mark
-from omni_cli.outputs import GenerateRequest, TextOutput
+from omni_cli.outputs import GenerateRequest, TextOutput, TokenLogprobs
 from omni_cli.stage.failures import request_failure
 from omni_cli.stage.library_messages import translate
 from omni_cli.stage.messages import AppendInput, Failure, Progress, Report, RequestDone, StageOutputChunk, TextChunk
@@ -34,6 +34,7 @@ from omni_cli.vllm_integration.output_processor import TextEngine
 from omni_cli.vllm_integration.prompts import PromptMaker, one_line
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
 from omni_cli.vllm_integration.registry import prepare_models
+from omni_cli.vllm_integration.sampling import checkpoint_sampling, make_sampling_params
 from omni_cli.vllm_integration.weights import naming_missing_weights
 
 PROGRESS_INTERVAL_S = 0.05
@@ -62,7 +63,8 @@ class ActiveRequest:
     first_token_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
-    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_sent_logprobs: int = 0
     text: list[str] = field(default_factory=list)
     reported_s: float = 0.0
     context: dict[str, Any] = field(default_factory=dict)
@@ -321,12 +323,13 @@ class TextStage(VllmStage):
         return self.prompts.tokenize_params(request)
 
     def sampling_params(self, request: GenerateRequest, **extra: object) -> SamplingParams:
-        assert isinstance(self.spec.stage, ARStageConfig)
-        sampling = {"seed": request.seed, **self.spec.stage.sampling.set_values(), **request.sampling, **extra}
-        try:
-            return SamplingParams(**sampling, output_kind=RequestOutputKind.DELTA)
-        except (ValueError, TypeError, VLLMClientError) as error:
-            raise InputError(f"sampling: {one_line(error)}") from error
+        limit, below = self.engine.vllm_config.model_config.max_model_len, self.default_sampling
+        return make_sampling_params(request, self.spec.ar, limit, below, extra, makes_text=self.makes_text)
+
+    @functools.cached_property
+    def default_sampling(self) -> dict[str, Any]:
+        """Sampling settings below the profile's."""
+        return checkpoint_sampling(self.engine.vllm_config.model_config)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
         completion = output.outputs[0]
@@ -338,12 +341,15 @@ class TextStage(VllmStage):
             active.first_token_s = now
         active.token_ids += completion.token_ids
         active.token_times_s += [now - active.added_s] * len(completion.token_ids)
-        for candidates in completion.logprobs or ():
-            active.logprobs.append([(token_id, candidate.logprob) for token_id, candidate in candidates.items()])
+        for found in completion.logprobs or ():
+            active.logprobs.append(tuple((number, each.logprob, each.decoded_token) for number, each in found.items()))
         active.text.append(completion.text)
         reports: list[Report] = []
         if completion.text and self.makes_text:
-            reports.append(TextChunk(request_id, completion.text))
+            unsent = tuple(active.logprobs[active.num_sent_logprobs :])
+            active.num_sent_logprobs += len(unsent)
+            counts = (len(output.prompt_token_ids or ()), len(active.token_ids))
+            reports.append(TextChunk(request_id, completion.text, *counts, unsent))
         if active.request.wants_stage_output and active.request.stream_audio:
             part = self.partial_output(active, output)
             if part is not None:
@@ -363,22 +369,23 @@ class TextStage(VllmStage):
 
     def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
         finish_reason = output.outputs[0].finish_reason or "stop"
-        first_token_s = active.first_token_s
         wants_whole = active.request.wants_stage_output and not active.request.stream_audio
         with mark("make stage output"):
             stage_output = self.stage_output(active, output) if wants_whole else None
         trace = {
             # Includes making the stage output.
             "latency_s": time.perf_counter() - active.added_s,
-            "ttft_s": None if first_token_s is None else first_token_s - active.added_s,
+            "ttft_s": None if active.first_token_s is None else active.first_token_s - active.added_s,
             "num_input_tokens": len(output.prompt_token_ids),
             "num_output_tokens": len(active.token_ids),
+            "finish_reason": finish_reason,
             "output_token_ids": active.token_ids,
             "token_times_s": active.token_times_s,
             "output_logprobs": active.logprobs or None,
         }
         text = TextOutput("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
-        return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output)
+        notes = active.context.get("notes", ())
+        return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output, notes=notes)
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         """Return the next stage's input as an encoded `AdditionalInformationPayload`."""

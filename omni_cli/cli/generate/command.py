@@ -146,6 +146,6 @@ def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOption
     if options.as_json:
         console.print_json(generate_document(config, outcome.records, outcome.stages))
     elif outcome.stages and not options.quiet:
-        console.print_note(summary_line(outcome.records, outcome.stages, outcome.total_s))
+        console.print_note(summary_line(outcome.records, outcome.stages, outcome.total_s, config.seed))
     if outcome.stopped is not None:
         console.print_error(outcome.stopped, verbose=options.verbose)

@@ -41,10 +41,17 @@ class RequestOptions:
     max_tokens: Annotated[
         int | None, option("--max-tokens", "N", "Maximum length of the first AR stage's output, in tokens.")
     ] = None
+    max_audio_tokens: Annotated[
+        int | None,
+        option("--max-audio-tokens", "N", "Maximum length of the speech, in tokens of the stage that makes it."),
+    ] = None
     temperature: Annotated[
         float | None, option("--temperature", "T", "Sampling temperature of the first AR stage; 0 is greedy.")
     ] = None
     raw: Annotated[bool, option("--raw", None, "Tokenize the prompt as it is, without the chat template.")] = False
+    speak: Annotated[
+        bool, option("--speak", None, "Speak the prompt itself, word for word, instead of an answer to it.")
+    ] = False
     speaker: Annotated[str | None, option("--speaker", "NAME", "Voice of the speech.")] = None
     negative_prompt: Annotated[
         str | None, option("--negative-prompt", "TEXT", "Content to avoid in the image or video.")

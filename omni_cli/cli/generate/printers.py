@@ -10,7 +10,7 @@ from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.errors import OmniError
 from omni_cli.outputs import StageInfo, TextOutput
-from omni_cli.report.generate_text import file_line, loaded_lines
+from omni_cli.report.generate_text import cut_text, file_line, loaded_lines
 from omni_cli.report.records import RequestRecord, WrittenOutput
 
 
@@ -69,6 +69,8 @@ class BlockPrinter(Printer):
             self._progress.hide()
             console.print_text(("\n" if self._blocks else "") + "\n".join(lines))
             console.flush()
+            if not self._quiet and (cut := cut_text(record)) is not None:
+                console.print_note(f"[{record.request_id}] {cut}")
             self._blocks += 1
             self._progress.show()
         super().ended(record)

@@ -54,7 +54,8 @@ def serve(options: ServeOptions) -> int:
     if options.output_dir is not None and "video" not in capabilities.modalities:
         capabilities.check_field("output_dir", "`--output-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
-    settings = ServerSettings(api_key, loopback, options.drain_timeout, limits, folder)
+    names = tuple(options.served_model_name or ())
+    settings = ServerSettings(api_key, loopback, options.drain_timeout, limits, folder, names)
     log = AccessLog(only_failures=quiet)
     engine = _make_engine(config, options, limits, log)
     server = Server(engine, config, settings, log)

@@ -19,6 +19,14 @@ class ServeOptions(ProfileOptions):
 
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on. Default: loopback only.")] = "127.0.0.1"
     port: Annotated[int, option("--port", "N", "Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000
+    served_model_name: Annotated[
+        list[str] | None,
+        option(
+            "--served-model-name",
+            "NAME",
+            "Further name of the model in requests; `*` accepts any. Repeatable.",
+        ),
+    ] = None
     api_key: Annotated[
         str | None,
         option(

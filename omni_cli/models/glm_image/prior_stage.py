@@ -44,6 +44,7 @@ class PriorStage(TextStage):
         self._processor = PriorProcessor(Path(spec.model, "processor"))
         # For vLLM, this component of the pipeline is the checkpoint.
         super().__init__(replace(spec, model=str(Path(spec.model, "vision_language_encoder"))), emit)
+        self.default_sampling = {}  # the profile has them
         config = self.engine.vllm_config.model_config
         self._start_token_id: int = config.hf_config.image_start_token_id
         self._end_token_id: int = config.hf_config.image_end_token_id

@@ -18,10 +18,6 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     decoder = config.get("text_config") or config
     settings = decoder_settings(decoder, machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
     return {
-        "model": {
-            "kind": "ar",
-            "backend": "vllm",
-            **settings,
-            "sampling": {"temperature": 0.0, "max_tokens": min(256, settings["max_model_len"] // 2)},
-        }
+        # Sampled as the checkpoint's generation_config.json has it, up to the end of the context.
+        "model": {"kind": "ar", "backend": "vllm", **settings}
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 from omni_cli.errors import CheckpointError, InputError
+from omni_cli.models.voices import speaker_for
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ def pick_speaker(speakers: dict[str, Speaker], name: str | None) -> str:
     """Return the speaker, by default the first. Raises `InputError` with the list."""
     if name is None:
         return next(iter(speakers))
+    name = speaker_for(name, list(speakers)) or name
     if name not in speakers:
         raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(speakers)}")
     return name

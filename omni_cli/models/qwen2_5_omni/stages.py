@@ -19,6 +19,7 @@ from omni_cli.models.qwen2_5_omni.family import TALKER
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
+from omni_cli.models.voices import note_on_voice
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information
@@ -76,7 +77,9 @@ class TalkerStage(InputEmbedsStage):
     def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
         self._num_early += request.more_follows
-        speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
+        name = pick_speaker(self.speakers, request.speaker)
+        active.context["notes"] = note_on_voice(request.speaker, name)
+        speaker = self.speakers[name]
         prompt = thinker_to_talker(
             ThinkerOutput.from_information(self.decode_input(request.stage_output)),
             config=self.config,

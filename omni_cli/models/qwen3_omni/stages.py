@@ -22,6 +22,7 @@ from omni_cli.models.qwen3_omni.connectors import (
 from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.thinker import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
+from omni_cli.models.voices import note_on_voice, speaker_for
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information, get_integers
@@ -106,6 +107,7 @@ class Qwen3TalkerStage(FrameStage):
         """Return the codec id of a speaker; raises `InputError` with the list."""
         if name is None:
             return self._speakers.get(DEFAULT_SPEAKER, next(iter(self._speakers.values())))
+        name = speaker_for(name.lower(), list(self._speakers)) or name
         if name.lower() not in self._speakers:
             raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(self._speakers)}")
         return self._speakers[name.lower()]
@@ -117,6 +119,8 @@ class Qwen3TalkerStage(FrameStage):
 
     def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
+        speaker = speaker_for(request.speaker and request.speaker.lower(), list(self._speakers))
+        active.context["notes"] = note_on_voice(request.speaker and request.speaker.lower(), speaker)
         prompt = thinker_to_talker(
             TokenOutput.from_information(self.decode_input(request.stage_output)),
             config=self._omni,

@@ -26,7 +26,8 @@ def test_a_file_of_requests_with_images_and_video(tmp_path: Path) -> None:
     ]
     (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
     arguments = ("--model", str(folder), "--requests", str(tmp_path / "requests.jsonl"), "--max-tokens", MAX_TOKENS)
-    ended = run_omni(tmp_path, "generate", *map(str, arguments), "--json", "-q")
+    greedy = ("--temperature", "0")
+    ended = run_omni(tmp_path, "generate", *map(str, arguments), *greedy, "--json", "-q")
     seen, watched, unheard = json.loads(ended.out)["results"]
     reference = LanguageReference(folder)
     assert seen["outputs"][0]["token_ids"] == reference.tokens("what is it?", MAX_TOKENS, image=[1])

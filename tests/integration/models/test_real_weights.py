@@ -31,7 +31,17 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.nightly  # a download of 94 MiB, and half a gigabyte to convert
 def test_it_knows_the_capital_of_france_as_transformers_does(smollm2: Path, tmp_path: Path) -> None:
     ended = run_omni(
-        tmp_path, "generate", "--model", str(smollm2), "--max-tokens", str(MAX_TOKENS), "--json", "-q", QUESTION
+        tmp_path,
+        "generate",
+        "--model",
+        str(smollm2),
+        "--max-tokens",
+        str(MAX_TOKENS),
+        "--temperature",
+        "0",
+        "--json",
+        "-q",
+        QUESTION,
     )
     assert ended.code == 0, ended.err
     (output,) = json.loads(ended.out)["results"][0]["outputs"]

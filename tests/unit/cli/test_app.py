@@ -122,6 +122,20 @@ def test_usage_errors(run: Run, argv: list[str], error: str, hint: str | None) -
 
 
 @pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--voice", "`--speaker`"),
+        ("--steps", "`--num-inference-steps`"),
+        ("--size", "`--width PIXELS --height PIXELS`"),
+        ("--true-cfg-scale", "`--arg true_cfg_scale=VALUE`"),
+    ],
+)
+def test_other_words_for_an_option_get_a_suggestion(run: Run, option: str, meant: str) -> None:
+    code, _, err = run("generate", "hello", option, "1")
+    assert code == ExitCode.USAGE and f"hint: did you mean {meant}?" in err
+
+
+@pytest.mark.parametrize(
     ("how", "code", "kind", "error"),
     [
         ("plain", 6, "run", "error: it broke\n\nhint: try again\n"),

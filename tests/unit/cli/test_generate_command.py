@@ -180,7 +180,7 @@ def test_json_is_the_only_thing_on_stdout(omni: Omni) -> None:
     assert (entry["request_id"], entry["status"]) == ("0", "ok")
     assert entry["outputs"] == [
         {"type": "text", "text": "HELLO THERE", "token_ids": [0, 1], "finish_reason": "stop"},
-        {"type": "audio", "path": "out/0.wav", "sample_rate": 24000, "num_samples": 12000},
+        {"type": "audio", "path": "out/0.wav", "sample_rate": 24000, "num_samples": 12000, "finish_reason": "stop"},
     ]
     assert [stage["name"] for stage in entry["stages"]] == ["thinker", "talker", "token2wav"]
     assert [stage["load_s"] for stage in document["stages"]] == [0.25] * 3

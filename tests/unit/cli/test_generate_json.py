@@ -52,7 +52,13 @@ def test_document_of_the_contract() -> None:
                 "status": "ok",
                 "outputs": [
                     {"type": "text", "text": "hä", "token_ids": [1, 2], "finish_reason": "stop"},
-                    {"type": "audio", "path": "out/0.wav", "sample_rate": 24000, "num_samples": 11520},
+                    {
+                        "type": "audio",
+                        "path": "out/0.wav",
+                        "sample_rate": 24000,
+                        "num_samples": 11520,
+                        "finish_reason": "stop",
+                    },
                     {"type": "image", "path": "out/0.png", "width": 64, "height": 48},
                 ],
                 "stages": [
@@ -121,8 +127,8 @@ def test_lines_for_people() -> None:
         "  1 token2wav  diffusion  eager, MPS                  loaded in 14.9 s  3.0 GiB",
     ]
     one = RequestRecord("0", OUTPUTS, TRACES, total_s=0.35)
-    assert summary_line([one], [STAGE], 9.0) == (
-        "  thinker 0.10 s · token2wav 0.20 s · total 0.35 s   TTFT 30 ms   peak 123 MiB"
+    assert summary_line([one], [STAGE], 9.0, 7) == (
+        "  thinker 0.10 s · token2wav 0.20 s · total 0.35 s   TTFT 30 ms   peak 123 MiB   seed 7"
     )
     failed = RequestRecord("1", error=StageError("x", stage="talker"))
-    assert summary_line([one, failed], [STAGE], 9.0) == "  2 requests in 9.00 s · 1 failed   peak 123 MiB"
+    assert summary_line([one, failed], [STAGE], 9.0, 7) == "  2 requests in 9.00 s · 1 failed   peak 123 MiB   seed 7"

@@ -321,3 +321,13 @@ def test_a_checkpoint_s_pipeline_decides_what_a_request_may_and_must_have(tmp_pa
     assert isinstance(whole, RequestSpec) and whole.media["image"] == (tmp_path / "i.png",)
     with pytest.raises(UsageError, match="`--image` is missing, which profile `depth` needs"):
         read_specs({}, None, capabilities)
+
+
+def test_a_text_to_speak_is_the_answer_of_the_first_stage() -> None:
+    (spec,) = read_specs({"prompt": "hello", "speak": True, "max_audio_tokens": 9}, None, get_capabilities(OMNI))
+    assert isinstance(spec, RequestSpec)
+    request = spec.request
+    assert request.reply == "hello" and request.prompt is not None and request.prompt.endswith("\n\nhello")
+    assert request.modalities == {"audio"} and request.max_audio_tokens == 9
+    with pytest.raises(UsageError, match="`--speak` has no effect"):
+        read_specs({"prompt": "hello", "speak": True}, None, get_capabilities(IMAGE))
