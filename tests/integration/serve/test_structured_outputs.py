@@ -1,0 +1,131 @@
+"""`response_format` and `structured_outputs` bind the text to a grammar, of any weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+from support.omni_server import CHAT, OmniServer
+
+USER: Any = [{"role": "user", "content": "hello"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "count": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+BY_SCHEMA = {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": SCHEMA}}
+
+
+def text(server: OmniServer, **fields: Any) -> str:
+    answer = server.request("POST", CHAT, {"messages": USER, "max_tokens": 200, "seed": 0, **fields})
+    assert answer.status == 200, answer.body
+    (choice,) = json.loads(answer.body)["choices"]
+    assert choice["finish_reason"] == "stop"
+    return str(choice["message"]["content"])
+
+
+def is_a_thing(found: Any) -> bool:
+    return set(found) == {"colour", "count"} and found["colour"] in ("red", "blue") and 1 <= found["count"] <= 99
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "field", [{"response_format": BY_SCHEMA}, {"structured_outputs": {"json": SCHEMA}}], ids=("openai", "vllm")
+)
+def test_a_schema(omni: OmniServer, field: dict[str, Any], seed: int) -> None:
+    assert is_a_thing(json.loads(text(omni, temperature=1.5, **{**field, "seed": seed})))
+
+
+def test_choices_and_a_regular_expression(omni: OmniServer) -> None:
+    assert text(omni, structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+    assert re.fullmatch(r"\d{3}-\d{4}", text(omni, structured_outputs={"regex": r"\d{3}-\d{4}"}))
+
+
+def test_a_grammar(omni: OmniServer) -> None:
+    grammar = 'root ::= "the " colour " one"\ncolour ::= "red" | "blue"'
+    assert text(omni, structured_outputs={"grammar": grammar}) in ("the red one", "the blue one")
+
+
+def test_json_of_any_shape_begins_an_object(omni: OmniServer) -> None:
+    """Weights that say nothing need not come to its end."""
+    fields = {"messages": USER, "max_tokens": 12, "response_format": {"type": "json_object"}}
+    answer = json.loads(omni.request("POST", CHAT, fields).body)
+    assert answer["choices"][0]["message"]["content"].lstrip().startswith("{")
+
+
+def test_streamed_and_by_the_client_s_own_classes(omni: OmniServer) -> None:
+    class Thing(BaseModel):
+        colour: Literal["red", "blue"]
+        happy: bool
+
+    client = omni.client()
+    chunks = client.chat.completions.create(
+        model="tiny-omni",
+        messages=USER,
+        response_format=BY_SCHEMA,  # type: ignore[arg-type]
+        stream=True,
+        seed=1,
+        temperature=1.5,
+        max_tokens=200,
+    )
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert is_a_thing(json.loads(streamed))
+    answer = client.chat.completions.parse(
+        model="tiny-omni", messages=USER, response_format=Thing, seed=2, temperature=1.5, max_tokens=200
+    )
+    parsed = answer.choices[0].message.parsed
+    assert isinstance(parsed, Thing)
+
+
+def test_others_at_the_same_time_are_free(omni: OmniServer) -> None:
+    def ask(number: int) -> dict[str, Any]:
+        bound = {"response_format": BY_SCHEMA} if number % 2 else {}
+        fields = {"messages": USER, "seed": number, "temperature": 1.0, "max_tokens": 120, **bound}
+        return json.loads(omni.request("POST", CHAT, {**fields, "return_token_ids": True}).body)["choices"][0]
+
+    alone = [ask(number) for number in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(ask, range(6)))
+    assert [choice["token_ids"] for choice in together] == [choice["token_ids"] for choice in alone]
+
+
+def test_a_spoken_answer_is_bound_too(omni: OmniServer) -> None:
+    client = omni.client()
+    answer = client.chat.completions.create(
+        model="tiny-omni",
+        messages=USER,
+        modalities=["text", "audio"],
+        audio={"voice": "Ethan", "format": "wav"},
+        response_format=BY_SCHEMA,  # type: ignore[arg-type]
+        seed=0,
+        temperature=1.5,
+        max_tokens=200,
+        extra_body={"max_audio_tokens": 8},
+    )
+    assert is_a_thing(json.loads(answer.choices[0].message.content or ""))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "json_schema"),
+        ({"response_format": {"type": "xml"}}, "'json_object'"),
+        ({"structured_outputs": {}}, "needs one of"),
+        ({"structured_outputs": {"regex": "["}}, "regex"),
+        ({"structured_outputs": {"grammar": "root :="}}, "grammar"),
+        ({"structured_outputs": {"json": {"type": "thing"}}}, "type"),
+        ({"structured_outputs": {"choice": []}}, "at least 1"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": BY_SCHEMA}, "send one of them"),
+    ],
+)
+def test_a_mistake(omni: OmniServer, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        omni.client().chat.completions.create(model="tiny-omni", messages=USER, extra_body={"max_tokens": 5, **fields})
+    assert message in caught.value.message
+    assert text(omni, structured_outputs={"choice": ["yes"]}) == "yes"
