@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import struct
 import wave
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.errors import OmniError
 
@@ -43,12 +45,122 @@ def encode_flac(samples: np.ndarray, sample_rate: int) -> bytes:
     return buffer.getvalue()
 
 
+AUDIO_TYPES = {
+    "mp3": "audio/mpeg", "opus": "audio/ogg", "aac": "audio/aac", "flac": "audio/flac", "wav": "audio/wav",
+    "pcm": "audio/pcm",
+}  # fmt: skip
+"""Media types by OpenAI's names of formats."""
+
+STREAMED_AUDIO = ("mp3", "opus", "aac", "wav", "pcm")
+_CODECS = {"mp3": ("mp3", "libmp3lame"), "opus": ("ogg", "libopus"), "aac": ("adts", "aac")}
+# The header of an MP3 file would be completed at its end, when it has been sent. The duration of Ogg's pages, which are
+# sent when they are full, is in microseconds.
+_MUXERS = {"mp3": {"write_xing": "0"}, "ogg": {"page_duration": "100000"}}
+_UNKNOWN_LENGTH = 0xFFFFFFFF
+
+
+def encode_audio(samples: np.ndarray, sample_rate: int, audio_format: str) -> bytes:
+    """Encode float32 samples, of one or several channels, in one of `AUDIO_TYPES`; see `encode_pcm16`."""
+    match audio_format:
+        case "wav":
+            return encode_wav(samples, sample_rate)
+        case "flac":
+            return encode_flac(samples, sample_rate)
+        case "pcm":
+            return encode_pcm16(samples)
+    encoder = AudioEncoder(sample_rate, audio_format, 1 if samples.ndim == 1 else samples.shape[1])
+    return encoder.add(samples) + encoder.finish()
+
+
+class AudioEncoder:
+    """Encodes a stream of samples as they come, in one of `STREAMED_AUDIO`.
+
+    A WAV file states an unknown length. Samples keep their rate unless the codec has none like it.
+    """
+
+    def __init__(self, sample_rate: int, audio_format: str, num_channels: int = 1) -> None:
+        self._buffer = io.BytesIO()
+        self._codec: Any = None
+        if audio_format == "wav":
+            self._buffer.write(_wav_header(sample_rate, num_channels))
+        if audio_format not in _CODECS:
+            return
+        import av
+
+        container, codec = _CODECS[audio_format]
+        self._container = av.open(_Sink(self._buffer), "w", format=container, container_options=_MUXERS.get(container))
+        rates = av.Codec(codec, "w").audio_rates
+        rate = min(rates, key=lambda each: (each < sample_rate, each)) if rates else sample_rate
+        self._layout = "mono" if num_channels == 1 else "stereo"
+        self._codec = self._container.add_stream(codec, rate=rate, layout=self._layout)
+        self._resampler = av.AudioResampler(self._codec.format.name, self._layout, rate)
+        self._rate = sample_rate
+
+    def add(self, samples: np.ndarray) -> bytes:
+        """Encode further samples, float32 (num_samples,) or (num_samples, channels); returns what is complete."""
+        if self._codec is None:
+            self._buffer.write(encode_pcm16(samples))
+        elif len(samples):
+            import av
+
+            frame = av.AudioFrame.from_ndarray(_pcm16(samples).reshape(1, -1), format="s16", layout=self._layout)
+            frame.sample_rate = self._rate
+            self._encode(self._resampler.resample(frame))
+        return self._taken()
+
+    def finish(self) -> bytes:
+        """Return the rest."""
+        if self._codec is not None:
+            self._encode([*self._resampler.resample(None), None])
+            self._container.close()
+        return self._taken()
+
+    def _encode(self, frames: Iterable[Any]) -> None:
+        for frame in frames:
+            self._container.mux(self._codec.encode(frame))
+
+    def _taken(self) -> bytes:
+        data = self._buffer.getvalue()
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        return data
+
+
+class _Sink:
+    """A file that cannot be read or wound back, as a connection."""
+
+    def __init__(self, buffer: io.BytesIO) -> None:
+        self.write = buffer.write
+
+
+def _wav_header(sample_rate: int, num_channels: int) -> bytes:
+    fields = (b"RIFF", _UNKNOWN_LENGTH, b"WAVE", b"fmt ", 16, 1, num_channels, sample_rate)
+    rates = (sample_rate * num_channels * 2, num_channels * 2, 16, b"data", _UNKNOWN_LENGTH)
+    return struct.pack("<4sI4s4sIHHIIHH4sI", *fields, *rates)
+
+
 def encode_png(pixels: np.ndarray) -> bytes:
     """Encode uint8 RGB pixels (height, width, 3) as a PNG file."""
     from PIL import Image
 
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def encode_image(pixels: np.ndarray, image_format: str, quality: int) -> bytes:
+    """Encode uint8 RGB or RGBA pixels as `png`, or as `jpeg` or `webp` of a quality from 0 to 100; JPEG on white."""
+    from PIL import Image
+
+    if image_format == "png":
+        return encode_png(pixels)
+    image = Image.fromarray(pixels)
+    if image_format == "jpeg" and image.mode == "RGBA":
+        white = Image.new("RGB", image.size, "white")
+        white.paste(image, mask=image.getchannel("A"))
+        image = white
+    buffer = io.BytesIO()
+    image.save(buffer, format=image_format.upper(), quality=quality)
     return buffer.getvalue()
 
 

@@ -39,6 +39,7 @@ class AccessLog:
             duration_s=round(exchange.elapsed_s(), 6),
             sent_bytes=exchange.sent_bytes,
             **({"error": exchange.error} if failed else {}),
+            **({"message": exchange.message} if failed and exchange.message is not None else {}),
             **exchange.notes,
         )
 

@@ -80,7 +80,8 @@ def create_app(
 
 
 def _answer(request: Request, error: APIError) -> Response:
-    Exchange.from_scope(request.scope).error = error.kind
+    exchange = Exchange.from_scope(request.scope)
+    exchange.error, exchange.message = error.kind, error.message
     return error.response()
 
 

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from omni_cli.encoding import encode_flac, encode_pcm16, encode_wav
-from omni_cli.outputs import AudioOutput, RequestResult, StageTrace, TextOutput
+from omni_cli.encoding import encode_audio, encode_pcm16
+from omni_cli.outputs import AudioOutput, RequestResult, StageTrace, TextOutput, TokenLogprobs
 from omni_cli.serve.exchange import new_id, unix_now
 from omni_cli.serve.schemas.replies import (
     ChatCompletion,
     ChatCompletionChunk,
     Choice,
+    ChoiceLogprobs,
     ChunkChoice,
     ReplyDelta,
     ReplyMessage,
+    TokenLogprob,
+    TopLogprob,
     Usage,
 )
 
-_ENCODERS: dict[str, Callable[[np.ndarray, int], bytes]] = {
-    "wav": encode_wav,
-    "flac": encode_flac,
-    "pcm16": lambda samples, _sample_rate: encode_pcm16(samples),
-}
 # Speech is sent in pieces of this length, so that playback can start early.
 PIECE_S = 1.0
 
@@ -39,6 +37,8 @@ class ChatReply:
     wants_audio: bool
     audio_format: str
     wants_token_ids: bool
+    num_top_logprobs: int = 0
+    seed: int = 0
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=unix_now)
 
@@ -55,14 +55,20 @@ class ChatReply:
             "refusal": None,
         }
         if audio is not None:
-            data = _ENCODERS[self.audio_format](audio.samples, audio.sample_rate)
+            audio_format = "pcm" if self.audio_format == "pcm16" else self.audio_format
+            data = encode_audio(audio.samples, audio.sample_rate, audio_format)
             message["audio"] = {
                 "id": self.audio_id,
                 "data": base64.b64encode(data).decode(),
                 "expires_at": self.created,
                 "transcript": text.text,
             }
-        choice: Choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": text.finish_reason}
+        choice: Choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": _logprobs(_text_logprobs(result), self.num_top_logprobs),
+            "finish_reason": _finish_reason(text, audio),
+        }
         self._add_token_ids(choice, result)
         return {
             "id": self.id,
@@ -71,6 +77,7 @@ class ChatReply:
             "model": self.model,
             "choices": [choice],
             "usage": usage(result.stages),
+            "seed": self.seed,
         }
 
     def begin(self) -> ChatCompletionChunk:
@@ -80,11 +87,11 @@ class ChatReply:
             delta["audio"] = {"id": self.audio_id}
         return self._chunk(delta)
 
-    def text(self, text: str) -> ChatCompletionChunk:
+    def text(self, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> ChatCompletionChunk:
         delta: ReplyDelta = {"content": text} if self.wants_text else {}
         if self.wants_audio:
             delta["audio"] = {"id": self.audio_id, "transcript": text}
-        return self._chunk(delta)
+        return self._chunk(delta, logprobs=logprobs)
 
     def audio(self, samples: np.ndarray, sample_rate: int) -> Iterator[ChatCompletionChunk]:
         """Split speech, float32 (num_samples,), into chunks of PCM."""
@@ -92,11 +99,12 @@ class ChatReply:
             data = base64.b64encode(encode_pcm16(piece)).decode()
             yield self._chunk({"audio": {"id": self.audio_id, "data": data}})
 
-    def end(self, result: RequestResult) -> ChatCompletionChunk:
-        """Build the last chunk of the reply: why it ends."""
-        text, _ = _outputs(result)
+    def end(self, result: RequestResult, num_logprobs: int = 0) -> ChatCompletionChunk:
+        """Build the last chunk of the reply, with its finish reason; `num_logprobs` have been sent."""
+        text, audio = _outputs(result)
         delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self.created}} if self.wants_audio else {}
-        chunk = self._chunk(delta, finish_reason=text.finish_reason)
+        rest = _text_logprobs(result)[num_logprobs:]
+        chunk = self._chunk(delta, finish_reason=_finish_reason(text, audio), logprobs=rest)
         self._add_token_ids(chunk["choices"][0], result)
         return chunk
 
@@ -104,13 +112,22 @@ class ChatReply:
         """Build the chunk after the last one that `stream_options.include_usage` asks for."""
         return {**self._chunk({}), "choices": [], "usage": usage(result.stages)}
 
-    def _chunk(self, delta: ReplyDelta, finish_reason: str | None = None) -> ChatCompletionChunk:
+    def _chunk(
+        self, delta: ReplyDelta, finish_reason: str | None = None, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> ChatCompletionChunk:
+        choice: ChunkChoice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": _logprobs(logprobs, self.num_top_logprobs),
+            "finish_reason": finish_reason,
+        }
         return {
             "id": self.id,
             "object": "chat.completion.chunk",
             "created": self.created,
             "model": self.model,
-            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}],
+            "choices": [choice],
+            "seed": self.seed,
         }
 
     def _add_token_ids(self, choice: Choice | ChunkChoice, result: RequestResult) -> None:
@@ -134,13 +151,42 @@ def usage(traces: tuple[StageTrace, ...]) -> Usage:
     """Count tokens in OpenAI's shape: the first stage's input, and the output of all stages."""
     text = traces[0].num_output_tokens or 0
     audio = sum(trace.num_output_tokens or 0 for trace in traces[1:])
-    prompt = traces[0].num_input_tokens or 0
+    return token_usage(traces[0].num_input_tokens or 0, text, audio)
+
+
+def token_usage(prompt: int, text: int, audio: int) -> Usage:
+    """Return counts of tokens in OpenAI's shape."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": text + audio,
         "total_tokens": prompt + text + audio,
-        "completion_tokens_details": {"audio_tokens": audio},
+        "completion_tokens_details": {"text_tokens": text, "audio_tokens": audio},
     }
+
+
+def _text_logprobs(result: RequestResult) -> tuple[TokenLogprobs, ...]:
+    return result.stages[0].output_logprobs or ()
+
+
+def _logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> ChoiceLogprobs | None:
+    """Return log-probabilities in OpenAI's shape; None if there are none."""
+    content: list[TokenLogprob] = []
+    for candidates in tokens:  # the sampled token, then the most likely ones without it
+        top = sorted(candidates, key=lambda item: -item[1])[:num_top]
+        content.append({**_token(candidates[0]), "top_logprobs": [_token(item) for item in top]})
+    return {"content": content, "refusal": None} if content else None
+
+
+def _token(item: tuple[int, float, str | None]) -> TopLogprob:
+    token_id, logprob, text = item
+    text = f"token_id:{token_id}" if text is None else text
+    # JSON has no infinity; OpenAI has this number in its place.
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+
+def _finish_reason(text: TextOutput, audio: AudioOutput | None) -> str:
+    """Return `length` also for speech that is cut: its transcript is whole then."""
+    return "length" if audio is not None and audio.finish_reason == "length" else text.finish_reason
 
 
 def _outputs(result: RequestResult) -> tuple[TextOutput, AudioOutput | None]:

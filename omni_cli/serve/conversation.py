@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from omni_cli.outputs import Message, Part
+from omni_cli.serve.errors import APIError
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.schemas import chat
 
+_MAX_TRANSCRIPTS = 1024
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system",
     "developer": "system",
@@ -17,16 +20,17 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 }
 
 
-def read_conversation(messages: list[chat.Message], decoder: MediaDecoder) -> dict[str, Any]:
+def read_conversation(messages: list[chat.Message], decoder: MediaDecoder, transcripts: Transcripts) -> dict[str, Any]:
     """Return `messages`, `audio`, `images`, `videos` and `notes` of a `GenerateRequest`.
 
-    For use in a thread if there is media. Raises `APIError` (400).
+    `transcripts` are those of earlier speech. For use in a thread if there is media. Raises `APIError` (400).
     """
     media: dict[str, list[object]] = {"audio": [], "images": [], "videos": []}
-    turns = [
-        Message(_ROLES[message.role], tuple(_parts(message, f"messages[{number}].content", decoder, media)))
-        for number, message in enumerate(messages)
-    ]
+    turns = []
+    for number, message in enumerate(messages):
+        param = f"messages[{number}]"
+        parts = _parts(_with_words(message, param, transcripts), f"{param}.content", decoder, media)
+        turns.append(Message(_ROLES[message.role], tuple(parts)))
     return {
         "messages": tuple(turns),
         **{name: tuple(items) for name, items in media.items()},
@@ -34,10 +38,40 @@ def read_conversation(messages: list[chat.Message], decoder: MediaDecoder) -> di
     }
 
 
+class Transcripts:
+    """The words of speech in recent answers, by its id; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, str] = OrderedDict()
+
+    def add(self, audio_id: str, text: str) -> None:
+        self._texts[audio_id] = text
+        if len(self._texts) > _MAX_TRANSCRIPTS:
+            self._texts.popitem(last=False)
+
+    def get(self, audio_id: str | None) -> str | None:
+        return None if audio_id is None else self._texts.get(audio_id)
+
+
+def _with_words(message: chat.Message, param: str, transcripts: Transcripts) -> chat.Message:
+    """Give an earlier answer that was spoken its words, and one without content no words."""
+    if not isinstance(message, chat.AssistantMessage) or message.content is not None:
+        return message
+    text = message.refusal or ""
+    if message.audio is not None:
+        given = message.audio.transcript or transcripts.get(message.audio.id)
+        if given is None and message.audio.id is None:
+            what = "an earlier answer's `audio` needs its `id` or its `transcript`"
+            raise APIError(400, what, code="missing_field", param=f"{param}.audio")
+        if given is None:
+            what = f"the speech `{message.audio.id}` is not known here, or was forgotten: send its `transcript`"
+            raise APIError(400, what, code="unknown_audio", param=f"{param}.audio.id")
+        text = given
+    return message.model_copy(update={"content": text})
+
+
 def _parts(message: chat.Message, param: str, decoder: MediaDecoder, media: dict[str, list[object]]) -> Iterator[Part]:
     content = message.content
-    if content is None and isinstance(message, chat.AssistantMessage) and message.audio is not None:
-        content = message.audio.transcript
     if not isinstance(content, list):
         yield Part("text", content or "")
         return

@@ -15,6 +15,7 @@ RETRY_AFTER_S = 1
 # A message may quote a request's text.
 _MAX_MESSAGE_CHARS = 1000
 _MAX_PARAM_CHARS = 200
+_MAX_SHOWN = 60
 
 _TYPES = {
     400: "invalid_request_error",
@@ -144,6 +145,11 @@ def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str]) -> AP
             return APIError(400, what, code="missing_required_parameter", param=param)
         case "unsupported_parameter":
             return APIError(400, f"`{param}` {error['msg']}", code="unsupported_parameter", param=param)
+    if error["type"] == "literal_error":
+        given = repr(error["input"])
+        shown = f", not {given}" if len(given) < _MAX_SHOWN else ""
+        message = f"`{param}` must be {error['ctx']['expected']}{shown}"
+        return APIError(400, message, code="invalid_value", param=param)
     reason = error["msg"].removeprefix("Value error, ")
     return APIError(400, f"`{param}`: {reason}", code="invalid_value", param=param)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -15,8 +16,12 @@ from omni_cli.config.bounds import MAX_NAME_LENGTH
 from omni_cli.serve.errors import APIError
 
 REQUEST_ID = "X-Request-Id"
+SEED = "X-Seed"
+FINISH_REASON = "X-Finish-Reason"
 REQUEST_TIMEOUT = "X-Request-Timeout"
 _SCOPE_KEY = "omni.exchange"
+# Every JSON reader takes these for whole numbers.
+_RANDOM_SEEDS = 2**31
 
 
 @dataclass
@@ -24,7 +29,8 @@ class Exchange:
     """`began_s` and `deadline_s` are on the event loop's clock; `notes` are further fields of its log line.
 
     `changes` has a sentence as a key for each thing that was changed about its requests.
-    `error` is the kind of failure, `status` the one sent (None: none was).
+    `error` is the kind of failure and `message` its sentence, `status` the one sent (None: none was). `headers` are
+    further ones of the response.
     """
 
     request_id: str
@@ -36,6 +42,8 @@ class Exchange:
     status: int | None = None
     sent_bytes: int = 0
     error: str | None = None
+    message: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
     notes: dict[str, object] = field(default_factory=dict)
     changes: dict[str, None] = field(default_factory=dict)
 
@@ -71,6 +79,13 @@ class Exchange:
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise APIError(400, f"`{REQUEST_TIMEOUT}` must be a number of seconds greater than 0", code="invalid_value")
         self.deadline_s = min(self.deadline_s, self.began_s + timeout_s)
+
+    def choose_seed(self, wanted: int | None) -> int:
+        """Return the seed of a request, else a random one; the response and the log name it."""
+        seed = secrets.randbelow(_RANDOM_SEEDS) if wanted is None else wanted
+        self.headers[SEED] = str(seed)
+        self.notes["seed"] = seed
+        return seed
 
     def elapsed_s(self) -> float:
         return asyncio.get_running_loop().time() - self.began_s

@@ -50,7 +50,7 @@ class RequestMiddleware:
         except StreamAborted as failure:
             exchange.error = failure.kind
         except APIError as error:
-            exchange.error = error.kind
+            exchange.error, exchange.message = error.kind, error.message
             await error.response()(scope, receive, reply)
         except Exception as error:  # noqa: BLE001 - our own failure must not end the server
             exchange.error = "internal_error"
@@ -136,7 +136,7 @@ class _Reply:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._exchange.status = message["status"]
-            MutableHeaders(scope=message)[REQUEST_ID] = self._exchange.request_id
+            MutableHeaders(scope=message).update({REQUEST_ID: self._exchange.request_id, **self._exchange.headers})
         elif message["type"] == "http.response.body":
             self._exchange.sent_bytes += len(message.get("body", b""))
         await self._send(message)

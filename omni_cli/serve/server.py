@@ -39,7 +39,7 @@ class ServerSettings:
     """Server settings.
 
     `is_loopback` is as in `SiteRule`. `drain_timeout_s` is the time for requests to end after a stop signal,
-    `output_dir` the folder for videos.
+    `output_dir` the folder for videos, `served_model_names` are further names of the model; `*` is any name.
     """
 
     api_key: str | None
@@ -47,6 +47,7 @@ class ServerSettings:
     drain_timeout_s: float
     limits: Limits
     output_dir: Path
+    served_model_names: tuple[str, ...] = ()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -98,7 +99,9 @@ class Server:
         self._log = log
         metrics = Metrics(settings.limits.max_requests)
         self.supervisor = Supervisor(engine, on_log_event=log.event, metrics=metrics)
-        self.service = Service(config, self.supervisor, settings.limits, metrics, log)
+        self.service = Service(
+            config, self.supervisor, settings.limits, metrics, log, served_model_names=settings.served_model_names
+        )
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._videos = self._open_videos() if "video" in self.service.modalities else None
         self._app = create_app(self.service, self._videos, api_key=settings.api_key, is_loopback=settings.is_loopback)

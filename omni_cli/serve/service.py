@@ -7,7 +7,7 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from omni_cli.config.loader import load_bundled
@@ -16,8 +16,10 @@ from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.media.pool import media_pool
-from omni_cli.outputs import Event, GenerateRequest, Modality, RequestResult, audio_seconds
+from omni_cli.outputs import Event, GenerateRequest, Modality, RequestResult, TextOutput, audio_seconds
 from omni_cli.serve.access_log import AccessLog
+from omni_cli.serve.chat_reply import ChatReply
+from omni_cli.serve.conversation import Transcripts
 from omni_cli.serve.errors import APIError, shutting_down, unavailable
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import Limits
@@ -38,6 +40,8 @@ class Service:
     metrics: Metrics
     log: AccessLog
     is_draining: bool = False
+    served_model_names: tuple[str, ...] = ()
+    transcripts: Transcripts = field(default_factory=Transcripts)
 
     @property
     def is_ready(self) -> bool:
@@ -58,7 +62,8 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Accept the profile's name and its checkpoint's for the same model; raise `APIError` (404) for others."""
-        if name not in (None, self.config.name, self.config.model):
+        known = (None, self.config.name, self.config.model, *self.served_model_names)
+        if name not in known and "*" not in self.served_model_names:
             message = f"the model `{name}` is not served here; `{self.config.name}` is"
             raise APIError(404, message, code="model_not_found", param="model")
 
@@ -151,6 +156,12 @@ class Service:
                 if isinstance(event, RequestResult):
                     return event
         raise OmniError(f"request `{request.request_id}` ended without a result")
+
+    def remember(self, reply: ChatReply, result: RequestResult) -> None:
+        """Keep the words of a spoken answer, which a later request may name by the id of its speech."""
+        text = next((output.text for output in result.outputs if isinstance(output, TextOutput)), None)
+        if reply.wants_audio and text is not None:
+            self.transcripts.add(reply.audio_id, text)
 
     def note_text(self, exchange: Exchange) -> None:
         """Note that text is sent; the first time counts."""

@@ -97,7 +97,7 @@ def test_serve_answers_with_both_of_its_outputs(python: str, cache: dict[str, st
         chat = server.request("POST", CHAT, {"model": "toy", "messages": [{"role": "user", "content": "hello"}]})
         assert chat.status == 200 and chat.document["choices"][0]["message"]["content"]
         first, again, other = [
-            server.request("POST", IMAGES, {"prompt": prompt}).document["data"][0]["b64_json"]
+            server.request("POST", IMAGES, {"prompt": prompt, "seed": 0}).document["data"][0]["b64_json"]
             for prompt in ("hello", "hello", "goodbye")
         ]
         assert first == again != other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,16 +12,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cli.outputs import AudioChunk, GenerateRequest, RequestResult, TextDelta
-from omni_cli.serve.chat_reply import ChatReply
+from omni_cli.serve.chat_reply import ChatReply, token_usage
 from omni_cli.serve.conversation import read_conversation
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
-from omni_cli.serve.schemas.chat import ChatCompletionRequest
+from omni_cli.serve.schemas.chat import ChatCompletionRequest, StreamOptions
 from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.replies import ChatCompletion, ChatCompletionChunk
+from omni_cli.serve.schemas.structured_outputs import constraint
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import DONE, event_stream
 
@@ -38,12 +40,14 @@ def chat_routes(service: Service) -> APIRouter:
         exchange = Exchange.from_scope(request.scope)
         _check(service, body)
         reply = _reply(service, body)
+        seed = exchange.choose_seed(body.seed)
+        reply = dataclasses.replace(reply, seed=seed)
         generate = await service.decode(functools.partial(_generate_request, service, body, reply))
         if body.stream:
-            with_usage = body.stream_options is not None and body.stream_options.include_usage
-            documents = _stream(service, generate, reply, exchange, with_usage=with_usage)
+            documents = _stream(service, generate, reply, exchange, body.stream_options or StreamOptions())
             return await event_stream(documents, exchange, service.log, end=DONE)
         result = await service.result(generate, exchange)
+        service.remember(reply, result)
         encodes = reply.wants_audio
         return JSONResponse(await asyncio.to_thread(reply.completion, result) if encodes else reply.completion(result))
 
@@ -64,8 +68,20 @@ def _check(service: Service, body: ChatCompletionRequest) -> None:
             )
     elif body.audio is not None:
         raise APIError(400, '`audio` needs `modalities: ["text", "audio"]`', code="invalid_value", param="audio")
+    if body.structured_outputs is not None:
+        _check_structured_outputs(body)
     if body.stream_options is not None and not body.stream:
         raise APIError(400, "`stream_options` needs `stream: true`", code="invalid_value", param="stream_options")
+
+
+def _check_structured_outputs(body: ChatCompletionRequest) -> None:
+    message = ""
+    if constraint(body.response_format):
+        message = "`response_format` and `structured_outputs` both bind the text: send one of them"
+    elif len(constraint(body.structured_outputs)) != 1:
+        message = "`structured_outputs` needs one of `json`, `json_object`, `regex`, `choice` and `grammar`"
+    if message:
+        raise APIError(400, message, code="invalid_value", param="structured_outputs")
 
 
 def _reply(service: Service, body: ChatCompletionRequest) -> ChatReply:
@@ -76,21 +92,24 @@ def _reply(service: Service, body: ChatCompletionRequest) -> ChatReply:
         wants_audio="audio" in modalities,
         audio_format="wav" if body.audio is None else body.audio.format,
         wants_token_ids=bool(body.return_token_ids),
+        num_top_logprobs=body.top_logprobs or 0,
     )
 
 
 def _generate_request(
     service: Service, body: ChatCompletionRequest, reply: ChatReply, decoder: MediaDecoder
 ) -> GenerateRequest:
-    conversation = read_conversation(body.messages, decoder)
+    conversation = read_conversation(body.messages, decoder, service.transcripts)
     service.check_prompt_length(sum(len(part.text) for turn in conversation["messages"] for part in turn.parts))
     return GenerateRequest(
         request_id=reply.id,
-        seed=service.config.seed if body.seed is None else body.seed,
+        seed=reply.seed,
         # Text is generated on the way to speech and becomes its transcript.
         modalities=frozenset({"text", "audio"} if reply.wants_audio else {"text"}),
         speaker=None if body.audio is None else voice_name(body.audio.voice),
         sampling=body.sampling(),
+        max_audio_tokens=body.max_audio_tokens,
+        chat_template_kwargs=body.chat_template_kwargs or {},
         cache_salt=body.cache_salt,
         stream_audio=body.stream,
         **conversation,
@@ -98,9 +117,9 @@ def _generate_request(
 
 
 async def _stream(
-    service: Service, request: GenerateRequest, reply: ChatReply, exchange: Exchange, *, with_usage: bool
+    service: Service, request: GenerateRequest, reply: ChatReply, exchange: Exchange, options: StreamOptions
 ) -> AsyncGenerator[ChatCompletionChunk, None]:
-    begun = False
+    begun, num_logprobs = False, 0
     async with aclosing(service.events(request, exchange)) as events:
         async for event in events:
             if not begun:
@@ -109,12 +128,17 @@ async def _stream(
             match event:
                 case TextDelta():
                     service.note_text(exchange)
-                    yield reply.text(event.text)
+                    num_logprobs += len(event.logprobs)
+                    chunk = reply.text(event.text, event.logprobs)
+                    if options.continuous_usage_stats:
+                        chunk["usage"] = token_usage(event.num_input_tokens, event.num_output_tokens, 0)
+                    yield chunk
                 case AudioChunk():
                     service.note_audio(exchange)
                     for piece in reply.audio(event.samples, event.sample_rate):
                         yield piece
                 case RequestResult():
-                    yield reply.end(event)
-                    if with_usage:
+                    service.remember(reply, event)
+                    yield reply.end(event, num_logprobs)
+                    if options.include_usage:
                         yield reply.usage(event)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cli.config.bounds import MAX_SEED
-from omni_cli.encoding import encode_png
+from omni_cli.encoding import encode_image
 from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
@@ -49,10 +49,16 @@ def image_routes(service: Service) -> APIRouter:
 
 
 async def _reply(service: Service, body: ImageFields, request: Request, **media: Any) -> Response:
-    requests = _generate_requests(service, body, **media)
-    results = await _run_all(service, requests, Exchange.from_scope(request.scope))
-    data = await asyncio.to_thread(lambda: [item for result in results for item in _items(result)])
-    reply: ImagesReply = {"created": unix_now(), "output_format": "png", "data": data}
+    exchange = Exchange.from_scope(request.scope)
+    requests = _generate_requests(exchange.choose_seed(body.seed), body, **media)
+    results = await _run_all(service, requests, exchange)
+    data = await asyncio.to_thread(lambda: [item for result in results for item in _items(result, body)])
+    reply: ImagesReply = {
+        "created": unix_now(),
+        "output_format": body.image_format,
+        "data": data,
+        "seed": requests[0].seed,
+    }
     return JSONResponse(reply)
 
 
@@ -87,8 +93,7 @@ def _check(service: Service, body: ImageFields) -> None:
         raise APIError(400, f"`n` may be at most {service.limits.max_n}", code="invalid_value", param="n")
 
 
-def _generate_requests(service: Service, body: ImageFields, **media: Any) -> list[GenerateRequest]:
-    seed = service.config.seed if body.seed is None else body.seed
+def _generate_requests(seed: int, body: ImageFields, **media: Any) -> list[GenerateRequest]:
     name = new_id("image")
     return [
         GenerateRequest(
@@ -103,7 +108,11 @@ def _generate_requests(service: Service, body: ImageFields, **media: Any) -> lis
     ]
 
 
-def _items(result: RequestResult) -> list[ImageItem]:
+def _items(result: RequestResult, body: ImageFields) -> list[ImageItem]:
     """The images of one request, several with `num_images_per_prompt` in the profile."""
     images = [output for output in result.outputs if isinstance(output, ImageOutput)]
-    return [{"b64_json": base64.b64encode(encode_png(image.pixels)).decode()} for image in images]
+    quality = 100 if body.output_compression is None else body.output_compression
+    encoded = [base64.b64encode(encode_image(image.pixels, body.image_format, quality)).decode() for image in images]
+    if body.response_format == "url":
+        return [{"url": f"data:image/{body.image_format};base64,{data}"} for data in encoded]
+    return [{"b64_json": data} for data in encoded]

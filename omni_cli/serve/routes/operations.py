@@ -28,10 +28,13 @@ def operation_routes(service: Service) -> APIRouter:
         "modalities": list(service.modalities),
     }
 
+    names = [service.config.name, *(name for name in service.served_model_names if name != "*")]
+    served: list[Model] = [{**model, "id": name} for name in names]
+
     @router.get("/v1/models", responses=errors(*WITH_KEY))
     async def models() -> ModelList:
-        """List the one model that is served."""
-        return {"object": "list", "data": [model]}
+        """List the one model that is served, under each of its names."""
+        return {"object": "list", "data": served}
 
     @router.get("/v1/models/{name:path}", responses=errors(404, *WITH_KEY))
     async def model_named(name: str) -> Model:

@@ -47,9 +47,9 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     router = parsed_routes()
 
     @router.post(VIDEOS, responses=errors(*RUNNING))
-    async def create_video(body: Annotated[VideoRequest, MULTIPART]) -> VideoReply:
+    async def create_video(body: Annotated[VideoRequest, MULTIPART], request: Request) -> VideoReply:
         """Begin a video; it is made even if the client disconnects."""
-        generate = await _generate_request(service, body)
+        generate = await _generate_request(service, body, Exchange.from_scope(request.scope))
         service.check_ready()
         seconds = "auto" if body.seconds is None else f"{body.seconds:g}"
         running = _jobs(service, jobs)
@@ -62,7 +62,7 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     )
     async def create_video_sync(body: Annotated[VideoRequest, MULTIPART], request: Request) -> Response:
         """Make a video and send it, without a job."""
-        generate = await _generate_request(service, body)
+        generate = await _generate_request(service, body, Exchange.from_scope(request.scope))
         video = get_video(await service.result(generate, Exchange.from_scope(request.scope)))
         return Response(video.content, media_type="video/mp4")
 
@@ -127,7 +127,7 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     return router
 
 
-async def _generate_request(service: Service, body: VideoRequest) -> GenerateRequest:
+async def _generate_request(service: Service, body: VideoRequest, exchange: Exchange) -> GenerateRequest:
     """Check a request and decode its image, before it may wait."""
     service.check_model(body.model)
     service.check_makes("video")
@@ -137,7 +137,7 @@ async def _generate_request(service: Service, body: VideoRequest) -> GenerateReq
     return GenerateRequest(
         request_id=new_id("video"),
         prompt=body.prompt,
-        seed=service.config.seed if body.seed is None else body.seed,
+        seed=exchange.choose_seed(body.seed),
         modalities=frozenset({"video"}),
         diffusion=body.diffusion(),
         **await service.decode(partial(_media, body, medium)),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints
 
 from omni_cli.config.schema import (
     Fraction,
@@ -18,6 +18,11 @@ from omni_cli.config.schema import (
     TopK,
 )
 from omni_cli.serve.schemas.fields import Ignored, Items, Only, Seed, Strict, Voice, VoiceId
+from omni_cli.serve.schemas.structured_outputs import ResponseFormat, StructuredOutputs, constraint
+
+MAX_LOGPROBS = 20
+"""vLLM's default maximum, and OpenAI's."""
+TokenText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 
 # OpenAI's field -> vLLM's sampling parameter, if the names differ.
 _RENAMED = {"max_completion_tokens": "max_tokens"}
@@ -45,7 +50,7 @@ class TextPart(Strict):
 
 class ImageURL(Strict):
     url: str = Field(description="`data:image/png;base64,...`; URLs are not fetched.")
-    detail: Annotated[object, Only("auto")] = None
+    detail: Ignored
 
 
 class ImagePart(Strict):
@@ -78,10 +83,10 @@ Part = Annotated[TextPart | ImagePart | AudioPart | VideoPart, Field(discriminat
 
 
 class GivenAudio(Strict):
-    """Speech of an earlier answer, of which only the transcript is used."""
+    """Speech of an earlier answer, of which only the transcript is used: given, or remembered by its id for a while."""
 
     id: str | None = None
-    transcript: str
+    transcript: str | None = None
     data: Ignored
     expires_at: Ignored
 
@@ -89,30 +94,24 @@ class GivenAudio(Strict):
 class InstructionMessage(Strict):
     role: Literal["system", "developer"]
     content: str | Items[TextPart]
-    name: Annotated[object, Only()] = None
+    name: Ignored
 
 
 class UserMessage(Strict):
     role: Literal["user"]
     content: str | Items[Part]
-    name: Annotated[object, Only()] = None
+    name: Ignored
 
 
 class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: str | Items[TextPart] | None = None
     audio: GivenAudio | None = None
-    name: Annotated[object, Only()] = None
-    refusal: Annotated[object, Only()] = None
-    annotations: Annotated[object, Only([])] = None
+    name: Ignored
+    refusal: str | None = None
+    annotations: Ignored
     function_call: Annotated[object, Only()] = None
     tool_calls: Annotated[object, Only([])] = None
-
-    @model_validator(mode="after")
-    def _has_words(self) -> AssistantMessage:
-        if self.content is None and self.audio is None:
-            raise ValueError("a message needs content")
-        return self
 
 
 Message = Annotated[InstructionMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
@@ -120,17 +119,14 @@ Message = Annotated[InstructionMessage | UserMessage | AssistantMessage, Field(d
 
 class AudioSettings(Strict):
     voice: Voice | VoiceId | None = Field(None, description="A speaker of the model. Default: its first one.")
-    format: Literal["wav", "flac", "pcm16"] = "wav"
+    format: Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"] = "wav"
 
 
 class StreamOptions(Strict):
     include_usage: bool = False
     include_obfuscation: Annotated[object, Only(False)] = None
-    continuous_usage_stats: Annotated[object, Only(False)] = None
-
-
-class TextFormat(Strict):
-    type: Literal["text"]
+    continuous_usage_stats: bool = False
+    """Usage so far in every chunk, as in vLLM."""
 
 
 class ChatCompletionRequest(Strict):
@@ -143,6 +139,7 @@ class ChatCompletionRequest(Strict):
     seed: Seed | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
+    max_audio_tokens: Tokens | None = Field(None, description="Maximum of tokens that become sound.")
     temperature: Temperature | None = None
     top_p: Fraction | None = None
     presence_penalty: Penalty | None = None
@@ -152,7 +149,10 @@ class ChatCompletionRequest(Strict):
         | Annotated[Items[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
         | None
     ) = None
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = None
 
     # Extensions of vLLM.
     top_k: TopK | None = None
@@ -162,6 +162,10 @@ class ChatCompletionRequest(Strict):
     stop_token_ids: Items[TokenId] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = Field(
+        None, description="Variables of the model's chat template."
+    )
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     n: Annotated[object, Only(1)] = None
@@ -169,15 +173,12 @@ class ChatCompletionRequest(Strict):
     tool_choice: Annotated[object, Only("none", "auto")] = None
     functions: Annotated[object, Only([])] = None
     function_call: Annotated[object, Only("none", "auto")] = None
-    logprobs: Annotated[object, Only(False)] = None
-    top_logprobs: Annotated[object, Only(0)] = None
-    logit_bias: Annotated[object, Only({})] = None
     prediction: Annotated[object, Only()] = None
     reasoning_effort: Annotated[object, Only("none")] = None
     verbosity: Annotated[object, Only()] = None
     web_search_options: Annotated[object, Only()] = None
-    moderation: Annotated[object, Only()] = None
 
+    moderation: Ignored
     metadata: Ignored
     parallel_tool_calls: Ignored
     prompt_cache_key: Ignored
@@ -190,5 +191,11 @@ class ChatCompletionRequest(Strict):
 
     def sampling(self) -> dict[str, object]:
         """The given vLLM sampling parameters of the first stage."""
-        values = {name: getattr(self, name) for name in _SAMPLING}
+        values: dict[str, object] = {name: getattr(self, name) for name in _SAMPLING}
+        if self.logprobs:
+            values["logprobs"] = self.top_logprobs or 0
+        if bound := constraint(self.response_format) or constraint(self.structured_outputs):
+            values["structured_outputs"] = bound
+        if self.logit_bias:
+            values["logit_bias"] = {int(token_id): bias for token_id, bias in self.logit_bias.items()}
         return {_RENAMED.get(name, name): value for name, value in values.items() if value is not None}

@@ -130,7 +130,14 @@ class Only:
 # No influence on a reply: the requester, and what OpenAI should store.
 Ignored = Annotated[object, Field(default=None, description="Accepted and ignored.")]
 
-Seed = Annotated[int, Field(ge=MIN_SEED, lt=MAX_SEED + 1, description="Seed. Default: the profile's.")]
+Seed = Annotated[
+    int,
+    Field(
+        ge=MIN_SEED,
+        lt=MAX_SEED + 1,
+        description="Seed. Default: a random one, which the response names in its header `X-Seed`.",
+    ),
+]
 Voice = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
 
 

@@ -56,8 +56,11 @@ class ImageFields(Strict):
     prompt: str = Field(min_length=1)
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of images; each has the next seed.")
     size: Size | None = Field(None, description="`WIDTHxHEIGHT`. Default, also for `auto`: the profile's.")
-    response_format: Literal["b64_json"] | None = None
-    output_format: Literal["png"] | None = None
+    response_format: Literal["b64_json", "url"] | None = Field(None, description="`url` is a data URL.")
+    output_format: Literal["png", "jpeg", "webp"] | None = Field(None, description="Default: `png`.")
+    output_compression: Annotated[int, Field(ge=0, le=100)] | None = Field(
+        None, description="Quality of `jpeg` and `webp`. Default: 100."
+    )
 
     # Our extensions, with diffusers' names.
     seed: Seed | None = None
@@ -67,15 +70,18 @@ class ImageFields(Strict):
     true_cfg_scale: float | None = None
 
     background: Annotated[object, Only("auto", "opaque")] = None
-    moderation: Annotated[object, Only("auto")] = None
-    output_compression: Annotated[object, Only(100)] = None
     partial_images: Annotated[object, Only(0)] = None
-    quality: Annotated[object, Only("auto")] = None
     stream: Annotated[object, Only(False)] = None
     style: Annotated[object, Only()] = None
 
+    moderation: Ignored
+    quality: Ignored
     user: Ignored
     safety_identifier: Ignored
+
+    @property
+    def image_format(self) -> str:
+        return self.output_format or "png"
 
     def diffusion(self) -> dict[str, object]:
         """The given arguments of the pipeline's call."""

@@ -21,6 +21,7 @@ class ErrorReply(TypedDict):
 
 
 class CompletionTokensDetails(TypedDict):
+    text_tokens: int
     audio_tokens: int
 
 
@@ -62,9 +63,24 @@ class ReplyDelta(TypedDict, total=False):
     audio: SpeechDelta
 
 
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(TypedDict):
+    content: list[TokenLogprob]
+    refusal: None
+
+
 class _AnyChoice(TypedDict):
     index: Literal[0]
-    logprobs: None
+    logprobs: ChoiceLogprobs | None
     finish_reason: str | None
     token_ids: NotRequired[list[int]]
     audio_token_ids: NotRequired[list[int]]
@@ -85,6 +101,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[Choice]
     usage: Usage
+    seed: int
 
 
 class ChatCompletionChunk(TypedDict):
@@ -94,6 +111,7 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChunkChoice]
     usage: NotRequired[Usage]
+    seed: int
 
 
 class SpeechUsage(TypedDict):
@@ -103,21 +121,26 @@ class SpeechUsage(TypedDict):
 
 
 class SpeechEvent(TypedDict):
-    """`speech.audio.delta` has `audio`, base64 of PCM; `speech.audio.done` has `usage`."""
+    """`speech.audio.delta` has `audio`, base64 of PCM; `speech.audio.done` has `usage` and `finish_reason`."""
 
     type: Literal["speech.audio.delta", "speech.audio.done"]
     audio: NotRequired[str]
     usage: NotRequired[SpeechUsage]
+    finish_reason: NotRequired[str]
 
 
-class ImageItem(TypedDict):
+class ImageItem(TypedDict, total=False):
+    """One of them; `url` is a data URL."""
+
     b64_json: str
+    url: str
 
 
 class ImagesReply(TypedDict):
     created: int
-    output_format: Literal["png"]
+    output_format: str
     data: list[ImageItem]
+    seed: int
 
 
 class VideoError(TypedDict):

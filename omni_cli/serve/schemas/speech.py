@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from omni_cli.config.schema import Tokens
 from omni_cli.serve.schemas.fields import Only, Seed, Strict, Voice, VoiceId
 
 
@@ -13,11 +14,18 @@ class SpeechRequest(Strict):
     model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     input: str = Field(min_length=1, description="The text to speak.")
     voice: Voice | VoiceId | None = Field(None, description="A speaker of the model. Default: its first one.")
-    response_format: Literal["wav", "flac", "pcm"] = "wav"
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = Field(
+        None, description="Default: `mp3`; of events, `pcm`."
+    )
     stream_format: Literal["audio", "sse"] | None = Field(
         None, description="Send the speech while it is made, as raw bytes or as events."
     )
     seed: Seed | None = None
+    max_audio_tokens: Tokens | None = Field(None, description="Maximum of tokens that become sound.")
 
     speed: Annotated[object, Only(1, 1.0)] = None
     instructions: Annotated[object, Only("")] = None
+
+    @property
+    def audio_format(self) -> str:
+        return self.response_format or ("pcm" if self.stream_format == "sse" else "mp3")

@@ -114,6 +114,7 @@ def test_spoken_chat(omni: OmniServer, omni_engine: Any, audio_format: Any) -> N
         messages=user("hello"),
         modalities=BOTH,
         audio={"voice": "Ethan", "format": audio_format},
+        seed=0,
         extra_body={"return_token_ids": True},
     )
     expected = run(omni_engine, "hello", "text", "audio", speaker="Ethan")
@@ -142,6 +143,7 @@ def test_streamed_spoken_chat(omni: OmniServer, omni_engine: Any) -> None:
             messages=user("hello"),
             modalities=BOTH,
             audio={"voice": "Chelsie", "format": "pcm16"},
+            seed=0,
             stream=True,
         )
     )
@@ -190,6 +192,7 @@ def test_speech(omni: OmniServer, response_format: Any) -> None:
     client = omni.client()
 
     def speak(voice: str, **options: Any) -> bytes:
+        options["extra_body"] = {"seed": 0}
         return client.audio.speech.create(model=MODEL, input="Good morning.", voice=voice, **options).content
 
     pcm = speak("Chelsie", response_format="pcm")
@@ -206,6 +209,7 @@ def test_speech(omni: OmniServer, response_format: Any) -> None:
 def test_streamed_speech(omni: OmniServer) -> None:
     client = omni.client()
     request: Any = {"model": MODEL, "input": "Good morning.", "voice": "Chelsie", "response_format": "pcm"}
+    request["extra_body"] = {"seed": 0}
     whole = client.audio.speech.create(**request).content
     with client.audio.speech.with_streaming_response.create(**request, stream_format="audio") as response:
         streamed = b"".join(response.iter_bytes())
@@ -300,7 +304,8 @@ def test_a_conversation_continues(omni: OmniServer, omni_engine: Any) -> None:
 
 def test_speech_is_that_of_the_text_as_a_reply(omni: OmniServer, omni_engine: Any) -> None:
     """Compare with the engine, which gets the text as its answer."""
-    data = omni.client().audio.speech.create(model=MODEL, input="Good morning.", voice="Ethan").content
+    request: Any = {"model": MODEL, "input": "Good morning.", "voice": "Ethan", "response_format": "wav"}
+    data = omni.client().audio.speech.create(**request, extra_body={"seed": 0}).content
     instruction = "Read the following text aloud, word for word, and say nothing else:\n\nGood morning."
     expected = run(omni_engine, instruction, "audio", reply="Good morning.", speaker="Ethan")
     audio = audio_of(expected)

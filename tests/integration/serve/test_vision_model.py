@@ -43,6 +43,7 @@ def test_images_and_video_go_in(server: OmniServer, folder: Path) -> None:
         model=folder.name,
         messages=[{"role": "user", "content": parts}],
         max_tokens=MAX_TOKENS,
+        temperature=0,
         extra_body={"return_token_ids": True},
     )
     expected = LanguageReference(folder).tokens("compare them", MAX_TOKENS, image=[1], video=[2])
