@@ -169,7 +169,6 @@ class ForcedCodes:
             scores,
             code_ids=np.array([item.top_ids for item in found]),
             code_gaps=np.array([item.gaps for item in found]),
-            code_margins=np.array([item.margins for item in found]),
         )
 
 
@@ -202,11 +201,22 @@ def noise_in(dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-def get_sampling(config: EngineConfig, stage: str) -> Mapping[str, Any]:
-    """Return the sampling settings of an AR stage that are set."""
+_LIMITS = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "repetition_penalty": "repetition_penalty",
+}
+
+
+def get_limits(config: EngineConfig, stage: str, prefix: str = "") -> Mapping[str, Any]:
+    """Return the settings of an AR stage that change a greedy answer, as arguments of `generate`.
+
+    Those that are not set are left to the checkpoint's generation_config.json, as in the engine.
+    """
     found = config.stage(stage)
     assert isinstance(found, ARStageConfig)
-    return found.sampling.set_values()
+    settings = found.sampling.set_values()
+    return {prefix + name: settings[own] for own, name in _LIMITS.items() if own in settings}
 
 
 def get_messages(request: GenerateRequest, system_prompt: str | None) -> list[dict[str, Any]]:

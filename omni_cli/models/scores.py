@@ -63,8 +63,8 @@ class TokenScores:
     `logprobs` (num_tokens, num_candidates) are those of the engine's candidates, without sampling settings. `top_ids`
     (num_tokens,) are the tokens that the reference chooses, `gaps` how much more probable it finds them than the
     engine's, in nats, and `margins` how much more than its second choice, all with sampling settings such as a
-    repetition penalty. `code_ids`, `code_gaps` and `code_margins` (num_tokens, num_codes) are the same for the codes of
-    a frame after its first. A reference that ends earlier has fewer tokens.
+    repetition penalty. `code_ids` and `code_gaps` (num_tokens, num_codes) are the same for the codes of a frame after
+    its first. A reference that ends earlier has fewer tokens.
     """
 
     logprobs: np.ndarray
@@ -73,7 +73,6 @@ class TokenScores:
     margins: np.ndarray
     code_ids: np.ndarray | None = None
     code_gaps: np.ndarray | None = None
-    code_margins: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

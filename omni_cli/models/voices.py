@@ -9,13 +9,17 @@ _VOICES = (
 )  # fmt: skip
 
 
-def speaker_for(voice: str | None, speakers: Sequence[str]) -> str | None:
+def speaker_for(voice: str, speakers: Sequence[str]) -> str:
     """Return a speaker for one of OpenAI's voices, always the same one; any other name as it is."""
-    if voice is None or voice in speakers or voice.lower() not in _VOICES:
+    if voice in speakers or voice.lower() not in _VOICES:
         return voice
     return speakers[_VOICES.index(voice.lower()) % len(speakers)]
 
 
-def note_on_voice(voice: str | None, speaker: str | None) -> tuple[str, ...]:
+def note_on_voice(voice: str | None, speaker: str) -> tuple[str, ...]:
     """Return a sentence if another speaker than the named voice speaks."""
-    return () if voice in (None, speaker) else (f"the voice `{voice}` is OpenAI's; this model's `{speaker}` speaks",)
+    return (
+        ()
+        if voice is None or voice.lower() == speaker.lower()
+        else (f"the voice `{voice}` is OpenAI's; this model's `{speaker}` speaks",)
+    )

@@ -98,9 +98,12 @@ def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.
 
 
 def qwen3(folder: Path) -> Path:
+    """With a repetition penalty of its own, as the models of Qwen have."""
     tokenizer = _tokenizer()
     config = transformers.Qwen3Config(**_DECODER, **_ids(tokenizer), tie_word_embeddings=False)
-    return _save(folder, transformers.Qwen3ForCausalLM(config), tokenizer)
+    model = transformers.Qwen3ForCausalLM(config)
+    model.generation_config.repetition_penalty = 1.3
+    return _save(folder, model, tokenizer)
 
 
 def llama(folder: Path) -> Path:

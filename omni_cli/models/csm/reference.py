@@ -12,11 +12,10 @@ import torch
 from transformers import CsmForConditionalGeneration, CsmProcessor
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_sampling, led_by, load_model
+from omni_cli.models.csm.speakers import pick_speaker
+from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_limits, led_by, load_model
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.outputs import GenerateRequest
-
-_DEFAULT_SPEAKER = "0"
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class CsmReference:
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 do_sample=False,
-                max_new_tokens=get_sampling(self._config, self._stage).get("max_tokens"),
+                **get_limits(self._config, self._stage),
                 output_audio=True,
                 return_dict_in_generate=True,
             )
@@ -69,7 +68,8 @@ class CsmReference:
     def _inputs(self, request: GenerateRequest) -> Any:
         if request.raw:
             return self._processor.tokenizer(request.prompt, return_tensors="pt").to(self._model.device)
-        text = request.prompt or "".join(part.text for message in request.messages for part in message.parts)
-        turn = {"role": request.speaker or _DEFAULT_SPEAKER, "content": [{"type": "text", "text": text}]}
+        text = request.reply or request.prompt
+        text = text or "".join(part.text for message in request.messages for part in message.parts)
+        turn = {"role": pick_speaker(request.speaker), "content": [{"type": "text", "text": text}]}
         inputs = self._processor.apply_chat_template([turn], tokenize=True, return_dict=True, return_tensors="pt")
         return inputs.to(self._model.device)

@@ -13,17 +13,14 @@ from omni_cli.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
 from omni_cli.models.csm.family import BACKBONE, CODEC
-from omni_cli.models.voices import note_on_voice, speaker_for
+from omni_cli.models.csm.speakers import pick_speaker
+from omni_cli.models.voices import note_on_voice
 from omni_cli.outputs import GenerateRequest, Message
 from omni_cli.stage.messages import Report
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
 from omni_cli.vllm_integration.prompts import get_conversation
 from omni_cli.vllm_integration.stage import ActiveRequest
-
-DEFAULT_SPEAKER = "0"
-# Of a conversation; a single text may have any number.
-_SPEAKERS = ("0", "1")
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class BackboneStage(FrameStage):
 
     def begin(self, active: ActiveRequest) -> tuple[TextPrompt, dict[str, object]]:
         speaker = active.request.speaker
-        active.context["notes"] = note_on_voice(speaker, speaker_for(speaker, _SPEAKERS))
+        active.context["notes"] = note_on_voice(speaker, pick_speaker(speaker))
         return TextPrompt(self._embed(self._token_ids(active.request))), {}
 
     def _token_ids(self, request: GenerateRequest) -> list[int]:
@@ -70,9 +67,7 @@ class BackboneStage(FrameStage):
             if request.speaker is not None:
                 raise InputError("a raw prompt names its speaker itself", hint="drop the speaker, or `raw`")
             return list(tokenizer(request.prompt).input_ids)
-        speaker = speaker_for(request.speaker, _SPEAKERS) or DEFAULT_SPEAKER
-        if not (speaker.isascii() and speaker.isdigit()):
-            raise InputError(f"unknown speaker `{speaker}`", hint="this model's speakers are numbers, from 0 on")
+        speaker = pick_speaker(request.speaker)
         text = self._text(request)
         turn = {"role": speaker, "content": [{"type": "text", "text": text}]}
         prompt = self._processor.apply_chat_template([turn], tokenize=False)

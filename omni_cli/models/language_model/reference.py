@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
-from omni_cli.models.reference import ForcedTokens, forced, led_by, load_model, processor_inputs
+from omni_cli.models.reference import ForcedTokens, forced, get_limits, led_by, load_model, processor_inputs
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.outputs import GenerateRequest
 
@@ -21,7 +21,7 @@ class LanguageModelReference:
         (stage,) = config.stages
         assert isinstance(stage, ARStageConfig)
         self._stage = stage
-        self._sampling = stage.sampling.set_values()
+        self._limits = get_limits(config, stage.name)
         names = ("processor_config.json", "preprocessor_config.json")
         is_multimodal = any((folder / name).is_file() for name in names)
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
@@ -35,9 +35,9 @@ class LanguageModelReference:
         """Return the ids of the greedy answer, or those of `tokens`."""
         inputs = processor_inputs(self._processor, request, self._stage.system_prompt).to(self._model.device)
         inputs = inputs.to(self._model.dtype)
-        options = {"repetition_penalty": self._sampling.get("repetition_penalty")}
+        limits = {**self._limits, "max_new_tokens": max_tokens}
         with torch.no_grad(), led_by(self._model, tokens):
-            output = self._model.generate(**inputs, do_sample=False, max_new_tokens=max_tokens, **options)
+            output = self._model.generate(**inputs, do_sample=False, **limits)
         self._num_input_tokens = inputs["input_ids"].shape[1]
         answer: list[int] = output[0, self._num_input_tokens :].tolist()
         return answer

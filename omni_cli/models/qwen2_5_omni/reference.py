@@ -19,7 +19,7 @@ from omni_cli.models.qwen2_5_omni.speakers import pick_speaker
 from omni_cli.models.reference import (
     ForcedTokens,
     forced,
-    get_sampling,
+    get_limits,
     led_by,
     load_model,
     noise_in,
@@ -73,9 +73,9 @@ class Qwen2_5OmniReference:
 
     def answer(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> tuple[int, ...]:
         """Return the ids of a text answer without speech."""
-        inputs = self.inputs(request)
+        inputs, limits = self.inputs(request), get_limits(self.config, "thinker")
         with torch.no_grad(), led_by(self.model.thinker, tokens):
-            output = self.model.thinker.generate(**inputs, do_sample=False, **self._limits("thinker", ""), **self._ends)
+            output = self.model.thinker.generate(**inputs, do_sample=False, **limits, **self._ends)
         return tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
 
     def speak(
@@ -97,8 +97,8 @@ class Qwen2_5OmniReference:
         ):
             sequences, waveform = model.generate(
                 **inputs,
-                **self._limits("thinker"),
-                **self._limits("talker"),
+                **get_limits(self.config, "thinker", "thinker_"),
+                **get_limits(self.config, "talker", "talker_"),
                 **_denoising(token2wav),
                 speaker=pick_speaker(model.speaker_map, request.speaker),
                 thinker_do_sample=False,
@@ -119,18 +119,13 @@ class Qwen2_5OmniReference:
         return {}
 
     def inputs(self, request: GenerateRequest) -> Any:
+        if request.reply is not None:
+            raise NoReferenceError("its text is given, and not an answer")
         stage = self.config.stages[0]
         assert isinstance(stage, ARStageConfig)
         inputs = processor_inputs(self.processor, request, stage.system_prompt).to(self.model.device)
         self._num_input_tokens = inputs["input_ids"].shape[1]
         return inputs.to(self.model.dtype)
-
-    def _limits(self, stage: str, prefix: str | None = None) -> dict[str, Any]:
-        """Return the sampling settings of a stage that change a greedy answer, as arguments of `generate`."""
-        prefix = f"{stage}_" if prefix is None else prefix
-        settings = get_sampling(self.config, stage)
-        names = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "repetition_penalty": None}
-        return {prefix + (own or name): settings[name] for name, own in names.items() if name in settings}
 
     @contextlib.contextmanager
     def _noise(self, request: GenerateRequest) -> Iterator[None]:

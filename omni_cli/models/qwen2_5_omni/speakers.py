@@ -44,7 +44,7 @@ def pick_speaker(speakers: dict[str, Speaker], name: str | None) -> str:
     """Return the speaker, by default the first. Raises `InputError` with the list."""
     if name is None:
         return next(iter(speakers))
-    name = speaker_for(name, list(speakers)) or name
+    name = speaker_for(name, list(speakers))
     if name not in speakers:
         raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(speakers)}")
     return name

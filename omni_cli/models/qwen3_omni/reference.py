@@ -10,12 +10,10 @@ from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProce
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
-from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, led_by, load_model, recorded
+from omni_cli.models.qwen3_omni.speakers import pick_speaker
+from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_limits, led_by, load_model, recorded
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.outputs import GenerateRequest
-
-# transformers' default, if the checkpoint has it; as in the talker's stage, which needs vLLM.
-_DEFAULT_SPEAKER = "ethan"
 
 
 class Qwen3OmniReference(Qwen2_5OmniReference):
@@ -54,9 +52,9 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
         with led_by(model.thinker, thinker), led_by(model.talker, talker), frames, recorded(model.talker) as calls:
             sequences, waveform = model.generate(
                 **inputs,
-                **self._limits("thinker"),
-                **self._limits("talker"),
-                speaker=request.speaker or self._default_speaker,
+                **get_limits(self.config, "thinker", "thinker_"),
+                **get_limits(self.config, "talker", "talker_"),
+                speaker=pick_speaker(self._speakers, request.speaker),
                 thinker_eos_token_id=self._ends["eos_token_id"],
                 thinker_do_sample=False,
                 talker_do_sample=False,
@@ -75,6 +73,5 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
         return {"eos_token_id": self.processor.tokenizer.eos_token_id}
 
     @property
-    def _default_speaker(self) -> str:
-        speakers = [name.lower() for name in self.model.config.talker_config.speaker_id]
-        return _DEFAULT_SPEAKER if _DEFAULT_SPEAKER in speakers else speakers[0]
+    def _speakers(self) -> list[str]:
+        return [name.lower() for name in self.model.config.talker_config.speaker_id]

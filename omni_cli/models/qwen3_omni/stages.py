@@ -20,18 +20,16 @@ from omni_cli.models.qwen3_omni.connectors import (
     thinker_to_talker,
 )
 from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
+from omni_cli.models.qwen3_omni.speakers import pick_speaker
 from omni_cli.models.qwen3_omni.thinker import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
-from omni_cli.models.voices import note_on_voice, speaker_for
+from omni_cli.models.voices import note_on_voice
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable, PromptWithEmbeds, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest
-
-# transformers' default, if the checkpoint has it.
-DEFAULT_SPEAKER = "ethan"
 
 
 class Qwen3ThinkerStage(OmniThinkerStage):
@@ -103,15 +101,6 @@ class Qwen3TalkerStage(FrameStage):
     def engine_args(self) -> dict[str, object]:
         return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
 
-    def speaker_id(self, name: str | None) -> int:
-        """Return the codec id of a speaker; raises `InputError` with the list."""
-        if name is None:
-            return self._speakers.get(DEFAULT_SPEAKER, next(iter(self._speakers.values())))
-        name = speaker_for(name.lower(), list(self._speakers)) or name
-        if name.lower() not in self._speakers:
-            raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(self._speakers)}")
-        return self._speakers[name.lower()]
-
     def warm_up_request(self) -> GenerateRequest | None:
         head = [self._omni.im_start_token_id, self._omni.assistant_token_id, 0]
         stage_output = TokenOutput(head, [0] * 4, None, {})
@@ -119,13 +108,13 @@ class Qwen3TalkerStage(FrameStage):
 
     def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
-        speaker = speaker_for(request.speaker and request.speaker.lower(), list(self._speakers))
-        active.context["notes"] = note_on_voice(request.speaker and request.speaker.lower(), speaker)
+        speaker = pick_speaker(list(self._speakers), request.speaker)
+        active.context["notes"] = note_on_voice(request.speaker, speaker)
         prompt = thinker_to_talker(
             TokenOutput.from_information(self.decode_input(request.stage_output)),
             config=self._omni,
             embed=self._embed,
-            speaker_id=self.speaker_id(request.speaker),
+            speaker_id=self._speakers[speaker],
             is_whole=not request.more_follows,
         )
         return prompt, {"stop_token_ids": [self.config.codec_eos_token_id]}

@@ -112,7 +112,7 @@ def test_a_reference_that_ends_earlier_is_different() -> None:
 def test_codes_after_the_first_are_judged_by_their_own_noise(gap: float, verdict: str) -> None:
     codes = np.tile([1, 2, 3], (NUM, 1))
     frames = tuple((position, 1, 2, 3) for position in range(NUM))
-    wide = scores(logprobs(), code_ids=codes.copy(), code_gaps=np.zeros((NUM, 3)), code_margins=np.ones((NUM, 3)))
+    wide = scores(logprobs(), code_ids=codes.copy(), code_gaps=np.zeros((NUM, 3)))
     assert wide.code_ids is not None and wide.code_gaps is not None
     wide.code_ids[5, 1], wide.code_gaps[5, 1] = 9, gap
     own = dataclasses.replace(wide, code_gaps=wide.code_gaps + NOISE)
