@@ -66,8 +66,7 @@ class InputEmbedsStage(TextStage):
         self.scheduler = get_scheduler(self.engine)
         self.config: Any = self.engine.vllm_config.model_config.hf_config
         self.dtype: torch.dtype = self.engine.vllm_config.model_config.dtype
-        # The checkpoint's generation_config.json is the thinker's; its end tokens and its sampling are not for codes.
-        self.default_sampling = {}
+        # The checkpoint's generation_config.json is the thinker's; its end tokens are not codec ids.
         self.engine.input_processor.generation_config_fields = {}
         # True while all requests wait for input, so that no step runs until a command arrives.
         self._is_stalled = False
@@ -76,6 +75,8 @@ class InputEmbedsStage(TextStage):
         return {
             **super().engine_args(),
             "skip_tokenizer_init": True,
+            # The sampling settings of the checkpoint's generation_config.json are the thinker's.
+            "generation_config": "vllm",
             # Prompts differ in their input embeddings, which vLLM's block hashes do not cover, and not in their ids.
             "enable_prefix_caching": False,
             "scheduler_cls": "omni_cli.vllm_integration.input_embeds_scheduler.make_scheduler",

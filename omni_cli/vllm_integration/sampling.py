@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.config import ModelConfig
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -43,9 +42,3 @@ def make_sampling_params(
         return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
     except (ValueError, TypeError, VLLMClientError) as error:
         raise InputError(f"sampling: {one_line(error)}") from error
-
-
-def checkpoint_sampling(config: ModelConfig) -> dict[str, Any]:
-    """Return the sampling settings of the checkpoint's generation_config.json, as vLLM's own server uses them."""
-    found: dict[str, Any] = config.get_diff_sampling_param()
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +33,7 @@ from omni_cli.vllm_integration.output_processor import TextEngine
 from omni_cli.vllm_integration.prompts import PromptMaker, one_line
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
 from omni_cli.vllm_integration.registry import prepare_models
-from omni_cli.vllm_integration.sampling import checkpoint_sampling, make_sampling_params
+from omni_cli.vllm_integration.sampling import make_sampling_params
 from omni_cli.vllm_integration.weights import naming_missing_weights
 
 PROGRESS_INTERVAL_S = 0.05
@@ -282,6 +281,8 @@ class TextStage(VllmStage):
         device_settings.check_effective(spec.stage, self._cudagraph_mode, self.execution_counters)
         self.processor = self.engine.output_processor
         self.prompts = PromptMaker(self.engine, spec.stage)
+        # The settings of the checkpoint's generation_config.json, as vLLM's own server uses them.
+        self._own_sampling = self.engine.vllm_config.model_config.get_diff_sampling_param()
 
     def engine_args(self) -> dict[str, object]:
         return {
@@ -323,13 +324,8 @@ class TextStage(VllmStage):
         return self.prompts.tokenize_params(request)
 
     def sampling_params(self, request: GenerateRequest, **extra: object) -> SamplingParams:
-        limit, below = self.engine.vllm_config.model_config.max_model_len, self.default_sampling
+        limit, below = self.engine.vllm_config.model_config.max_model_len, self._own_sampling
         return make_sampling_params(request, self.spec.ar, limit, below, extra, makes_text=self.makes_text)
-
-    @functools.cached_property
-    def default_sampling(self) -> dict[str, Any]:
-        """Sampling settings below the profile's."""
-        return checkpoint_sampling(self.engine.vllm_config.model_config)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
         completion = output.outputs[0]

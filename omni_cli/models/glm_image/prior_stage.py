@@ -44,7 +44,6 @@ class PriorStage(TextStage):
         self._processor = PriorProcessor(Path(spec.model, "processor"))
         # For vLLM, this component of the pipeline is the checkpoint.
         super().__init__(replace(spec, model=str(Path(spec.model, "vision_language_encoder"))), emit)
-        self.default_sampling = {}  # the profile has them
         config = self.engine.vllm_config.model_config
         self._start_token_id: int = config.hf_config.image_start_token_id
         self._end_token_id: int = config.hf_config.image_end_token_id
@@ -56,6 +55,7 @@ class PriorStage(TextStage):
         return {
             **super().engine_args(),
             "skip_tokenizer_init": True,
+            "generation_config": "vllm",  # the profile has the checkpoint's settings
             "worker_extension_cls": "omni_cli.models.glm_image.prior_model.ImageTokens",
         }
 
