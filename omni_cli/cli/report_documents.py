@@ -109,8 +109,8 @@ def _tune(name: str, path: Path) -> Document:
     return tune_document_page(name, load_tune_record(path), visible(str(path)))
 
 
-def _verify(name: str, path: Path) -> Document:
-    return verify_document(name, load_verify_record(path), visible(str(path)))
+def _verify(_name: str, path: Path) -> Document:
+    return verify_document(load_verify_record(path), visible(str(path)))
 
 
 _READERS: dict[str, Callable[[str, Path], Document]] = {

@@ -13,7 +13,7 @@ from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineCo
 from omni_cli.errors import InputError, OmniError
 from omni_cli.models.scores import EngineOutput, Expected
 from omni_cli.outputs import GenerateRequest
-from omni_cli.verify.default_requests import MAX_TOKENS_OF_LATER_STAGES, another_medium
+from omni_cli.verify.default_requests import MAX_TOKENS_OF_LATER_STAGES, another_medium, longer
 from omni_cli.verify.engine_runs import EngineRun, EngineSession
 from omni_cli.verify.noise import Noise, get_noise
 from omni_cli.verify.reference_memory import check_memory
@@ -32,12 +32,11 @@ from omni_cli.verify.single_rows import (
 )
 from omni_cli.verify.small_cache import small_cache_overrides
 from omni_cli.verify.tokens import get_probabilities, make_decoder
-from omni_cli.verify.verdicts import judge_arrays, judge_tokens, worst
+from omni_cli.verify.verdicts import judge_arrays, judge_tokens, worst, worst_of_each
 from omni_cli.verify_record import Check, Row, TokenProbability
 
 NUM_CANDIDATES = 8
 _PRESSED_TOKENS, _MAX_PRESSED = 96, 16
-_LONG = "Tell me everything that you know about the sea, its shores, its ships and its weather. "
 _MEDIA = {"image": "images", "audio": "audio", "video": "videos"}
 
 
@@ -83,7 +82,8 @@ class EngineChecks:
         first, *others = self.plan.modes
         config = self._load(first.overrides)
         async with self._session(config) as session:
-            self._checkpoint = Path(session.checkpoint)
+            self._checkpoint, self._last = Path(session.checkpoint), config.stages[-1].name
+            self._family = read_family(self._checkpoint)
             self._decode = make_decoder(self._checkpoint, config)
             self._requests = await self._usable(session)
             alone = await self._alone(session, self._requests)
@@ -129,9 +129,8 @@ class EngineChecks:
     async def _reference(
         self, overrides: tuple[str, ...], config: EngineConfig, outputs: Sequence[EngineOutput]
     ) -> None:
-        reference = read_family(self._checkpoint).reference
-        why = None if reference else f"the model family `{read_family(self._checkpoint).name}` has no reference"
-        answer = Answer(why=why)
+        reference = self._family.reference
+        answer = Answer(why=f"the model family `{self._family.name}` has no reference")
         if reference is not None:
             ways = get_ways(config.dtype, low_memory=self.plan.low_memory)
             check_memory(self._checkpoint, ways)
@@ -161,7 +160,7 @@ class EngineChecks:
         together = await session.at_once(self._requests)
         rows = self._compare("alone = batched", alone, together)
         self._say("in another order, beside long requests")
-        beside = [replace(request, **_longer(request)) for request in self._requests[:2]]
+        beside = [longer(request) for request in self._requests[:2]]
         reverse = await session.at_once([*beside, *self._requests[::-1]])
         rows += self._compare("alone = batched", alone, reverse[len(beside) :][::-1])
         self._add(rows)
@@ -256,7 +255,7 @@ class EngineChecks:
 
     @property
     def _makes_text(self) -> bool:
-        return read_family(self._checkpoint).roles[0].makes == "text"
+        return self._family.roles[0].makes == "text"
 
     async def _limits(self, session: EngineSession, alone: Sequence[EngineRun]) -> None:
         """Check the maximum of tokens, a stop string and the counts of tokens of a text answer."""
@@ -292,9 +291,8 @@ class EngineChecks:
             others: list[dict[str, Any]] = [{field: (another_medium(request, field),)}, {}]
             if isinstance(stage, ARStageConfig):
                 others += [{field: ()}, {"cache_salt": "omni-verify"}]
-            longer = _longer(request) if isinstance(stage, ARStageConfig) else {}
-            changed = [replace(request, **longer, **fields) for fields in others]
-            runs = await session.alone(changed)
+                request = longer(request)
+            runs = await session.alone([replace(request, **fields) for fields in others])
             if any(run.result.error is not None for run in runs):
                 continue
             outputs = [run.output for run in runs]
@@ -304,7 +302,7 @@ class EngineChecks:
                 rows += self._compare("modalities", outputs[3:], runs[1:2])
         request = next((item for item in self._requests if len(item.images) > 1), None)
         if request is not None:
-            request = replace(request, **_longer(request))
+            request = longer(request)
             runs = await session.alone([request, replace(request, images=request.images[::-1])])
             if all(run.result.error is None for run in runs):
                 message = "the order of the images changes nothing"
@@ -320,34 +318,23 @@ class EngineChecks:
         media_bound: float = 0.0,
         mode: str | None = None,
     ) -> list[Row]:
-        last = [self._last] * (self._last not in alone[0].tokens and any(output.arrays for output in alone))
-        stages = [*alone[0].tokens, *last]
+        stages = [*alone[0].tokens]
+        if self._last not in stages and any(output.arrays for output in alone):
+            stages.append(self._last)
         outputs = [run.output for run in runs]
         return compare_runs(
             check, stages, alone, outputs, self._noise, self._decode, mode=mode, media_bound=media_bound
         )
 
-    @property
-    def _last(self) -> str:
-        return self._load(self.plan.modes[0].overrides).stages[-1].name
-
     def _add(self, rows: Sequence[Row]) -> None:
         """Add a row per check, stage and mode: the worst."""
-        groups: dict[str, list[Row]] = {}
-        for row in rows:
-            groups.setdefault(row.name, []).append(row)
-        self.rows += [worst(group) for group in groups.values()]
+        self.rows += worst_of_each(rows)
 
 
 def num_tokens(output: EngineOutput) -> int:
     """Count the tokens of a request's prompt and answer in the first AR stage."""
     first = next(iter(output.tokens.values()), None)
     return 0 if first is None else (output.num_input_tokens or 0) + len(first.token_ids)
-
-
-def _longer(request: GenerateRequest) -> dict[str, Any]:
-    """Return the changes that make a request long."""
-    return {"prompt": f"{_LONG * 8}{request.prompt}"} if request.prompt else {}
 
 
 def greedy_overrides(config: EngineConfig, *, shorten: bool) -> tuple[str, ...]:

@@ -11,12 +11,12 @@ from omni_cli.errors import OmniError
 from omni_cli.loadtest.client import Client, RequestFailure
 from omni_cli.models.scores import EngineOutput
 from omni_cli.outputs import GenerateRequest
-from omni_cli.verify.default_requests import another_medium
+from omni_cli.verify.default_requests import another_medium, longer
 from omni_cli.verify.run_comparison import STREAMED_AUDIO_BOUND, compare_runs
 from omni_cli.verify.server_client import MEDIA, TEXT, ServerRun, VerifyClient, Vocabulary, to_output
 from omni_cli.verify.server_reference import ServerReference
 from omni_cli.verify.single_rows import broken, depends_row, noise_row, seed_row, stop_string
-from omni_cli.verify.verdicts import changed, worst
+from omni_cli.verify.verdicts import changed, worst, worst_of_each
 from omni_cli.verify_record import Check, Row, TokenProbability
 
 _MAX_TOKENS = 3
@@ -25,7 +25,6 @@ _ROUNDING = {"speech": STREAMED_AUDIO_BOUND, "images": 1.0}
 _TEXT_ROUTES = ("chat", "completions")
 # Fields that a server may refuse or not know, and the checks that it then lacks.
 _OPTIONAL = ("seed", "logprobs", "top_logprobs", "return_token_ids")
-_LONG = "Tell me everything that you know about the sea, its shores, its ships and its weather. "
 
 
 class ServerDied(OmniError):
@@ -124,7 +123,7 @@ class ServerChecks:
         together = await self._answers(await self._client.at_once(self._requests))
         rows = self._compare("alone = batched", alone, together)
         self._say("in another order, beside long requests")
-        beside = [replace(request, prompt=_LONG * 8) for request in self._requests[:2] if request.prompt]
+        beside = [longer(request) for request in self._requests[:2] if request.prompt]
         reverse = await self._client.at_once([*beside, *self._requests[::-1]])
         rows += self._compare("alone = batched", alone, await self._answers(reverse[len(beside) :][::-1]))
         self._add(rows)
@@ -252,10 +251,10 @@ class ServerChecks:
             request = next((item for item in self._requests if len(getattr(item, field)) == 1), None)
             if request is None:
                 continue
-            changed: list[dict[str, Any]] = [{field: (another_medium(request, field),)}, {}]
+            others: list[dict[str, Any]] = [{field: (another_medium(request, field),)}, {}]
             if self.plan.route == "chat":
-                changed.append({field: ()})
-            runs = await self._answers(await self._client.alone([replace(request, **fields) for fields in changed]))
+                others.append({field: ()})
+            runs = await self._answers(await self._client.alone([replace(request, **fields) for fields in others]))
             outputs = [to_output(run, self._words) for run in runs]
             noun = field.removesuffix("s")
             rows.append(depends_row(self._stage, request, outputs[0], outputs[1], f"another {noun} changes nothing"))
@@ -265,9 +264,9 @@ class ServerChecks:
         if request is not None:
             swapped = replace(request, images=request.images[::-1])
             runs = await self._answers(await self._client.alone([request, swapped]))
-            one, other_output = (to_output(run, self._words) for run in runs)
+            one, other = (to_output(run, self._words) for run in runs)
             message = "the order of the images changes nothing"
-            rows.append(depends_row(self._stage, request, one, other_output, message))
+            rows.append(depends_row(self._stage, request, one, other, message))
         if rows:
             self.rows.append(worst(rows))
 
@@ -286,10 +285,7 @@ class ServerChecks:
         ]
 
     def _add(self, rows: Sequence[Row]) -> None:
-        groups: dict[str, list[Row]] = {}
-        for row in rows:
-            groups.setdefault(row.name, []).append(row)
-        self.rows += [worst(group) for group in groups.values()]
+        self.rows += worst_of_each(rows)
 
 
 def _is_refused(run: ServerRun) -> bool:

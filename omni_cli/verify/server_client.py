@@ -48,7 +48,7 @@ class ServerToken:
 class ServerRun:
     """One answer. `tokens` is None if the server gave no log-probabilities; `texts` are those of all `n` choices.
 
-    `token_ids` are those that vLLM returns beside the text. `chunks` is the number of streamed pieces of text.
+    `token_ids` are those that vLLM returns beside the text.
     """
 
     request: GenerateRequest
@@ -61,7 +61,6 @@ class ServerRun:
     completion_tokens: int | None = None
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     sample_rates: Mapping[str, int] = field(default_factory=dict)
-    chunks: int = 0
     failure: RequestFailure | None = None
 
 
@@ -253,7 +252,7 @@ def _from_events(request: GenerateRequest, events: Sequence[Mapping[str, Any]]) 
             counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
             run = replace(run, **counts)
     joined = "".join(text)
-    return replace(run, text=joined, texts=(joined,), tokens=tuple(tokens) or None, chunks=sum(map(bool, text)))
+    return replace(run, text=joined, texts=(joined,), tokens=tuple(tokens) or None)
 
 
 def _text(choice: Mapping[str, Any]) -> str:

@@ -89,13 +89,13 @@ class _TokenIds:
 
         path = folder / "tokenizer.json"
         self._tokenizer: Any = Tokenizer.from_file(str(path)) if path.is_file() else None
-        self._by_text: dict[str, list[int]] = {}
+        self._by_text: dict[str, set[int]] = {}
         if self._tokenizer is not None:
             for number in self._tokenizer.get_vocab().values():
                 text = self._tokenizer.decode([number], skip_special_tokens=False)
-                self._by_text.setdefault(text, []).append(number)
+                self._by_text.setdefault(text, set()).add(number)
             for text, number in self._tokenizer.get_vocab().items():
-                self._by_text.setdefault(text, []).append(number)
+                self._by_text.setdefault(text, set()).add(number)
 
     def tokens(self, run: ServerRun) -> EngineTokens | str:
         """Return the tokens of an answer, with log-probabilities if it has some; else why they cannot be found."""
@@ -132,5 +132,5 @@ class _TokenIds:
             return token_id
         if text.startswith("token_id:"):
             return int(text.removeprefix("token_id:"))
-        found = self._by_text.get(text, [])
-        return found[0] if len(found) == 1 or (found and len(set(found)) == 1) else None
+        found = self._by_text.get(text, set())
+        return next(iter(found)) if len(found) == 1 else None

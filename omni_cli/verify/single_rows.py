@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -138,8 +138,7 @@ def broken(check: Check, stage: str, request: str, expected: str, got: str, why:
     return Row(check=check, stage=stage, verdict="different", request=request, why=why, pair=pair)
 
 
-def _is_equal(a: dict[str, np.ndarray] | object, b: dict[str, np.ndarray] | object, limit: float) -> bool:
-    assert isinstance(a, dict) and isinstance(b, dict)
+def _is_equal(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], limit: float) -> bool:
     return a.keys() == b.keys() and all(
         a[name].shape == b[name].shape
         and (np.array_equal(a[name], b[name]) or np.abs(a[name].astype(float) - b[name]).max() <= limit)

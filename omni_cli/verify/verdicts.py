@@ -34,6 +34,14 @@ def worst(rows: Iterable[Row]) -> Row:
     return max(rows, key=lambda row: _RANK[row.verdict])
 
 
+def worst_of_each(rows: Iterable[Row]) -> list[Row]:
+    """Return the worst row of each check, stage and mode."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.name, []).append(row)
+    return [worst(group) for group in groups.values()]
+
+
 def judge_tokens(
     stage: str, outputs: Sequence[EngineOutput], expected: Sequence[Expected | str], noise: Noise, decode: Decode
 ) -> Row:
@@ -232,5 +240,4 @@ def _texts(row: Row, stage: str, tokens: EngineTokens, decode: Decode) -> dict[s
 
 def changed(row: Row, **values: object) -> Row:
     """Return the row with other values."""
-
     return msgspec.structs.replace(row, **values)

@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from omni_cli.bench.outputs import hash_arrays
 from omni_cli.bench.variant_configs import parse_vary
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
@@ -98,8 +100,6 @@ def _modes(options: VerifyOptions, config: EngineConfig, greedy: Sequence[str]) 
 
 def request_hash(request: GenerateRequest) -> str:
     """Return `sha256:...` of a request's prompt and media."""
-    import numpy as np
-
     text = f"{request.prompt}\n{request.messages}\n{dict(request.sampling)}\n{dict(request.diffusion)}\n{request.seed}"
     arrays = {"prompt": np.frombuffer(text.encode(), np.uint8)}
     arrays |= {f"image {number}": image for number, image in enumerate(request.images)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cli.checkpoints.resolve import resolve_model
@@ -17,16 +18,15 @@ from omni_cli.errors import UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.loadtest.client import Client
 from omni_cli.loadtest.target import find_targets, parse_url
+from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.default_requests import default_requests, draw_sound
 from omni_cli.verify.server_checks import ServerChecks, ServerPlan
 from omni_cli.verify.server_reference import ServerReference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from omni_cli.cli.verify.options import VerifyOptions
-    from omni_cli.outputs import GenerateRequest
 
 _REQUEST_TIMEOUT_S = 600.0
 # Takes what a chat takes: text, audio, images and video.
@@ -66,8 +66,6 @@ def _read(options: VerifyOptions) -> tuple[GenerateRequest, ...]:
         return read_requests(decode_specs(read_specs({}, options.requests, capabilities), config, capabilities))
     requests = default_requests(capabilities)
     if options.route == "transcriptions":
-        from omni_cli.outputs import GenerateRequest
-
         return tuple(GenerateRequest(f"sound {number}", audio=(draw_sound(number),)) for number in range(2))
     if options.route == "chat":
         return tuple(request for request in requests if not request.videos)
@@ -79,8 +77,6 @@ def _reference(options: VerifyOptions) -> ServerReference | None:
         return None
     if options.route not in ("chat", "completions"):
         raise UsageError("`--model` with `--url` is for `--route chat` and `completions`", hint="leave it out")
-    from pathlib import Path
-
     source = profile_source(options)
     folder = Path(resolve_model(source.load().model))
     return ServerReference(

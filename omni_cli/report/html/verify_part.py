@@ -29,7 +29,7 @@ _MAX_TEXT = 4000
 _TONES: dict[str, Tone] = {"different": "bad", "near tie": "open", "equal": "good", "not checked": "plain"}
 
 
-def verify_document(_name: str, record: VerifyRecord, source: str) -> Document:
+def verify_document(record: VerifyRecord, source: str) -> Document:
     """Return the document of a verification."""
     subject = record.subject
     word = next((verdict for verdict in _TONES if any(row.verdict == verdict for row in record.rows)), "not checked")
