@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from omni_cli.config.bounds import MAX_NUMPY_SEED
+from omni_cli.config.bounds import NUM_RANDOM_SEEDS
 
 DEFAULT_PROFILE = "tiny-omni"
 
@@ -62,7 +62,7 @@ SetOption = Annotated[
 def parse_seed(text: str) -> int:
     """Parse a seed; `random` draws one."""
     if text == "random":
-        return secrets.randbelow(MAX_NUMPY_SEED + 1)
+        return secrets.randbelow(NUM_RANDOM_SEEDS)
     try:
         return int(text)
     except ValueError as error:

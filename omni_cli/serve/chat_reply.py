@@ -37,8 +37,8 @@ class ChatReply:
     wants_audio: bool
     audio_format: str
     wants_token_ids: bool
-    num_top_logprobs: int = 0
-    seed: int = 0
+    num_top_logprobs: int
+    seed: int
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=unix_now)
 

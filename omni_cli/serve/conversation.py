@@ -49,25 +49,31 @@ class Transcripts:
         if len(self._texts) > _MAX_TRANSCRIPTS:
             self._texts.popitem(last=False)
 
-    def get(self, audio_id: str | None) -> str | None:
-        return None if audio_id is None else self._texts.get(audio_id)
+    def get(self, audio_id: str) -> str | None:
+        return self._texts.get(audio_id)
 
 
 def _with_words(message: chat.Message, param: str, transcripts: Transcripts) -> chat.Message:
     """Give an earlier answer that was spoken its words, and one without content no words."""
     if not isinstance(message, chat.AssistantMessage) or message.content is not None:
         return message
-    text = message.refusal or ""
-    if message.audio is not None:
-        given = message.audio.transcript or transcripts.get(message.audio.id)
-        if given is None and message.audio.id is None:
-            what = "an earlier answer's `audio` needs its `id` or its `transcript`"
-            raise APIError(400, what, code="missing_field", param=f"{param}.audio")
-        if given is None:
-            what = f"the speech `{message.audio.id}` is not known here, or was forgotten: send its `transcript`"
-            raise APIError(400, what, code="unknown_audio", param=f"{param}.audio.id")
-        text = given
+    text, audio = message.refusal or "", message.audio
+    if audio is not None:
+        text = _transcript(audio, param, transcripts)
     return message.model_copy(update={"content": text})
+
+
+def _transcript(audio: chat.GivenAudio, param: str, transcripts: Transcripts) -> str:
+    if audio.transcript is not None:
+        return audio.transcript
+    if audio.id is None:
+        what = "an earlier answer's `audio` needs its `id` or its `transcript`"
+        raise APIError(400, what, code="missing_field", param=f"{param}.audio")
+    text = transcripts.get(audio.id)
+    if text is None:
+        what = f"the speech `{audio.id}` is not known here, or was forgotten: send its `transcript`"
+        raise APIError(400, what, code="unknown_audio", param=f"{param}.audio.id")
+    return text
 
 
 def _parts(message: chat.Message, param: str, decoder: MediaDecoder, media: dict[str, list[object]]) -> Iterator[Part]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -20,8 +19,6 @@ SEED = "X-Seed"
 FINISH_REASON = "X-Finish-Reason"
 REQUEST_TIMEOUT = "X-Request-Timeout"
 _SCOPE_KEY = "omni.exchange"
-# Every JSON reader takes these for whole numbers.
-_RANDOM_SEEDS = 2**31
 
 
 @dataclass
@@ -80,12 +77,10 @@ class Exchange:
             raise APIError(400, f"`{REQUEST_TIMEOUT}` must be a number of seconds greater than 0", code="invalid_value")
         self.deadline_s = min(self.deadline_s, self.began_s + timeout_s)
 
-    def choose_seed(self, wanted: int | None) -> int:
-        """Return the seed of a request, else a random one; the response and the log name it."""
-        seed = secrets.randbelow(_RANDOM_SEEDS) if wanted is None else wanted
+    def note_seed(self, seed: int) -> None:
+        """Name the seed in the response and in the log."""
         self.headers[SEED] = str(seed)
         self.notes["seed"] = seed
-        return seed
 
     def elapsed_s(self) -> float:
         return asyncio.get_running_loop().time() - self.began_s

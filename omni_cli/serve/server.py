@@ -40,6 +40,7 @@ class ServerSettings:
 
     `is_loopback` is as in `SiteRule`. `drain_timeout_s` is the time for requests to end after a stop signal,
     `output_dir` the folder for videos, `served_model_names` are further names of the model; `*` is any name.
+    `seed` is as in `Service`.
     """
 
     api_key: str | None
@@ -48,6 +49,7 @@ class ServerSettings:
     limits: Limits
     output_dir: Path
     served_model_names: tuple[str, ...] = ()
+    seed: int | None = None
 
 
 class _Uvicorn(uvicorn.Server):
@@ -100,7 +102,13 @@ class Server:
         metrics = Metrics(settings.limits.max_requests)
         self.supervisor = Supervisor(engine, on_log_event=log.event, metrics=metrics)
         self.service = Service(
-            config, self.supervisor, settings.limits, metrics, log, served_model_names=settings.served_model_names
+            config,
+            self.supervisor,
+            settings.limits,
+            metrics,
+            log,
+            served_model_names=settings.served_model_names,
+            seed=settings.seed,
         )
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._videos = self._open_videos() if "video" in self.service.modalities else None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from omni_cli.config.bounds import NUM_RANDOM_SEEDS
 from omni_cli.config.loader import load_bundled
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.describing import get_capabilities
@@ -32,7 +34,10 @@ T = TypeVar("T")
 
 @dataclass
 class Service:
-    """`config` is the served profile; a draining server finishes the requests that it has begun."""
+    """`config` is the served profile; a draining server finishes the requests that it has begun.
+
+    `seed` is that of requests without one; None draws one for each.
+    """
 
     config: EngineConfig
     supervisor: Supervisor
@@ -41,6 +46,7 @@ class Service:
     log: AccessLog
     is_draining: bool = False
     served_model_names: tuple[str, ...] = ()
+    seed: int | None = None
     transcripts: Transcripts = field(default_factory=Transcripts)
 
     @property
@@ -66,6 +72,13 @@ class Service:
         if name not in known and "*" not in self.served_model_names:
             message = f"the model `{name}` is not served here; `{self.config.name}` is"
             raise APIError(404, message, code="model_not_found", param="model")
+
+    def choose_seed(self, wanted: int | None, exchange: Exchange) -> int:
+        """Return the seed of a request, else the server's, else a random one; the response and the log name it."""
+        seed = self.seed if wanted is None else wanted
+        seed = secrets.randbelow(NUM_RANDOM_SEEDS) if seed is None else seed
+        exchange.note_seed(seed)
+        return seed
 
     def check_makes(self, modality: Modality) -> None:
         """Raise `APIError` (404) for an endpoint that this profile has no stage for."""

@@ -22,6 +22,8 @@ from omni_cli.outputs import (
 )
 from omni_cli.stage.recording import RecordingCommand, RecordingReport
 
+T = TypeVar("T")
+
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
     """A request for this stage: a prompt for the first one of a chain, the previous stage's stage output for others."""
@@ -45,7 +47,6 @@ class StopStage(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-T = TypeVar("T")
 Command = AddRequest | AppendInput | AbortRequest | StopStage | RecordingCommand
 
 

@@ -24,7 +24,16 @@ OF_THE_MODEL = (
     "unknown_audio",
 )
 # Fields that contradict each other, and limits that are options of the command.
-OF_OTHER_FIELDS = ("audio", "audio.format", "response_format", "stream_options", "structured_outputs", "n", "size")
+OF_OTHER_FIELDS = (
+    "audio",
+    "audio.format",
+    "response_format",
+    "stream_options",
+    "structured_outputs",
+    "top_logprobs",
+    "n",
+    "size",
+)
 
 
 @schemathesis.check

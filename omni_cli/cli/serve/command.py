@@ -55,7 +55,7 @@ def serve(options: ServeOptions) -> int:
         capabilities.check_field("output_dir", "`--output-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
     names = tuple(options.served_model_name or ())
-    settings = ServerSettings(api_key, loopback, options.drain_timeout, limits, folder, names)
+    settings = ServerSettings(api_key, loopback, options.drain_timeout, limits, folder, names, options.seed)
     log = AccessLog(only_failures=quiet)
     engine = _make_engine(config, options, limits, log)
     server = Server(engine, config, settings, log)

@@ -19,6 +19,10 @@ class ServeOptions(ProfileOptions):
 
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on. Default: loopback only.")] = "127.0.0.1"
     port: Annotated[int, option("--port", "N", "Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000
+    seed: Annotated[
+        int | None,
+        option("--seed", "N", "Seed of requests without one. Default: a random one for each."),
+    ] = None
     served_model_name: Annotated[
         list[str] | None,
         option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -39,9 +38,7 @@ def chat_routes(service: Service) -> APIRouter:
         """Answer a conversation."""
         exchange = Exchange.from_scope(request.scope)
         _check(service, body)
-        reply = _reply(service, body)
-        seed = exchange.choose_seed(body.seed)
-        reply = dataclasses.replace(reply, seed=seed)
+        reply = _reply(service, body, service.choose_seed(body.seed, exchange))
         generate = await service.decode(functools.partial(_generate_request, service, body, reply))
         if body.stream:
             documents = _stream(service, generate, reply, exchange, body.stream_options or StreamOptions())
@@ -68,6 +65,8 @@ def _check(service: Service, body: ChatCompletionRequest) -> None:
             )
     elif body.audio is not None:
         raise APIError(400, '`audio` needs `modalities: ["text", "audio"]`', code="invalid_value", param="audio")
+    if body.top_logprobs and not body.logprobs:
+        raise APIError(400, "`top_logprobs` needs `logprobs: true`", code="invalid_value", param="top_logprobs")
     if body.structured_outputs is not None:
         _check_structured_outputs(body)
     if body.stream_options is not None and not body.stream:
@@ -84,7 +83,7 @@ def _check_structured_outputs(body: ChatCompletionRequest) -> None:
         raise APIError(400, message, code="invalid_value", param="structured_outputs")
 
 
-def _reply(service: Service, body: ChatCompletionRequest) -> ChatReply:
+def _reply(service: Service, body: ChatCompletionRequest, seed: int) -> ChatReply:
     modalities = body.modalities or ["text"]
     return ChatReply(
         model=service.config.name if body.model is None else body.model,
@@ -93,6 +92,7 @@ def _reply(service: Service, body: ChatCompletionRequest) -> ChatReply:
         audio_format="wav" if body.audio is None else body.audio.format,
         wants_token_ids=bool(body.return_token_ids),
         num_top_logprobs=body.top_logprobs or 0,
+        seed=seed,
     )
 
 

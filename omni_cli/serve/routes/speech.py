@@ -39,7 +39,7 @@ def speech_routes(service: Service) -> APIRouter:
         _check(service, body)
         settings = GenerateRequest(
             request_id=new_id("speech"),
-            seed=exchange.choose_seed(body.seed),
+            seed=service.choose_seed(body.seed, exchange),
             speaker=voice_name(body.voice),
             stream_audio=body.stream_format is not None,
             max_audio_tokens=body.max_audio_tokens,

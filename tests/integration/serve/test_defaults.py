@@ -136,7 +136,8 @@ def test_usage_in_every_chunk(omni: OmniServer) -> None:
 def test_the_log_of_a_refusal_names_the_field(omni: OmniServer) -> None:
     answer = omni.request("POST", CHAT, {"messages": HELLO, "temperature": "hot"}, x_request_id="refused-field")
     assert answer.status == 400
-    (line,) = [json.loads(line) for line in omni.raw_log.splitlines() if "refused-field" in line]
+    # A request is logged once its last byte is sent.
+    (line,) = omni.wait_until(lambda: [line for line in omni.log("request") if line["request_id"] == "refused-field"])
     assert "`temperature`" in line["message"]
 
 

@@ -45,6 +45,7 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": HELLO, "x" * 100_000: 1}, "unknown field `xxx", None),
     ({"messages": HELLO, "n": 2}, "`n` is not supported; only 1 is", "n"),
     ({"messages": HELLO, "tools": [{"type": "function"}]}, "`tools` is not supported", "tools"),
+    ({"messages": HELLO, "top_logprobs": 2}, "needs `logprobs: true`", "top_logprobs"),
     ({"messages": HELLO, "top_logprobs": 21}, "less than or equal to 20", "top_logprobs"),
     ({"messages": HELLO, "logit_bias": {"word": 1}}, "pattern", "logit_bias"),
     ({"messages": HELLO, "max_tokens": 8_000_000}, "`max_tokens` is 8000000, and the context", None),
