@@ -514,6 +514,11 @@ IMPORTED = [
     ("vllm.distributed:get_tp_group", [], "is called for this rank's place beside others"),
     ("vllm.exceptions:VLLMClientError", [], "is a refused request"),
     ("vllm.sampling_params:RequestOutputKind", ["DELTA"], "is how outputs come"),
+    (
+        "vllm.sampling_params:StructuredOutputsParams",
+        ["json", "json_object", "regex", "choice", "grammar"],
+        "binds text to a grammar",
+    ),
     ("vllm.outputs:RequestOutput", ["outputs", "finished", "request_id"], "is a step's text"),
     ("vllm.outputs:PoolingRequestOutput", ["outputs", "finished", "request_id"], "is a step's tensor"),
     ("vllm.renderers:ChatParams", ["chat_template_kwargs"], "goes to the chat template"),
