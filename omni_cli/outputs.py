@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -13,6 +12,7 @@ import numpy as np
 
 from omni_cli.errors import OmniError, StageError
 from omni_cli.machine import PlannedMemory
+from omni_cli.tool_calls import ToolCall, ToolCallDelta, ToolUse
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
 TokenLogprobs = tuple[tuple[int, float, str | None], ...]
@@ -29,10 +29,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a conversation."""
+    """One turn of a conversation; a `tool`'s is the result of an earlier answer's call, with the id of that call."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     parts: tuple[Part, ...]
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ class GenerateRequest:
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
     `max_audio_tokens` bounds the tokens that become sound, as `sampling`'s `max_tokens` does those of text.
-    `chat_template_kwargs` are variables of the chat template, as in vLLM.
+    `chat_template_kwargs` are variables of the chat template, as in vLLM. With `split_reply`, the answer's reasoning
+    and calls of `tool_use`'s functions are taken out of its text, in the model's own format.
     `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
     `cache_salt` separates prefix caches and cached encoder outputs: entries with another salt, or none, are not used.
     With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s while it
@@ -134,6 +138,8 @@ class GenerateRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_audio_tokens: int | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_use: ToolUse | None = None
+    split_reply: bool = False
     diffusion: Mapping[str, Any] = field(default_factory=dict)
     call_files: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
@@ -147,9 +153,14 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class TextOutput:
+    """`token_ids` are those of the whole answer; `reasoning` and `tool_calls` are not in `text`, if it was split."""
+
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -205,17 +216,6 @@ class TensorOutput:
 
 
 Output = TextOutput | AudioOutput | ImageOutput | VideoOutput | TensorOutput
-
-
-# An omni model speaks its own answers, so a text is passed as its answer to this instruction.
-_READ_ALOUD = "Read the following text aloud, word for word, and say nothing else:\n\n"
-
-
-def spoken(request: GenerateRequest, text: str) -> GenerateRequest:
-    """Return the request with a text to speak: the first stage gets it as its own answer, and the others speak it."""
-    return dataclasses.replace(
-        request, prompt=_READ_ALOUD + text, reply=text, modalities=frozenset[Modality]({"audio"})
-    )
 
 
 def audio_seconds(outputs: Iterable[Output]) -> float:
@@ -346,6 +346,8 @@ class TextDelta:
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True)

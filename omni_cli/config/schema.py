@@ -219,6 +219,12 @@ class ARStageConfig(_Stage):
         description="Maximum number of audio, image and video inputs per request. Default: as many as the model takes.",
     )
     system_prompt: Text | None = Field(None, description="System prompt. Default: the checkpoint's own.")
+    tool_call_parser: Text | None = Field(
+        None, description="vLLM's parser of calls of tools. Default: the one for the checkpoint's chat template."
+    )
+    reasoning_parser: Text | None = Field(
+        None, description="vLLM's parser that separates reasoning from the answer. Default: none."
+    )
     cudagraph_mode: CudagraphMode = Field("none", description="The calls that vLLM replays from CUDA graphs.")
     sampling: Sampling = Field(
         default_factory=lambda: Sampling.model_validate({}),

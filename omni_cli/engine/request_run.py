@@ -115,7 +115,13 @@ class RequestRun:
                 yield StageProgress(request_id, name, report.done, report.total, report.unit)
             case TextChunk() if self._wants("text"):
                 yield TextDelta(
-                    request_id, report.text, report.num_input_tokens, report.num_output_tokens, report.logprobs
+                    request_id,
+                    report.text,
+                    report.num_input_tokens,
+                    report.num_output_tokens,
+                    report.logprobs,
+                    report.reasoning,
+                    report.tool_calls,
                 )
             case StageOutputChunk():
                 self._send_on(self._chain.index(name) + 1, report.stage_output, is_last=report.is_last)

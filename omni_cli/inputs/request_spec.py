@@ -15,7 +15,8 @@ from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import file_kind, load_tensor
 from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.media.video import MAX_NUM_FRAMES
-from omni_cli.outputs import CallFile, GenerateRequest, Nested, changed_items, get_items, holds_files, spoken
+from omni_cli.inputs.spoken import spoken
+from omni_cli.outputs import CallFile, GenerateRequest, Nested, changed_items, get_items, holds_files
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")

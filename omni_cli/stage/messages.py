@@ -21,6 +21,7 @@ from omni_cli.outputs import (
     changed_items,
 )
 from omni_cli.stage.recording import RecordingCommand, RecordingReport
+from omni_cli.tool_calls import ToolCallDelta
 
 T = TypeVar("T")
 
@@ -124,13 +125,15 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
 
 
 class TextChunk(msgspec.Struct, frozen=True, tag=True):
-    """More text, the log-probabilities of its tokens, and the numbers of tokens so far."""
+    """More text, reasoning and calls, the log-probabilities of its tokens, and the numbers of tokens so far."""
 
     request_id: str
     text: str
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class StageOutputChunk(msgspec.Struct, frozen=True, tag=True):

@@ -23,6 +23,7 @@ from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError
 from omni_cli.outputs import GenerateRequest, Message, Part, Video
 from omni_cli.stage.library_messages import translate
+from omni_cli.tool_calls import ToolCall
 
 # vLLM's message parts for media that are sent separately: an id in place of the content.
 _PARTS: Mapping[str, Mapping[str, object]] = {
@@ -79,33 +80,49 @@ class PromptMaker:
                 what = f"{', '.join(others)} and {last}" if others else last
                 raise InputError(f"stage `{self._stage.name}` takes no {name}: this model takes {what}")
 
-    @functools.cached_property
+    @property
     def _has_template(self) -> bool:
-        if not isinstance(self._renderer, HfRenderer):
-            return True  # a tokenizer with its own format, such as Mistral's
-        tokenizer = self._renderer.get_tokenizer()
-        return resolve_chat_template(tokenizer, None, None, model_config=self._model_config) is not None
+        # Else it is a tokenizer with its own format, such as Mistral's.
+        return not isinstance(self._renderer, HfRenderer) or self.get_template() is not None
+
+    @functools.lru_cache  # noqa: B019 - it lives as long as the engine
+    def get_template(self, *, with_tools: bool = False) -> str | None:
+        """Return the model's chat template, or its own one for tools; None if it has none."""
+        tools: list[dict[str, Any]] | None = [{}] if with_tools else None
+        template: str | None = resolve_chat_template(
+            self._renderer.get_tokenizer(), None, tools, model_config=self._model_config
+        )
+        return template
 
     def _chat(self, request: GenerateRequest) -> dict[str, Any]:
         """Apply the chat template; returns text, or token ids from a tokenizer with its own format."""
-        messages = get_conversation(request)
-        system_prompt = self._stage.system_prompt
-        if system_prompt is not None and messages[0].role != "system":
-            messages = (Message("system", (Part("text", system_prompt),)), *messages)
+        messages = self._messages(request)
         if not self._has_template:
             return {"prompt": _only_text(messages)}
         tokenizes = not isinstance(self._renderer, HfRenderer)
-        own = {"add_generation_prompt": True, "tokenize": tokenizes}
+        own: dict[str, Any] = {"add_generation_prompt": True, "tokenize": tokenizes}
+        if request.tool_use is not None:
+            own["tools"] = list(request.tool_use.tools)
         params = ChatParams(chat_template_kwargs={**request.chat_template_kwargs, **own})
-        conversation: list[Any] = [{"role": message.role, "content": _content(message)} for message in messages]
         try:
-            _, prompt = self._renderer.render_messages(conversation, params)
+            _, prompt = self._renderer.render_messages(_as_openai(messages), params)
         except (ValueError, VLLMClientError) as error:
             if getattr(error, "parameter", None) is not None:  # from vLLM's own checks, such as the number of images
                 message, hint = translate(one_line(error), self._stage)
                 raise InputError(message, hint=hint) from error
             raise InputError(f"the model's chat template refuses this conversation: {one_line(error)}") from error
         return {name: prompt[name] for name in ("prompt", "prompt_token_ids") if name in prompt}
+
+    def conversation(self, request: GenerateRequest) -> list[Any]:
+        """Return the messages in OpenAI's form, without their media. Raises `InputError` if they are empty."""
+        return _as_openai(self._messages(request))
+
+    def _messages(self, request: GenerateRequest) -> tuple[Message, ...]:
+        messages = get_conversation(request)
+        system_prompt = self._stage.system_prompt
+        if system_prompt is not None and messages[0].role != "system":
+            messages = (Message("system", (Part("text", system_prompt),)), *messages)
+        return messages
 
     def _item(self, item: np.ndarray | tuple[np.ndarray, int] | Video) -> object:
         match item:
@@ -121,6 +138,24 @@ class PromptMaker:
 def _digest(item: object) -> str:
     digest: str = MultiModalHasher.hash_kwargs("sha256", item=item)
     return digest
+
+
+def _as_openai(messages: Iterable[Message]) -> list[Any]:
+    return [
+        {
+            "role": message.role,
+            "content": _content(message),
+            **({} if message.reasoning is None else {"reasoning": message.reasoning}),
+            **({} if message.tool_call_id is None else {"tool_call_id": message.tool_call_id}),
+            **({"tool_calls": [_call(call) for call in message.tool_calls]} if message.tool_calls else {}),
+        }
+        for message in messages
+    ]
+
+
+def _call(call: ToolCall) -> dict[str, object]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _content(message: Message) -> object:

@@ -37,8 +37,8 @@ def make_sampling_params(
         raise InputError(f"`{name}` is {limit}, and the context of stage `{stage.name}` has {context} tokens")
     given = {"seed": request.seed, "max_tokens": None, **defaults, **stage.sampling.set_values(), **asked, **extra}
     try:
-        if "structured_outputs" in asked:
-            given["structured_outputs"] = StructuredOutputsParams(**asked["structured_outputs"])
+        if isinstance(given.get("structured_outputs"), Mapping):
+            given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
         return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
     except (ValueError, TypeError, VLLMClientError) as error:
         raise InputError(f"sampling: {one_line(error)}") from error

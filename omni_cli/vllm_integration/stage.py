@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -22,17 +22,19 @@ from omni_cli.config.key_notes import has_effect
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.ranges import mark
-from omni_cli.outputs import GenerateRequest, TextOutput, TokenLogprobs
+from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.failures import request_failure
 from omni_cli.stage.library_messages import translate
 from omni_cli.stage.messages import AppendInput, Failure, Progress, Report, RequestDone, StageOutputChunk, TextChunk
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
+from omni_cli.vllm_integration.active_request import ActiveRequest as ActiveRequest  # for stages of families
 from omni_cli.vllm_integration.output_processor import TextEngine
 from omni_cli.vllm_integration.prompts import PromptMaker, one_line
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
 from omni_cli.vllm_integration.registry import prepare_models
+from omni_cli.vllm_integration.reply_parsing import ParsedText, ReplyParsers
 from omni_cli.vllm_integration.sampling import make_sampling_params
 from omni_cli.vllm_integration.weights import naming_missing_weights
 
@@ -50,23 +52,6 @@ _DIFFUSION_ARGS = {
     # No KV cache is allocated; a given size keeps vLLM from measuring how large it could be.
     "kv_cache_memory_bytes": 1 << 20,
 }
-
-
-@dataclass
-class ActiveRequest:
-    """A request in flight, with the engine's id for it; times are from `time.perf_counter`, in seconds."""
-
-    request: GenerateRequest
-    added_s: float
-    engine_id: str = ""
-    first_token_s: float | None = None
-    token_ids: list[int] = field(default_factory=list)
-    token_times_s: list[float] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_sent_logprobs: int = 0
-    text: list[str] = field(default_factory=list)
-    reported_s: float = 0.0
-    context: dict[str, Any] = field(default_factory=dict)
 
 
 class VllmStage:
@@ -281,6 +266,10 @@ class TextStage(VllmStage):
         device_settings.check_effective(spec.stage, self._cudagraph_mode, self.execution_counters)
         self.processor = self.engine.output_processor
         self.prompts = PromptMaker(self.engine, spec.stage)
+        self.replies: ReplyParsers | None = None
+        if self.makes_text:
+            template = self.prompts.get_template(with_tools=True)
+            self.replies = ReplyParsers(self.engine, spec.stage, template)
         # The settings of the checkpoint's generation_config.json, as vLLM's own server uses them.
         self._own_sampling = self.engine.vllm_config.model_config.get_diff_sampling_param()
 
@@ -318,7 +307,12 @@ class TextStage(VllmStage):
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
-        return {**self.prompts.prompt(request), **salt}, self.sampling_params(request)
+        extra = {}
+        if self.replies is not None and request.split_reply:
+            active.reply = self.replies.parser(request, self.prompts.conversation(request))
+            if active.reply is not None and active.reply.structured_outputs is not None:
+                extra["structured_outputs"] = active.reply.structured_outputs
+        return {**self.prompts.prompt(request), **salt}, self.sampling_params(request, **extra)
 
     def tokenize_params(self, request: GenerateRequest) -> Any:
         return self.prompts.tokenize_params(request)
@@ -339,13 +333,17 @@ class TextStage(VllmStage):
         active.token_times_s += [now - active.added_s] * len(completion.token_ids)
         for found in completion.logprobs or ():
             active.logprobs.append(tuple((number, each.logprob, each.decoded_token) for number, each in found.items()))
-        active.text.append(completion.text)
+        new = ParsedText(completion.text)
+        if active.reply is not None:
+            prompt_ids = output.prompt_token_ids or ()
+            new = active.reply.add(completion.text, completion.token_ids, prompt_ids, finished=output.finished)
+        active.text.append(new.text)
         reports: list[Report] = []
-        if completion.text and self.makes_text:
+        if new and self.makes_text:
             unsent = tuple(active.logprobs[active.num_sent_logprobs :])
             active.num_sent_logprobs += len(unsent)
             counts = (len(output.prompt_token_ids or ()), len(active.token_ids))
-            reports.append(TextChunk(request_id, completion.text, *counts, unsent))
+            reports.append(TextChunk(request_id, new.text, *counts, unsent, new.reasoning, new.tool_calls))
         if active.request.wants_stage_output and active.request.stream_audio:
             part = self.partial_output(active, output)
             if part is not None:
@@ -380,6 +378,8 @@ class TextStage(VllmStage):
             "output_logprobs": active.logprobs or None,
         }
         text = TextOutput("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
+        if text is not None and active.reply is not None:
+            text = active.reply.complete(text)
         notes = active.context.get("notes", ())
         return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output, notes=notes)
 

@@ -24,6 +24,24 @@ CODE2WAV = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe:Qwen3Omni
 
 # (where, parameters that must be there, what we do with it)
 CALLABLES = [
+    (
+        "vllm.parser.parser_manager:ParserManager.get_parser",
+        [
+            "tool_parser_name",
+            "reasoning_parser_name",
+            "enable_auto_tools",
+            "is_harmony",
+            "tool_strict_level",
+            "tokenizer",
+        ],
+        "is called for the parser of a checkpoint's replies",
+    ),
+    (
+        "vllm.parser.abstract_parser:DelegatingParser.parse_delta",
+        ["delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished"],
+        "is called with each piece of an answer",
+    ),
+    ("vllm.parser.abstract_parser:DelegatingParser.adjust_request", ["request"], "is called to force calls of tools"),
     (f"{RUNNER}._update_states", ["scheduler_output"], "is overridden to decode request payloads"),
     (f"{RUNNER}._init_mrope_positions", ["req_state"], "is overridden to take positions that came with a request"),
     (f"{RUNNER}._calc_mrope_positions", ["scheduler_output"], "is overridden for such positions after the prompt"),
@@ -519,6 +537,17 @@ IMPORTED = [
         ["json", "json_object", "regex", "choice", "grammar"],
         "binds text to a grammar",
     ),
+    (
+        "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest",
+        ["tools", "tool_choice", "parallel_tool_calls", "structured_outputs", "chat_template_kwargs"],
+        "is what a parser of replies looks at",
+    ),
+    ("vllm.parser.abstract_parser:Parser", ["tool_parser_cls", "reasoning_parser_cls"], "is a model's parser"),
+    ("vllm.parser.abstract_parser:DelegatingParser", ["tool_parser_cls"], "parses calls that a grammar forces"),
+    ("vllm.parser.parser_manager:ParserManager", [], "finds a parser by its names"),
+    ("vllm.reasoning:ReasoningParserManager", ["list_registered"], "names the parsers of reasoning"),
+    ("vllm.tool_parsers:ToolParserManager", ["list_registered"], "names the parsers of calls"),
+    ("vllm.tool_parsers:ToolParser", ["adjust_request"], "forces calls by a grammar, as JSON"),
     ("vllm.outputs:RequestOutput", ["outputs", "finished", "request_id"], "is a step's text"),
     ("vllm.outputs:PoolingRequestOutput", ["outputs", "finished", "request_id"], "is a step's tensor"),
     ("vllm.renderers:ChatParams", ["chat_template_kwargs"], "goes to the chat template"),

@@ -12,7 +12,8 @@ from starlette.responses import Response, StreamingResponse
 
 from omni_cli.encoding import AUDIO_TYPES, STREAMED_AUDIO, AudioEncoder, encode_audio, encode_pcm16
 from omni_cli.errors import OmniError
-from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult, spoken
+from omni_cli.inputs.spoken import spoken
+from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 from omni_cli.serve.chat_reply import split_audio, usage
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id
@@ -78,7 +79,7 @@ async def _events(service: Service, request: GenerateRequest, exchange: Exchange
                         data = base64.b64encode(encode_pcm16(piece)).decode()
                         yield {"type": "speech.audio.delta", "audio": data}
                 case RequestResult():
-                    tokens = usage(event.stages)
+                    tokens = usage(event)
                     yield {
                         "type": "speech.audio.done",
                         "usage": {

@@ -1,0 +1,177 @@
+"""An answer's reasoning and calls of tools, taken out of its text by vLLM's own parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.exceptions import VLLMClientError
+from vllm.parser.abstract_parser import DelegatingParser, Parser
+from vllm.parser.parser_manager import ParserManager
+from vllm.reasoning import ReasoningParserManager
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tool_parsers import ToolParser, ToolParserManager
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from omni_cli.config.schema import ARStageConfig
+from omni_cli.errors import InputError, StageError
+from omni_cli.outputs import GenerateRequest, TextOutput
+from omni_cli.tool_calls import ToolCall, ToolCallDelta
+from omni_cli.vllm_integration.prompts import one_line
+
+# What the chat templates of a format contain, all of it, and the name of vLLM's parser; the first that fits counts.
+_FORMATS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<tool_call>", "<arg_key>"), "glm45"),
+    (("<tool_call>", "<function="), "qwen3_coder"),
+    (("<tool_call>", '"name"'), "hermes"),
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("tool▁calls▁begin", "```json"), "deepseek_v3"),
+    (("tool▁calls▁begin",), "deepseek_v31"),
+    (("<|channel|>commentary",), "openai"),
+    (("<start_function_call>",), "functiongemma"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<|python_tag|>",), "llama3_json"),
+    (("Environment: ipython",), "llama3_json"),
+)
+
+
+class ReplyParsers:
+    """The parsers of one engine; raises `StageError` for a name that vLLM does not have, or that does not fit."""
+
+    def __init__(self, engine: LLMEngine, stage: ARStageConfig, template: str | None) -> None:
+        self._model_config = engine.vllm_config.model_config
+        self._tokenizer = engine.renderer.tokenizer
+        self.tool_call_parser = stage.tool_call_parser or self._checkpoints_parser(template or "")
+        self._reasoning_parser = stage.reasoning_parser
+        for key, known in (
+            ("tool_call_parser", ToolParserManager.list_registered()),
+            ("reasoning_parser", ReasoningParserManager.list_registered()),
+        ):
+            name = getattr(stage, key)
+            if name is not None and name not in known:
+                raise StageError(f"vLLM has no `{key}: {name}`", stage=stage.name, hint=f"one of {', '.join(known)}")
+        try:
+            # A call that is required fits its schema, as with a model whose calls are JSON.
+            self._parser, self._strict_parser = self._get_parser("auto"), self._get_parser("parameter")
+        except TypeError as error:
+            raise StageError(one_line(error), stage=stage.name) from error
+
+    def parser(self, request: GenerateRequest, conversation: Sequence[Mapping[str, Any]]) -> ReplyParser | None:
+        """Return a parser for the answer to a request; None if there is nothing to take out of its text.
+
+        Raises `InputError` for tools that this model's format is not known of, or that vLLM does not take.
+        """
+        use = request.tool_use
+        if not request.split_reply or (self._reasoning_parser is None and use is None):
+            return None
+        parser = self._parser if use is None or use.choice in ("auto", "none") else self._strict_parser
+        if use is not None and self.tool_call_parser is None and use.choice != "none":
+            if use.choice == "auto":
+                raise InputError(
+                    "vLLM's parser for this model's calls of tools is not known",
+                    hint="start the server with `--tool-call-parser NAME`, or require a call: `tool_choice: required`",
+                )
+            parser = self._forced_calls()
+        if parser is None:
+            return None
+        structured = request.sampling.get("structured_outputs")
+        try:
+            asked = ChatCompletionRequest(
+                messages=list(conversation),
+                chat_template_kwargs=dict(request.chat_template_kwargs),
+                structured_outputs=None if structured is None else StructuredOutputsParams(**structured),
+                **({} if use is None else {"tools": list(use.tools), "tool_choice": use.choice}),
+                parallel_tool_calls=use is None or use.parallel,
+            )
+            variables = asked.chat_template_kwargs
+            own = parser(self._tokenizer, asked.tools, chat_template_kwargs=variables, model_config=self._model_config)
+            return ReplyParser(own, own.adjust_request(asked))
+        except (ValueError, VLLMClientError) as error:
+            raise InputError(f"tools: {one_line(error)}") from error
+
+    def _checkpoints_parser(self, template: str) -> str | None:
+        """Return the name of the parser for the checkpoint's own format of calls; None if it is not known."""
+        if getattr(self._tokenizer, "response_template", None) is not None:
+            return "hf"
+        return next((name for marks, name in _FORMATS if all(mark in template for mark in marks)), None)
+
+    def _get_parser(self, strict_level: str) -> type[Parser] | None:
+        found: type[Parser] | None = ParserManager.get_parser(
+            self.tool_call_parser,
+            self._reasoning_parser,
+            enable_auto_tools=True,
+            is_harmony=self._model_config.hf_config.model_type == "gpt_oss",
+            tool_strict_level=strict_level,
+            tokenizer=self._tokenizer,
+        )
+        return found
+
+    def _forced_calls(self) -> type[Parser]:
+        """Return a parser of calls that a grammar forces to be JSON, which any model can make."""
+        reasoning = None if self._parser is None else self._parser.reasoning_parser_cls
+        return type(
+            "ForcedCalls", (DelegatingParser,), {"tool_parser_cls": ToolParser, "reasoning_parser_cls": reasoning}
+        )
+
+
+@dataclass(frozen=True)
+class ParsedText:
+    """What an engine step adds to an answer."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.reasoning or self.tool_calls)
+
+
+class ReplyParser:
+    """Parses one answer as it is made; whole answers are the sum of it, so that both are the same."""
+
+    def __init__(self, parser: Parser, request: ChatCompletionRequest) -> None:
+        self._parser = parser
+        self._request = request
+        self._calls: dict[int, ToolCallDelta] = {}
+        self._reasoning: list[str] = []
+
+    @property
+    def structured_outputs(self) -> StructuredOutputsParams | None:
+        """What binds the text to the calls that the request requires, or else to its own grammar."""
+        bound: StructuredOutputsParams | None = self._request.structured_outputs
+        return bound
+
+    def add(
+        self, text: str, token_ids: Sequence[int], prompt_token_ids: Sequence[int], *, finished: bool
+    ) -> ParsedText:
+        """Take more of the answer; some of it may be kept until it is clear what it is."""
+        delta = self._parser.parse_delta(
+            text, list(token_ids), self._request, prompt_token_ids=list(prompt_token_ids), finished=finished
+        )
+        if delta is None:
+            return ParsedText()
+        self._reasoning.append(delta.reasoning or "")
+        calls = []
+        for call in delta.tool_calls or ():
+            function = call.function
+            name, arguments = (None, None) if function is None else (function.name, function.arguments)
+            piece = ToolCallDelta(call.index, call.id, name, arguments or "")
+            known = self._calls.setdefault(call.index, ToolCallDelta(call.index))
+            self._calls[call.index] = ToolCallDelta(
+                call.index, known.id or piece.id, known.name or piece.name, known.arguments + piece.arguments
+            )
+            calls.append(piece)
+        return ParsedText(delta.content or "", delta.reasoning or "", tuple(calls))
+
+    def complete(self, answer: TextOutput) -> TextOutput:
+        """Return the whole answer, its text already without them, with its reasoning and calls."""
+        calls = (self._calls[index] for index in sorted(self._calls))
+        return replace(
+            answer,
+            reasoning="".join(self._reasoning),
+            tool_calls=tuple(ToolCall(call.id or "", call.name or "", call.arguments) for call in calls),
+            num_reasoning_tokens=int(self._parser.count_reasoning_tokens(answer.token_ids)),
+        )
