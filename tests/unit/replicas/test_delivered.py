@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from omni_cli.errors import OmniError
 from omni_cli.outputs import AudioChunk, Event, OutputReady, StageProgress, TextDelta, TextOutput
 from omni_cli.replicas.delivered import Delivered
+from omni_cli.tool_calls import ToolCallDelta
 
 RATE = 24_000
 
@@ -46,6 +47,38 @@ def test_text_is_sent_once_wherever_replicas_ended_and_split_it(
 ) -> None:
     attempts = [texts(whole, first)[:ends], texts(whole, second)[:ends_again], texts(whole, third)]
     assert "".join(event.text for event in sent(attempts) if isinstance(event, TextDelta)) == whole
+
+
+def calling(attempt: int, sizes: list[int]) -> list[Event]:
+    """Reasoning, then a call whose id is random, with the log-probability of each letter, `sizes` letters at a time."""
+    letters = [("reasoning", letter) for letter in "think"] + [("call", letter) for letter in '{"a": 1}']
+    events: list[Event] = []
+    while letters:
+        size = sizes[len(events) % len(sizes)]
+        now, letters = letters[:size], letters[size:]
+        begins = not any(isinstance(event, TextDelta) and event.tool_calls for event in events)
+        arguments = "".join(letter for what, letter in now if what == "call")
+        call = ToolCallDelta(0, f"id {attempt}", "f", arguments) if begins else ToolCallDelta(0, arguments=arguments)
+        reasoning = "".join(letter for what, letter in now if what == "reasoning")
+        logprobs = tuple(((0, -1.0, letter),) for _, letter in now)
+        calls = (call,) if arguments else ()
+        events.append(TextDelta("r", "", logprobs=logprobs, reasoning=reasoning, tool_calls=calls))
+    return events
+
+
+SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+
+
+@given(SIZES, SIZES, st.integers(0, 13))
+def test_reasoning_calls_and_their_log_probabilities_are_sent_once(
+    first: list[int], second: list[int], end: int
+) -> None:
+    deltas = [event for event in sent([calling(0, first)[:end], calling(1, second)]) if isinstance(event, TextDelta)]
+    calls = [call for delta in deltas for call in delta.tool_calls]
+    assert "".join(delta.reasoning for delta in deltas) == "think"
+    assert "".join(call.arguments for call in calls) == '{"a": 1}'
+    assert [call.name for call in calls if call.id] == ["f"]
+    assert "".join(text or "" for delta in deltas for ((_, _, text),) in delta.logprobs) == 'think{"a": 1}'
 
 
 @given(st.integers(1, 50), CUTS, CUTS, CUTS, st.integers(0, 6), st.integers(0, 6))
