@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from omni_cli.encoding import encode_audio, encode_pcm16
-from omni_cli.outputs import AudioOutput, RequestResult, StageTrace, TextOutput, TokenLogprobs
+from omni_cli.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.exchange import new_id, unix_now
 from omni_cli.serve.schemas.replies import (
     ChatCompletion,
@@ -17,12 +17,15 @@ from omni_cli.serve.schemas.replies import (
     Choice,
     ChoiceLogprobs,
     ChunkChoice,
+    FunctionCall,
     ReplyDelta,
     ReplyMessage,
     TokenLogprob,
+    ToolCallPiece,
     TopLogprob,
     Usage,
 )
+from omni_cli.tool_calls import ToolCallDelta
 
 # Speech is sent in pieces of this length, so that playback can start early.
 PIECE_S = 1.0
@@ -38,6 +41,7 @@ class ChatReply:
     audio_format: str
     wants_token_ids: bool
     num_top_logprobs: int
+    names_tool: bool
     seed: int
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=unix_now)
@@ -46,14 +50,33 @@ class ChatReply:
     def audio_id(self) -> str:
         return "audio_" + self.id.removeprefix("chatcmpl-")
 
-    def completion(self, result: RequestResult) -> ChatCompletion:
-        """Build the whole reply."""
+    def completion(self, results: Sequence[RequestResult]) -> ChatCompletion:
+        """Build the whole reply, of one choice per result."""
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [self._choice(index, result) for index, result in enumerate(results)],
+            "usage": usage(*results),
+            "seed": self.seed,
+        }
+
+    def _choice(self, index: int, result: RequestResult) -> Choice:
         text, audio = _outputs(result)
         message: ReplyMessage = {
             "role": "assistant",
-            "content": text.text if self.wants_text else None,
+            # A call without words has none, as from OpenAI.
+            "content": (text.text or (None if text.tool_calls else "")) if self.wants_text else None,
             "refusal": None,
         }
+        if text.reasoning:
+            message["reasoning_content"] = text.reasoning
+        if text.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in text.tool_calls
+            ]
         if audio is not None:
             audio_format = "pcm" if self.audio_format == "pcm16" else self.audio_format
             data = encode_audio(audio.samples, audio.sample_rate, audio_format)
@@ -64,34 +87,33 @@ class ChatReply:
                 "transcript": text.text,
             }
         choice: Choice = {
-            "index": 0,
+            "index": index,
             "message": message,
             "logprobs": _logprobs(_text_logprobs(result), self.num_top_logprobs),
-            "finish_reason": _finish_reason(text, audio),
+            "finish_reason": self._finish_reason(text, audio),
         }
         self._add_token_ids(choice, result)
-        return {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [choice],
-            "usage": usage(result.stages),
-            "seed": self.seed,
-        }
+        return choice
 
-    def begin(self) -> ChatCompletionChunk:
-        """Build the first chunk: who speaks."""
+    def begin(self, index: int = 0) -> ChatCompletionChunk:
+        """Build the first chunk of a choice: who speaks."""
         delta: ReplyDelta = {"role": "assistant", "content": "" if self.wants_text else None}
         if self.wants_audio:
             delta["audio"] = {"id": self.audio_id}
-        return self._chunk(delta)
+        return self._chunk(delta, index)
 
-    def text(self, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> ChatCompletionChunk:
-        delta: ReplyDelta = {"content": text} if self.wants_text else {}
+    def text(self, new: TextDelta, index: int = 0) -> ChatCompletionChunk:
+        """Build a chunk with more text, reasoning and calls."""
+        delta: ReplyDelta = {}
+        if self.wants_text and (new.text or not (new.reasoning or new.tool_calls)):
+            delta["content"] = new.text
+        if new.reasoning:
+            delta["reasoning_content"] = new.reasoning
+        if new.tool_calls:
+            delta["tool_calls"] = [_piece(call) for call in new.tool_calls]
         if self.wants_audio:
-            delta["audio"] = {"id": self.audio_id, "transcript": text}
-        return self._chunk(delta, logprobs=logprobs)
+            delta["audio"] = {"id": self.audio_id, "transcript": new.text}
+        return self._chunk(delta, index, logprobs=new.logprobs)
 
     def audio(self, samples: np.ndarray, sample_rate: int) -> Iterator[ChatCompletionChunk]:
         """Split speech, float32 (num_samples,), into chunks of PCM."""
@@ -99,24 +121,34 @@ class ChatReply:
             data = base64.b64encode(encode_pcm16(piece)).decode()
             yield self._chunk({"audio": {"id": self.audio_id, "data": data}})
 
-    def end(self, result: RequestResult, num_logprobs: int = 0) -> ChatCompletionChunk:
-        """Build the last chunk of the reply, with its finish reason; `num_logprobs` have been sent."""
+    def end(self, result: RequestResult, index: int = 0, num_logprobs: int = 0) -> ChatCompletionChunk:
+        """Build the last chunk of a choice, with its finish reason; `num_logprobs` have been sent."""
         text, audio = _outputs(result)
         delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self.created}} if self.wants_audio else {}
         rest = _text_logprobs(result)[num_logprobs:]
-        chunk = self._chunk(delta, finish_reason=_finish_reason(text, audio), logprobs=rest)
+        chunk = self._chunk(delta, index, finish_reason=self._finish_reason(text, audio), logprobs=rest)
         self._add_token_ids(chunk["choices"][0], result)
         return chunk
 
-    def usage(self, result: RequestResult) -> ChatCompletionChunk:
+    def usage(self, results: Sequence[RequestResult]) -> ChatCompletionChunk:
         """Build the chunk after the last one that `stream_options.include_usage` asks for."""
-        return {**self._chunk({}), "choices": [], "usage": usage(result.stages)}
+        return {**self._chunk({}), "choices": [], "usage": usage(*results)}
+
+    def _finish_reason(self, text: TextOutput, audio: AudioOutput | None) -> str:
+        """Return `length` also for speech that is cut: its transcript is whole then."""
+        reason = "length" if audio is not None and audio.finish_reason == "length" else text.finish_reason
+        # As from OpenAI, a call that the request named ends with `stop`.
+        return "tool_calls" if text.tool_calls and reason == "stop" and not self.names_tool else reason
 
     def _chunk(
-        self, delta: ReplyDelta, finish_reason: str | None = None, logprobs: Sequence[TokenLogprobs] = ()
+        self,
+        delta: ReplyDelta,
+        index: int = 0,
+        finish_reason: str | None = None,
+        logprobs: Sequence[TokenLogprobs] = (),
     ) -> ChatCompletionChunk:
         choice: ChunkChoice = {
-            "index": 0,
+            "index": index,
             "delta": delta,
             "logprobs": _logprobs(logprobs, self.num_top_logprobs),
             "finish_reason": finish_reason,
@@ -147,21 +179,33 @@ def split_audio(samples: np.ndarray, sample_rate: int) -> Iterator[np.ndarray]:
         yield samples[start : start + length]
 
 
-def usage(traces: tuple[StageTrace, ...]) -> Usage:
-    """Count tokens in OpenAI's shape: the first stage's input, and the output of all stages."""
-    text = traces[0].num_output_tokens or 0
-    audio = sum(trace.num_output_tokens or 0 for trace in traces[1:])
-    return token_usage(traces[0].num_input_tokens or 0, text, audio)
+def usage(*results: RequestResult) -> Usage:
+    """Count tokens in OpenAI's shape: the first stage's input, which the results share, and the output of all."""
+    texts = [output for result in results for output in result.outputs if isinstance(output, TextOutput)]
+    return token_usage(
+        prompt=results[0].stages[0].num_input_tokens or 0,
+        text=sum(result.stages[0].num_output_tokens or 0 for result in results),
+        audio=sum(trace.num_output_tokens or 0 for result in results for trace in result.stages[1:]),
+        reasoning=sum(text.num_reasoning_tokens for text in texts),
+    )
 
 
-def token_usage(prompt: int, text: int, audio: int) -> Usage:
-    """Return counts of tokens in OpenAI's shape."""
+def token_usage(prompt: int, text: int, audio: int = 0, reasoning: int = 0) -> Usage:
+    """Return counts of tokens in OpenAI's shape; those of the text include those of its reasoning."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": text + audio,
         "total_tokens": prompt + text + audio,
-        "completion_tokens_details": {"text_tokens": text, "audio_tokens": audio},
+        "completion_tokens_details": {"text_tokens": text, "audio_tokens": audio, "reasoning_tokens": reasoning},
     }
+
+
+def _piece(call: ToolCallDelta) -> ToolCallPiece:
+    function: FunctionCall = {"arguments": call.arguments}
+    if call.name is not None:
+        function["name"] = call.name
+    piece: ToolCallPiece = {"index": call.index, "function": function}
+    return piece if call.id is None else {**piece, "id": call.id, "type": "function"}
 
 
 def _text_logprobs(result: RequestResult) -> tuple[TokenLogprobs, ...]:
@@ -182,11 +226,6 @@ def _token(item: tuple[int, float, str | None]) -> TopLogprob:
     text = f"token_id:{token_id}" if text is None else text
     # JSON has no infinity; OpenAI has this number in its place.
     return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
-
-
-def _finish_reason(text: TextOutput, audio: AudioOutput | None) -> str:
-    """Return `length` also for speech that is cut: its transcript is whole then."""
-    return "length" if audio is not None and audio.finish_reason == "length" else text.finish_reason
 
 
 def _outputs(result: RequestResult) -> tuple[TextOutput, AudioOutput | None]:

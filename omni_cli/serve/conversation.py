@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from omni_cli.outputs import Message, Part
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.schemas import chat
+from omni_cli.tool_calls import ToolCall
 
 _MAX_TRANSCRIPTS = 1024
-_ROLES: dict[str, Literal["system", "user", "assistant"]] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
 
 
 def read_conversation(messages: list[chat.Message], decoder: MediaDecoder, transcripts: Transcripts) -> dict[str, Any]:
@@ -30,12 +25,29 @@ def read_conversation(messages: list[chat.Message], decoder: MediaDecoder, trans
     for number, message in enumerate(messages):
         param = f"messages[{number}]"
         parts = _parts(_with_words(message, param, transcripts), f"{param}.content", decoder, media)
-        turns.append(Message(_ROLES[message.role], tuple(parts)))
+        turns.append(_turn(message, tuple(parts)))
     return {
         "messages": tuple(turns),
         **{name: tuple(items) for name, items in media.items()},
         "notes": tuple(decoder.notes),
     }
+
+
+def _turn(message: chat.Message, parts: tuple[Part, ...]) -> Message:
+    match message:
+        case chat.AssistantMessage():
+            calls = ((call.id, call.function) for call in message.tool_calls or ())
+            return Message(
+                message.role,
+                parts,
+                reasoning=message.reasoning or message.reasoning_content,
+                tool_calls=tuple(ToolCall(id_, function.name, function.arguments) for id_, function in calls),
+            )
+        case chat.ToolMessage():
+            return Message(message.role, parts, tool_call_id=message.tool_call_id)
+        case chat.InstructionMessage():
+            return Message("system", parts)
+    return Message(message.role, parts)
 
 
 class Transcripts:

@@ -16,6 +16,8 @@ RETRY_AFTER_S = 1
 _MAX_MESSAGE_CHARS = 1000
 _MAX_PARAM_CHARS = 200
 _MAX_SHOWN = 60
+# What tells the members of a list apart: the roles of messages, and the types of their parts.
+_TAGS = ("system", "developer", "user", "assistant", "tool", "text", "image_url", "input_audio", "video_url")
 
 _TYPES = {
     400: "invalid_request_error",
@@ -166,7 +168,7 @@ def _param(loc: Sequence[int | str]) -> str | None:
             text += f"[{part}]"
         elif not text:
             text = part  # a form has fields such as `image[]`
-        elif not after_index and part.isidentifier() and part not in ("str", "VoiceId"):
+        elif part.isidentifier() and part not in (_TAGS if after_index else ("str", "VoiceId")):
             text += f".{part}"
         after_index = isinstance(part, int)
     return text or None

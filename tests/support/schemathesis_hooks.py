@@ -30,6 +30,8 @@ OF_OTHER_FIELDS = (
     "response_format",
     "stream_options",
     "structured_outputs",
+    "tool_choice",
+    "tools",
     "top_logprobs",
     "n",
     "size",

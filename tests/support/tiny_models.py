@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from omni_cli.checkpoints.tokenizer import training_text
 
@@ -104,6 +104,24 @@ def qwen3(folder: Path) -> Path:
     model = transformers.Qwen3ForCausalLM(config)
     model.generation_config.repetition_penalty = 1.3
     return _save(folder, model, tokenizer)
+
+
+_TOOLS = (
+    '{% if tools %}<|start|>system\nTools, to call as <tool_call>{"name": ..., "arguments": ...}</tool_call>:\n'
+    "{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|end|>\n{% endif %}"
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] or '' }}"
+    "{% for c in m['tool_calls'] or [] %}<tool_call>{{ c['function'] | tojson }}</tool_call>{% endfor %}"
+    "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def tool_caller(folder: Path) -> Path:
+    """With marks for reasoning and for calls of tools, in the format of Qwen3."""
+    tokenizer = _tokenizer(template=_TOOLS)
+    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
+    config = transformers.Qwen3Config(**_DECODER, **_ids(tokenizer), tie_word_embeddings=False)
+    return _save(folder, transformers.Qwen3ForCausalLM(config), tokenizer)
 
 
 def llama(folder: Path) -> Path:

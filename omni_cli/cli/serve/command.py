@@ -41,6 +41,7 @@ def serve(options: ServeOptions) -> int:
     if options.hang_timeout is not None:
         timeouts = {"step_timeout_s": options.hang_timeout}
         config = config.with_stages(stage.model_copy(update=timeouts) for stage in config.stages)
+    config = _with_parsers(config, options)
     from omni_cli.engine.describing import get_capabilities
     from omni_cli.serve.access_log import AccessLog
     from omni_cli.serve.server import Server, ServerSettings, bind, is_loopback
@@ -61,6 +62,19 @@ def serve(options: ServeOptions) -> int:
     server = Server(engine, config, settings, log)
     asyncio.run(_run(server, config, listener, as_json=options.as_json, verbose=verbose, quiet=quiet))
     return ExitCode.OK
+
+
+def _with_parsers(config: EngineConfig, options: ServeOptions) -> EngineConfig:
+    """Set the parsers of the stage that answers with text. Raises `UsageError` if there is none."""
+    names = {"tool_call_parser": options.tool_call_parser, "reasoning_parser": options.reasoning_parser}
+    given = {key: name for key, name in names.items() if name is not None}
+    if not given:
+        return config
+    first, *others = config.stages
+    if first.kind != "ar":
+        option = f"--{next(iter(given)).replace('_', '-')}"
+        raise UsageError(f"`{option}` is for a model that answers with text, and `{config.name}` does not")
+    return config.with_stages([first.model_copy(update=given), *others])
 
 
 def _make_engine(config: EngineConfig, options: ServeOptions, limits: Limits, log: AccessLog) -> Engine:

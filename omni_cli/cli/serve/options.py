@@ -31,6 +31,23 @@ class ServeOptions(ProfileOptions):
             "Further name of the model in requests; `*` accepts any. Repeatable.",
         ),
     ] = None
+    tool_call_parser: Annotated[
+        str | None,
+        option(
+            "--tool-call-parser",
+            "NAME",
+            "vLLM's parser of calls of tools, for the stage that answers. Default: the one for the checkpoint's chat "
+            "template.",
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        option(
+            "--reasoning-parser",
+            "NAME",
+            "vLLM's parser that separates reasoning from the answer, such as `qwen3`. Default: none.",
+        ),
+    ] = None
     api_key: Annotated[
         str | None,
         option(

@@ -22,6 +22,7 @@ from omni_cli.serve.schemas.chat import ChatCompletionRequest, StreamOptions
 from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.replies import ChatCompletion, ChatCompletionChunk
 from omni_cli.serve.schemas.structured_outputs import constraint
+from omni_cli.serve.schemas.tools import NamedTool
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import DONE, event_stream
 
@@ -46,7 +47,9 @@ def chat_routes(service: Service) -> APIRouter:
         result = await service.result(generate, exchange)
         service.remember(reply, result)
         encodes = reply.wants_audio
-        return JSONResponse(await asyncio.to_thread(reply.completion, result) if encodes else reply.completion(result))
+        return JSONResponse(
+            await asyncio.to_thread(reply.completion, [result]) if encodes else reply.completion([result])
+        )
 
     return router
 
@@ -67,10 +70,24 @@ def _check(service: Service, body: ChatCompletionRequest) -> None:
         raise APIError(400, '`audio` needs `modalities: ["text", "audio"]`', code="invalid_value", param="audio")
     if body.top_logprobs and not body.logprobs:
         raise APIError(400, "`top_logprobs` needs `logprobs: true`", code="invalid_value", param="top_logprobs")
+    _check_tools(body)
     if body.structured_outputs is not None:
         _check_structured_outputs(body)
     if body.stream_options is not None and not body.stream:
         raise APIError(400, "`stream_options` needs `stream: true`", code="invalid_value", param="stream_options")
+
+
+def _check_tools(body: ChatCompletionRequest) -> None:
+    choice, names = body.tool_choice, [tool.function.name for tool in body.tools or ()]
+    message, param = "", "tool_choice"
+    if body.tools and "audio" in (body.modalities or ()):
+        message, param = '`tools` need `modalities: ["text"]`: a call would be spoken', "tools"
+    elif isinstance(choice, NamedTool) and choice.function.name not in names:
+        message = f"`tool_choice` names `{choice.function.name}`, which `tools` does not have"
+    elif choice == "required" and not names:
+        message = "`tool_choice` is `required`, and there are no `tools`"
+    if message:
+        raise APIError(400, message, code="invalid_value", param=param)
 
 
 def _check_structured_outputs(body: ChatCompletionRequest) -> None:
@@ -92,6 +109,7 @@ def _reply(service: Service, body: ChatCompletionRequest, seed: int) -> ChatRepl
         audio_format="wav" if body.audio is None else body.audio.format,
         wants_token_ids=bool(body.return_token_ids),
         num_top_logprobs=body.top_logprobs or 0,
+        names_tool=isinstance(body.tool_choice, NamedTool),
         seed=seed,
     )
 
@@ -110,6 +128,8 @@ def _generate_request(
         sampling=body.sampling(),
         max_audio_tokens=body.max_audio_tokens,
         chat_template_kwargs=body.chat_template_kwargs or {},
+        tool_use=body.tool_use(),
+        split_reply=True,
         cache_salt=body.cache_salt,
         stream_audio=body.stream,
         **conversation,
@@ -129,9 +149,9 @@ async def _stream(
                 case TextDelta():
                     service.note_text(exchange)
                     num_logprobs += len(event.logprobs)
-                    chunk = reply.text(event.text, event.logprobs)
+                    chunk = reply.text(event)
                     if options.continuous_usage_stats:
-                        chunk["usage"] = token_usage(event.num_input_tokens, event.num_output_tokens, 0)
+                        chunk["usage"] = token_usage(event.num_input_tokens, event.num_output_tokens)
                     yield chunk
                 case AudioChunk():
                     service.note_audio(exchange)
@@ -139,6 +159,6 @@ async def _stream(
                         yield piece
                 case RequestResult():
                     service.remember(reply, event)
-                    yield reply.end(event, num_logprobs)
+                    yield reply.end(event, num_logprobs=num_logprobs)
                     if options.include_usage:
-                        yield reply.usage(event)
+                        yield reply.usage([event])

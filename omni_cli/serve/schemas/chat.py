@@ -19,6 +19,8 @@ from omni_cli.config.schema import (
 )
 from omni_cli.serve.schemas.fields import Ignored, Items, Only, Seed, Strict, Voice, VoiceId
 from omni_cli.serve.schemas.structured_outputs import ResponseFormat, StructuredOutputs, constraint
+from omni_cli.serve.schemas.tools import GivenToolCall, NamedTool, ToolChoice, Tools
+from omni_cli.tool_calls import ToolUse
 
 MAX_LOGPROBS = 20
 """vLLM's default maximum, and OpenAI's."""
@@ -110,11 +112,22 @@ class AssistantMessage(Strict):
     name: Ignored
     refusal: str | None = None
     annotations: Ignored
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     function_call: Annotated[object, Only()] = None
-    tool_calls: Annotated[object, Only([])] = None
+    tool_calls: Items[GivenToolCall] | None = None
 
 
-Message = Annotated[InstructionMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
+class ToolMessage(Strict):
+    """The result of a call."""
+
+    role: Literal["tool"]
+    content: str | Items[TextPart]
+    tool_call_id: Annotated[str, Field(min_length=1)]
+    name: Ignored
+
+
+Message = Annotated[InstructionMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
 class AudioSettings(Strict):
@@ -153,6 +166,9 @@ class ChatCompletionRequest(Strict):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = Field(None, description="Default: `auto` with `tools`, else `none`.")
+    parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer. Default: true.")
 
     # Extensions of vLLM.
     top_k: TopK | None = None
@@ -169,8 +185,6 @@ class ChatCompletionRequest(Strict):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     n: Annotated[object, Only(1)] = None
-    tools: Annotated[object, Only([])] = None
-    tool_choice: Annotated[object, Only("none", "auto")] = None
     functions: Annotated[object, Only([])] = None
     function_call: Annotated[object, Only("none", "auto")] = None
     prediction: Annotated[object, Only()] = None
@@ -180,7 +194,6 @@ class ChatCompletionRequest(Strict):
 
     moderation: Ignored
     metadata: Ignored
-    parallel_tool_calls: Ignored
     prompt_cache_key: Ignored
     prompt_cache_options: Ignored
     prompt_cache_retention: Ignored
@@ -188,6 +201,17 @@ class ChatCompletionRequest(Strict):
     service_tier: Ignored
     store: Ignored
     user: Ignored
+
+    def tool_use(self) -> ToolUse | None:
+        """The functions that the answer may call; None without any."""
+        if not self.tools:
+            return None
+        choice = self.tool_choice
+        return ToolUse(
+            tools=tuple(tool.model_dump(exclude_none=True) for tool in self.tools),
+            choice=choice.model_dump() if isinstance(choice, NamedTool) else choice or "auto",
+            parallel=self.parallel_tool_calls is not False,
+        )
 
     def sampling(self) -> dict[str, object]:
         """The given vLLM sampling parameters of the first stage."""

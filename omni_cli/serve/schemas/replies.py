@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from typing import Literal, NotRequired, Required
 
 from typing_extensions import TypedDict
 
@@ -23,6 +23,7 @@ class ErrorReply(TypedDict):
 class CompletionTokensDetails(TypedDict):
     text_tokens: int
     audio_tokens: int
+    reasoning_tokens: int
 
 
 class Usage(TypedDict):
@@ -41,10 +42,32 @@ class SpokenReply(TypedDict):
     transcript: str
 
 
+class FunctionCall(TypedDict, total=False):
+    name: str
+    arguments: str
+
+
+class ReplyToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ToolCallPiece(TypedDict, total=False):
+    """A piece of the call at `index`: its id and name first, then pieces of its arguments."""
+
+    index: Required[int]
+    id: str
+    type: Literal["function"]
+    function: Required[FunctionCall]
+
+
 class ReplyMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ReplyToolCall]]
     audio: NotRequired[SpokenReply]
 
 
@@ -60,6 +83,8 @@ class SpeechDelta(TypedDict, total=False):
 class ReplyDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str
+    tool_calls: list[ToolCallPiece]
     audio: SpeechDelta
 
 
@@ -79,7 +104,7 @@ class ChoiceLogprobs(TypedDict):
 
 
 class _AnyChoice(TypedDict):
-    index: Literal[0]
+    index: int
     logprobs: ChoiceLogprobs | None
     finish_reason: str | None
     token_ids: NotRequired[list[int]]

@@ -1,0 +1,197 @@
+"""Calls of tools and reasoning, whole and streamed; the weights say nothing, so grammars make them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.omni_server import CHAT, OmniServer
+from support.tiny_models import tool_caller
+from transformers import AutoTokenizer
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+TOOLS = [WEATHER, CLOCK]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+ROME = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+NOON = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+USER = [{"role": "user", "content": "what is the weather?"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_caller(tmp_path_factory.mktemp("models") / "tool_caller")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, start_server: Any) -> OmniServer:
+    """Its tool parser is found by the checkpoint's template."""
+    return start_server("--model", str(folder))
+
+
+@pytest.fixture(scope="module")
+def reasoner(folder: Path, start_server: Any) -> OmniServer:
+    return start_server("--model", str(folder), "--reasoning-parser", "qwen3")
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"messages": USER, "max_tokens": 300, "seed": 0, "temperature": 1, **fields}
+
+
+def answer(server: OmniServer, **fields: Any) -> dict[str, Any]:
+    got = server.request("POST", CHAT, body(**fields))
+    assert got.status == 200, got.body
+    found: dict[str, Any] = json.loads(got.body)
+    return found
+
+
+def streamed(server: OmniServer, **fields: Any) -> dict[str, Any]:
+    """Return the message and the finish reason that the chunks add up to."""
+    message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
+    reason = None
+    with server.client() as client:
+        chunks = client.chat.completions.create(
+            model=None,
+            stream=True,
+            **{name: value for name, value in body(**fields).items() if name in KNOWN},
+            extra_body={name: value for name, value in body(**fields).items() if name not in KNOWN},
+        )
+        for chunk in chunks:
+            (choice,) = chunk.choices
+            reason = choice.finish_reason or reason
+            delta = choice.delta.model_dump(exclude_none=True)
+            if delta.get("content"):
+                message["content"] = (message["content"] or "") + delta["content"]
+            if "reasoning_content" in delta:
+                message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
+            for piece in delta.get("tool_calls", ()):
+                calls = message.setdefault("tool_calls", [])
+                if piece["index"] == len(calls):
+                    calls.append({"id": piece["id"], "type": "function", "function": {"name": "", "arguments": ""}})
+                call = calls[piece["index"]]["function"]
+                call["name"] += piece["function"].get("name") or ""
+                call["arguments"] += piece["function"].get("arguments") or ""
+    return {"message": message, "finish_reason": reason}
+
+
+KNOWN = {"messages", "max_tokens", "seed", "temperature", "tools", "tool_choice", "parallel_tool_calls", "logit_bias"}
+
+
+def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
+    """Ids are random."""
+    message = dict(choice["message"])
+    if "tool_calls" in message:
+        assert all(call["id"] for call in message["tool_calls"])
+        message["tool_calls"] = [call["function"] for call in message["tool_calls"]]
+    return {"message": {**message, "content": message["content"] or None}, "finish_reason": choice["finish_reason"]}
+
+
+def functions(choice: dict[str, Any]) -> list[tuple[str, Any]]:
+    calls = choice["message"]["tool_calls"]
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "expected"),
+    [
+        (ROME, None, [("get_weather", {"city": "Rome", "days": 2})]),
+        (f"{ROME}\n{NOON}", None, [("get_weather", {"city": "Rome", "days": 2}), ("get_time", {})]),
+        (f"I look.\n{NOON}", "I look.", [("get_time", {})]),
+    ],
+    ids=["one", "two", "after words"],
+)
+def test_calls_are_taken_out_of_the_text(server: OmniServer, text: str, content: str | None, expected: Any) -> None:
+    asked = {"tools": TOOLS, "structured_outputs": {"choice": [text]}}
+    (choice,) = answer(server, **asked)["choices"]
+    assert functions(choice) == expected
+    assert (choice["message"]["content"] or "").strip() == (content or "")
+    assert choice["finish_reason"] == "tool_calls"
+    assert without_ids(streamed(server, **asked)) == without_ids(choice)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("which", ["server", "omni"])
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_required_call_fits_its_schema(request: pytest.FixtureRequest, which: str, choice: Any, seed: int) -> None:
+    """In the format of the checkpoint, or as JSON where that is not known."""
+    server = request.getfixturevalue(which)
+    asked = {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False, "seed": seed}
+    (made,) = answer(server, **asked)["choices"]
+    ((name, arguments),) = functions(made)
+    assert name == "get_weather"
+    assert set(arguments) == {"city", "days"} and arguments["city"] in ("Rome", "Oslo") and 1 <= arguments["days"] <= 9
+    assert made["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
+    assert without_ids(streamed(server, **asked)) == without_ids(made)
+
+
+def test_tools_are_not_called_if_none_is_chosen(server: OmniServer) -> None:
+    (choice,) = answer(server, tools=TOOLS, tool_choice="none", structured_outputs={"choice": [ROME]})["choices"]
+    assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
+
+
+def test_results_of_calls_are_in_the_prompt_as_the_template_writes_them(server: OmniServer, folder: Path) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]
+    as_template = [*messages]
+    as_template[1] = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{**call, "function": {"name": "get_weather", "arguments": {"city": "Rome"}}}],
+    }
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tools = [{"type": "function", "function": dict(tool["function"])} for tool in TOOLS]
+    expected = tokenizer.apply_chat_template(as_template, tools=tools, add_generation_prompt=True, return_dict=False)
+    got = answer(server, messages=messages, tools=TOOLS, max_tokens=1)
+    assert got["usage"]["prompt_tokens"] == len(expected)
+
+
+def test_reasoning_is_beside_the_answer(reasoner: OmniServer, folder: Path) -> None:
+    """A grammar binds what comes after it."""
+    end = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("</think>")
+    lengths = set()
+    for seed in range(4):
+        asked = {"logit_bias": {str(end): 4}, "structured_outputs": {"choice": ["yes", "no"]}, "seed": seed}
+        got = answer(reasoner, **asked)
+        (choice,) = got["choices"]
+        assert choice["message"]["content"].strip() in ("yes", "no")
+        reasoning = choice["message"].get("reasoning_content", "")
+        assert "think>" not in reasoning
+        assert bool(reasoning) == bool(got["usage"]["completion_tokens_details"]["reasoning_tokens"])
+        lengths.add(len(reasoning))
+        assert without_ids(streamed(reasoner, **asked)) == without_ids(choice)
+    assert max(lengths) > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"tool_choice": "required"}, "tool_choice", "there are no `tools`"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "`f`"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
+        ({"tools": TOOLS}, None, "--tool-call-parser"),
+        ({"tools": TOOLS, "modalities": ["text", "audio"]}, "tools", "would be spoken"),
+    ],
+    ids=["no tools", "no such tool", "other kind", "unknown format", "speech"],
+)
+def test_what_cannot_be_done_is_refused(omni: OmniServer, fields: dict[str, Any], param: str | None, says: str) -> None:
+    got = omni.request("POST", CHAT, body(**fields))
+    error = json.loads(got.body)["error"]
+    assert got.status == 400 and error["param"] == param and says in error["message"]
