@@ -38,6 +38,7 @@ class Exchange:
     deadline_s: float
     status: int | None = None
     sent_bytes: int = 0
+    num_output_tokens: int = 0
     error: str | None = None
     message: str | None = None
     headers: dict[str, str] = field(default_factory=dict)

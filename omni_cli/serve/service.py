@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from omni_cli.config.bounds import NUM_RANDOM_SEEDS
+from omni_cli.config.bounds import MAX_SEED, NUM_RANDOM_SEEDS
 from omni_cli.config.loader import load_bundled
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.describing import get_capabilities
@@ -30,6 +31,18 @@ from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.supervisor import EngineState, Supervisor
 
 T = TypeVar("T")
+
+
+def seeded_copies(request: GenerateRequest, n: int) -> list[GenerateRequest]:
+    """Return the requests of `n` answers to one: the first has its seed, each following one the next seed."""
+    return [
+        dataclasses.replace(
+            request,
+            request_id=f"{request.request_id}-{number}",
+            seed=request.seed + number - (MAX_SEED + 1 if request.seed + number > MAX_SEED else 0),
+        )
+        for number in range(n)
+    ]
 
 
 @dataclass
@@ -131,6 +144,13 @@ class Service:
                 code="prompt_too_long",
             )
 
+    def check_count(self, count: int, param: str) -> None:
+        """Raise `APIError` (400) for more answers to one exchange than the server runs requests at once."""
+        limit = self.limits.max_requests
+        if count > limit:
+            message = f"`{param}` asks for {count} answers; the maximum is {limit}"
+            raise APIError(400, message, code="invalid_value", param=param)
+
     async def decode(self, build: Callable[[MediaDecoder], T]) -> T:
         """Call `build` in a thread of the server's media, which other work does not share."""
         try:
@@ -170,6 +190,48 @@ class Service:
                     return event
         raise OmniError(f"request `{request.request_id}` ended without a result")
 
+    async def events_of_all(
+        self, requests: Sequence[GenerateRequest], exchange: Exchange
+    ) -> AsyncGenerator[tuple[int, Event], None]:
+        """Run requests concurrently, so that the engine can batch them; yield the `events` of each with its index.
+
+        The first failure is raised and aborts the others. Leaving early aborts all.
+        """
+        queue: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
+
+        async def run(index: int, request: GenerateRequest) -> None:
+            async with aclosing(self.events(request, exchange)) as events:
+                async for event in events:
+                    queue.put_nowait((index, event))
+
+        async def run_all() -> None:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for index, request in enumerate(requests):
+                        group.create_task(run(index, request))
+            except ExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+            finally:
+                queue.put_nowait(None)
+
+        running = asyncio.create_task(run_all())
+        try:
+            while (item := await queue.get()) is not None:
+                yield item
+            await running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def results(self, requests: Sequence[GenerateRequest], exchange: Exchange) -> list[RequestResult]:
+        """Return the last of `events_of_all` of each request, for an answer that is sent as a whole."""
+        results: dict[int, RequestResult] = {}
+        async with aclosing(self.events_of_all(requests, exchange)) as events:
+            async for index, event in events:
+                if isinstance(event, RequestResult):
+                    results[index] = event
+        return [results[index] for index in range(len(requests))]
+
     def remember(self, reply: ChatReply, result: RequestResult) -> None:
         """Keep the words of a spoken answer, which a later request may name by the id of its speech."""
         text = next((output.text for output in result.outputs if isinstance(output, TextOutput)), None)
@@ -205,9 +267,10 @@ class Service:
             self.metrics.real_time_factor(exchange, exchange.elapsed_s() / audio_s)
         tokens = sum(trace.num_output_tokens or 0 for trace in result.stages)
         if tokens:
-            exchange.notes["output_tokens"] = tokens
-        if result.notes:
             # An exchange may have several requests.
+            exchange.num_output_tokens += tokens
+            exchange.notes["output_tokens"] = exchange.num_output_tokens
+        if result.notes:
             exchange.changes |= dict.fromkeys(result.notes)
             exchange.notes["notes"] = list(exchange.changes)
         error = result.error

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omni_cli.config.bounds import MAX_SEED
 from omni_cli.encoding import encode_image
 from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
 from omni_cli.serve.errors import APIError
@@ -20,7 +19,7 @@ from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, errors
 from omni_cli.serve.schemas.images import ImageEditRequest, ImageFields, ImageRequest
 from omni_cli.serve.schemas.replies import ImageItem, ImagesReply
-from omni_cli.serve.service import Service
+from omni_cli.serve.service import Service, seeded_copies
 
 
 def image_routes(service: Service) -> APIRouter:
@@ -51,7 +50,7 @@ def image_routes(service: Service) -> APIRouter:
 async def _reply(service: Service, body: ImageFields, request: Request, **media: Any) -> Response:
     exchange = Exchange.from_scope(request.scope)
     requests = _generate_requests(service.choose_seed(body.seed, exchange), body, **media)
-    results = await _run_all(service, requests, exchange)
+    results = await service.results(requests, exchange)
     data = await asyncio.to_thread(lambda: [item for result in results for item in _items(result, body)])
     reply: ImagesReply = {
         "created": unix_now(),
@@ -75,16 +74,6 @@ def _media(body: ImageEditRequest, decoder: MediaDecoder) -> dict[str, Any]:
     return {"images": images, "mask": mask, "control_images": controls, "notes": tuple(decoder.notes)}
 
 
-async def _run_all(service: Service, requests: list[GenerateRequest], exchange: Exchange) -> list[RequestResult]:
-    """Run the requests concurrently, so that the engine can batch them; the first failure ends all."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(service.result(request, exchange)) for request in requests]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
 def _check(service: Service, body: ImageFields) -> None:
     service.check_model(body.model)
     service.check_makes("image")
@@ -94,18 +83,15 @@ def _check(service: Service, body: ImageFields) -> None:
 
 
 def _generate_requests(seed: int, body: ImageFields, **media: Any) -> list[GenerateRequest]:
-    name = new_id("image")
-    return [
-        GenerateRequest(
-            request_id=f"{name}-{number}",
-            prompt=body.prompt,
-            seed=seed + number - (MAX_SEED + 1 if seed + number > MAX_SEED else 0),
-            modalities=frozenset({"image"}),
-            diffusion=body.diffusion(),
-            **media,
-        )
-        for number in range(body.n or 1)
-    ]
+    request = GenerateRequest(
+        request_id=new_id("image"),
+        prompt=body.prompt,
+        seed=seed,
+        modalities=frozenset({"image"}),
+        diffusion=body.diffusion(),
+        **media,
+    )
+    return seeded_copies(request, body.n or 1)
 
 
 def _items(result: RequestResult, body: ImageFields) -> list[ImageItem]:
