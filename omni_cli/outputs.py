@@ -109,8 +109,8 @@ class GenerateRequest:
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
     `max_audio_tokens` bounds the tokens that become sound, as `sampling`'s `max_tokens` does those of text.
-    `chat_template_kwargs` are variables of the chat template, as in vLLM. With `split_reply`, the answer's reasoning
-    and calls of `tool_use`'s functions are taken out of its text, in the model's own format.
+    `chat_template_kwargs` are variables of the chat template, as in vLLM; `reasoning_effort` is OpenAI's. With
+    `split_reply`, the answer's reasoning and calls of `tool_use`'s functions are taken out of its text.
     `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
     `cache_salt` separates prefix caches and cached encoder outputs: entries with another salt, or none, are not used.
     With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s while it
@@ -138,6 +138,7 @@ class GenerateRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_audio_tokens: int | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
     tool_use: ToolUse | None = None
     split_reply: bool = False
     diffusion: Mapping[str, Any] = field(default_factory=dict)

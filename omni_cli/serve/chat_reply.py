@@ -213,12 +213,17 @@ def _text_logprobs(result: RequestResult) -> tuple[TokenLogprobs, ...]:
 
 
 def _logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> ChoiceLogprobs | None:
-    """Return log-probabilities in OpenAI's shape; None if there are none."""
+    content = token_logprobs(tokens, num_top)
+    return {"content": content, "refusal": None} if content else None
+
+
+def token_logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> list[TokenLogprob]:
+    """Return log-probabilities in OpenAI's shape."""
     content: list[TokenLogprob] = []
     for candidates in tokens:  # the sampled token, then the most likely ones without it
         top = sorted(candidates, key=lambda item: -item[1])[:num_top]
         content.append({**_token(candidates[0]), "top_logprobs": [_token(item) for item in top]})
-    return {"content": content, "refusal": None} if content else None
+    return content
 
 
 def _token(item: tuple[int, float, str | None]) -> TopLogprob:

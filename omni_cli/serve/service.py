@@ -34,7 +34,9 @@ T = TypeVar("T")
 
 
 def seeded_copies(request: GenerateRequest, n: int) -> list[GenerateRequest]:
-    """Return the requests of `n` answers to one: the first has its seed, each following one the next seed."""
+    """Return the requests of `n` answers: the first has the seed of `request`, each following one the next seed."""
+    if n == 1:
+        return [request]
     return [
         dataclasses.replace(
             request,

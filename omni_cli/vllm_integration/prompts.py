@@ -103,7 +103,8 @@ class PromptMaker:
         own: dict[str, Any] = {"add_generation_prompt": True, "tokenize": tokenizes}
         if request.tool_use is not None:
             own["tools"] = list(request.tool_use.tools)
-        params = ChatParams(chat_template_kwargs={**request.chat_template_kwargs, **own})
+        variables = {**self._reasoning(request), **request.chat_template_kwargs, **own}
+        params = ChatParams(chat_template_kwargs=variables)
         try:
             _, prompt = self._renderer.render_messages(_as_openai(messages), params)
         except (ValueError, VLLMClientError) as error:
@@ -112,6 +113,19 @@ class PromptMaker:
                 raise InputError(message, hint=hint) from error
             raise InputError(f"the model's chat template refuses this conversation: {one_line(error)}") from error
         return {name: prompt[name] for name in ("prompt", "prompt_token_ids") if name in prompt}
+
+    def _reasoning(self, request: GenerateRequest) -> dict[str, object]:
+        """Return the chat template's variables for a reasoning effort. Raises `InputError` if it has none."""
+        effort, template = request.reasoning_effort, self.get_template() or ""
+        if effort is None:
+            return {}
+        if "reasoning_effort" in template:
+            return {"reasoning_effort": effort}
+        if "enable_thinking" in template:
+            return {"enable_thinking": effort != "none"}
+        if effort == "none":
+            return {}
+        raise InputError("this model's chat template takes no `reasoning_effort`")
 
     def conversation(self, request: GenerateRequest) -> list[Any]:
         """Return the messages in OpenAI's form, without their media. Raises `InputError` if they are empty."""

@@ -119,7 +119,7 @@ class ReplyParsers:
 
 @dataclass(frozen=True)
 class ParsedText:
-    """What an engine step adds to an answer."""
+    """Text, reasoning and calls that an engine step adds to an answer."""
 
     text: str = ""
     reasoning: str = ""
@@ -140,7 +140,7 @@ class ReplyParser:
 
     @property
     def structured_outputs(self) -> StructuredOutputsParams | None:
-        """What binds the text to the calls that the request requires, or else to its own grammar."""
+        """The grammar of the calls that the request requires, or else its own."""
         bound: StructuredOutputsParams | None = self._request.structured_outputs
         return bound
 

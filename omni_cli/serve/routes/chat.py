@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omni_cli.outputs import AudioChunk, GenerateRequest, RequestResult, TextDelta
+from omni_cli.outputs import AudioChunk, GenerateRequest, Modality, RequestResult, TextDelta
 from omni_cli.serve.chat_reply import ChatReply, token_usage
 from omni_cli.serve.conversation import read_conversation
 from omni_cli.serve.errors import APIError
@@ -23,7 +25,7 @@ from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.replies import ChatCompletion, ChatCompletionChunk
 from omni_cli.serve.schemas.structured_outputs import constraint
 from omni_cli.serve.schemas.tools import NamedTool
-from omni_cli.serve.service import Service
+from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.sse import DONE, event_stream
 
 
@@ -38,23 +40,24 @@ def chat_routes(service: Service) -> APIRouter:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         exchange = Exchange.from_scope(request.scope)
-        _check(service, body)
+        check_chat(service, body)
         reply = _reply(service, body, service.choose_seed(body.seed, exchange))
         generate = await service.decode(functools.partial(_generate_request, service, body, reply))
+        requests = seeded_copies(generate, body.n or 1)
         if body.stream:
-            documents = _stream(service, generate, reply, exchange, body.stream_options or StreamOptions())
+            documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
             return await event_stream(documents, exchange, service.log, end=DONE)
-        result = await service.result(generate, exchange)
-        service.remember(reply, result)
-        encodes = reply.wants_audio
-        return JSONResponse(
-            await asyncio.to_thread(reply.completion, [result]) if encodes else reply.completion([result])
-        )
+        results = await service.results(requests, exchange)
+        if not reply.wants_audio:
+            return JSONResponse(reply.completion(results))
+        service.remember(reply, results[0])
+        return JSONResponse(await asyncio.to_thread(reply.completion, results))
 
     return router
 
 
-def _check(service: Service, body: ChatCompletionRequest) -> None:
+def check_chat(service: Service, body: ChatCompletionRequest) -> None:
+    """Raise `APIError` for fields that contradict each other or the served model."""
     service.check_model(body.model)
     service.check_makes("text")
     if body.modalities is not None and "audio" in body.modalities:
@@ -71,6 +74,9 @@ def _check(service: Service, body: ChatCompletionRequest) -> None:
     if body.top_logprobs and not body.logprobs:
         raise APIError(400, "`top_logprobs` needs `logprobs: true`", code="invalid_value", param="top_logprobs")
     _check_tools(body)
+    service.check_count(body.n or 1, "n")
+    if (body.n or 1) > 1 and "audio" in (body.modalities or ()):
+        raise APIError(400, '`n` needs `modalities: ["text"]`', code="invalid_value", param="n")
     if body.structured_outputs is not None:
         _check_structured_outputs(body)
     if body.stream_options is not None and not body.stream:
@@ -117,17 +123,31 @@ def _reply(service: Service, body: ChatCompletionRequest, seed: int) -> ChatRepl
 def _generate_request(
     service: Service, body: ChatCompletionRequest, reply: ChatReply, decoder: MediaDecoder
 ) -> GenerateRequest:
+    request = text_request(service, body, reply.id, reply.seed, decoder)
+    if not reply.wants_audio:
+        return request
+    return dataclasses.replace(
+        request,
+        # Text is generated on the way to speech and becomes its transcript.
+        modalities=frozenset[Modality]({"text", "audio"}),
+        speaker=None if body.audio is None else voice_name(body.audio.voice),
+        max_audio_tokens=body.max_audio_tokens,
+    )
+
+
+def text_request(
+    service: Service, body: ChatCompletionRequest, request_id: str, seed: int, decoder: MediaDecoder
+) -> GenerateRequest:
+    """Return the request for a conversation's answer in text; for use in a thread, because it decodes media."""
     conversation = read_conversation(body.messages, decoder, service.transcripts)
     service.check_prompt_length(sum(len(part.text) for turn in conversation["messages"] for part in turn.parts))
     return GenerateRequest(
-        request_id=reply.id,
-        seed=reply.seed,
-        # Text is generated on the way to speech and becomes its transcript.
-        modalities=frozenset({"text", "audio"} if reply.wants_audio else {"text"}),
-        speaker=None if body.audio is None else voice_name(body.audio.voice),
+        request_id=request_id,
+        seed=seed,
+        modalities=frozenset({"text"}),
         sampling=body.sampling(),
-        max_audio_tokens=body.max_audio_tokens,
         chat_template_kwargs=body.chat_template_kwargs or {},
+        reasoning_effort=body.reasoning_effort,
         tool_use=body.tool_use(),
         split_reply=True,
         cache_salt=body.cache_salt,
@@ -137,19 +157,25 @@ def _generate_request(
 
 
 async def _stream(
-    service: Service, request: GenerateRequest, reply: ChatReply, exchange: Exchange, options: StreamOptions
+    service: Service,
+    requests: Sequence[GenerateRequest],
+    reply: ChatReply,
+    exchange: Exchange,
+    options: StreamOptions,
 ) -> AsyncGenerator[ChatCompletionChunk, None]:
-    begun, num_logprobs = False, 0
-    async with aclosing(service.events(request, exchange)) as events:
-        async for event in events:
-            if not begun:
-                begun = True
-                yield reply.begin()
+    begun: set[int] = set()
+    num_logprobs: Counter[int] = Counter()
+    results: list[RequestResult] = []
+    async with aclosing(service.events_of_all(requests, exchange)) as events:
+        async for index, event in events:
+            if index not in begun:
+                begun.add(index)
+                yield reply.begin(index)
             match event:
                 case TextDelta():
                     service.note_text(exchange)
-                    num_logprobs += len(event.logprobs)
-                    chunk = reply.text(event)
+                    num_logprobs[index] += len(event.logprobs)
+                    chunk = reply.text(event, index)
                     if options.continuous_usage_stats:
                         chunk["usage"] = token_usage(event.num_input_tokens, event.num_output_tokens)
                     yield chunk
@@ -159,6 +185,7 @@ async def _stream(
                         yield piece
                 case RequestResult():
                     service.remember(reply, event)
-                    yield reply.end(event, num_logprobs=num_logprobs)
-                    if options.include_usage:
-                        yield reply.usage([event])
+                    results.append(event)
+                    yield reply.end(event, index, num_logprobs[index])
+    if options.include_usage:
+        yield reply.usage(results)

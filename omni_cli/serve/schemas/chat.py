@@ -24,6 +24,10 @@ from omni_cli.tool_calls import ToolUse
 
 MAX_LOGPROBS = 20
 """vLLM's default maximum, and OpenAI's."""
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+TemplateVariables = Annotated[
+    dict[str, Any], Field(max_length=64, description="Variables of the model's chat template.")
+]
 TokenText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 
 # OpenAI's field -> vLLM's sampling parameter, if the names differ.
@@ -150,6 +154,7 @@ class ChatCompletionRequest(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     seed: Seed | None = None
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of answers, of text alone.")
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     max_audio_tokens: Tokens | None = Field(None, description="Maximum of tokens that become sound.")
@@ -166,6 +171,7 @@ class ChatCompletionRequest(Strict):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    reasoning_effort: ReasoningEffort | None = Field(None, description="Where the model's chat template has it.")
     tools: Tools | None = None
     tool_choice: ToolChoice | None = Field(None, description="Default: `auto` with `tools`, else `none`.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer. Default: true.")
@@ -179,16 +185,12 @@ class ChatCompletionRequest(Strict):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     structured_outputs: StructuredOutputs | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = Field(
-        None, description="Variables of the model's chat template."
-    )
+    chat_template_kwargs: TemplateVariables | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
-    n: Annotated[object, Only(1)] = None
     functions: Annotated[object, Only([])] = None
     function_call: Annotated[object, Only("none", "auto")] = None
     prediction: Annotated[object, Only()] = None
-    reasoning_effort: Annotated[object, Only("none")] = None
     verbosity: Annotated[object, Only()] = None
     web_search_options: Annotated[object, Only()] = None
 

@@ -61,6 +61,31 @@ def test_chat(omni: OmniServer, omni_engine: Any) -> None:
     assert answer.usage.total_tokens == trace.num_input_tokens + trace.num_output_tokens
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers_have_the_next_seeds(omni: OmniServer, stream: bool) -> None:
+    asked: Any = {"model": MODEL, "messages": user("hello"), "seed": 3, "temperature": 1.5, "max_tokens": 12}
+    one = [omni.client().chat.completions.create(**{**asked, "seed": seed}) for seed in (3, 4, 5)]
+    if stream:
+        texts, finished, counts = ["", "", ""], set(), []
+        for chunk in omni.client().chat.completions.create(
+            **asked, n=3, stream=True, stream_options={"include_usage": True}
+        ):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                finished |= {choice.index} if choice.finish_reason else set()
+            counts += [chunk.usage] if chunk.usage else []
+        assert finished == {0, 1, 2}
+        (usage,) = counts
+    else:
+        several = omni.client().chat.completions.create(**asked, n=3)
+        assert [choice.index for choice in several.choices] == [0, 1, 2]
+        texts, usage = [choice.message.content for choice in several.choices], several.usage
+    assert texts == [answer.choices[0].message.content for answer in one]
+    assert len(set(texts)) == 3
+    assert usage.prompt_tokens == one[0].usage.prompt_tokens
+    assert usage.completion_tokens == sum(answer.usage.completion_tokens for answer in one)
+
+
 def test_special_tokens_in_a_text_act_as_such(omni: OmniServer) -> None:
     """As in vLLM and transformers: a text may contain other turns."""
     turns = [*user("hello"), {"role": "assistant", "content": "yes"}, *user("again")]
