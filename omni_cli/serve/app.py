@@ -20,10 +20,12 @@ from omni_cli.serve.parsed_route import is_form
 from omni_cli.serve.routes.chat import chat_routes
 from omni_cli.serve.routes.images import image_routes
 from omni_cli.serve.routes.operations import operation_routes
+from omni_cli.serve.routes.responses import response_routes
 from omni_cli.serve.routes.speech import speech_routes
 from omni_cli.serve.routes.videos import kept_video_routes, video_routes
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
 from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
+from omni_cli.serve.schemas.responses import ResponseRequest
 from omni_cli.serve.schemas.speech import SpeechRequest
 from omni_cli.serve.schemas.videos import VideoRequest
 from omni_cli.serve.service import Service
@@ -31,6 +33,7 @@ from omni_cli.serve.video_jobs import VIDEOS, VideoJobs
 
 _KNOWN_FIELDS = {
     "/v1/chat/completions": tuple(ChatCompletionRequest.model_fields),
+    "/v1/responses": tuple(ResponseRequest.model_fields),
     "/v1/audio/speech": tuple(SpeechRequest.model_fields),
     "/v1/images/generations": tuple(ImageRequest.model_fields),
     VIDEOS: tuple(VideoRequest.model_fields),
@@ -67,7 +70,7 @@ def create_app(
     `is_loopback` is for an address that only this machine can connect to: see `SiteRule`.
     """
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
-    for routes in (chat_routes, speech_routes, image_routes, operation_routes):
+    for routes in (chat_routes, response_routes, speech_routes, image_routes, operation_routes):
         api.include_router(routes(service))
     for video_router in (video_routes, kept_video_routes):
         api.include_router(video_router(service, videos))

@@ -17,7 +17,10 @@ _MAX_MESSAGE_CHARS = 1000
 _MAX_PARAM_CHARS = 200
 _MAX_SHOWN = 60
 # What tells the members of a list apart: the roles of messages, and the types of their parts.
-_TAGS = ("system", "developer", "user", "assistant", "tool", "text", "image_url", "input_audio", "video_url")
+_TAGS = (
+    *("system", "developer", "user", "assistant", "tool", "text", "image_url", "input_audio", "video_url"),
+    *("message", "function_call", "function_call_output", "reasoning", "input_text", "output_text", "input_image"),
+)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -126,7 +129,8 @@ def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str]) -> AP
 
     Reports the deepest one: if a value may be of several types, the others only report that it is not one of them.
     """
-    error = max(errors, key=lambda error: len(error["loc"]))
+    # What an object of the wrong type lacks is of no interest.
+    error = max(errors, key=lambda error: (len(error["loc"]), error["type"] == "literal_error"))
     param = _param(error["loc"])
     match error["type"]:
         case "json_invalid":

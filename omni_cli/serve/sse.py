@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -36,32 +37,42 @@ async def begin(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
 
 
 async def event_stream(
-    documents: AsyncGenerator[Mapping[str, object], None], exchange: Exchange, log: AccessLog, *, end: bytes = b""
+    documents: AsyncGenerator[Mapping[str, object], None],
+    exchange: Exchange,
+    log: AccessLog,
+    *,
+    end: bytes = b"",
+    failed: Callable[[APIError], Mapping[str, object]] | None = None,
 ) -> StreamingResponse:
     """Send these documents as they arrive; a failure midway is one of them, `{"error": ...}`.
 
-    Waits for the first one, and raises what the request raises before it.
+    With `failed`, which describes a failure, they are events of their `type`. Waits for the first one, and raises what
+    the request raises before it.
     """
+    event = functools.partial(_event, is_named=failed is not None)
+    describe = failed or APIError.body
     begun = await begin(documents)
 
     async def send() -> AsyncIterator[bytes]:
         try:
             async with aclosing(begun):
                 async for document in begun:
-                    yield _event(document)
+                    yield event(document)
         except (OmniError, APIError) as failure:
             error = as_api_error(failure)
             exchange.error = error.kind
-            yield _event(error.body())
+            yield event(describe(error))
         except Exception as failure:  # noqa: BLE001 - the status is sent; a missing error would look like a normal end
             exchange.error = "internal_error"
             log.failure(exchange, failure)
-            yield _event(APIError(500, "internal error", code="internal_error").body())
+            error = APIError(500, "internal error", code="internal_error")
+            yield event(describe(error))
         if end:
             yield end
 
     return StreamingResponse(send(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
-def _event(document: Mapping[str, object]) -> bytes:
-    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+def _event(document: Mapping[str, object], *, is_named: bool) -> bytes:
+    name = f"event: {document['type']}\n".encode() if is_named else b""
+    return name + b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"

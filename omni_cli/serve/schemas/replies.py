@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, Required
+from typing import Any, Literal, NotRequired, Required
 
 from typing_extensions import TypedDict
 
@@ -136,6 +136,19 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChunkChoice]
     usage: NotRequired[Usage]
+    seed: int
+
+
+class ResponseDocument(TypedDict):
+    """A response, with the settings that its request had; `output` has OpenAI's items."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
     seed: int
 
 

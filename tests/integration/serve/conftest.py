@@ -6,12 +6,14 @@ import base64
 import io
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.omni_requests import FEW_STEPS
 from support.omni_server import KEY, OmniServer
+from support.tiny_models import tool_caller
 
 from omni_cli.encoding import encode_png, encode_wav
 from omni_cli.models.diffusers_pipeline.builder import tiny_image
@@ -51,6 +53,17 @@ start_server = pytest.fixture(_servers, scope="module", name="start_server")
 @pytest.fixture(scope="session")
 def omni(start_session_server: Any) -> OmniServer:
     return start_session_server(*TINY_OMNI)
+
+
+@pytest.fixture(scope="session")
+def tool_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_caller(tmp_path_factory.mktemp("models") / "tool_caller")
+
+
+@pytest.fixture(scope="session")
+def tools_server(tool_folder: Path, start_session_server: Any) -> OmniServer:
+    """Its tool parser is found by the checkpoint's template."""
+    return start_session_server("--model", str(tool_folder))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from support.omni_server import CHAT, OmniServer
-from support.tiny_models import tool_caller
 from transformers import AutoTokenizer
 
 WEATHER = {
@@ -33,19 +32,8 @@ USER = [{"role": "user", "content": "what is the weather?"}]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tool_caller(tmp_path_factory.mktemp("models") / "tool_caller")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path, start_server: Any) -> OmniServer:
-    """Its tool parser is found by the checkpoint's template."""
-    return start_server("--model", str(folder))
-
-
-@pytest.fixture(scope="module")
-def reasoner(folder: Path, start_server: Any) -> OmniServer:
-    return start_server("--model", str(folder), "--reasoning-parser", "qwen3")
+def reasoner(tool_folder: Path, start_server: Any) -> OmniServer:
+    return start_server("--model", str(tool_folder), "--reasoning-parser", "qwen3")
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -114,17 +102,19 @@ def functions(choice: dict[str, Any]) -> list[tuple[str, Any]]:
     ],
     ids=["one", "two", "after words"],
 )
-def test_calls_are_taken_out_of_the_text(server: OmniServer, text: str, content: str | None, expected: Any) -> None:
+def test_calls_are_taken_out_of_the_text(
+    tools_server: OmniServer, text: str, content: str | None, expected: Any
+) -> None:
     asked = {"tools": TOOLS, "structured_outputs": {"choice": [text]}}
-    (choice,) = answer(server, **asked)["choices"]
+    (choice,) = answer(tools_server, **asked)["choices"]
     assert functions(choice) == expected
     assert (choice["message"]["content"] or "").strip() == (content or "")
     assert choice["finish_reason"] == "tool_calls"
-    assert without_ids(streamed(server, **asked)) == without_ids(choice)
+    assert without_ids(streamed(tools_server, **asked)) == without_ids(choice)
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("which", ["server", "omni"])
+@pytest.mark.parametrize("which", ["tools_server", "omni"])
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_a_required_call_fits_its_schema(request: pytest.FixtureRequest, which: str, choice: Any, seed: int) -> None:
     """In the format of the checkpoint, or as JSON where that is not known."""
@@ -138,12 +128,14 @@ def test_a_required_call_fits_its_schema(request: pytest.FixtureRequest, which: 
     assert without_ids(streamed(server, **asked)) == without_ids(made)
 
 
-def test_tools_are_not_called_if_none_is_chosen(server: OmniServer) -> None:
-    (choice,) = answer(server, tools=TOOLS, tool_choice="none", structured_outputs={"choice": [ROME]})["choices"]
+def test_tools_are_not_called_if_none_is_chosen(tools_server: OmniServer) -> None:
+    (choice,) = answer(tools_server, tools=TOOLS, tool_choice="none", structured_outputs={"choice": [ROME]})["choices"]
     assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
 
 
-def test_results_of_calls_are_in_the_prompt_as_the_template_writes_them(server: OmniServer, folder: Path) -> None:
+def test_results_of_calls_are_in_the_prompt_as_the_template_writes_them(
+    tools_server: OmniServer, tool_folder: Path
+) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
     messages = [
         *USER,
@@ -156,16 +148,16 @@ def test_results_of_calls_are_in_the_prompt_as_the_template_writes_them(server: 
         "content": None,
         "tool_calls": [{**call, "function": {"name": "get_weather", "arguments": {"city": "Rome"}}}],
     }
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(tool_folder)
     tools = [{"type": "function", "function": dict(tool["function"])} for tool in TOOLS]
     expected = tokenizer.apply_chat_template(as_template, tools=tools, add_generation_prompt=True, return_dict=False)
-    got = answer(server, messages=messages, tools=TOOLS, max_tokens=1)
+    got = answer(tools_server, messages=messages, tools=TOOLS, max_tokens=1)
     assert got["usage"]["prompt_tokens"] == len(expected)
 
 
-def test_reasoning_is_beside_the_answer(reasoner: OmniServer, folder: Path) -> None:
+def test_reasoning_is_beside_the_answer(reasoner: OmniServer, tool_folder: Path) -> None:
     """A grammar binds what comes after it."""
-    end = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("</think>")
+    end = AutoTokenizer.from_pretrained(tool_folder).convert_tokens_to_ids("</think>")
     lengths = set()
     for seed in range(4):
         asked = {"logit_bias": {str(end): 4}, "structured_outputs": {"choice": ["yes", "no"]}, "seed": seed}
