@@ -5,6 +5,7 @@ compared between the first 200 requests and the last, and so are processes, thre
 something is wrong.
 
     python benchmarks/serve_soak.py --requests 2000 --clients 32
+    python benchmarks/serve_soak.py --requests 6000 --clients 200 --kinds call,schema
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +35,7 @@ MAX_GROWTH = 0.05
 # Short answers, because many requests reveal more than long ones. Small KV caches, because a cache becomes resident
 # memory as its blocks are first used, and these are all used after the first requests.
 OMNI = (
-    *("--profile", "tiny-omni", "--max-requests", "128"),
+    *("--profile", "tiny-omni", "--max-requests", "256"),
     *("--set", "thinker.sampling.max_tokens=12", "--set", "talker.sampling.max_tokens=24"),
     *("--set", "talker.sampling.min_tokens=12"),  # with random weights some texts give no speech
     *("--set", "thinker.kv_cache_memory_bytes=4194304", "--set", "talker.kv_cache_memory_bytes=4194304"),
@@ -74,6 +76,41 @@ def _read_stream(body: bytes) -> Any:
     return text, chunks[-1]["choices"][0]["finish_reason"]
 
 
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Rome", "Oslo", "Lima"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9999},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+_TOOL = {"type": "function", "function": {"name": "weather", "parameters": _SCHEMA}}
+
+
+def _bound(number: int, **fields: Any) -> dict[str, Any]:
+    return chat(f"Weather {number}?", seed=number, temperature=1.2, stream=True, max_tokens=120, **fields)
+
+
+def _call(number: int) -> dict[str, Any]:
+    return _bound(number, tools=[_TOOL], tool_choice="required", parallel_tool_calls=False)
+
+
+def _read_call(body: bytes) -> Any:
+    chunks = [json.loads(line.removeprefix("data: ")) for line in body.decode().split("\n\n")[:-2]]
+    calls = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    arguments, reason = (
+        "".join(call["function"]["arguments"] for call in calls),
+        chunks[-1]["choices"][0]["finish_reason"],
+    )
+    assert reason == "length" or set(json.loads(arguments)) == {"city", "days"}, arguments
+    return arguments, reason
+
+
+def _schema(number: int) -> dict[str, Any]:
+    return _bound(number, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}})
+
+
 def _read_images(body: bytes) -> Any:
     return [item["b64_json"] for item in json.loads(body)["data"]]
 
@@ -83,6 +120,8 @@ KINDS = (
     Kind("stream", "omni", CHAT, lambda n: chat(f"Why is {n}?", seed=n, stream=True), _read_stream, 3),
     Kind("spoken", "omni", CHAT, _spoken, _read_chat, 1),
     Kind("speech", "omni", SPEECH, lambda n: {"input": f"Number {n}.", "voice": "Ethan"}, lambda body: body, 1),
+    Kind("call", "omni", CHAT, _call, _read_call, 1),
+    Kind("schema", "omni", CHAT, _schema, _read_stream, 1),
     Kind("image", "image", IMAGES, lambda n: {"prompt": f"a cube {n}", "seed": n}, _read_images, 3),
     Kind(
         "images", "image", IMAGES, lambda n: {"prompt": "a ball", "seed": n, "n": 2, "size": "48x64"}, _read_images, 1
@@ -120,15 +159,17 @@ class Tally:
 
 
 class Soak:
-    def __init__(self, servers: dict[str, Server], *, seed: int) -> None:
+    def __init__(self, servers: dict[str, Server], kinds: Sequence[Kind], *, seed: int) -> None:
         self.servers = servers
+        self.kinds = kinds
+        self.garbage = [each for each in GARBAGE if each[0] in servers]
         self.random = random.Random(seed)
         self.expected: dict[tuple[str, int], str] = {}
         self.tally = Tally()
 
     def learn(self) -> None:
         """Record the answer of each request sent alone; answers must differ, or swapped ones would go unnoticed."""
-        for kind in KINDS:
+        for kind in self.kinds:
             for number in range(VARIANTS):
                 status, body = self.servers[kind.server].post(kind.path, kind.make(number))
                 if status != 200:
@@ -166,9 +207,9 @@ class Soak:
     def _job(self) -> Callable[[], None]:
         draw = self.random.random()
         if draw < GARBAGE_SHARE:
-            garbage = self.random.choice(GARBAGE)
+            garbage = self.random.choice(self.garbage)
             return lambda: self._send_garbage(*garbage)
-        kind = self.random.choices(KINDS, [kind.weight for kind in KINDS])[0]
+        kind = self.random.choices(self.kinds, [kind.weight for kind in self.kinds])[0]
         number = self.random.randrange(VARIANTS)
         if draw < GARBAGE_SHARE + HANG_UP_SHARE:
             after_s = self.random.uniform(0, 0.5)
@@ -241,11 +282,17 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", default=",".join(kind.name for kind in KINDS), help="kinds of requests, with commas")
     options = parser.parse_args()
+    kinds = [kind for kind in KINDS if kind.name in options.kinds.split(",")]
     first = min(FIRST, options.requests // 2)
-    with Server(*OMNI, environment=ENVIRONMENT) as omni, Server(*IMAGE, environment=ENVIRONMENT) as image:
-        servers = {"omni": omni, "image": image}
-        soak = Soak(servers, seed=options.seed)
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(Server(*arguments, environment=ENVIRONMENT))
+            for name, arguments in (("omni", OMNI), ("image", IMAGE))
+            if any(kind.server == name for kind in kinds)
+        }
+        soak = Soak(servers, kinds, seed=options.seed)
         soak.learn()
         began = time.monotonic()
         soak.run(first, options.clients)

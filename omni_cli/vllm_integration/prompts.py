@@ -103,8 +103,7 @@ class PromptMaker:
         own: dict[str, Any] = {"add_generation_prompt": True, "tokenize": tokenizes}
         if request.tool_use is not None:
             own["tools"] = list(request.tool_use.tools)
-        variables = {**self._reasoning(request), **request.chat_template_kwargs, **own}
-        params = ChatParams(chat_template_kwargs=variables)
+        params = ChatParams(chat_template_kwargs={**self.template_variables(request), **own})
         try:
             _, prompt = self._renderer.render_messages(_as_openai(messages), params)
         except (ValueError, VLLMClientError) as error:
@@ -114,18 +113,20 @@ class PromptMaker:
             raise InputError(f"the model's chat template refuses this conversation: {one_line(error)}") from error
         return {name: prompt[name] for name in ("prompt", "prompt_token_ids") if name in prompt}
 
-    def _reasoning(self, request: GenerateRequest) -> dict[str, object]:
-        """Return the chat template's variables for a reasoning effort. Raises `InputError` if it has none."""
+    def template_variables(self, request: GenerateRequest) -> dict[str, Any]:
+        """Return the request's variables of the chat template.
+
+        Raises `InputError` for a reasoning effort where the template has none.
+        """
         effort, template = request.reasoning_effort, self.get_template() or ""
-        if effort is None:
-            return {}
-        if "reasoning_effort" in template:
-            return {"reasoning_effort": effort}
-        if "enable_thinking" in template:
-            return {"enable_thinking": effort != "none"}
-        if effort == "none":
-            return {}
-        raise InputError("this model's chat template takes no `reasoning_effort`")
+        own: dict[str, Any] = {}
+        if effort is not None and "reasoning_effort" in template:
+            own["reasoning_effort"] = effort
+        elif effort is not None and "enable_thinking" in template:
+            own["enable_thinking"] = effort != "none"
+        elif effort not in (None, "none"):
+            raise InputError("this model's chat template takes no `reasoning_effort`")
+        return {**own, **request.chat_template_kwargs}
 
     def conversation(self, request: GenerateRequest) -> list[Any]:
         """Return the messages in OpenAI's form, without their media. Raises `InputError` if they are empty."""

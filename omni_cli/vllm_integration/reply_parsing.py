@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMClientError
@@ -19,7 +18,7 @@ from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError, StageError
 from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.tool_calls import ToolCall, ToolCallDelta
-from omni_cli.vllm_integration.prompts import one_line
+from omni_cli.vllm_integration.prompts import PromptMaker, one_line
 
 # What the chat templates of a format contain, all of it, and the name of vLLM's parser; the first that fits counts.
 _FORMATS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -41,10 +40,10 @@ _FORMATS: tuple[tuple[tuple[str, ...], str], ...] = (
 class ReplyParsers:
     """The parsers of one engine; raises `StageError` for a name that vLLM does not have, or that does not fit."""
 
-    def __init__(self, engine: LLMEngine, stage: ARStageConfig, template: str | None) -> None:
+    def __init__(self, engine: LLMEngine, stage: ARStageConfig, prompts: PromptMaker) -> None:
         self._model_config = engine.vllm_config.model_config
         self._tokenizer = engine.renderer.tokenizer
-        self.tool_call_parser = stage.tool_call_parser or self._checkpoints_parser(template or "")
+        self._prompts = prompts
         self._reasoning_parser = stage.reasoning_parser
         for key, known in (
             ("tool_call_parser", ToolParserManager.list_registered()),
@@ -53,13 +52,14 @@ class ReplyParsers:
             name = getattr(stage, key)
             if name is not None and name not in known:
                 raise StageError(f"vLLM has no `{key}: {name}`", stage=stage.name, hint=f"one of {', '.join(known)}")
+        self._tool_call_parser = stage.tool_call_parser or self._checkpoints_parser()
         try:
             # A call that is required fits its schema, as with a model whose calls are JSON.
             self._parser, self._strict_parser = self._get_parser("auto"), self._get_parser("parameter")
         except TypeError as error:
             raise StageError(one_line(error), stage=stage.name) from error
 
-    def parser(self, request: GenerateRequest, conversation: Sequence[Mapping[str, Any]]) -> ReplyParser | None:
+    def parser(self, request: GenerateRequest) -> ReplyParser | None:
         """Return a parser for the answer to a request; None if there is nothing to take out of its text.
 
         Raises `InputError` for tools that this model's format is not known of, or that vLLM does not take.
@@ -68,7 +68,7 @@ class ReplyParsers:
         if not request.split_reply or (self._reasoning_parser is None and use is None):
             return None
         parser = self._parser if use is None or use.choice in ("auto", "none") else self._strict_parser
-        if use is not None and self.tool_call_parser is None and use.choice != "none":
+        if use is not None and self._tool_call_parser is None and use.choice != "none":
             if use.choice == "auto":
                 raise InputError(
                     "vLLM's parser for this model's calls of tools is not known",
@@ -80,8 +80,8 @@ class ReplyParsers:
         structured = request.sampling.get("structured_outputs")
         try:
             asked = ChatCompletionRequest(
-                messages=list(conversation),
-                chat_template_kwargs=dict(request.chat_template_kwargs),
+                messages=self._prompts.conversation(request),
+                chat_template_kwargs=self._prompts.template_variables(request),
                 structured_outputs=None if structured is None else StructuredOutputsParams(**structured),
                 **({} if use is None else {"tools": list(use.tools), "tool_choice": use.choice}),
                 parallel_tool_calls=use is None or use.parallel,
@@ -92,15 +92,21 @@ class ReplyParsers:
         except (ValueError, VLLMClientError) as error:
             raise InputError(f"tools: {one_line(error)}") from error
 
-    def _checkpoints_parser(self, template: str) -> str | None:
+    def _checkpoints_parser(self) -> str | None:
         """Return the name of the parser for the checkpoint's own format of calls; None if it is not known."""
+        template = self._prompts.get_template(with_tools=True) or ""
+        name = next((name for marks, name in _FORMATS if all(mark in template for mark in marks)), None)
         if getattr(self._tokenizer, "response_template", None) is not None:
-            return "hf"
-        return next((name for marks, name in _FORMATS if all(mark in template for mark in marks)), None)
+            name = "hf"
+        try:
+            ParserManager.get_parser(name, self._reasoning_parser, enable_auto_tools=True, tokenizer=self._tokenizer)
+        except TypeError:  # a template like the format's with a tokenizer without its marks: another format
+            return None
+        return name
 
     def _get_parser(self, strict_level: str) -> type[Parser] | None:
         found: type[Parser] | None = ParserManager.get_parser(
-            self.tool_call_parser,
+            self._tool_call_parser,
             self._reasoning_parser,
             enable_auto_tools=True,
             is_harmony=self._model_config.hf_config.model_type == "gpt_oss",

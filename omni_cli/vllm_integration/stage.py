@@ -266,10 +266,7 @@ class TextStage(VllmStage):
         device_settings.check_effective(spec.stage, self._cudagraph_mode, self.execution_counters)
         self.processor = self.engine.output_processor
         self.prompts = PromptMaker(self.engine, spec.stage)
-        self.replies: ReplyParsers | None = None
-        if self.makes_text:
-            template = self.prompts.get_template(with_tools=True)
-            self.replies = ReplyParsers(self.engine, spec.stage, template)
+        self.replies = ReplyParsers(self.engine, spec.stage, self.prompts) if self.makes_text else None
         # The settings of the checkpoint's generation_config.json, as vLLM's own server uses them.
         self._own_sampling = self.engine.vllm_config.model_config.get_diff_sampling_param()
 
@@ -308,8 +305,8 @@ class TextStage(VllmStage):
         request = active.request
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
         extra = {}
-        if self.replies is not None and request.split_reply:
-            active.reply = self.replies.parser(request, self.prompts.conversation(request))
+        if self.replies is not None:
+            active.reply = self.replies.parser(request)
             if active.reply is not None and active.reply.structured_outputs is not None:
                 extra["structured_outputs"] = active.reply.structured_outputs
         return {**self.prompts.prompt(request), **salt}, self.sampling_params(request, **extra)
