@@ -63,11 +63,16 @@ def _exact(number: str) -> float:
 
 
 def create_app(
-    service: Service, videos: VideoJobs | None = None, *, api_key: str | None = None, is_loopback: bool = True
+    service: Service,
+    videos: VideoJobs | None = None,
+    *,
+    api_key: str | None = None,
+    is_loopback: bool = True,
+    allowed_origins: tuple[str, ...] = (),
 ) -> RequestMiddleware:
     """Create the ASGI application of a server; with `api_key` it serves only requests that send the key.
 
-    `is_loopback` is for an address that only this machine can connect to: see `SiteRule`.
+    `is_loopback` is for an address that only this machine can connect to, `allowed_origins`: see `SiteRule`.
     """
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
     for routes in (chat_routes, response_routes, speech_routes, image_routes, operation_routes):
@@ -79,7 +84,9 @@ def create_app(
     api.add_exception_handler(APIError, _on_error)
     api.add_exception_handler(OmniError, _on_error)
     api.add_exception_handler(Exception, _on_fault)
-    return RequestMiddleware(api, service=service, api_key=api_key, is_loopback=is_loopback)
+    return RequestMiddleware(
+        api, service=service, api_key=api_key, is_loopback=is_loopback, allowed_origins=allowed_origins
+    )
 
 
 def _answer(request: Request, error: APIError) -> Response:

@@ -6,11 +6,12 @@ import asyncio
 import secrets
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_cli.serve.body import Bodies, Disconnected
 from omni_cli.serve.errors import APIError, StreamAborted, queue_full, shutting_down
-from omni_cli.serve.exchange import REQUEST_ID, REQUEST_TIMEOUT, Exchange
+from omni_cli.serve.exchange import FINISH_REASON, REQUEST_ID, REQUEST_TIMEOUT, SEED, Exchange
 from omni_cli.serve.service import Service
 from omni_cli.serve.sites import SiteRule
 
@@ -26,9 +27,26 @@ class RequestMiddleware:
     Every body has been read when a route runs, and a route is cancelled as soon as its client disconnects.
     """
 
-    def __init__(self, routes: ASGIApp, *, service: Service, api_key: str | None, is_loopback: bool) -> None:
-        """`is_loopback` is for an address that only this machine can connect to: see `SiteRule`."""
-        self._sites = SiteRule(is_loopback=is_loopback, has_key=api_key is not None)
+    def __init__(
+        self,
+        routes: ASGIApp,
+        *,
+        service: Service,
+        api_key: str | None,
+        is_loopback: bool,
+        allowed_origins: tuple[str, ...] = (),
+    ) -> None:
+        """`is_loopback` is for an address that only this machine can connect to, `allowed_origins`: see `SiteRule`."""
+        self._sites = SiteRule(is_loopback, api_key is not None, allowed_origins)
+        # Around all answers, errors included; it also answers the browser's own requests, which have no key.
+        self._cors = CORSMiddleware(
+            self._handle,
+            allowed_origins,
+            allow_methods=("*",),
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=(REQUEST_ID, SEED, FINISH_REASON, "Retry-After"),
+        )
         self.bodies = Bodies(service.limits)
         self._routes = routes
         self._service = service
@@ -43,28 +61,34 @@ class RequestMiddleware:
             raise RuntimeError(f"cannot serve {scope['type']}")
         exchange = Exchange.begin(scope, self._limits.timeout_s)
         reply = _Reply(send, exchange)
+        handle = self._cors if self._sites.allows(Headers(scope=scope).get("origin")) else self._handle
         try:
-            await self._answer(scope, receive, reply, exchange)
+            await handle(scope, receive, reply)
+        finally:
+            self._metrics.ended(exchange)
+            self._log.request(exchange)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange.from_scope(scope)
+        try:
+            await self._answer(scope, receive, send, exchange)
         except Disconnected:
             exchange.error = "client_disconnected"
         except StreamAborted as failure:
             exchange.error = failure.kind
         except APIError as error:
             exchange.error, exchange.message = error.kind, error.message
-            await error.response()(scope, receive, reply)
+            await error.response()(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - our own failure must not end the server
             exchange.error = "internal_error"
             self._log.failure(exchange, error)
             if exchange.status is None:
-                await APIError(500, "internal error", code="internal_error").response()(scope, receive, reply)
+                await APIError(500, "internal error", code="internal_error").response()(scope, receive, send)
         except asyncio.CancelledError:
             # The time to drain after a stop signal is over, and the task of this request ends.
             exchange.error = "shutting_down"
             if exchange.status is None:
-                await shutting_down().response()(scope, receive, reply)
-        finally:
-            self._metrics.ended(exchange)
-            self._log.request(exchange)
+                await shutting_down().response()(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
         headers = Headers(scope=scope)

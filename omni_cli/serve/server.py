@@ -38,9 +38,9 @@ _LOGGERS = ("uvicorn.error", "asyncio")
 class ServerSettings:
     """Server settings.
 
-    `is_loopback` is as in `SiteRule`. `drain_timeout_s` is the time for requests to end after a stop signal,
-    `output_dir` the folder for videos, `served_model_names` are further names of the model; `*` is any name.
-    `seed` is as in `Service`.
+    `is_loopback` and `allowed_origins` are as in `SiteRule`. `drain_timeout_s` is the time for requests to end after a
+    stop signal, `output_dir` the folder for videos, `served_model_names` are further names of the model; `*` is any
+    name. `seed` is as in `Service`.
     """
 
     api_key: str | None
@@ -50,6 +50,7 @@ class ServerSettings:
     output_dir: Path
     served_model_names: tuple[str, ...] = ()
     seed: int | None = None
+    allowed_origins: tuple[str, ...] = ()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -112,7 +113,13 @@ class Server:
         )
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._videos = self._open_videos() if "video" in self.service.modalities else None
-        self._app = create_app(self.service, self._videos, api_key=settings.api_key, is_loopback=settings.is_loopback)
+        self._app = create_app(
+            self.service,
+            self._videos,
+            api_key=settings.api_key,
+            is_loopback=settings.is_loopback,
+            allowed_origins=settings.allowed_origins,
+        )
         most = max_connections(settings.limits.max_requests)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(

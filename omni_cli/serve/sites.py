@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 
+from omni_cli.errors import UsageError
 from omni_cli.serve.errors import APIError
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _INVALID = urlsplit("invalid:")
+# Desktop programs have schemes of their own, such as `app://obsidian.md`.
+_ORIGIN = re.compile(r"([a-z][a-z\d+.-]*)://([\w.-]+|\[[\da-f:.]+\])(?::(\d{1,5}))?/?", re.ASCII)
+
+
+def read_origin(text: str) -> str:
+    """Return an origin as browsers send it, or `*` for any. Raises `UsageError`."""
+    match = _ORIGIN.fullmatch(text.lower())
+    if text == "*":
+        return text
+    if match is None:
+        hint = "use a scheme and a host, such as `https://app.example`, or `*` for all"
+        raise UsageError(f"`--allow-origin`: `{text}` is not an origin", hint=hint)
+    scheme, host, port = match.groups()
+    is_default = port is None or int(port) == _DEFAULT_PORTS.get(scheme)
+    return f"{scheme}://{host}" if is_default else f"{scheme}://{host}:{int(port)}"
 
 
 @dataclass(frozen=True)
@@ -22,14 +39,23 @@ class SiteRule:
     A site can also let its own name resolve to this machine (DNS rebinding): to the browser, its pages then come from
     this server. They do not know the key. Without a key, `Host` must be a name that no site can have: on a loopback
     address in every request, elsewhere in those of browsers.
+
+    Pages of `allowed_origins` may use this server under any name; `*` is any page.
     """
 
     is_loopback: bool
     has_key: bool
+    allowed_origins: tuple[str, ...] = ()
+
+    def allows(self, origin: str | None) -> bool:
+        """Return True for a page that the server's settings name."""
+        return "*" in self.allowed_origins or origin in self.allowed_origins
 
     def refusal(self, headers: Headers) -> APIError | None:
         """Return the error for a request of another site, None for others."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if self.allows(origin):
+            return None
         host, page = _split(f"//{headers.get('host', '')}"), _split(origin or "")
         if not self.has_key and not self._is_own(host, is_browser=origin is not None or site is not None):
             where = (
@@ -42,7 +68,8 @@ class SiteRule:
             return APIError(400, "the header `Origin` is not a URL", code="invalid_origin")
         is_same = site == "same-origin" or origin is None or _is_same(page, host)
         if site == "cross-site" or not is_same:
-            return APIError(403, "this server answers no pages of other sites", code="wrong_origin")
+            message = "this server answers no pages of other sites, except those of `--allow-origin`"
+            return APIError(403, message, code="wrong_origin")
         return None
 
     def _is_own(self, host: SplitResult, *, is_browser: bool) -> bool:

@@ -45,8 +45,10 @@ def serve(options: ServeOptions) -> int:
     from omni_cli.engine.describing import get_capabilities
     from omni_cli.serve.access_log import AccessLog
     from omni_cli.serve.server import Server, ServerSettings, bind, is_loopback
+    from omni_cli.serve.sites import read_origin
 
     limits = options.limits()
+    origins = tuple(map(read_origin, options.allow_origin or ()))
     listener = bind(host, options.port)
     loopback = is_loopback(listener)
     if not loopback and api_key is None:
@@ -56,7 +58,7 @@ def serve(options: ServeOptions) -> int:
         capabilities.check_field("output_dir", "`--output-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
     names = tuple(options.served_model_name or ())
-    settings = ServerSettings(api_key, loopback, options.drain_timeout, limits, folder, names, options.seed)
+    settings = ServerSettings(api_key, loopback, options.drain_timeout, limits, folder, names, options.seed, origins)
     log = AccessLog(only_failures=quiet)
     engine = _make_engine(config, options, limits, log)
     server = Server(engine, config, settings, log)

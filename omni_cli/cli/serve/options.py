@@ -59,6 +59,14 @@ class ServeOptions(ProfileOptions):
             show_envvar=True,
         ),
     ] = None
+    allow_origin: Annotated[
+        list[str] | None,
+        option(
+            "--allow-origin",
+            "ORIGIN",
+            "Answer pages of this site, such as `https://app.example`, in browsers; `*` is any site. Repeatable.",
+        ),
+    ] = None
     timeout: Annotated[float, option("--timeout", "SECONDS", "Time limit per request.", callback=positive_seconds)] = (
         _DEFAULT.timeout_s
     )

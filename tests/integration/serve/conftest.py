@@ -73,10 +73,10 @@ def image_server(start_session_server: Any) -> OmniServer:
 
 @pytest.fixture(scope="session")
 def limited(start_session_server: Any) -> OmniServer:
-    """A server with the key `KEY` and a value for every limit."""
+    """A server with the key `KEY` and a value for every limit, for pages of `https://app.example`."""
     return start_session_server(
         *("--profile", "tiny-image", "--max-requests", "3", "--max-body-bytes", "100000", "--max-n", "2"),
-        *("--max-prompt-chars", "500", "--timeout", "10"),
+        *("--max-prompt-chars", "500", "--timeout", "10", "--allow-origin", "https://app.example/"),
         environment={"OMNI_API_KEY": KEY},
         warm=True,
     )

@@ -7,7 +7,8 @@ import socket
 import pytest
 from starlette.datastructures import Headers
 
-from omni_cli.serve.sites import SiteRule
+from omni_cli.errors import UsageError
+from omni_cli.serve.sites import SiteRule, read_origin
 
 LOCAL = SiteRule(is_loopback=True, has_key=False)
 LOCAL_WITH_KEY = SiteRule(is_loopback=True, has_key=True)
@@ -83,3 +84,32 @@ def test_a_name_that_may_be_a_sites_on_another_address() -> None:
 def test_a_proxy_that_changes_the_host() -> None:
     assert code(OPEN_WITH_KEY, "127.0.0.1:8000", "https://gpu.example", "same-origin") is None
     assert code(OPEN_WITH_KEY, "127.0.0.1:8000", "https://gpu.example", "same-site") == "wrong_origin"
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+@pytest.mark.parametrize("is_loopback", [False, True])
+def test_an_allowed_page(is_loopback: bool, has_key: bool) -> None:
+    rule = SiteRule(is_loopback, has_key, ("https://app.example",))
+    for host in ("127.0.0.1:8000", "gpu.example"):
+        assert code(rule, host, "https://app.example", "cross-site") is None
+    for other in ("http://app.example", "https://app.example:8443", "https://app.example.evil", "null"):
+        assert code(rule, "127.0.0.1:8000", other, "cross-site") == "wrong_origin"
+    assert code(rule, "127.0.0.1:8000", None, "cross-site") == "wrong_origin"
+    assert code(SiteRule(is_loopback, has_key, ("*",)), "127.0.0.1:8000", "https://evil.example", "cross-site") is None
+
+
+def test_origins_are_read_as_browsers_write_them() -> None:
+    assert read_origin("https://App.Example:443/") == "https://app.example"
+    assert read_origin("http://[::1]:3000") == "http://[::1]:3000"
+    assert read_origin("app://obsidian.md") == "app://obsidian.md"
+    assert read_origin("*") == "*"
+    for wrong in (
+        "app.example",
+        "https://app.example/page",
+        "https://user@app.example",
+        "https://*.example",
+        "null",
+        "",
+    ):
+        with pytest.raises(UsageError, match="is not an origin"):
+            read_origin(wrong)
