@@ -6,10 +6,11 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import BinaryIO, TypeVar
+from urllib.parse import unquote, unquote_to_bytes
 
 import numpy as np
 
@@ -20,17 +21,24 @@ from omni_cli.inputs.media.video import MAX_NUM_FRAMES
 from omni_cli.outputs import Video
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits
+from omni_cli.serve.media_urls import Downloads, MediaPrefix
 
-_DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII)
+# A type and its parameters do not matter, since the content alone decides.
+_DATA_URL = re.compile(r"data:[^,]*?(;base64)?,", re.ASCII | re.IGNORECASE)
+_URL = re.compile(r"(data|https?):", re.ASCII | re.IGNORECASE)
 T = TypeVar("T")
 
 
-async def decode_media(decode: Callable[[MediaDecoder], T], limits: Limits, threads: Executor) -> T:
-    """Call `decode` in one of the threads; cancelled, end the decoding."""
-    requester = Requester()
+async def decode_media(
+    decode: Callable[[MediaDecoder], T], limits: Limits, threads: Executor, prefixes: Sequence[MediaPrefix]
+) -> T:
+    """Call `decode` in one of the threads; cancelled, end the decoding. URLs are fetched below `prefixes` only."""
+    requester, downloads = Requester(), Downloads(prefixes, limits)
+    decoder = MediaDecoder(limits, requester, downloads)
     try:
-        return await asyncio.get_running_loop().run_in_executor(threads, decode, MediaDecoder(limits, requester))
+        return await asyncio.get_running_loop().run_in_executor(threads, decode, decoder)
     except asyncio.CancelledError:
+        downloads.cancel()
         media_pool().cancel(requester)
         raise
 
@@ -41,8 +49,9 @@ class MediaDecoder:
     `notes` are sentences on what decoding changed.
     """
 
-    def __init__(self, limits: Limits, requester: Requester) -> None:
+    def __init__(self, limits: Limits, requester: Requester, downloads: Downloads) -> None:
         self.notes: list[str] = []
+        self._downloads = downloads
         self._reader = MediaReader(self.notes.append, requester)
         self._max_cpu_s = limits.max_decode_s
         self._pixels_left = limits.max_image_pixels
@@ -50,8 +59,8 @@ class MediaDecoder:
         self._audio_s_left = limits.max_audio_s
 
     def image(self, url: str, param: str) -> np.ndarray:
-        """Decode a base64 data URL to uint8 RGB (height, width, 3); raises `APIError` (400)."""
-        return self._pixels(self._reader.image, _from_data_url(url, param, "image", "image/png"), "image", param)
+        """Decode the image of a URL to uint8 RGB (height, width, 3); raises `APIError` (400)."""
+        return self._pixels(self._reader.image, self._content(url, "image", param), "image", param)
 
     def image_file(self, file: BinaryIO, param: str) -> np.ndarray:
         """Decode an image file to uint8 RGB (height, width, 3); raises `APIError` (400)."""
@@ -75,8 +84,8 @@ class MediaDecoder:
         return pixels
 
     def video(self, url: str, param: str) -> Video:
-        """Decode a base64 data URL to a video's frames; raises `APIError` (400)."""
-        return self._video(_from_data_url(url, param, "video", "video/mp4"), param, MAX_NUM_FRAMES)
+        """Decode the frames of a URL's video; raises `APIError` (400)."""
+        return self._video(self._content(url, "video", param), param, MAX_NUM_FRAMES)
 
     def video_file(self, file: BinaryIO, param: str) -> Video:
         """Decode all frames of a video file; raises `APIError` (400)."""
@@ -95,11 +104,26 @@ class MediaDecoder:
         return video
 
     def audio(self, data: str, param: str) -> tuple[np.ndarray, int]:
-        """Decode a file in base64 to (float32 mono (num_samples,), sample rate in Hz); raises `APIError` (400)."""
-        with in_memory(_from_base64(data, param)) as file, _refused_as("audio", param):
+        """Decode a file, in base64 or by URL, to (float32 mono (num_samples,), sample rate in Hz).
+
+        Raises `APIError` (400).
+        """
+        content = self._content(data, "audio", param) if _URL.match(data) else _from_base64(data, param)
+        with in_memory(content) as file, _refused_as("audio", param):
             samples, sample_rate = self._reader.audio(file, f"audio in `{param}`", max_s=self._audio_s_left)
         self._audio_s_left -= len(samples) / sample_rate
         return samples, sample_rate
+
+    def _content(self, url: str, what: str, param: str) -> bytes:
+        match = _DATA_URL.match(url)
+        if match is None:
+            try:
+                return self._downloads.get(url)
+            except InputError as error:
+                raise APIError(400, f"`{param}` {error.message}", code=f"invalid_{what}_url", param=param) from error
+        if match[1]:
+            return _from_base64(unquote(url[match.end() :]), param)
+        return unquote_to_bytes(url[match.end() :])
 
 
 @contextmanager
@@ -110,21 +134,11 @@ def _refused_as(what: str, param: str) -> Iterator[None]:
         raise APIError(400, error.message, code=f"invalid_{what}", param=param) from error
 
 
-def _from_data_url(url: str, param: str, what: str, example: str) -> bytes:
-    match = _DATA_URL.match(url)
-    if match is None:
-        raise APIError(
-            400,
-            f"`{param}` must be `data:{example};base64,...`: this server does not fetch URLs, so send the {what}",
-            code=f"invalid_{what}_url",
-            param=param,
-        )
-    return _from_base64(url[match.end() :], param)
-
-
 def _from_base64(text: str, param: str) -> bytes:
+    """Decode base64, as browsers do also with line breaks or without its padding."""
+    text = "".join(text.split()).rstrip("=")
     try:
-        content = base64.b64decode(text, validate=True)
+        content = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:  # ValueError: not ASCII
         raise APIError(400, f"`{param}` is not valid base64", code="invalid_base64", param=param) from error
     if not content:

@@ -22,6 +22,7 @@ from omni_cli.serve.access_log import AccessLog, LibraryMessages
 from omni_cli.serve.app import create_app
 from omni_cli.serve.connections import UNREAD_TIMEOUT_MS, Connection, max_connections
 from omni_cli.serve.limits import Limits
+from omni_cli.serve.media_urls import MediaPrefix
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Engine, EngineState, Supervisor
@@ -40,7 +41,7 @@ class ServerSettings:
 
     `is_loopback` and `allowed_origins` are as in `SiteRule`. `drain_timeout_s` is the time for requests to end after a
     stop signal, `output_dir` the folder for videos, `served_model_names` are further names of the model; `*` is any
-    name. `seed` is as in `Service`.
+    name. `seed` and `media_prefixes` are as in `Service`.
     """
 
     api_key: str | None
@@ -51,6 +52,7 @@ class ServerSettings:
     served_model_names: tuple[str, ...] = ()
     seed: int | None = None
     allowed_origins: tuple[str, ...] = ()
+    media_prefixes: tuple[MediaPrefix, ...] = ()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -110,6 +112,7 @@ class Server:
             log,
             served_model_names=settings.served_model_names,
             seed=settings.seed,
+            media_prefixes=settings.media_prefixes,
         )
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._videos = self._open_videos() if "video" in self.service.modalities else None

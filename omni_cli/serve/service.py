@@ -27,6 +27,7 @@ from omni_cli.serve.errors import APIError, shutting_down, unavailable
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.media import MediaDecoder, decode_media
+from omni_cli.serve.media_urls import MediaPrefix
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.supervisor import EngineState, Supervisor
 
@@ -51,7 +52,7 @@ def seeded_copies(request: GenerateRequest, n: int) -> list[GenerateRequest]:
 class Service:
     """`config` is the served profile; a draining server finishes the requests that it has begun.
 
-    `seed` is that of requests without one; None draws one for each.
+    `seed` is that of requests without one; None draws one for each. Media are fetched below `media_prefixes` only.
     """
 
     config: EngineConfig
@@ -62,6 +63,7 @@ class Service:
     is_draining: bool = False
     served_model_names: tuple[str, ...] = ()
     seed: int | None = None
+    media_prefixes: tuple[MediaPrefix, ...] = ()
     transcripts: Transcripts = field(default_factory=Transcripts)
 
     @property
@@ -156,7 +158,7 @@ class Service:
     async def decode(self, build: Callable[[MediaDecoder], T]) -> T:
         """Call `build` in a thread of the server's media, which other work does not share."""
         try:
-            return await decode_media(build, self.limits, self._media_threads)
+            return await decode_media(build, self.limits, self._media_threads, self.media_prefixes)
         except (APIError, OmniError):
             if self.is_draining:
                 raise shutting_down() from None

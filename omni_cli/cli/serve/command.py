@@ -44,11 +44,13 @@ def serve(options: ServeOptions) -> int:
     config = _with_parsers(config, options)
     from omni_cli.engine.describing import get_capabilities
     from omni_cli.serve.access_log import AccessLog
+    from omni_cli.serve.media_urls import MediaPrefix
     from omni_cli.serve.server import Server, ServerSettings, bind, is_loopback
     from omni_cli.serve.sites import read_origin
 
     limits = options.limits()
     origins = tuple(map(read_origin, options.allow_origin or ()))
+    prefixes = tuple(map(MediaPrefix.read, options.allow_media_url or ()))
     listener = bind(host, options.port)
     loopback = is_loopback(listener)
     if not loopback and api_key is None:
@@ -58,7 +60,17 @@ def serve(options: ServeOptions) -> int:
         capabilities.check_field("output_dir", "`--output-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
     names = tuple(options.served_model_name or ())
-    settings = ServerSettings(api_key, loopback, options.drain_timeout, limits, folder, names, options.seed, origins)
+    settings = ServerSettings(
+        api_key,
+        loopback,
+        options.drain_timeout,
+        limits,
+        folder,
+        served_model_names=names,
+        seed=options.seed,
+        allowed_origins=origins,
+        media_prefixes=prefixes,
+    )
     log = AccessLog(only_failures=quiet)
     engine = _make_engine(config, options, limits, log)
     server = Server(engine, config, settings, log)

@@ -67,6 +67,15 @@ class ServeOptions(ProfileOptions):
             "Answer pages of this site, such as `https://app.example`, in browsers; `*` is any site. Repeatable.",
         ),
     ] = None
+    allow_media_url: Annotated[
+        list[str] | None,
+        option(
+            "--allow-media-url",
+            "PREFIX",
+            "Fetch images, audio and video of requests whose URL begins with this, such as `https://media.example/`. "
+            "Default: no URL is fetched. Repeatable.",
+        ),
+    ] = None
     timeout: Annotated[float, option("--timeout", "SECONDS", "Time limit per request.", callback=positive_seconds)] = (
         _DEFAULT.timeout_s
     )

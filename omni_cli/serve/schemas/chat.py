@@ -55,7 +55,7 @@ class TextPart(Strict):
 
 
 class ImageURL(Strict):
-    url: str = Field(description="`data:image/png;base64,...`; URLs are not fetched.")
+    url: str = Field(description="`data:image/png;base64,...`, or a URL that the server may fetch.")
     detail: Ignored
 
 
@@ -65,7 +65,7 @@ class ImagePart(Strict):
 
 
 class InputAudio(Strict):
-    data: str = Field(description="The file, in base64.")
+    data: str = Field(description="The file, in base64 or by such a URL.")
     format: str = Field(description="Such as `wav`, `mp3` or `m4a`; the file's actual format decides.")
 
 
@@ -75,7 +75,7 @@ class AudioPart(Strict):
 
 
 class VideoURL(Strict):
-    url: str = Field(description="`data:video/mp4;base64,...`; URLs are not fetched.")
+    url: str = Field(description="`data:video/mp4;base64,...`, or a URL that the server may fetch.")
 
 
 class VideoPart(Strict):

@@ -97,7 +97,8 @@ _Url = Annotated[str, Field(min_length=1)]
 
 class ImageRequest(ImageFields):
     control_image: _Url | Annotated[list[_Url], Field(min_length=1, max_length=_MAX_FILES)] | None = Field(
-        None, description="What controls the layout: an image as a base64 data URL, or several."
+        None,
+        description="What controls the layout: an image as a data URL, or one that the server may fetch; or several.",
     )
 
 
