@@ -274,7 +274,7 @@ class StageInfo:
     `peak_memory_bytes` has the keys `device` and `host` and counts from the start of its process;
     `load_memory_bytes` (until ready) and `run_memory_bytes` (since then) also have `reserved`. `settings` are
     configuration keys as the engine resolved them; `execution_counters` counts what happened since loading began (graph
-    replays, bytes copied, ...).
+    replays, bytes copied, ...). `voices` are the speakers that a request may choose.
     """
 
     name: str
@@ -286,6 +286,7 @@ class StageInfo:
     run_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     execution_counters: Mapping[str, float] = field(default_factory=dict)
+    voices: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -90,6 +90,10 @@ class DiffusersStage:
         return dict(self.executor.effective)
 
     @property
+    def voices(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def settings(self) -> dict[str, object]:
         effective = self.executor.effective
         return {

@@ -306,6 +306,7 @@ class OmniLLM:
             load_memory_bytes=peaks,
             settings=report.settings,
             execution_counters=report.execution_counters,
+            voices=report.voices,
         )
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
         loaded = self._loaded[client.name]

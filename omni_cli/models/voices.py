@@ -9,11 +9,18 @@ _VOICES = (
 )  # fmt: skip
 
 
+def openai_voices(speakers: Sequence[str]) -> dict[str, str]:
+    """Return the speaker of each of OpenAI's voices, without those that are a speaker's own name."""
+    return {
+        voice: speakers[number % len(speakers)]
+        for number, voice in enumerate(_VOICES)
+        if speakers and voice not in speakers
+    }
+
+
 def speaker_for(voice: str, speakers: Sequence[str]) -> str:
     """Return a speaker for one of OpenAI's voices, always the same one; any other name as it is."""
-    if voice in speakers or voice.lower() not in _VOICES:
-        return voice
-    return speakers[_VOICES.index(voice.lower()) % len(speakers)]
+    return voice if voice in speakers else openai_voices(speakers).get(voice.lower(), voice)
 
 
 def note_on_voice(voice: str | None, speaker: str) -> tuple[str, ...]:

@@ -66,13 +66,17 @@ class CountersReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class StageReady(msgspec.Struct, frozen=True, tag=True):
-    """A stage has loaded; `effective` settings and configuration keys (`settings`) are read back from the engine."""
+    """A stage has loaded; `effective` settings and configuration keys (`settings`) are read back from the engine.
+
+    `voices` are the speakers that a request may choose.
+    """
 
     load_s: float
     effective: dict[str, Any]
     memory: MemoryReport
     settings: dict[str, Any] = {}
     execution_counters: dict[str, float] = {}
+    voices: tuple[str, ...] = ()
 
 
 FailureKind = Literal["input", "checkpoint", "output", "usage", "deadline", "stage"]

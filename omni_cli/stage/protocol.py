@@ -59,6 +59,10 @@ class Stage(Protocol):
     def execution_counters(self) -> dict[str, float]:
         """Return counters since loading began: steps that ran or were replayed, compilations, copies."""
 
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Return the names of the speakers among which a request chooses in this stage."""
+
     def warm_up(self) -> None:
         """Run what makes the first request as fast as later ones; called once, after loading."""
 

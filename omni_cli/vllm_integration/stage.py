@@ -116,6 +116,10 @@ class VllmStage:
         return {"output_copy": self._output_copy}
 
     @property
+    def voices(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def settings(self) -> dict[str, object]:
         config = self.engine.vllm_config
         return {

@@ -117,7 +117,7 @@ def _run(
         emit(load_failure(error, spec))
         return
     load_s = time.perf_counter() - started_s
-    emit(StageReady(load_s, effective, memory_report(), stage.settings, stage.execution_counters))
+    emit(StageReady(load_s, effective, memory_report(), stage.settings, stage.execution_counters, stage.voices))
     forget_peaks()
     loaded.append(stage)
     if recorder is not None:

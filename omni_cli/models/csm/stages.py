@@ -13,7 +13,7 @@ from omni_cli.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
 from omni_cli.models.csm.family import BACKBONE, CODEC
-from omni_cli.models.csm.speakers import pick_speaker
+from omni_cli.models.csm.speakers import SPEAKERS, pick_speaker
 from omni_cli.models.voices import note_on_voice
 from omni_cli.outputs import GenerateRequest, Message
 from omni_cli.stage.messages import Report
@@ -54,6 +54,10 @@ class BackboneStage(FrameStage):
 
     def engine_args(self) -> dict[str, object]:
         return {**super().engine_args(), "hf_overrides": {"architectures": [BACKBONE]}}
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return SPEAKERS
 
     def begin(self, active: ActiveRequest) -> tuple[TextPrompt, dict[str, object]]:
         speaker = active.request.speaker

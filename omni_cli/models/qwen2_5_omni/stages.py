@@ -74,6 +74,10 @@ class TalkerStage(InputEmbedsStage):
     def execution_counters(self) -> dict[str, float]:
         return {**super().execution_counters, "early_requests": self._num_early}
 
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return tuple(self.speakers)
+
     def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
         self._num_early += request.more_follows

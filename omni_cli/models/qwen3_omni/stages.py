@@ -106,6 +106,10 @@ class Qwen3TalkerStage(FrameStage):
         stage_output = TokenOutput(head, [0] * 4, None, {})
         return GenerateRequest("", stage_output=encode_additional_information(stage_output.information()))
 
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return tuple(self._speakers)
+
     def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
         speaker = pick_speaker(list(self._speakers), request.speaker)

@@ -158,6 +158,18 @@ class SpeechUsage(TypedDict):
     total_tokens: int
 
 
+class VoiceItem(TypedDict):
+    id: str
+    name: str
+    speaker: str
+
+
+class VoiceList(TypedDict):
+    """`speaker` is the model's own that speaks for one of OpenAI's voices."""
+
+    voices: list[VoiceItem]
+
+
 class SpeechEvent(TypedDict):
     """`speech.audio.delta` has `audio`, base64 of PCM; `speech.audio.done` has `usage` and `finish_reason`."""
 

@@ -130,6 +130,19 @@ def test_speech(family: str, voices: tuple[str, str], request: pytest.FixtureReq
     assert speak(voices[1]) != whole
 
 
+@pytest.mark.parametrize(("family", "speakers"), [("omni", ["aiden", "chelsie", "ethan"]), ("csm", ["0", "1"])])
+def test_voices(family: str, speakers: list[str], request: pytest.FixtureRequest) -> None:
+    """The speakers, and OpenAI's voices with the speaker that the log names, too."""
+    server: OmniServer = request.getfixturevalue(family)
+    voices = server.request("GET", "/v1/audio/voices").document["voices"]
+    own = [voice["id"] for voice in voices if voice["id"] == voice["speaker"]]
+    assert sorted(own) == sorted(speakers)
+    alloy = next(voice for voice in voices if voice["id"] == "alloy")
+    assert alloy["speaker"] in own and alloy["name"] == f"alloy ({alloy['speaker']})"
+    assert server.request("POST", SPEECH, {"input": "hello", "voice": "alloy"}).status == 200
+    assert f"`{alloy['speaker']}` speaks" in server.log("request")[-1]["notes"][0]
+
+
 def test_csm_has_speech_and_no_chat(csm: OmniServer) -> None:
     refused = csm.request("POST", CHAT, chat("hello"))
     assert refused.status == 404 and "makes audio, not text" in refused.error["message"]

@@ -147,6 +147,8 @@ def test_an_endpoint_that_the_profile_cannot_serve(omni: OmniServer, image_serve
         omni.client().images.generate(model="tiny-omni", prompt="a cube")
     with pytest.raises(openai.NotFoundError, match=r"makes image, not text; .*tiny-omni"):
         image_server.client().chat.completions.create(model="tiny-image", messages=HELLO)
+    voices = image_server.request("GET", "/v1/audio/voices")
+    assert voices.status == 404 and voices.error["code"] == "unsupported_endpoint"
     with pytest.raises(openai.NotFoundError, match="not audio"):
         image_server.client().audio.speech.create(model="tiny-image", input="x", voice="x")
 
