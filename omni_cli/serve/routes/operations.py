@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import unix_now
 from omni_cli.serve.routes.documented import ALWAYS, WITH_KEY, Responses, content, errors
 from omni_cli.serve.schemas.replies import Health, Model, ModelList, Readiness
@@ -41,6 +42,15 @@ def operation_routes(service: Service) -> APIRouter:
         """Look up one model, by the profile's name or the checkpoint's."""
         service.check_model(name)
         return model
+
+    # Not in the document: nothing is there to be described.
+    @router.post("/v1/embeddings", include_in_schema=False)
+    @router.post("/v1/moderations", include_in_schema=False)
+    async def unsupported(request: Request) -> None:
+        """Name the model that has no such endpoint."""
+        made, wanted = " and ".join(service.modalities), request.url.path.rpartition("/")[2]
+        message = f"profile `{service.config.name}` makes {made}, not {wanted}; no profile does"
+        raise APIError(404, message, code="unsupported_endpoint")
 
     @router.get("/health", responses=errors(*ALWAYS))
     async def health() -> Health:

@@ -155,6 +155,14 @@ def test_an_endpoint_that_the_profile_cannot_serve(omni: OmniServer, image_serve
 
 def test_another_model(omni: OmniServer) -> None:
     with pytest.raises(openai.NotFoundError, match="`gpt-4` is not served here; `tiny-omni` is") as caught:
+def test_no_profile_embeds_text(omni: OmniServer) -> None:
+    with pytest.raises(openai.NotFoundError, match="makes text and audio, not embeddings") as caught:
+        omni.client().embeddings.create(model="tiny-omni", input="hello")
+    assert caught.value.code == "unsupported_endpoint"
+    with pytest.raises(openai.NotFoundError, match="not moderations"):
+        omni.client().moderations.create(input="hello")
+
+
         omni.client().chat.completions.create(model="gpt-4", messages=HELLO)
     assert caught.value.code == "model_not_found"
 
@@ -198,8 +206,8 @@ def test_garbage(omni: OmniServer, body: bytes, headers: dict[str, str], status:
 
 
 def test_paths_and_methods(omni: OmniServer) -> None:
-    missing = omni.request("POST", "/v1/embeddings", {})
-    assert missing.status == 404 and "/v1/embeddings" in missing.error["message"]
+    missing = omni.request("POST", "/v1/files", {})
+    assert missing.status == 404 and "/v1/files" in missing.error["message"]
     wrong = omni.request("GET", CHAT)
     assert wrong.status == 405 and wrong.headers["allow"] == "POST"
     assert omni.request("GET", "/docs").status == 404
