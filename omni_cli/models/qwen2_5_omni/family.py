@@ -34,6 +34,8 @@ FAMILY = Family(
             backend="vllm",
             stage=f"{_HERE}.stages:TalkerStage",
             input="thinker",
+            # Speech is made from the thinker's hidden states, which depend on the system prompt.
+            takes=("instructions",),
             settings=f"{_HERE}.settings:TalkerConfig",
             decoder="talker_config",
             needed_files=(("spk_dict.pt",),),

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
+from omni_cli.config.schema import ARStageConfig
 from omni_cli.encoding import AUDIO_TYPES, STREAMED_AUDIO, AudioEncoder, encode_audio, encode_pcm16
 from omni_cli.errors import OmniError
 from omni_cli.inputs.spoken import spoken
@@ -46,7 +47,7 @@ def speech_routes(service: Service) -> APIRouter:
             stream_audio=body.stream_format is not None,
             max_audio_tokens=body.max_audio_tokens,
         )
-        generate = spoken(settings, body.input)
+        generate = spoken(settings, body.input, _system_prompt(service, body))
         if body.stream_format == "sse":
             return await event_stream(_events(service, generate, exchange), exchange, service.log)
         if body.stream_format == "audio":
@@ -76,11 +77,23 @@ def speech_routes(service: Service) -> APIRouter:
 def _check(service: Service, body: SpeechRequest) -> None:
     service.check_model(body.model)
     service.check_makes("audio")
-    service.check_prompt_length(len(body.input))
+    service.check_prompt_length(len(body.input) + len(body.instructions or ""))
     streamed = {"audio": STREAMED_AUDIO, "sse": ("pcm",), None: tuple(AUDIO_TYPES)}[body.stream_format]
     if body.audio_format not in streamed:
         message = f"`response_format` of this stream must be {' or '.join(f'`{name}`' for name in streamed)}"
         raise APIError(400, message, code="unsupported_value", param="response_format")
+
+
+def _system_prompt(service: Service, body: SpeechRequest) -> str | None:
+    """Return the profile's prompt and the request's instructions; None without any. Raises `APIError` (400)."""
+    if not body.instructions:
+        return None
+    if "instructions" not in service.capabilities.fields:
+        message = "`instructions` is not supported: no system prompt changes how this model speaks a text"
+        raise APIError(400, message, code="unsupported_parameter", param="instructions")
+    first = service.config.stages[0]
+    own = first.system_prompt if isinstance(first, ARStageConfig) else None
+    return "\n\n".join(filter(None, (own, body.instructions)))
 
 
 async def _events(service: Service, request: GenerateRequest, exchange: Exchange) -> AsyncGenerator[SpeechEvent, None]:

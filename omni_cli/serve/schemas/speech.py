@@ -23,8 +23,9 @@ class SpeechRequest(Strict):
     seed: Seed | None = None
     max_audio_tokens: Tokens | None = Field(None, description="Maximum of tokens that become sound.")
 
+    instructions: str | None = Field(None, description="How to speak: added to the system prompt, if it has an effect.")
+
     speed: Annotated[object, Only(1, 1.0)] = None
-    instructions: Annotated[object, Only("")] = None
 
     @property
     def audio_format(self) -> str:

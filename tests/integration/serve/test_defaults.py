@@ -94,6 +94,15 @@ def test_formats_of_speech(omni: OmniServer, audio_format: str, codec: str, stre
     assert seconds == pytest.approx(len(whole.body) / 2 / 24_000, abs=0.1)
 
 
+def test_instructions_change_how_a_text_is_spoken(omni: OmniServer) -> None:
+    body = {"input": "hello", "seed": 3, "max_audio_tokens": 30, "response_format": "pcm", "speed": 1}
+    plain, slow, again, fast = (
+        omni.request("POST", SPEECH, {**body, **fields}).body
+        for fields in ({}, *({"instructions": f"Speak {how}."} for how in ("slowly", "slowly", "fast")))
+    )
+    assert slow == again and len({plain, slow, fast}) == 3
+
+
 def test_earlier_speech_is_known_by_its_id(omni: OmniServer) -> None:
     answer = chat(omni, **{**SPOKEN, "max_audio_tokens": 10})
     message = answer["choices"][0]["message"]

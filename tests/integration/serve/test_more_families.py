@@ -150,6 +150,15 @@ def test_csm_has_speech_and_no_chat(csm: OmniServer) -> None:
     assert refused.status == 400 and "speakers are numbers" in refused.error["message"]
 
 
+@pytest.mark.parametrize("family", ["omni", "csm"])
+def test_instructions_need_a_model_that_follows_them(family: str, request: pytest.FixtureRequest) -> None:
+    """Qwen3-Omni's talker gets nothing of the system prompt, and CSM has none."""
+    server: OmniServer = request.getfixturevalue(family)
+    refused = server.request("POST", SPEECH, {"input": "hello", "instructions": "Whisper."})
+    assert refused.status == 400 and refused.error["param"] == "instructions"
+    assert server.request("POST", SPEECH, {"input": "hello", "instructions": "", "speed": 1.0}).status == 200
+
+
 def test_metrics_have_a_line_per_stage(omni: OmniServer, csm: OmniServer) -> None:
     for server, stages in ((omni, ("thinker", "talker", "code2wav")), (csm, ("backbone", "codec"))):
         for stage in stages:
