@@ -49,6 +49,9 @@ def test_a_control_image_is_a_data_url_or_a_file(server: OmniServer, folder: Pat
         answer = server.request("POST", IMAGES, {**fields, "control_image": control})
         assert answer.status == 200, answer.error
         np.testing.assert_array_equal(read_image(answer.document["data"][0]["b64_json"]), expected)
+    extra = {"control_image": url, "num_inference_steps": STEPS, "seed": 3}
+    (made,) = server.client().images.generate(prompt="a cat", size="32x32", extra_body=extra).data
+    np.testing.assert_array_equal(read_image(made.b64_json), expected)
 
 
 def test_what_is_missing_or_given_twice_is_a_mistake(server: OmniServer) -> None:
