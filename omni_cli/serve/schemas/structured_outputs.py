@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from omni_cli.serve.schemas.fields import Ignored, Items, Strict
+from omni_cli.serve.schemas.fields import Ignored, Items, Strict, from_json
 
 
 class TextFormat(Strict):
@@ -32,10 +32,16 @@ class JsonSchemaFormat(Strict):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
+def _read_schema(value: object) -> object:
+    return from_json(value.encode()) if isinstance(value, str) else value
+
+
 class StructuredOutputs(Strict):
     """vLLM's own field; exactly one of its fields is given."""
 
-    json_: dict[str, Any] | None = Field(None, alias="json")
+    json_: Annotated[dict[str, Any], BeforeValidator(_read_schema, str | dict[str, Any])] | None = Field(
+        None, alias="json", description="A JSON Schema, also as a text."
+    )
     json_object: Literal[True] | None = None
     regex: Annotated[str, Field(min_length=1)] | None = None
     choice: Annotated[Items[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1000)] | None = None

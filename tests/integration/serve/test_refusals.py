@@ -62,6 +62,8 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
         "is not known here",
         "messages[1].audio.id",
     ),
+    ({"messages": HELLO, "structured_outputs": {"json": "{"}}, "EOF", "structured_outputs.json"),
+    ({"messages": HELLO, "structured_outputs": {"json": "[]"}}, "valid dictionary", "structured_outputs.json"),
     ({"messages": HELLO, "modalities": ["video"]}, "'text' or 'audio'", "modalities[0]"),
     ({"messages": HELLO, "audio": {"voice": "Chelsie", "format": "wav"}}, "needs `modalities", "audio"),
     (
@@ -153,8 +155,6 @@ def test_an_endpoint_that_the_profile_cannot_serve(omni: OmniServer, image_serve
         image_server.client().audio.speech.create(model="tiny-image", input="x", voice="x")
 
 
-def test_another_model(omni: OmniServer) -> None:
-    with pytest.raises(openai.NotFoundError, match="`gpt-4` is not served here; `tiny-omni` is") as caught:
 def test_no_profile_embeds_text(omni: OmniServer) -> None:
     with pytest.raises(openai.NotFoundError, match="makes text and audio, not embeddings") as caught:
         omni.client().embeddings.create(model="tiny-omni", input="hello")
@@ -163,6 +163,8 @@ def test_no_profile_embeds_text(omni: OmniServer) -> None:
         omni.client().moderations.create(input="hello")
 
 
+def test_another_model(omni: OmniServer) -> None:
+    with pytest.raises(openai.NotFoundError, match="`gpt-4` is not served here; `tiny-omni` is") as caught:
         omni.client().chat.completions.create(model="gpt-4", messages=HELLO)
     assert caught.value.code == "model_not_found"
 

@@ -36,7 +36,13 @@ def is_a_thing(found: Any) -> bool:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "field", [{"response_format": BY_SCHEMA}, {"structured_outputs": {"json": SCHEMA}}], ids=("openai", "vllm")
+    "field",
+    [
+        {"response_format": BY_SCHEMA},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+    ],
+    ids=("openai", "vllm", "vllm-text"),
 )
 def test_a_schema(omni: OmniServer, field: dict[str, Any], seed: int) -> None:
     assert is_a_thing(json.loads(text(omni, temperature=1.5, **{**field, "seed": seed})))
