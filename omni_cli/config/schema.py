@@ -116,8 +116,9 @@ class _Stage(StrictKeys):
         None, description="Share of the device's memory that this stage may use."
     )
     tensor_parallel_size: Annotated[Ranks, _RANKS] = Field(1, description="Devices that share each layer.")
-    pipeline_parallel_size: Annotated[Ranks, _RANKS] = Field(
-        1, description="Devices that split the layers between them."
+    pipeline_parallel_size: Annotated[Ranks, _RANKS] = Field(1, description="Devices that split the layers.")
+    enable_sleep_mode: Annotated[bool | None, VLLM_ONLY] = Field(
+        None, description="Load in a way that `/sleep` can give the device's memory back; needs a GPU."
     )
     output_copy: OutputCopy = Field(
         "async", description="Copy outputs to the host while the next step runs, or before it starts."

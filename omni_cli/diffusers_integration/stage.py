@@ -21,7 +21,7 @@ from omni_cli.diffusers_integration.parallel import Rank
 from omni_cli.diffusers_integration.ranks import Ranks
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
-from omni_cli.errors import OmniError
+from omni_cli.errors import OmniError, UsageError
 from omni_cli.outputs import AudioOutput, GenerateRequest, VideoOutput, VideoSound
 from omni_cli.stage.messages import (
     AbortRequest,
@@ -123,6 +123,16 @@ class DiffusersStage:
         return DiffusionRequest.from_arguments(
             request.request_id, request.prompt, request.seed, request.diffusion, conditions
         )
+
+    def sleep(self, level: int) -> bool:
+        if self.ranks is not None:
+            raise UsageError("a stage on several ranks cannot sleep")
+        self.executor.sleep(level)
+        return self.executor.is_sleeping
+
+    def wake_up(self, tags: Sequence[str] | None) -> bool:
+        self.executor.wake_up(tags)
+        return self.executor.is_sleeping
 
     def warm_up(self) -> None:
         """Do nothing: the shortest request is a whole image."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Any
 
 from omni_cli.checkpoints.files import read_family, read_model_kind
 from omni_cli.config.roles import for_family
-from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.checkpoint_fit import check_fit, check_start
-from omni_cli.engine.devices import has_cuda_device
+from omni_cli.engine.load_order import load_groups
 from omni_cli.engine.memory_plan import plan_start
 from omni_cli.engine.mps import MpsServer
 from omni_cli.engine.process.building import provide_in_child
@@ -44,7 +44,10 @@ from omni_cli.stage.messages import (
     MemoryReport,
     Report,
     RequestDone,
+    SleepStage,
+    SleepState,
     StageReady,
+    WakeStage,
 )
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.recording import (
@@ -55,6 +58,8 @@ from omni_cli.stage.recording import (
     StageDescription,
     Started,
 )
+
+_Answer = RecordingReport | SleepState
 
 
 class OmniLLM:
@@ -75,7 +80,7 @@ class OmniLLM:
         """
         self._records = records
         self._max_concurrency = max_concurrency
-        self._recordings: dict[str, asyncio.Future[RecordingReport]] = {}
+        self._answers: dict[str, asyncio.Future[_Answer]] = {}
         self._verbose = verbose
         self.config = config
         # In the profile's order; a restarted stage gets a new client.
@@ -154,7 +159,7 @@ class OmniLLM:
             self._clients[client.name] = client
             self._loaded[client.name] = loop.create_future()
         self._watchdog = asyncio.create_task(Watchdog(lambda: self._clients.values(), self._give_up).run())
-        groups = _load_groups(list(self._clients.values()))
+        groups = load_groups(list(self._clients.values()))
         for client in (client for group in groups for client in group[0]):
             await self._start_client(client, context)
         await asyncio.gather(*(self._load_in_turn(group, context) for group in groups))
@@ -240,9 +245,34 @@ class OmniLLM:
 
     async def record(self, command: RecordingCommand, stage: str) -> RecordingReport:
         """Send a recording command to a stage without requests, one at a time. Raises the stage's error."""
+        report = await self._ask(command, stage)
+        assert not isinstance(report, SleepState)
+        return report
+
+    async def sleep(self, level: int) -> None:
+        """Put all stages to sleep, one after another, while there are no requests. Raises `OmniError`."""
+        for name in self._clients:
+            await self._switch(SleepStage(level), name)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Put back what vLLM's `tags` name, by default all; return True if all stages are awake then."""
+        asleep = [await self._switch(WakeStage(None if tags is None else tuple(tags)), name) for name in self._clients]
+        return not any(asleep)
+
+    async def _switch(self, command: SleepStage | WakeStage, stage: str) -> bool:
+        state = await self._ask(command, stage)
+        assert isinstance(state, SleepState)
+        if state.refused is not None:
+            raise state.refused.error(stage)
+        return state.is_asleep
+
+    async def _ask(
+        self, command: RecordingCommand | SleepStage | WakeStage, stage: str
+    ) -> RecordingReport | SleepState:
+        """Send a command that a stage answers, one at a time. Raises the stage's error."""
         client = self._running(stage)
-        answer: asyncio.Future[RecordingReport] = asyncio.get_running_loop().create_future()
-        self._recordings[stage] = answer
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._answers[stage] = answer
         client.send(command)
         return await answer
 
@@ -276,8 +306,8 @@ class OmniLLM:
                 self._stage_ready(client, report)
             case MemoryReport():
                 self._infos[client.name] = _with_memory(self._infos[client.name], report)
-            case Started() | Recording() | StageDescription() | MachineRates():
-                answer = self._recordings.pop(client.name, None)  # None: the stage has been given up
+            case Started() | Recording() | StageDescription() | MachineRates() | SleepState():
+                answer = self._answers.pop(client.name, None)  # None: the stage has been given up
                 if answer is not None and not answer.cancelled():
                     answer.set_result(report)
             case Alive():
@@ -322,7 +352,7 @@ class OmniLLM:
         if failure is None:
             failure = client.unexpected_end()
         self._dead[client.name] = failure
-        answer = self._recordings.pop(client.name, None)
+        answer = self._answers.pop(client.name, None)
         if answer is not None and not answer.cancelled():
             answer.set_exception(failure.error(client.name))
         if not loaded.done():
@@ -336,27 +366,6 @@ def _stage_error(name: str, failure: Failure) -> StageError:
     """Return the failure as a new `StageError` each time, because raising it adds a traceback."""
     error = failure.error(name)
     return error if isinstance(error, StageError) else StageError(error.message, stage=name, hint=error.hint)
-
-
-def _load_groups(clients: list[StageClient]) -> list[list[list[StageClient]]]:
-    """Group stages by CUDA device, in waves that load one after another; groups, and a wave's stages, load in parallel.
-
-    vLLM sizes an AR stage by the free memory of its device, unless the size of its KV cache is given: it loads alone.
-    """
-    if not has_cuda_device():
-        return [[clients]]
-    devices: dict[str | None, list[StageClient]] = {}
-    for client in clients:
-        devices.setdefault(client.spec.stage.devices, []).append(client)
-    groups = []
-    for sharing in devices.values():
-        sized = [client for client in sharing if _is_sized(client.spec.stage)]
-        groups.append([*([sized] if sized else []), *([client] for client in sharing if client not in sized)])
-    return groups
-
-
-def _is_sized(stage: StageConfig) -> bool:
-    return not isinstance(stage, ARStageConfig) or stage.kv_cache_memory_bytes is not None
 
 
 def _streams(request: GenerateRequest, config: EngineConfig) -> bool:

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.errors import OmniError, StageError
+from omni_cli.errors import OmniError, StageError, UsageError
 from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageInfo, StageLoading
 from omni_cli.replicas.cluster import cluster_for_replicas, ray_failure, replica_resources
 from omni_cli.replicas.delivered import Delivered
@@ -116,6 +116,14 @@ class ReplicatedEngine:
     async def restart(self, name: str) -> None:
         """Unsupported: Ray Serve replaces replicas as a whole."""
         raise StageError("replicas are replaced as a whole", stage=name)
+
+    async def sleep(self, level: int) -> None:
+        """Unsupported: Ray Serve runs a replica or ends it."""
+        raise UsageError("replicas cannot sleep", hint="use fewer of them")
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Do nothing: replicas are awake."""
+        return True
 
     async def close(self) -> None:
         """End all replicas. Idempotent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from enum import Enum
 from typing import Protocol
@@ -27,6 +27,10 @@ class Engine(Protocol):
 
     async def restart(self, name: str) -> None: ...
 
+    async def sleep(self, level: int) -> None: ...
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> bool: ...
+
     async def close(self) -> None: ...
 
     @property
@@ -40,6 +44,7 @@ class EngineState(Enum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
+    ASLEEP = "asleep"
     STOPPED = "stopped"
 
 
@@ -60,6 +65,11 @@ class Supervisor:
         self._restarting = asyncio.Lock()
         self._restarted_at: dict[str, float] = {}
         self._backoff_s: dict[str, float] = {}
+        self._switching = asyncio.Lock()
+        self._falling_asleep: asyncio.Task[None] | None = None
+        self._num_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
@@ -79,7 +89,7 @@ class Supervisor:
 
         def handle(event: Event) -> None:
             on_event(event)
-            if isinstance(event, StageFailed) and self._state is EngineState.READY:
+            if isinstance(event, StageFailed) and self._state in (EngineState.READY, EngineState.ASLEEP):
                 self._lost(event)
 
         await self._engine.start(handle)
@@ -90,7 +100,7 @@ class Supervisor:
     async def close(self) -> None:
         """Stop the engine and all its processes."""
         self._state = EngineState.STOPPED
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *([self._falling_asleep] if self._falling_asleep else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -100,9 +110,47 @@ class Supervisor:
         """Run `OmniLLM.generate`; raises `APIError` (503) while there is no engine."""
         if self._state is not EngineState.READY:
             raise unavailable(f"the engine is {self._state.value}")
-        async with aclosing(self._engine.generate(request)) as events:
-            async for event in events:
-                yield event
+        self._num_running += 1
+        self._idle.clear()
+        try:
+            async with aclosing(self._engine.generate(request)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._num_running -= 1
+            if self._num_running == 0:
+                self._idle.set()
+
+    def sleep(self, level: int) -> Awaitable[None]:
+        """Refuse requests from now on, finish those that run, and put all stages to sleep.
+
+        Raises `APIError` (503) while there is no engine, and `OmniError`, awake again, if a stage cannot sleep.
+        """
+        # It goes on if the client that asked for it leaves.
+        self._falling_asleep = asyncio.create_task(self._fall_asleep(level))
+        return asyncio.shield(self._falling_asleep)
+
+    async def _fall_asleep(self, level: int) -> None:
+        async with self._switching:
+            if self._state is EngineState.ASLEEP:
+                return
+            if self.state is not EngineState.READY:
+                raise unavailable(f"the engine is {self.state.value}")
+            self._state = EngineState.ASLEEP
+            try:
+                await self._idle.wait()
+                await self._engine.sleep(level)
+            except OmniError:
+                await self._engine.wake_up()
+                self._state = EngineState.READY
+                raise
+
+    async def wake_up(self, tags: Sequence[str] | None) -> bool:
+        """Put back what vLLM's `tags` name, by default all; return True if the engine takes requests again."""
+        async with self._switching:
+            if self._state is EngineState.ASLEEP and await self._engine.wake_up(tags):
+                self._state = EngineState.READY
+            return self._state is not EngineState.ASLEEP
 
     def _lost(self, event: StageFailed) -> None:
         self._log("stage_lost", stage=event.name, reason=event.error.message, details=event.error.details)

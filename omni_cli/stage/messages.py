@@ -44,11 +44,30 @@ class AbortRequest(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class SleepStage(msgspec.Struct, frozen=True, tag=True):
+    """Put a stage without requests to sleep; it answers with `SleepState`."""
+
+    level: int
+
+
+class WakeStage(msgspec.Struct, frozen=True, tag=True):
+    """Put back what vLLM's `tags` name, by default all; the stage answers with `SleepState`."""
+
+    tags: tuple[str, ...] | None = None
+
+
 class StopStage(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-Command = AddRequest | AppendInput | AbortRequest | StopStage | RecordingCommand
+Command = AddRequest | AppendInput | AbortRequest | SleepStage | WakeStage | StopStage | RecordingCommand
+
+
+class SleepState(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `SleepStage` and `WakeStage`; `refused` is why nothing was done."""
+
+    is_asleep: bool
+    refused: Failure | None = None
 
 
 class MemoryReport(msgspec.Struct, frozen=True, tag=True):
@@ -184,6 +203,7 @@ Report = (
     | RequestDone
     | MemoryReport
     | CountersReport
+    | SleepState
     | RecordingReport
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -82,6 +83,15 @@ class Stage(Protocol):
 
     def step(self) -> list[Report]:
         """Run one engine step; return finished and failed requests, and progress."""
+
+    def sleep(self, level: int) -> bool:
+        """Give the device's memory back, without requests, and return True: the stage is asleep.
+
+        Raises `UsageError` for a level that it does not have.
+        """
+
+    def wake_up(self, tags: Sequence[str] | None) -> bool:
+        """Put back what vLLM's `tags` name, by default all; return True while the stage is still asleep."""
 
     def close(self, *, process_ends: bool = False) -> None:
         """Free the stage's resources; if the process ends next, only those that would outlive it."""

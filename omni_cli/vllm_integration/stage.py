@@ -36,6 +36,7 @@ from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
 from omni_cli.vllm_integration.registry import prepare_models
 from omni_cli.vllm_integration.reply_parsing import ParsedText, ReplyParsers
 from omni_cli.vllm_integration.sampling import make_sampling_params
+from omni_cli.vllm_integration.sleep_mode import SleepMode
 from omni_cli.vllm_integration.weights import naming_missing_weights
 
 PROGRESS_INTERVAL_S = 0.05
@@ -54,7 +55,7 @@ _DIFFUSION_ARGS = {
 }
 
 
-class VllmStage:
+class VllmStage(SleepMode):
     """A stage on a vLLM engine; subclasses define its inputs and outputs."""
 
     engine_cls: ClassVar[type[LLMEngine]] = LLMEngine

@@ -24,6 +24,8 @@ CODE2WAV = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe:Qwen3Omni
 
 # (where, parameters that must be there, what we do with it)
 CALLABLES = [
+    ("vllm.v1.engine.llm_engine:LLMEngine.sleep", ["level", "mode"], "gives a sleeping stage's memory back"),
+    ("vllm.v1.engine.llm_engine:LLMEngine.wake_up", ["tags"], "wakes a stage"),
     (
         "vllm.parser.parser_manager:ParserManager.get_parser",
         [

@@ -193,6 +193,20 @@ class ImagesReply(TypedDict):
     seed: int
 
 
+class SleepStatus(TypedDict):
+    status: Literal["sleeping"]
+    level: int
+
+
+class WakeStatus(TypedDict):
+    status: Literal["awake", "sleeping"]
+    tags: list[str] | None
+
+
+class Sleeping(TypedDict):
+    is_sleeping: bool
+
+
 class VideoError(TypedDict):
     code: str
     message: str
