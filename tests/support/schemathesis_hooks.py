@@ -16,6 +16,7 @@ OF_THE_MODEL = (
     "invalid_image",
     "invalid_video_url",
     "invalid_video",
+    "invalid_audio_url",
     "invalid_audio",
     "invalid_mask",
     "unsupported_input",
@@ -23,13 +24,14 @@ OF_THE_MODEL = (
     "invalid_base64",
     "unknown_audio",
 )
-# Fields that contradict each other, and limits that are options of the command.
+# Fields that contradict each other, limits that are options of the command, and a text that must be JSON.
 OF_OTHER_FIELDS = (
     "audio",
     "audio.format",
     "response_format",
     "stream_options",
     "structured_outputs",
+    "structured_outputs.json",
     "tool_choice",
     "tools",
     "top_logprobs",
