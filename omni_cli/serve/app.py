@@ -21,6 +21,7 @@ from omni_cli.serve.routes.chat import chat_routes
 from omni_cli.serve.routes.images import image_routes
 from omni_cli.serve.routes.operations import operation_routes
 from omni_cli.serve.routes.responses import response_routes
+from omni_cli.serve.routes.sleep import sleep_routes
 from omni_cli.serve.routes.speech import speech_routes
 from omni_cli.serve.routes.videos import kept_video_routes, video_routes
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
@@ -75,7 +76,7 @@ def create_app(
     `is_loopback` is for an address that only this machine can connect to, `allowed_origins`: see `SiteRule`.
     """
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
-    for routes in (chat_routes, response_routes, speech_routes, image_routes, operation_routes):
+    for routes in (chat_routes, response_routes, speech_routes, image_routes, operation_routes, sleep_routes):
         api.include_router(routes(service))
     for video_router in (video_routes, kept_video_routes):
         api.include_router(video_router(service, videos))

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import unix_now
 from omni_cli.serve.routes.documented import ALWAYS, WITH_KEY, Responses, content, errors
-from omni_cli.serve.schemas.replies import Health, Model, ModelList, Readiness, Sleeping, SleepStatus, WakeStatus
+from omni_cli.serve.schemas.replies import Health, Model, ModelList, Readiness
 from omni_cli.serve.service import Service
-from omni_cli.serve.supervisor import EngineState
 
 _NOT_READY: Responses = {
     503: {"model": Readiness, "description": "Not ready: a stage is not loaded, or the server is stopping."}
 }
-Level = Annotated[int, Query(ge=1, le=2)]
 _METRICS = content("Prometheus' text format.", CONTENT_TYPE_LATEST)
 
 
@@ -74,21 +70,5 @@ def operation_routes(service: Service) -> APIRouter:
     async def metrics() -> Response:
         """Report metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    @router.post("/sleep", responses=errors(400, 503, *WITH_KEY))
-    async def sleep(level: Level = 1, mode: Literal["wait"] = "wait") -> SleepStatus:
-        """Finish the requests that run, and give the devices' memory back until `/wake_up`, as vLLM's server does."""
-        await service.supervisor.sleep(level)
-        return {"status": "sleeping", "level": level}
-
-    @router.post("/wake_up", responses=errors(400, *WITH_KEY))
-    async def wake_up(tags: Annotated[list[Literal["weights", "kv_cache"]] | None, Query()] = None) -> WakeStatus:
-        """Put back weights, KV caches or, by default, both; requests run again once all is there."""
-        is_awake = await service.supervisor.wake_up(tags)
-        return {"status": "awake" if is_awake else "sleeping", "tags": None if tags is None else list(tags)}
-
-    @router.get("/is_sleeping", responses=errors(*WITH_KEY))
-    async def is_sleeping() -> Sleeping:
-        return {"is_sleeping": service.supervisor.state is EngineState.ASLEEP}
 
     return router
