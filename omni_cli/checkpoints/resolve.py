@@ -57,7 +57,8 @@ def resolve_model(model: str, *, settings_only: bool = False) -> str:
 
 
 def _choices() -> str:
-    return f"use {', '.join(BUILTIN_PREFIX + name for name in builtins())}, a folder, or a Hugging Face repo id"
+    built = ", ".join(BUILTIN_PREFIX + name for name in builtins())
+    return f"use a folder, a Hugging Face repository as `OWNER/NAME`, or one of {built}"
 
 
 def _did_you_mean(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -145,6 +146,8 @@ def create(
     if output is not None:
         if output.exists():
             raise OutputError(f"`{output}` exists already", hint="name a new file, or remove that one")
+        if not Path(model).is_absolute() and Path(model).is_dir():
+            data = {**data, "model": os.path.relpath(model, output.parent)}
         write_report(output, to_yaml(data))
     if as_json:
         path = None if output is None else str(output)

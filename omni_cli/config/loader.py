@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -47,7 +48,10 @@ def check_profile(path: Path) -> tuple[Diagnostic, ...]:
 def read_profile(
     path: Path, overrides: Iterable[str] = (), *, model: str | None = None, seed: int | None = None
 ) -> tuple[EngineConfig | None, tuple[Diagnostic, ...]]:
-    """Return the profile in a file with the overrides applied, or None and every mistake; exactly one of the two."""
+    """Return the profile in a file with the overrides applied, or None and every mistake; exactly one of the two.
+
+    A relative path of its model counts from the file's folder if it leads to a folder from there.
+    """
     tree = _read_tree(path)
     order: dict[str, int] = {}
     own_model = (tree.data or {}).get("model")
@@ -56,6 +60,8 @@ def read_profile(
     profile = validate(tree)
     if profile is not None and profile.model != own_model:
         _mark_droppable(profile, tree)
+    elif profile is not None and model is None and (beside := path.parent / profile.model).is_dir():
+        profile = profile.model_copy(update={"model": os.path.normpath(beside)})
     diagnostics = (
         dataclasses.replace(item, order=order.get(item.location.source.label, 0)) for item in tree.diagnostics
     )

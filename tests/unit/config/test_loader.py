@@ -191,3 +191,17 @@ class TestJsonSchema:
         assert schema["$defs"]["ARStageConfig"]["properties"]["cudagraph_mode"]["enum"][0] == "none"
         assert schema["$defs"]["DiffusionStageConfig"]["properties"]["execution"]["default"] == "eager"
         assert "null" not in json.dumps(schema)
+
+
+def test_a_relative_model_counts_from_the_profile_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a profile works from every folder; a name that leads nowhere from there is left as it is."""
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    (tmp_path / "profiles").mkdir()
+    path = tmp_path / "profiles" / "own.yaml"
+    rest = "dtype: float32\nstages: {text: {kind: ar}}"
+    path.write_text(f"version: 1\nname: own\nmodel: ../models/m\n{rest}\n")
+    monkeypatch.chdir(tmp_path / "models")
+    assert load_profile(str(path)).model == str(tmp_path / "models" / "m")
+    assert load_profile(str(path), model="../models/m").model == "../models/m"
+    path.write_text(f"version: 1\nname: own\nmodel: owner/name\n{rest}\n")
+    assert load_profile(str(path)).model == "owner/name"
