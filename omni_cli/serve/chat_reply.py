@@ -11,6 +11,7 @@ import numpy as np
 from omni_cli.encoding import encode_audio, encode_pcm16
 from omni_cli.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.exchange import new_id, unix_now
+from omni_cli.serve.logprobs import named
 from omni_cli.serve.schemas.replies import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -227,10 +228,8 @@ def token_logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> list[TokenL
 
 
 def _token(item: tuple[int, float, str | None]) -> TopLogprob:
-    token_id, logprob, text = item
-    text = f"token_id:{token_id}" if text is None else text
-    # JSON has no infinity; OpenAI has this number in its place.
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+    text, logprob = named(item)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _outputs(result: RequestResult) -> tuple[TextOutput, AudioOutput | None]:

@@ -29,6 +29,8 @@ from omni_cli.serve.limits import Limits
 from omni_cli.serve.media import MediaDecoder, decode_media
 from omni_cli.serve.media_urls import MediaPrefix
 from omni_cli.serve.metrics import Metrics
+from omni_cli.serve.schemas.sampling import SampledText
+from omni_cli.serve.schemas.structured_outputs import constraint
 from omni_cli.serve.supervisor import EngineState, Supervisor
 
 T = TypeVar("T")
@@ -108,6 +110,21 @@ class Service:
             f"profiles that do: {', '.join(others)}",
             code="unsupported_endpoint",
         )
+
+    def check_sampled(self, body: SampledText) -> None:
+        """Raise `APIError` for a request for text that this profile does not make, or whose fields do not agree."""
+        self.check_model(body.model)
+        self.check_makes("text")
+        self.check_count(body.n or 1, "n")
+        message, param = "", "structured_outputs"
+        if body.structured_outputs is not None and constraint(body.response_format):
+            message = "`response_format` and `structured_outputs` both bind the text: send one of them"
+        elif body.structured_outputs is not None and len(constraint(body.structured_outputs)) != 1:
+            message = "`structured_outputs` needs one of `json`, `json_object`, `regex`, `choice` and `grammar`"
+        elif body.stream_options is not None and not body.stream:
+            message, param = "`stream_options` needs `stream: true`", "stream_options"
+        if message:
+            raise APIError(400, message, code="invalid_value", param=param)
 
     def check_edits(self, *, edits: bool) -> None:
         """Raise `APIError` (404) where the other endpoint is the model's: it needs images, or takes none."""

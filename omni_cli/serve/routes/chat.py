@@ -20,10 +20,10 @@ from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
-from omni_cli.serve.schemas.chat import ChatCompletionRequest, StreamOptions
+from omni_cli.serve.schemas.chat import ChatCompletionRequest
 from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.replies import ChatCompletion, ChatCompletionChunk
-from omni_cli.serve.schemas.structured_outputs import constraint
+from omni_cli.serve.schemas.sampling import StreamOptions
 from omni_cli.serve.schemas.tools import NamedTool
 from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.sse import DONE, event_stream
@@ -58,8 +58,7 @@ def chat_routes(service: Service) -> APIRouter:
 
 def check_chat(service: Service, body: ChatCompletionRequest) -> None:
     """Raise `APIError` for fields that contradict each other or the served model."""
-    service.check_model(body.model)
-    service.check_makes("text")
+    service.check_sampled(body)
     if body.modalities is not None and "audio" in body.modalities:
         service.check_makes("audio")
         if body.stream and body.audio is not None and body.audio.format != "pcm16":
@@ -74,13 +73,8 @@ def check_chat(service: Service, body: ChatCompletionRequest) -> None:
     if body.top_logprobs and not body.logprobs:
         raise APIError(400, "`top_logprobs` needs `logprobs: true`", code="invalid_value", param="top_logprobs")
     _check_tools(body)
-    service.check_count(body.n or 1, "n")
     if (body.n or 1) > 1 and "audio" in (body.modalities or ()):
         raise APIError(400, '`n` needs `modalities: ["text"]`', code="invalid_value", param="n")
-    if body.structured_outputs is not None:
-        _check_structured_outputs(body)
-    if body.stream_options is not None and not body.stream:
-        raise APIError(400, "`stream_options` needs `stream: true`", code="invalid_value", param="stream_options")
 
 
 def _check_tools(body: ChatCompletionRequest) -> None:
@@ -94,16 +88,6 @@ def _check_tools(body: ChatCompletionRequest) -> None:
         message = "`tool_choice` is `required`, and there are no `tools`"
     if message:
         raise APIError(400, message, code="invalid_value", param=param)
-
-
-def _check_structured_outputs(body: ChatCompletionRequest) -> None:
-    message = ""
-    if constraint(body.response_format):
-        message = "`response_format` and `structured_outputs` both bind the text: send one of them"
-    elif len(constraint(body.structured_outputs)) != 1:
-        message = "`structured_outputs` needs one of `json`, `json_object`, `regex`, `choice` and `grammar`"
-    if message:
-        raise APIError(400, message, code="invalid_value", param="structured_outputs")
 
 
 def _reply(service: Service, body: ChatCompletionRequest, seed: int) -> ChatReply:

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from omni_cli.config.schema import (
-    Fraction,
-    MinP,
-    MinTokens,
-    Penalty,
-    RepetitionPenalty,
-    Temperature,
-    TokenId,
-    Tokens,
-    TopK,
-)
-from omni_cli.serve.schemas.fields import Ignored, Items, Only, Seed, Strict, Voice, VoiceId
-from omni_cli.serve.schemas.structured_outputs import ResponseFormat, StructuredOutputs, constraint
+from omni_cli.config.schema import Tokens
+from omni_cli.serve.schemas.fields import Ignored, Items, Only, Strict, Voice, VoiceId
+from omni_cli.serve.schemas.sampling import SampledText
 from omni_cli.serve.schemas.tools import GivenToolCall, NamedTool, ToolChoice, Tools
 from omni_cli.tool_calls import ToolUse
 
@@ -28,25 +18,6 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 TemplateVariables = Annotated[
     dict[str, Any], Field(max_length=64, description="Variables of the model's chat template.")
 ]
-TokenText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
-
-# OpenAI's field -> vLLM's sampling parameter, if the names differ.
-_RENAMED = {"max_completion_tokens": "max_tokens"}
-_SAMPLING = (
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-)
 
 
 class TextPart(Strict):
@@ -139,54 +110,19 @@ class AudioSettings(Strict):
     format: Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"] = "wav"
 
 
-class StreamOptions(Strict):
-    include_usage: bool = False
-    include_obfuscation: Annotated[object, Only(False)] = None
-    continuous_usage_stats: bool = False
-    """Usage so far in every chunk, as in vLLM."""
-
-
-class ChatCompletionRequest(Strict):
-    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+class ChatCompletionRequest(SampledText):
     messages: Annotated[Items[Message], Field(min_length=1, max_length=1000)]
     modalities: Annotated[Items[Literal["text", "audio"]], Field(min_length=1)] | None = None
     audio: AudioSettings | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    seed: Seed | None = None
-    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of answers, of text alone.")
-    max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     max_audio_tokens: Tokens | None = Field(None, description="Maximum of tokens that become sound.")
-    temperature: Temperature | None = None
-    top_p: Fraction | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    stop: (
-        Annotated[str, Field(min_length=1)]
-        | Annotated[Items[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
-        | None
-    ) = None
-    response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = None
     reasoning_effort: ReasoningEffort | None = Field(None, description="Where the model's chat template has it.")
     tools: Tools | None = None
     tool_choice: ToolChoice | None = Field(None, description="Default: `auto` with `tools`, else `none`.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer. Default: true.")
-
-    # Extensions of vLLM.
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    min_tokens: MinTokens | None = None
-    stop_token_ids: Items[TokenId] | None = None
-    ignore_eos: bool | None = None
-    return_token_ids: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     functions: Annotated[object, Only([])] = None
     function_call: Annotated[object, Only("none", "auto")] = None
@@ -202,7 +138,6 @@ class ChatCompletionRequest(Strict):
     safety_identifier: Ignored
     service_tier: Ignored
     store: Ignored
-    user: Ignored
 
     def tool_use(self) -> ToolUse | None:
         """The functions that the answer may call; None without any."""
@@ -217,11 +152,9 @@ class ChatCompletionRequest(Strict):
 
     def sampling(self) -> dict[str, object]:
         """The given vLLM sampling parameters of the first stage."""
-        values: dict[str, object] = {name: getattr(self, name) for name in _SAMPLING}
+        values = super().sampling()
+        if self.max_completion_tokens is not None:
+            values["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
-        if bound := constraint(self.response_format) or constraint(self.structured_outputs):
-            values["structured_outputs"] = bound
-        if self.logit_bias:
-            values["logit_bias"] = {int(token_id): bias for token_id, bias in self.logit_bias.items()}
-        return {_RENAMED.get(name, name): value for name, value in values.items() if value is not None}
+        return values

@@ -1,0 +1,88 @@
+"""Fields of requests whose answer is sampled text: chats and completions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from omni_cli.config.schema import (
+    Fraction,
+    MinP,
+    MinTokens,
+    Penalty,
+    RepetitionPenalty,
+    Temperature,
+    TokenId,
+    Tokens,
+    TopK,
+)
+from omni_cli.serve.schemas.fields import Ignored, Items, Only, Seed, Strict
+from omni_cli.serve.schemas.structured_outputs import ResponseFormat, StructuredOutputs, constraint
+
+TokenText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
+
+_SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+)
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: Annotated[object, Only(False)] = None
+    continuous_usage_stats: bool = False
+    """Usage so far in every chunk, as in vLLM."""
+
+
+class SampledText(Strict):
+    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of answers to a prompt, of text alone.")
+    max_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    stop: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[Items[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+        | None
+    ) = None
+    response_format: ResponseFormat | None = None
+    logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = None
+
+    # Extensions of vLLM.
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: MinTokens | None = None
+    stop_token_ids: Items[TokenId] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    cache_salt: CacheSalt | None = None
+
+    user: Ignored
+
+    def sampling(self) -> dict[str, object]:
+        """The given vLLM sampling parameters of the first stage."""
+        values: dict[str, object] = {name: getattr(self, name) for name in _SAMPLING}
+        if bound := constraint(self.response_format) or constraint(self.structured_outputs):
+            values["structured_outputs"] = bound
+        if self.logit_bias:
+            values["logit_bias"] = {int(token_id): bias for token_id, bias in self.logit_bias.items()}
+        return {name: value for name, value in values.items() if value is not None}
