@@ -20,6 +20,20 @@ TokenLogprobs = tuple[tuple[int, float, str | None], ...]
 
 
 @dataclass(frozen=True)
+class PromptTokens:
+    """A prompt as the model reads it, with the tokenizer's own `token_strs` if only this is asked for.
+
+    `logprobs` has an entry for each token, if `sampling.prompt_logprobs` asks for them; the first token follows
+    nothing, and its log-probability is NaN.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    token_strs: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True)
 class Part:
     """A piece of a message: text, or the position of the request's next audio, image or video."""
 
@@ -108,6 +122,9 @@ class GenerateRequest:
     `call_files` are those that files hold: JSON with a `CallFile` in place of each file.
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
+    `prompt_token_ids` are a prompt in place of text. With `wants_prompt`, the text output has the prompt, too; with
+    `prompt_only` it has nothing else, and the model does not run. `add_special_tokens` None leaves them to the chat
+    template, and adds the tokenizer's to a `raw` prompt; without `add_generation_prompt` a chat ends with its messages.
     `max_audio_tokens` bounds the tokens that become sound, as `sampling`'s `max_tokens` does those of text.
     `chat_template_kwargs` are variables of the chat template, as in vLLM; `reasoning_effort` is OpenAI's. With
     `split_reply`, the answer's reasoning and calls of `tool_use`'s functions are taken out of its text.
@@ -124,6 +141,11 @@ class GenerateRequest:
 
     request_id: str
     prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    wants_prompt: bool = False
+    prompt_only: bool = False
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
     messages: tuple[Message, ...] = ()
     reply: str | None = None
     audio: tuple[tuple[np.ndarray, int], ...] = ()
@@ -162,6 +184,7 @@ class TextOutput:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     num_reasoning_tokens: int = 0
+    prompt: PromptTokens | None = None
 
 
 @dataclass(frozen=True)
@@ -340,7 +363,7 @@ class StageProgress:
 class TextDelta:
     """Event: more text of a request's answer, with the numbers of tokens of its prompt and of the answer so far.
 
-    `logprobs` are those of its tokens, if the request asks for them.
+    `logprobs` are those of its tokens, if the request asks for them, and so is the `prompt` of the first one.
     """
 
     request_id: str
@@ -350,6 +373,7 @@ class TextDelta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    prompt: PromptTokens | None = None
 
 
 @dataclass(frozen=True)

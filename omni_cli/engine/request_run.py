@@ -122,6 +122,7 @@ class RequestRun:
                     report.logprobs,
                     report.reasoning,
                     report.tool_calls,
+                    prompt=report.prompt,
                 )
             case StageOutputChunk():
                 self._send_on(self._chain.index(name) + 1, report.stage_output, is_last=report.is_last)

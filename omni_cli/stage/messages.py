@@ -15,6 +15,7 @@ from omni_cli.outputs import (
     AudioOutput,
     CallFile,
     GenerateRequest,
+    PromptTokens,
     TextOutput,
     TokenLogprobs,
     VideoOutput,
@@ -148,7 +149,10 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
 
 
 class TextChunk(msgspec.Struct, frozen=True, tag=True):
-    """More text, reasoning and calls, the log-probabilities of its tokens, and the numbers of tokens so far."""
+    """More text, reasoning and calls, the log-probabilities of its tokens, and the numbers of tokens so far.
+
+    The first one has the prompt, if the request wants it.
+    """
 
     request_id: str
     text: str
@@ -157,6 +161,7 @@ class TextChunk(msgspec.Struct, frozen=True, tag=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    prompt: PromptTokens | None = None
 
 
 class StageOutputChunk(msgspec.Struct, frozen=True, tag=True):

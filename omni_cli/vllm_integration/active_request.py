@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_cli.outputs import GenerateRequest, TokenLogprobs
+from omni_cli.outputs import GenerateRequest, PromptTokens, TokenLogprobs
 from omni_cli.vllm_integration.reply_parsing import ReplyParser
 
 
@@ -22,6 +22,7 @@ class ActiveRequest:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_sent_logprobs: int = 0
     text: list[str] = field(default_factory=list)
+    prompt: PromptTokens | None = None
     reply: ReplyParser | None = None
     reported_s: float = 0.0
     context: dict[str, Any] = field(default_factory=dict)

@@ -6,14 +6,17 @@ the model accepts.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import soxr
 from PIL import Image
 from vllm.exceptions import VLLMClientError
+from vllm.logprobs import Logprob
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.renderers import ChatParams
 from vllm.renderers.hf import HfRenderer, resolve_chat_template
@@ -21,7 +24,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError
-from omni_cli.outputs import GenerateRequest, Message, Part, Video
+from omni_cli.outputs import GenerateRequest, Message, Part, PromptTokens, TokenLogprobs, Video
 from omni_cli.stage.library_messages import translate
 from omni_cli.tool_calls import ToolCall
 
@@ -31,6 +34,7 @@ _PARTS: Mapping[str, Mapping[str, object]] = {
     "audio": {"type": "audio_url", "audio_url": None, "uuid": "audio"},
     "video": {"type": "video_url", "video_url": None, "uuid": "video"},
 }
+_Logprobs = Sequence[Mapping[int, Logprob] | None]
 _NOUNS = {"image": "images", "audio": "audio", "video": "video"}
 
 
@@ -48,7 +52,7 @@ class PromptMaker:
         """Return vLLM's prompt: the text as the tokenizer receives it, and the media."""
         media: dict[str, tuple[Any, ...]] = {"image": request.images, "audio": request.audio, "video": request.videos}
         self._check_media(name for name, items in media.items() if items)
-        prompt: dict[str, Any] = {"prompt": request.prompt} if request.raw else self._chat(request)
+        prompt: dict[str, Any] = self._raw(request) if request.raw else self._chat(request)
         if any(media.values()):
             data = {name: [self._item(item) for item in items] for name, items in media.items() if items}
             prompt["multi_modal_data"] = data
@@ -69,9 +73,33 @@ class PromptMaker:
 
     def tokenize_params(self, request: GenerateRequest) -> Any:
         """Return vLLM's tokenization parameters, without special tokens if the chat template adds them."""
-        if request.raw or not self._has_template:
-            return self._renderer.default_cmpl_tok_params
-        return self._renderer.default_chat_tok_params.with_kwargs(add_special_tokens=False)
+        params = self._renderer.default_cmpl_tok_params
+        if not request.raw and self._has_template:
+            params = self._renderer.default_chat_tok_params.with_kwargs(add_special_tokens=False)
+        if request.add_special_tokens is not None:
+            params = params.with_kwargs(add_special_tokens=request.add_special_tokens)
+        # A prompt that is only counted may be longer than the context.
+        return dataclasses.replace(params, max_total_tokens=None) if request.prompt_only else params
+
+    def tokens(self, request: GenerateRequest, token_ids: Sequence[int], logprobs: _Logprobs = ()) -> PromptTokens:
+        """Describe a request's prompt, with vLLM's `prompt_logprobs` if there are any."""
+        tokenizer = self._renderer.get_tokenizer()
+        text = request.prompt if request.raw else None
+        return PromptTokens(
+            text=str(tokenizer.decode(list(token_ids))) if text is None else text,
+            token_ids=tuple(token_ids),
+            token_strs=tuple(tokenizer.convert_ids_to_tokens(list(token_ids))) if request.prompt_only else (),
+            logprobs=tuple(
+                ((token_id, math.nan, tokenizer.decode([token_id])),) if found is None else as_logprobs(found)
+                for token_id, found in zip(token_ids, logprobs, strict=bool(logprobs))
+            ),
+        )
+
+    @staticmethod
+    def _raw(request: GenerateRequest) -> dict[str, Any]:
+        if request.prompt_token_ids is not None:
+            return {"prompt_token_ids": list(request.prompt_token_ids)}
+        return {"prompt": request.prompt}
 
     def _check_media(self, names: Iterable[str]) -> None:
         for name in names:
@@ -100,7 +128,7 @@ class PromptMaker:
         if not self._has_template:
             return {"prompt": _only_text(messages)}
         tokenizes = not isinstance(self._renderer, HfRenderer)
-        own: dict[str, Any] = {"add_generation_prompt": True, "tokenize": tokenizes}
+        own: dict[str, Any] = {"add_generation_prompt": request.add_generation_prompt, "tokenize": tokenizes}
         if request.tool_use is not None:
             own["tools"] = list(request.tool_use.tools)
         params = ChatParams(chat_template_kwargs={**self.template_variables(request), **own})
@@ -224,6 +252,11 @@ def apply_chat_template(processor: Any, conversation: list[dict[str, Any]]) -> s
         return str(processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
     except TemplateError as error:
         raise InputError(f"the model's chat template refuses this conversation: {one_line(error)}") from error
+
+
+def as_logprobs(found: Mapping[int, Logprob]) -> TokenLogprobs:
+    """Convert vLLM's log-probabilities of one position, the token's own first."""
+    return tuple((token_id, each.logprob, each.decoded_token) for token_id, each in found.items())
 
 
 def one_line(error: BaseException) -> str:

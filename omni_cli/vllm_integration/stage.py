@@ -31,7 +31,7 @@ from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
 from omni_cli.vllm_integration.active_request import ActiveRequest as ActiveRequest  # for stages of families
 from omni_cli.vllm_integration.output_processor import TextEngine
-from omni_cli.vllm_integration.prompts import PromptMaker, one_line
+from omni_cli.vllm_integration.prompts import PromptMaker, as_logprobs, one_line
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
 from omni_cli.vllm_integration.registry import prepare_models
 from omni_cli.vllm_integration.reply_parsing import ParsedText, ReplyParsers
@@ -152,6 +152,9 @@ class VllmStage(SleepMode):
             tokenize_params = self.tokenize_params(active.request) if "prompt" in prompt else None
             (engine_input,) = self.engine.renderer.render_cmpl([prompt], tokenize_params)
             self.prepared(active, engine_input)
+            if active.request.prompt_only:
+                self.emit(self.only_prompt(active, engine_input["prompt_token_ids"]))
+                return
             active.engine_id = self.engine.add_request(request_id, engine_input, params)
         except (ValueError, VLLMClientError) as error:
             # How vLLM rejects a prompt that is too long or not decodable, or media that its processor cannot use.
@@ -168,6 +171,10 @@ class VllmStage(SleepMode):
 
     def prepared(self, active: ActiveRequest, engine_input: object) -> None:
         """Inspect the tokenized, preprocessed prompt before it enters the engine."""
+
+    def only_prompt(self, active: ActiveRequest, token_ids: Sequence[int]) -> RequestDone:
+        """Finish a request that asks for its prompt alone."""
+        raise InputError(f"stage `{self.spec.stage.name}` has no tokenizer")
 
     def refused(self, error: Exception) -> InputError:
         """Describe a prompt that vLLM rejects to the user."""
@@ -334,18 +341,23 @@ class TextStage(VllmStage):
         active.token_ids += completion.token_ids
         active.token_times_s += [now - active.added_s] * len(completion.token_ids)
         for found in completion.logprobs or ():
-            active.logprobs.append(tuple((number, each.logprob, each.decoded_token) for number, each in found.items()))
+            active.logprobs.append(as_logprobs(found))
         new = ParsedText(completion.text)
         if active.reply is not None:
             prompt_ids = output.prompt_token_ids or ()
             new = active.reply.add(completion.text, completion.token_ids, prompt_ids, finished=output.finished)
         active.text.append(new.text)
+        if active.request.wants_prompt and active.prompt is None:
+            prompt_ids, prompt_logprobs = output.prompt_token_ids or (), output.prompt_logprobs or ()
+            active.prompt = self.prompts.tokens(active.request, prompt_ids, prompt_logprobs)
         reports: list[Report] = []
         if new and self.makes_text:
             unsent = tuple(active.logprobs[active.num_sent_logprobs :])
             active.num_sent_logprobs += len(unsent)
             counts = (len(output.prompt_token_ids or ()), len(active.token_ids))
-            reports.append(TextChunk(request_id, new.text, *counts, unsent, new.reasoning, new.tool_calls))
+            prompt = None if any(active.text[:-1]) else active.prompt
+            chunk = TextChunk(request_id, new.text, *counts, unsent, new.reasoning, new.tool_calls, prompt)
+            reports.append(chunk)
         if active.request.wants_stage_output and active.request.stream_audio:
             part = self.partial_output(active, output)
             if part is not None:
@@ -358,6 +370,11 @@ class TextStage(VllmStage):
         return reports
 
     makes_text = True
+
+    def only_prompt(self, active: ActiveRequest, token_ids: Sequence[int]) -> RequestDone:
+        trace = {"latency_s": time.perf_counter() - active.added_s, "num_input_tokens": len(token_ids)}
+        text = TextOutput("", (), "stop", prompt=self.prompts.tokens(active.request, token_ids))
+        return RequestDone(active.request.request_id, trace, text=text)
 
     def max_tokens(self, request: GenerateRequest) -> int | None:
         limit: int | None = request.sampling.get("max_tokens", self.spec.ar.sampling.max_tokens)
@@ -379,9 +396,10 @@ class TextStage(VllmStage):
             "token_times_s": active.token_times_s,
             "output_logprobs": active.logprobs or None,
         }
-        text = TextOutput("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
-        if text is not None and active.reply is not None:
-            text = active.reply.complete(text)
+        text = None
+        if self.makes_text:
+            text = TextOutput("".join(active.text), tuple(active.token_ids), finish_reason, prompt=active.prompt)
+            text = text if active.reply is None else active.reply.complete(text)
         notes = active.context.get("notes", ())
         return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output, notes=notes)
 

@@ -550,7 +550,17 @@ IMPORTED = [
     ("vllm.reasoning:ReasoningParserManager", ["list_registered"], "names the parsers of reasoning"),
     ("vllm.tool_parsers:ToolParserManager", ["list_registered"], "names the parsers of calls"),
     ("vllm.tool_parsers:ToolParser", ["adjust_request"], "forces calls by a grammar, as JSON"),
-    ("vllm.outputs:RequestOutput", ["outputs", "finished", "request_id"], "is a step's text"),
+    (
+        "vllm.outputs:RequestOutput",
+        ["outputs", "finished", "request_id", "prompt_token_ids", "prompt_logprobs"],
+        "is a step's text",
+    ),
+    ("vllm.logprobs:Logprob", ["logprob", "decoded_token"], "is of a token"),
+    (
+        "vllm.renderers:TokenizeParams",
+        ["max_total_tokens", "add_special_tokens"],
+        "are changed for a prompt that is only tokenized",
+    ),
     ("vllm.outputs:PoolingRequestOutput", ["outputs", "finished", "request_id"], "is a step's tensor"),
     ("vllm.renderers:ChatParams", ["chat_template_kwargs"], "goes to the chat template"),
     ("vllm.renderers.hf:HfRenderer", ["get_tokenizer"], "shows whether there may be no chat template"),
