@@ -18,6 +18,7 @@ from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.middleware import RequestMiddleware
 from omni_cli.serve.parsed_route import is_form
 from omni_cli.serve.routes.chat import chat_routes
+from omni_cli.serve.routes.completions import completion_routes
 from omni_cli.serve.routes.images import image_routes
 from omni_cli.serve.routes.operations import operation_routes
 from omni_cli.serve.routes.responses import response_routes
@@ -25,6 +26,7 @@ from omni_cli.serve.routes.sleep import sleep_routes
 from omni_cli.serve.routes.speech import speech_routes
 from omni_cli.serve.routes.videos import kept_video_routes, video_routes
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
+from omni_cli.serve.schemas.completions import CompletionRequest
 from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
 from omni_cli.serve.schemas.responses import ResponseRequest
 from omni_cli.serve.schemas.speech import SpeechRequest
@@ -35,6 +37,7 @@ from omni_cli.serve.video_jobs import VIDEOS, VideoJobs
 _KNOWN_FIELDS = {
     "/v1/chat/completions": tuple(ChatCompletionRequest.model_fields),
     "/v1/responses": tuple(ResponseRequest.model_fields),
+    "/v1/completions": tuple(CompletionRequest.model_fields),
     "/v1/audio/speech": tuple(SpeechRequest.model_fields),
     "/v1/images/generations": tuple(ImageRequest.model_fields),
     VIDEOS: tuple(VideoRequest.model_fields),
@@ -76,7 +79,8 @@ def create_app(
     `is_loopback` is for an address that only this machine can connect to, `allowed_origins`: see `SiteRule`.
     """
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
-    for routes in (chat_routes, response_routes, speech_routes, image_routes, operation_routes, sleep_routes):
+    text_routes = (chat_routes, completion_routes, response_routes)
+    for routes in (*text_routes, speech_routes, image_routes, operation_routes, sleep_routes):
         api.include_router(routes(service))
     for video_router in (video_routes, kept_video_routes):
         api.include_router(video_router(service, videos))

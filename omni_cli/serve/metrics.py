@@ -17,6 +17,8 @@ _RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5, 10, 20)
 _PATHS = frozenset(
     {
         "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
         "/v1/audio/speech",
         "/v1/images/generations",
         "/v1/images/edits",

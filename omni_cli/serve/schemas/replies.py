@@ -152,6 +152,34 @@ class ResponseDocument(TypedDict):
     seed: int
 
 
+class CompletionLogprobs(TypedDict):
+    """Of each token; the first one of an echoed prompt follows nothing and has none."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
+
+
+class Completion(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage]
+    seed: int
+
+
 class SpeechUsage(TypedDict):
     input_tokens: int
     output_tokens: int
