@@ -18,6 +18,8 @@ _PATHS = frozenset(
     {
         "/v1/chat/completions",
         "/v1/completions",
+        "/tokenize",
+        "/detokenize",
         "/v1/responses",
         "/v1/audio/speech",
         "/v1/images/generations",

@@ -88,7 +88,10 @@ class PromptMaker:
         return PromptTokens(
             text=str(tokenizer.decode(list(token_ids))) if text is None else text,
             token_ids=tuple(token_ids),
-            token_strs=tuple(tokenizer.convert_ids_to_tokens(list(token_ids))) if request.prompt_only else (),
+            # The tokenizer has no name for ids beyond its vocabulary.
+            token_strs=tuple(name or "" for name in tokenizer.convert_ids_to_tokens(list(token_ids)))
+            if request.prompt_only
+            else (),
             logprobs=tuple(
                 ((token_id, math.nan, tokenizer.decode([token_id])),) if found is None else as_logprobs(found)
                 for token_id, found in zip(token_ids, logprobs, strict=bool(logprobs))

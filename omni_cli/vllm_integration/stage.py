@@ -149,7 +149,8 @@ class VllmStage(SleepMode):
         request_id = active.request.request_id
         prompt, params = self.render(active)
         try:
-            tokenize_params = self.tokenize_params(active.request) if "prompt" in prompt else None
+            is_text = "prompt" in prompt or active.request.prompt_only
+            tokenize_params = self.tokenize_params(active.request) if is_text else None
             (engine_input,) = self.engine.renderer.render_cmpl([prompt], tokenize_params)
             self.prepared(active, engine_input)
             if active.request.prompt_only:
@@ -372,7 +373,7 @@ class TextStage(VllmStage):
     makes_text = True
 
     def only_prompt(self, active: ActiveRequest, token_ids: Sequence[int]) -> RequestDone:
-        trace = {"latency_s": time.perf_counter() - active.added_s, "num_input_tokens": len(token_ids)}
+        trace = {"latency_s": time.perf_counter() - active.added_s}
         text = TextOutput("", (), "stop", prompt=self.prompts.tokens(active.request, token_ids))
         return RequestDone(active.request.request_id, trace, text=text)
 

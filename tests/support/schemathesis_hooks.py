@@ -37,6 +37,9 @@ OF_OTHER_FIELDS = (
     "top_logprobs",
     "n",
     "size",
+    "best_of",
+    "max_tokens",
+    "prompt",
 )
 
 

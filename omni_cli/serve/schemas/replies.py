@@ -180,6 +180,17 @@ class Completion(TypedDict):
     seed: int
 
 
+class Tokens(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizedText(TypedDict):
+    prompt: str
+
+
 class SpeechUsage(TypedDict):
     input_tokens: int
     output_tokens: int
