@@ -62,7 +62,8 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
 TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
 MinP = Annotated[float, Field(ge=0, le=1)]
-RepetitionPenalty = Annotated[float, Field(gt=0, le=100)]
+# A smaller one is 0 in float32, and times the minus infinity of a token that a grammar forbids it is NaN.
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Devices = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/:._-]+(,[A-Za-z0-9/:._-]+)*$", max_length=1000)]
 

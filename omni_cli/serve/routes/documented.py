@@ -22,6 +22,8 @@ _WITH_RETRY_AFTER = (429, 503)
 # Every request can fail in these ways, before its route runs or in it.
 ALWAYS = (403, 500)
 WITH_KEY = (401, *ALWAYS)
+# The schema of a stream of events is that of each, as OpenAPI tools read it.
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 # What a request to run something can fail with.
 RUNNING = (400, 404, 408, 413, 429, 503, 504, *WITH_KEY)
 
@@ -33,8 +35,9 @@ def errors(*statuses: int) -> Responses:
 
 def content(description: str, *media_types: str) -> Responses:
     """Document a successful reply that is not, or not only, JSON; add it to `errors`."""
+    schemas = {name: _EVENT if name == "text/event-stream" else {"type": "string"} for name in media_types}
     return {
-        200: {"description": description, "content": {name: {"schema": {"type": "string"}} for name in media_types}}
+        200: {"description": description, "content": {name: {"schema": schema} for name, schema in schemas.items()}}
     }
 
 

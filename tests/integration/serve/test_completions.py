@@ -208,7 +208,7 @@ def test_usage_in_every_chunk(server: OmniServer) -> None:
 def test_bound_to_a_grammar(server: OmniServer) -> None:
     extra = {"structured_outputs": {"choice": ["yes", "no"]}}
     assert complete(server, PROMPT, max_tokens=20, extra_body=extra).choices[0].text in ("yes", "no")
-    extra = {"response_format": {"type": "json_object"}}
+    extra = {"response_format": {"type": "json_object"}, "repetition_penalty": 0.01}
     assert complete(server, PROMPT, extra_body=extra).choices[0].text.lstrip().startswith("{")
 
 
@@ -230,6 +230,7 @@ def test_bound_to_a_grammar(server: OmniServer) -> None:
         ({"prompt": ["a"] * 5, "n": 2}, "`prompt` asks for 10 answers; the maximum is 8", "prompt"),
         ({"prompt": "a", "max_tokens": 0}, "needs `echo: true`", "max_tokens"),
         ({"prompt": "a", "max_tokens": 5000}, "`max_tokens` is 5000", None),
+        ({"prompt": "a", "repetition_penalty": 5e-324}, "greater than or equal to 0.01", "repetition_penalty"),
         ({"prompt": "a", "logprobs": 6}, "less than or equal to 5", "logprobs"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "needs `stream: true`", "stream_options"),
         ({"prompt": "a", "messages": []}, "unknown field `messages`", "messages"),
