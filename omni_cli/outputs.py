@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -63,54 +62,6 @@ class Video:
     fps: float
     total_num_frames: int
     frames_indices: tuple[int, ...]
-
-
-class ArgumentText(str):
-    """A value of `--arg`, whose type the pipeline's call decides."""
-
-
-@dataclass(frozen=True)
-class CallFile:
-    """A file for an argument of a pipeline's call.
-
-    An image, uint8 RGB (height, width, 3); a tensor of any shape; audio, float32 (num_samples,) or (num_samples,
-    channels), with its sample rate; frames of a video, uint8 RGB (num_frames, height, width, 3), with their rate and
-    the video's sound.
-    """
-
-    kind: Literal["image", "tensor", "audio", "video"]
-    array: np.ndarray
-    rate: float | None = None
-    sound: CallFile | None = None
-
-
-T = TypeVar("T")
-Nested: TypeAlias = "T | list[Nested[T]] | tuple[Nested[T], ...] | dict[Any, Nested[T]] | str | float | None"
-"""A value of JSON with files at any depth."""
-
-
-def get_items(nested: object) -> Iterator[Any]:
-    """Yield the files of a `Nested` in order."""
-    if isinstance(nested, list | tuple):
-        yield from (item for each in nested for item in get_items(each))
-    elif isinstance(nested, Mapping):
-        yield from (item for each in nested.values() for item in get_items(each))
-    elif nested is not None and not isinstance(nested, str | bool | int | float):
-        yield nested
-
-
-def changed_items(nested: object, change: Callable[[Any], object]) -> Any:
-    """Return the same value of a `Nested` with other files."""
-    if isinstance(nested, list | tuple):
-        return type(nested)(changed_items(each, change) for each in nested)
-    if isinstance(nested, Mapping):
-        return {key: changed_items(each, change) for key, each in nested.items()}
-    return nested if nested is None or isinstance(nested, str | bool | int | float) else change(nested)
-
-
-def holds_files(value: object) -> bool:
-    """Return True if a checked value of `--arg` names files."""
-    return any(isinstance(item, Path) for item in get_items(value))
 
 
 @dataclass(frozen=True)

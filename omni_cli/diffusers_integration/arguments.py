@@ -11,13 +11,13 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from omni_cli.call_files import holds_files
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
 from omni_cli.diffusers_integration.frame_rates import FrameRate, frame_rate, with_num_frames
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.errors import InputError
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.inputs.value_types import Types
-from omni_cli.outputs import holds_files
 
 # The side of the images that a pipeline is warmed up with where its stage sets no size.
 _WARM_UP_PIXELS = 512

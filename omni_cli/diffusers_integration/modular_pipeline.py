@@ -14,11 +14,11 @@ from diffusers import DiffusionPipeline
 from diffusers.modular_pipelines import ModularPipeline
 from PIL import Image
 
+from omni_cli.call_files import CallFile
 from omni_cli.diffusers_integration.description import described_modular
 from omni_cli.diffusers_integration.steps import scheduler_steps
 from omni_cli.inputs.pipeline_call import Argument
 from omni_cli.inputs.value_types import ValueType
-from omni_cli.outputs import CallFile
 
 OnStepEnd = Callable[[object, int, object, dict[str, object]], object]
 _CALLBACK = (ValueType("Callable"),)

@@ -8,8 +8,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
 
+from omni_cli.call_files import ArgumentText
 from omni_cli.config.bounds import MAX_FPS, MAX_NAME_LENGTH, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MIN_SEED
-from omni_cli.outputs import ArgumentText, Modality
+from omni_cli.outputs import Modality
 from omni_cli.text import suggest
 
 _SHOWN_CHARACTERS = 40  # of a wrong value

@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from omni_cli.call_files import ArgumentText, get_items
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.files import file_kind as kind_of_file
 from omni_cli.inputs.value_types import (
@@ -29,7 +30,6 @@ from omni_cli.inputs.value_types import (
     is_possible,
     takes_only_lists,
 )
-from omni_cli.outputs import ArgumentText, get_items
 
 Medium = Literal["image", "mask", "control_image", "video", "audio"]
 Kind = Literal["image", "audio", "video", "tensor"]

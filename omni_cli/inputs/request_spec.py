@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from omni_cli.call_files import CallFile, Nested, changed_items, get_items, holds_files
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
@@ -16,7 +17,7 @@ from omni_cli.inputs.files import file_kind, load_tensor
 from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.media.video import MAX_NUM_FRAMES
 from omni_cli.inputs.spoken import spoken
-from omni_cli.outputs import CallFile, GenerateRequest, Nested, changed_items, get_items, holds_files
+from omni_cli.outputs import GenerateRequest
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")

@@ -25,7 +25,7 @@ from omni_cli.execution.ranges import mark
 from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.failures import request_failure
 from omni_cli.stage.library_messages import translate
-from omni_cli.stage.messages import AppendInput, Failure, Progress, Report, RequestDone, StageOutputChunk, TextChunk
+from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, StageOutputChunk, TextChunk
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
@@ -37,6 +37,7 @@ from omni_cli.vllm_integration.registry import prepare_models
 from omni_cli.vllm_integration.reply_parsing import ParsedText, ReplyParsers
 from omni_cli.vllm_integration.sampling import make_sampling_params
 from omni_cli.vllm_integration.sleep_mode import SleepMode
+from omni_cli.vllm_integration.warm_up import WarmUp
 from omni_cli.vllm_integration.weights import naming_missing_weights
 
 PROGRESS_INTERVAL_S = 0.05
@@ -55,7 +56,7 @@ _DIFFUSION_ARGS = {
 }
 
 
-class VllmStage(SleepMode):
+class VllmStage(SleepMode, WarmUp):
     """A stage on a vLLM engine; subclasses define its inputs and outputs."""
 
     engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
@@ -198,29 +199,6 @@ class VllmStage(SleepMode):
 
     def interrupt(self, request_id: str) -> None:
         """Do nothing: a request leaves between two steps of the engine."""
-
-    def warm_up(self) -> None:
-        """Run requests on a GPU, so that the first real one compiles and captures nothing."""
-        if not current_platform.is_cpu():
-            with mark("warm-up requests"):
-                self.run_warm_up()
-
-    def run_warm_up(self) -> None:
-        """Run `warm_up_batches`. Raises the error of a diffusion, whose graphs cannot be captured later either."""
-        for requests in self.warm_up_batches():
-            for number, request in enumerate(requests):
-                try:
-                    self.add(replace(request, request_id=f"warm-up {number}"))
-                except InputError:  # a model of something else than text, or settings that requests override
-                    return
-            while self.has_work():
-                for report in self.step():
-                    if isinstance(report, Failure) and self.spec.stage.kind == "diffusion":
-                        raise report.error(self.spec.stage.name)
-
-    def warm_up_batches(self) -> Iterable[Sequence[GenerateRequest]]:
-        """Return requests that run one batch after another and together go every way that a request can go."""
-        return ()
 
     def has_work(self) -> bool:
         return bool(self.engine.has_unfinished_requests())

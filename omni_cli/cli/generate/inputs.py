@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from omni_cli.call_files import get_items
 from omni_cli.cli.generate.run import PendingRequest
 from omni_cli.cli.terminal import console
 from omni_cli.config.schema import EngineConfig
@@ -15,7 +16,7 @@ from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, get_spec
-from omni_cli.outputs import GenerateRequest, get_items
+from omni_cli.outputs import GenerateRequest
 
 MAX_STDIN_BYTES = 16 * 1024 * 1024
 # Decoded inputs beyond this size are dropped, and decoded again when their request begins.

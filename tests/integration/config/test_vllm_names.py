@@ -22,6 +22,7 @@ OURS = {
     "sampling",
     "cudagraph_mode",
     "system_prompt",
+    "tool_call_parser",
     "load_timeout_s",
     "step_timeout_s",
     "max_payload_bytes",
@@ -41,6 +42,7 @@ def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
     # The stage passes on whatever both have.
     assert not OURS & arguments
     shared = {
+        "enable_sleep_mode",
         "gpu_memory_utilization",
         "max_model_len",
         "max_num_seqs",

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support.tiny_pipelines.check import call_named
 
+from omni_cli.call_files import ArgumentText
 from omni_cli.diffusers_integration.description import class_named, described_checkpoint
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.inputs.value_types import described
-from omni_cli.outputs import ArgumentText
 
 A, B, C = Path("a.png"), Path("b.png"), Path("c.png")
 

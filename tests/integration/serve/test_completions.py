@@ -52,7 +52,7 @@ def logprobs_of(model: Any, token_ids: list[int]) -> torch.Tensor:
 
 
 def check_tokens(found: list[str], token_ids: list[int], tokenizer: Any) -> None:
-    """Bytes of a character that are tokens of their own have no text, which vLLM and transformers show in other ways."""
+    """Bytes of a character that are tokens of their own have no text; vLLM and transformers show them in other ways."""
     expected = [tokenizer.decode([token_id]) for token_id in token_ids]
     assert len(found) == len(expected)
     assert all(token == text for token, text in zip(found, expected, strict=True) if "\ufffd" not in text)

@@ -13,6 +13,7 @@ import numpy as np
 import transformers
 from PIL import Image
 
+from omni_cli.call_files import CallFile, Nested
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.description import class_named, described_class, described_modular
 from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
@@ -20,7 +21,7 @@ from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import OmniError
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.models.diffusers_pipeline.reference import get_arrays
-from omni_cli.outputs import CallFile, GenerateRequest, Nested, Video
+from omni_cli.outputs import GenerateRequest, Video
 from omni_cli.stage.messages import AddRequest, decode_command, encode
 from support.stage_specs import get_spec
 from support.tiny_pipelines.build import TinyPipeline, build

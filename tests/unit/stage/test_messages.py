@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from omni_cli.outputs import AudioOutput, CallFile, GenerateRequest, Message, Part, Video, VideoOutput, VideoSound
+from omni_cli.call_files import CallFile
+from omni_cli.outputs import AudioOutput, GenerateRequest, Message, Part, Video, VideoOutput, VideoSound
 from omni_cli.stage.messages import (
     AddRequest,
     DecodeError,
