@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from omni_cli.config.schema import ARStageConfig
-from omni_cli.encoding import AUDIO_TYPES, STREAMED_AUDIO, AudioEncoder, encode_audio, encode_pcm16
+from omni_cli.encoding import AUDIO_TYPES, STREAMED_AUDIO, AudioEncoder, encode_audio
 from omni_cli.errors import OmniError
 from omni_cli.inputs.spoken import spoken
 from omni_cli.models.voices import openai_voices
@@ -49,7 +49,7 @@ def speech_routes(service: Service) -> APIRouter:
         )
         generate = spoken(settings, body.input, _system_prompt(service, body))
         if body.stream_format == "sse":
-            return await event_stream(_events(service, generate, exchange), exchange, service.log)
+            return await event_stream(_events(service, generate, exchange, body.audio_format), exchange, service.log)
         if body.stream_format == "audio":
             return await _stream(service, generate, exchange, body.audio_format)
         result = await service.result(generate, exchange)
@@ -78,7 +78,7 @@ def _check(service: Service, body: SpeechRequest) -> None:
     service.check_model(body.model)
     service.check_makes("audio")
     service.check_prompt_length(len(body.input) + len(body.instructions or ""))
-    streamed = {"audio": STREAMED_AUDIO, "sse": ("pcm",), None: tuple(AUDIO_TYPES)}[body.stream_format]
+    streamed = tuple(AUDIO_TYPES) if body.stream_format is None else STREAMED_AUDIO
     if body.audio_format not in streamed:
         message = f"`response_format` of this stream must be {' or '.join(f'`{name}`' for name in streamed)}"
         raise APIError(400, message, code="unsupported_value", param="response_format")
@@ -96,26 +96,24 @@ def _system_prompt(service: Service, body: SpeechRequest) -> str | None:
     return "\n\n".join(filter(None, (own, body.instructions)))
 
 
-async def _events(service: Service, request: GenerateRequest, exchange: Exchange) -> AsyncGenerator[SpeechEvent, None]:
-    async with aclosing(service.events(request, exchange)) as events:
-        async for event in events:
-            match event:
-                case AudioChunk():
-                    service.note_audio(exchange)
-                    for piece in split_audio(event.samples, event.sample_rate):
-                        data = base64.b64encode(encode_pcm16(piece)).decode()
-                        yield {"type": "speech.audio.delta", "audio": data}
-                case RequestResult():
-                    tokens = usage(event)
-                    yield {
-                        "type": "speech.audio.done",
-                        "usage": {
-                            "input_tokens": tokens["prompt_tokens"],
-                            "output_tokens": tokens["completion_tokens"],
-                            "total_tokens": tokens["total_tokens"],
-                        },
-                        "finish_reason": _audio(event).finish_reason,
-                    }
+async def _events(
+    service: Service, request: GenerateRequest, exchange: Exchange, audio_format: str
+) -> AsyncGenerator[SpeechEvent, None]:
+    async with aclosing(_pieces(service, request, exchange, audio_format)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, bytes):
+                yield {"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()}
+                continue
+            tokens = usage(piece)
+            yield {
+                "type": "speech.audio.done",
+                "usage": {
+                    "input_tokens": tokens["prompt_tokens"],
+                    "output_tokens": tokens["completion_tokens"],
+                    "total_tokens": tokens["total_tokens"],
+                },
+                "finish_reason": _audio(piece).finish_reason,
+            }
 
 
 async def _stream(
@@ -128,7 +126,8 @@ async def _stream(
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
-                    yield piece
+                    if isinstance(piece, bytes):
+                        yield piece
         except (OmniError, APIError) as failure:
             raise StreamAborted(as_api_error(failure).kind) from failure
 
@@ -137,18 +136,22 @@ async def _stream(
 
 async def _pieces(
     service: Service, request: GenerateRequest, exchange: Exchange, audio_format: str
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[bytes | RequestResult, None]:
+    """Yield the pieces of a file as they are made, and then the result."""
     encoder: AudioEncoder | None = None
     async with aclosing(service.events(request, exchange)) as events:
         async for event in events:
-            if isinstance(event, AudioChunk):
-                service.note_audio(exchange)
-                encoder = encoder or AudioEncoder(event.sample_rate, audio_format)
-                for samples in split_audio(event.samples, event.sample_rate):
-                    if piece := encoder.add(samples):
-                        yield piece
-    if encoder is not None and (rest := encoder.finish()):
-        yield rest
+            match event:
+                case AudioChunk():
+                    service.note_audio(exchange)
+                    encoder = encoder or AudioEncoder(event.sample_rate, audio_format)
+                    for samples in split_audio(event.samples, event.sample_rate):
+                        if piece := encoder.add(samples):
+                            yield piece
+                case RequestResult():
+                    if encoder is not None and (rest := encoder.finish()):
+                        yield rest
+                    yield event
 
 
 def _audio(result: RequestResult) -> AudioOutput:

@@ -335,3 +335,22 @@ def test_speech_is_that_of_the_text_as_a_reply(omni: OmniServer, omni_engine: An
     expected = run(omni_engine, instruction, "audio", reply="Good morning.", speaker="Ethan")
     audio = audio_of(expected)
     assert data == encode_wav(audio.samples, audio.sample_rate)
+
+
+@pytest.mark.parametrize("kind", ["mp3", "pcm"])
+def test_events_of_speech_carry_the_file_that_is_streamed(omni: OmniServer, kind: str) -> None:
+    request: Any = {
+        "input": "hello",
+        "voice": "Ethan",
+        "model": MODEL,
+        "response_format": kind,
+        "extra_body": {"seed": 1},
+    }
+    speech = omni.client().audio.speech.with_streaming_response
+    with speech.create(**request, stream_format="audio") as response:
+        expected = response.read()
+    with speech.create(**request, stream_format="sse") as response:
+        lines = [line for line in response.read().decode().splitlines() if line]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert b"".join(base64.b64decode(event.get("audio", "")) for event in events) == expected
+    assert [event["type"] for event in events].count("speech.audio.done") == 1
