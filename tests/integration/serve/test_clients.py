@@ -1,0 +1,60 @@
+"""Clients that people have, unmodified: what is declared to work in each script of `tests/clients` works, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import clients
+from support.clients import CLIENTS, EVERY_LANDING, FAILS, Client
+from support.omni_server import OmniServer
+
+from omni_cli.encoding import encode_png
+
+
+def runs() -> list[Any]:
+    """A parameter set for each client and kind of server; those that take long or download weights are nightly."""
+    return [
+        pytest.param(
+            client,
+            kind,
+            id=f"{client.name}-{kind}",
+            marks=() if client.name in EVERY_LANDING and kind != "text" else pytest.mark.nightly,
+        )
+        for kind in clients.ALL_KINDS
+        for client in CLIENTS
+        if kind in client.kinds
+    ]
+
+
+@pytest.fixture(scope="module")
+def text(start_server: Any, smollm2: Path) -> OmniServer:
+    return start_server(*clients.server_arguments("text", smollm2))
+
+
+@pytest.fixture(scope="module")
+def speech(start_server: Any) -> OmniServer:
+    return start_server(*clients.server_arguments("speech", None))
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory: pytest.TempPathFactory, image: np.ndarray, sound: bytes) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("media")
+    (folder / "image.png").write_bytes(encode_png(image))
+    (folder / "sound.wav").write_bytes(sound)
+    return folder / "image.png", folder / "sound.wav"
+
+
+@pytest.mark.parametrize(("client", "kind"), runs())
+def test_a_client(request: pytest.FixtureRequest, client: Client, kind: str, media: tuple[Path, Path]) -> None:
+    try:
+        clients.command(client)
+    except clients.CannotInstall as error:
+        pytest.skip(f"its packages cannot be installed: {error}")
+    server = request.getfixturevalue("image_server" if kind == "image" else kind)
+    rows = clients.run(client, kind, server.url, server.client().models.list().data[0].id, *media)
+    assert rows
+    unexpected = [row for row in rows if row.ok == ((row.client, row.feature) in FAILS)]
+    assert not unexpected, "\n".join(map(str, unexpected))
