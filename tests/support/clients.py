@@ -53,6 +53,13 @@ ALL_KINDS = ("text", "speech", "image")
 CLIENTS = (
     Client("openai_python", "openai", ALL_KINDS),
     Client("openai_node", "openai", ALL_KINDS, node=True),
+    Client("vercel_ai", "ai", ALL_KINDS, node=True),
+    Client("litellm_sdk", "litellm", ALL_KINDS),
+    Client("langchain_chat", "langchain-openai"),
+    Client("pydantic_agent", "pydantic-ai-slim"),
+    Client("instructor_client", "instructor"),
+    Client("llama_index_llm", "llama-index-llms-openai-like"),
+    Client("llm_cli", "llm"),
 )
 # These run at every landing, against tiny models.
 EVERY_LANDING = ("openai_python", "openai_node")

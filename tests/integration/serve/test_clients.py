@@ -1,4 +1,4 @@
-"""Clients that people have, unmodified: what is declared to work in each script of `tests/clients` works, and no more."""
+"""Clients that people have, unmodified: what is declared to work in each script of `tests/clients` works, no more."""
 
 from __future__ import annotations
 
