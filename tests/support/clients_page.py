@@ -1,0 +1,82 @@
+"""docs/clients.md from the results of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from support.clients import CLIENTS, FAILS, MISSING, SCRIPTS, Client, Row, version
+
+INTRODUCTION = """# Clients
+
+Real clients against `omni serve`, unmodified, in the versions below. Each has a script in `tests/clients` that uses it
+as its documentation does, with `tiny-omni` (text and speech), SmolLM2-135M-Instruct (text) and `tiny-image`. A feature
+works if every answer was usable: a call of a tool fits its schema, an MP3 file is one, usage counts tokens. Weights
+like these call no tools by themselves, so *tools auto* means that the request is answered, with words or calls.
+
+`python scripts/clients_page.py --write` makes this page; a nightly test runs the same scripts, and every change runs
+those of openai-python and openai-node.
+"""
+
+
+def page(rows: Iterable[Row]) -> str:
+    """Return the page; clients without a row are not on it."""
+    found: dict[str, dict[str, bool]] = {}
+    for row in rows:
+        features = found.setdefault(row.feature, {})
+        features[row.client] = features.get(row.client, True) and row.ok
+    clients = [client for client in CLIENTS if any(client.name in features for features in found.values())]
+    parts = [INTRODUCTION, _versions(clients), "## What works\n", _matrix(clients, found), _failures(clients, found)]
+    if MISSING:
+        parts += ["## Not run\n", "".join(f"- {name}: {reason}\n" for name, reason in MISSING.items())]
+    return "\n".join(parts)
+
+
+def title(client: Client) -> str:
+    return "openai-node" if client.name == "openai_node" else TITLES.get(client.name, client.package)
+
+
+TITLES = {
+    "openai_python": "openai-python",
+    "vercel_ai": "Vercel AI SDK",
+    "langchain_chat": "LangChain",
+    "pydantic_agent": "pydantic-ai",
+    "llama_index_llm": "LlamaIndex",
+    "aider_cli": "aider",
+    "livekit_agents": "LiveKit Agents",
+    "pipecat_services": "Pipecat",
+    "vllm_bench": "vllm bench serve",
+}
+
+
+def _link(client: Client) -> str:
+    script = SCRIPTS / f"{client.name}{'.mjs' if client.node else '.py'}"
+    found = re.search(r"https://[^\s\"]+", script.read_text())
+    assert found, f"{script} names no documentation"
+    return found.group()
+
+
+def _versions(clients: Sequence[Client]) -> str:
+    rows = [(f"[{title(client)}]({_link(client)})", f"`{client.package}` {version(client)}") for client in clients]
+    return _table(("client", "package"), rows)
+
+
+def _matrix(clients: Sequence[Client], found: dict[str, dict[str, bool]]) -> str:
+    words = {True: "yes", False: "**no**", None: ""}
+    rows = [(name, *(words[features.get(client.name)] for client in clients)) for name, features in found.items()]
+    return _table(("", *map(title, clients)), rows)
+
+
+def _failures(clients: Sequence[Client], found: dict[str, dict[str, bool]]) -> str:
+    lines = [
+        f"- {name}, {title(client)}: {FAILS.get((client.name, name), 'unexpected')}\n"
+        for name, features in found.items()
+        for client in clients
+        if features.get(client.name) is False
+    ]
+    return "".join(["What does not:\n\n", *lines]) if lines else ""
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
