@@ -182,14 +182,13 @@ def _() -> None:
 @check("responses tools")
 def _() -> None:
     tool: Any = {"type": "function", **TOOL["function"], "strict": True}
-    answer = client.responses.create(
-        model=MODEL, input=QUESTION, tools=[tool], tool_choice="required", max_output_tokens=300
-    )
+    fields: Any = {"model": MODEL, "tools": [tool], "max_output_tokens": 300}
+    answer = client.responses.create(input=QUESTION, tool_choice="required", parallel_tool_calls=False, **fields)
     calls = [item for item in answer.output if item.type == "function_call"]
     assert calls and all(call.name == "get_weather" and fits(call.arguments) for call in calls)
     results: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"} for call in calls]
     asked: Any = [{"role": "user", "content": QUESTION}, *answer.output, *results]
-    assert client.responses.create(model=MODEL, input=asked, tools=[tool], max_output_tokens=16).output
+    assert client.responses.create(**{**fields, "input": asked, "max_output_tokens": 16}).output
 
 
 @check("image in", "speech")

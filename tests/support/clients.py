@@ -96,8 +96,6 @@ FAILS = {
     ("openai_python", "transcription"): TRANSCRIPTION,
     ("openai_python", "embeddings"): "no model of the server embeds",
 }
-# Clients without a script.
-MISSING: dict[str, str] = {}
 
 
 def server_arguments(kind: str, smollm2: Path | None) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from support.clients import CLIENTS, FAILS, MISSING, SCRIPTS, Client, Row, version
+from support.clients import CLIENTS, FAILS, SCRIPTS, Client, Row, version
 
 INTRODUCTION = """# Clients
 
@@ -26,9 +26,7 @@ def page(rows: Iterable[Row]) -> str:
         features = found.setdefault(row.feature, {})
         features[row.client] = features.get(row.client, True) and row.ok
     clients = [client for client in CLIENTS if any(client.name in features for features in found.values())]
-    parts = [INTRODUCTION, _versions(clients), "## What works\n", _matrix(clients, found), _failures(clients, found)]
-    if MISSING:
-        parts += ["## Not run\n", "".join(f"- {name}: {reason}\n" for name, reason in MISSING.items())]
+    parts = [INTRODUCTION, versions(clients), "## What works\n", _matrix(clients, found), _failures(clients, found)]
     return "\n".join(parts)
 
 
@@ -56,7 +54,7 @@ def _link(client: Client) -> str:
     return found.group()
 
 
-def _versions(clients: Sequence[Client]) -> str:
+def versions(clients: Sequence[Client] = CLIENTS) -> str:
     rows = [(f"[{title(client)}]({_link(client)})", f"`{client.package}` {version(client)}") for client in clients]
     return _table(("client", "package"), rows)
 
