@@ -6,16 +6,12 @@ from typing import Any, Literal
 
 from checks import BASE_URL, KEY, MODEL, PNG, QUESTION, WAV, check, main
 from pydantic import BaseModel
-from pydantic_ai import Agent, BinaryContent, ModelSettings, NativeOutput, PromptedOutput
+from pydantic_ai import Agent, BinaryContent, ModelSettings, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 provider = OpenAIProvider(base_url=BASE_URL, api_key=KEY)
 model = OpenAIChatModel(MODEL, provider=provider)
-
-
-class Anything(BaseModel, extra="allow"):
-    """Any object."""
 
 
 class Weather(BaseModel):
@@ -51,11 +47,6 @@ async def _() -> None:
 @check("json schema")
 def _() -> None:
     assert isinstance(agent(NativeOutput(Weather), 200).run_sync(QUESTION).output, Weather)
-
-
-@check("json object", "text")
-def _() -> str:
-    return str(agent(PromptedOutput(Anything), 500).run_sync(QUESTION).output)
 
 
 @check("structured output by tools")
