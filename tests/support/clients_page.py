@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from support.clients import CLIENTS, FAILS, SCRIPTS, Client, Row, version
+from support.clients import ALL_KINDS, CLIENTS, FAILS, SCRIPTS, Client, Row, version
 
 INTRODUCTION = """# Clients
 
@@ -22,7 +22,7 @@ those of openai-python and openai-node.
 def page(rows: Iterable[Row]) -> str:
     """Return the page; clients without a row are not on it."""
     found: dict[str, dict[str, bool]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: ALL_KINDS.index(row.kind)):
         features = found.setdefault(row.feature, {})
         features[row.client] = features.get(row.client, True) and row.ok
     clients = [client for client in CLIENTS if any(client.name in features for features in found.values())]

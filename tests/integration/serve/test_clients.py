@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import clients
+from support import clients, clients_page
 from support.clients import CLIENTS, EVERY_LANDING, FAILS, Client
+from support.omni_process import ROOT
 from support.omni_server import OmniServer
 
 from omni_cli.encoding import encode_png
@@ -61,3 +62,10 @@ def test_a_client(
     assert rows
     unexpected = [row for row in rows if row.ok == ((row.client, row.feature) in FAILS)]
     assert not unexpected, "\n".join(map(str, unexpected))
+
+
+def test_the_page_has_these_versions_and_failures() -> None:
+    page = (ROOT / "docs" / "clients.md").read_text()
+    assert clients_page.versions() in page, "python scripts/clients_page.py --write"
+    assert page.count("**no**") == len(FAILS) and "unexpected" not in page
+    assert all(f": {reason}\n" in page for reason in FAILS.values())
