@@ -51,8 +51,7 @@ AUDIO_TYPES = {
 }  # fmt: skip
 """Media types by OpenAI's names of formats."""
 
-STREAMED_AUDIO = ("mp3", "opus", "aac", "wav", "pcm")
-_CODECS = {"mp3": ("mp3", "libmp3lame"), "opus": ("ogg", "libopus"), "aac": ("adts", "aac")}
+_CODECS = {"mp3": ("mp3", "libmp3lame"), "opus": ("ogg", "libopus"), "aac": ("adts", "aac"), "flac": ("flac", "flac")}
 # The header of an MP3 file would be completed at its end, when it has been sent. The duration of Ogg's pages, which are
 # sent when they are full, is in microseconds.
 _MUXERS = {"mp3": {"write_xing": "0"}, "ogg": {"page_duration": "100000"}}
@@ -73,9 +72,9 @@ def encode_audio(samples: np.ndarray, sample_rate: int, audio_format: str) -> by
 
 
 class AudioEncoder:
-    """Encodes a stream of samples as they come, in one of `STREAMED_AUDIO`.
+    """Encodes a stream of samples as they come, in one of `AUDIO_TYPES`.
 
-    A WAV file states an unknown length. Samples keep their rate unless the codec has none like it.
+    A WAV or FLAC file states an unknown length. Samples keep their rate unless the codec has none like it.
     """
 
     def __init__(self, sample_rate: int, audio_format: str, num_channels: int = 1) -> None:

@@ -87,12 +87,9 @@ CLIENTS = (
 # These run at every landing, against tiny models.
 EVERY_LANDING = ("openai_python", "openai_node")
 TRANSCRIPTION = "no model of the server transcribes speech; a chat takes `input_audio`"
-SPEECH_EVENTS = "the client asks for events (`stream_format: sse`), which carry `pcm` only"
 # By client and feature, what does not work and why; everything else that a script checks has to work.
 FAILS = {
     ("livekit_agents", "transcription"): TRANSCRIPTION,
-    ("livekit_agents", "speech"): SPEECH_EVENTS,
-    ("livekit_agents", "speech formats"): SPEECH_EVENTS,
     ("openai_python", "transcription"): TRANSCRIPTION,
     ("openai_python", "embeddings"): "no model of the server embeds",
 }

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from omni_cli.config.schema import ARStageConfig
-from omni_cli.encoding import AUDIO_TYPES, STREAMED_AUDIO, AudioEncoder, encode_audio
+from omni_cli.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.errors import OmniError
 from omni_cli.inputs.spoken import spoken
 from omni_cli.models.voices import openai_voices
@@ -78,10 +78,6 @@ def _check(service: Service, body: SpeechRequest) -> None:
     service.check_model(body.model)
     service.check_makes("audio")
     service.check_prompt_length(len(body.input) + len(body.instructions or ""))
-    streamed = tuple(AUDIO_TYPES) if body.stream_format is None else STREAMED_AUDIO
-    if body.audio_format not in streamed:
-        message = f"`response_format` of this stream must be {' or '.join(f'`{name}`' for name in streamed)}"
-        raise APIError(400, message, code="unsupported_value", param="response_format")
 
 
 def _system_prompt(service: Service, body: SpeechRequest) -> str | None:

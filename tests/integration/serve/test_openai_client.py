@@ -337,7 +337,7 @@ def test_speech_is_that_of_the_text_as_a_reply(omni: OmniServer, omni_engine: An
     assert data == encode_wav(audio.samples, audio.sample_rate)
 
 
-@pytest.mark.parametrize("kind", ["mp3", "pcm"])
+@pytest.mark.parametrize("kind", ["mp3", "flac", "pcm"])
 def test_events_of_speech_carry_the_file_that_is_streamed(omni: OmniServer, kind: str) -> None:
     request: Any = {
         "input": "hello",
