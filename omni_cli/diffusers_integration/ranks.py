@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +25,16 @@ from omni_cli.diffusers_integration.parallel import Rank, new_meeting_place
 from omni_cli.errors import StageError
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.failures import stage_failure
-from omni_cli.stage.messages import AbortRequest, AddRequest, Failure, Report, decode_command, encode
+from omni_cli.stage.messages import (
+    AbortRequest,
+    AddRequest,
+    Failure,
+    Report,
+    SleepStage,
+    WakeStage,
+    decode_command,
+    encode,
+)
 from omni_cli.stage.protocol import StageSpec
 
 # Messages besides encoded commands: to a rank "run a step" and decisions, from a rank "done".
@@ -43,6 +52,10 @@ class FollowingStage(Protocol):
     def abort(self, request_id: str) -> None: ...
 
     def step(self) -> list[Report]: ...
+
+    def sleep(self, level: int) -> bool: ...
+
+    def wake_up(self, tags: Sequence[str] | None) -> bool: ...
 
 
 LoadStage: TypeAlias = Callable[[StageSpec, Callable[[Report], None], Rank], FollowingStage]
@@ -93,7 +106,7 @@ class Ranks:
         """Rank 0, for its own executor."""
         return Rank(0, self._wait, self._decide, self._meeting_place)
 
-    def send(self, command: AddRequest | AbortRequest) -> None:
+    def send(self, command: AddRequest | AbortRequest | SleepStage | WakeStage) -> None:
         self._send(encode(command))
 
     def start_step(self) -> None:
@@ -213,3 +226,7 @@ def _follow(pipe: Connection, stage: FollowingStage) -> None:
                 stage.add(request)
             case AbortRequest(request_id):
                 stage.abort(request_id)
+            case SleepStage(level):
+                stage.sleep(level)
+            case WakeStage(tags):
+                stage.wake_up(tags)

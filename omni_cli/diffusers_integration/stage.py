@@ -21,7 +21,7 @@ from omni_cli.diffusers_integration.parallel import Rank
 from omni_cli.diffusers_integration.ranks import Ranks
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
-from omni_cli.errors import OmniError, UsageError
+from omni_cli.errors import OmniError
 from omni_cli.outputs import AudioOutput, GenerateRequest, VideoOutput, VideoSound
 from omni_cli.stage.messages import (
     AbortRequest,
@@ -32,6 +32,8 @@ from omni_cli.stage.messages import (
     Progress,
     Report,
     RequestDone,
+    SleepStage,
+    WakeStage,
     WaveformChunk,
 )
 from omni_cli.stage.protocol import StageSpec
@@ -126,11 +128,13 @@ class DiffusersStage:
 
     def sleep(self, level: int) -> bool:
         if self.ranks is not None:
-            raise UsageError("a stage on several ranks cannot sleep")
+            self.ranks.send(SleepStage(level))
         self.executor.sleep(level)
         return self.executor.is_sleeping
 
     def wake_up(self, tags: Sequence[str] | None) -> bool:
+        if self.ranks is not None:
+            self.ranks.send(WakeStage(None if tags is None else tuple(tags)))
         self.executor.wake_up(tags)
         return self.executor.is_sleeping
 

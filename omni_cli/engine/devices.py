@@ -84,7 +84,21 @@ def keys_for_cuda(stage: StageConfig) -> Iterator[tuple[str, str, str]]:
         keys = [("execution", stage.execution, "eager"), ("offload", stage.offload, "none")]
         if stage.quantization == "float8_dynamic":
             keys.append(("quantization", stage.quantization, "none"))
+    if stage.enable_sleep_mode:
+        keys.append(("enable_sleep_mode", "true", "false"))
     yield from (key for key in keys if key[1] not in (key[2], "compile"))
+
+
+def check_sleep(config: EngineConfig, level: int) -> None:
+    """Raise `UsageError` if a stage could not sleep at this of vLLM's levels and wake up as it was."""
+    for stage in config.stages:
+        if level == 2 and (stage.backend == "vllm" or stage.num_ranks > 1):
+            where = "on vLLM" if stage.backend == "vllm" else "of several ranks"
+            message = f"level 2 drops weights, which stage `{stage.name}`, {where}, cannot read again"
+            raise UsageError(message, hint="use level 1")
+        if stage.backend == "vllm" and not stage.enable_sleep_mode and has_cuda_device():
+            hint = f"start the server with `--set {stage.name}.enable_sleep_mode=true`"
+            raise UsageError(f"stage `{stage.name}` was loaded without `enable_sleep_mode`", hint=hint)
 
 
 def check_ray(stage: str, *, has_device: bool, has_ray: bool) -> None:

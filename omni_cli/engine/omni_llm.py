@@ -18,6 +18,7 @@ from omni_cli.checkpoints.files import read_family, read_model_kind
 from omni_cli.config.roles import for_family
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.checkpoint_fit import check_fit, check_start
+from omni_cli.engine.devices import check_sleep
 from omni_cli.engine.load_order import load_groups
 from omni_cli.engine.memory_plan import plan_start
 from omni_cli.engine.mps import MpsServer
@@ -249,9 +250,13 @@ class OmniLLM:
         assert not isinstance(report, SleepState)
         return report
 
-    async def sleep(self, level: int) -> None:
-        """Put all stages to sleep, one after another, while there are no requests. Raises `OmniError`."""
-        for name in self._clients:
+    def check_sleep(self, level: int) -> None:
+        """Raise `UsageError` if a stage cannot sleep at this level."""
+        check_sleep(self.config, level)
+
+    async def sleep(self, level: int, *stages: str) -> None:
+        """Put these stages, by default all, to sleep while there are no requests. Raises `OmniError`."""
+        for name in stages or tuple(self._clients):
             await self._switch(SleepStage(level), name)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
@@ -262,8 +267,6 @@ class OmniLLM:
     async def _switch(self, command: SleepStage | WakeStage, stage: str) -> bool:
         state = await self._ask(command, stage)
         assert isinstance(state, SleepState)
-        if state.refused is not None:
-            raise state.refused.error(stage)
         return state.is_asleep
 
     async def _ask(

@@ -117,9 +117,12 @@ class ReplicatedEngine:
         """Unsupported: Ray Serve replaces replicas as a whole."""
         raise StageError("replicas are replaced as a whole", stage=name)
 
-    async def sleep(self, level: int) -> None:
+    def check_sleep(self, level: int) -> None:
         """Unsupported: Ray Serve runs a replica or ends it."""
-        raise UsageError("replicas cannot sleep", hint="use fewer of them")
+        raise UsageError("replicas cannot sleep", hint="start the server without `--replicas`")
+
+    async def sleep(self, level: int, *stages: str) -> None:
+        """Do nothing: `check_sleep` refuses it."""
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Do nothing: replicas are awake."""

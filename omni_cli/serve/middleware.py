@@ -17,6 +17,8 @@ from omni_cli.serve.sites import SiteRule
 
 # Answered without a key: liveness probes have none.
 _OPEN_PATHS = frozenset({"/health", "/ready"})
+# Putting a busy server to sleep ends its requests.
+_NEVER_FULL = frozenset({"/sleep", "/wake_up"})
 # Routes end their requests at the deadline; this limit is for clients that do not read their response.
 _OVERRUN_S = 5.0
 
@@ -103,7 +105,7 @@ class RequestMiddleware:
             return
         exchange.shorten(headers.get(REQUEST_TIMEOUT))
         body = await self.bodies.read(receive, headers)
-        refusal = self._busy()
+        refusal = self._busy(scope["path"])
         if refusal is not None:
             raise refusal
         self._in_flight += 1
@@ -124,13 +126,13 @@ class RequestMiddleware:
             if scheme.lower() != "bearer" or not secrets.compare_digest(key.strip().encode(), self._key):
                 message = "wrong API key" if key else "no API key; send `Authorization: Bearer KEY`"
                 return APIError(401, message, code="invalid_api_key")
-        return self._busy() if scope["method"] == "POST" else None
+        return self._busy(scope["path"]) if scope["method"] == "POST" else None
 
-    def _busy(self) -> APIError | None:
+    def _busy(self, path: str) -> APIError | None:
         """Return the error of a request that is right, but cannot be run now."""
         if self._service.is_draining:
             return shutting_down()
-        if self._in_flight >= self._limits.max_requests:
+        if path not in _NEVER_FULL and self._in_flight >= self._limits.max_requests:
             return queue_full(f"{self._in_flight} requests are running or waiting, the maximum of this server")
         return None
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from omni_cli.config.bounds import MAX_SEED, NUM_RANDOM_SEEDS
 from omni_cli.config.loader import load_bundled
@@ -34,6 +34,8 @@ from omni_cli.serve.schemas.structured_outputs import constraint
 from omni_cli.serve.supervisor import EngineState, Supervisor
 
 T = TypeVar("T")
+# Of vLLM's modes; its third one, `keep`, freezes requests, which a chain of stages cannot continue.
+SleepMode = Literal["abort", "wait"]
 
 
 def seeded_copies(request: GenerateRequest, n: int) -> list[GenerateRequest]:
@@ -67,6 +69,8 @@ class Service:
     seed: int | None = None
     media_prefixes: tuple[MediaPrefix, ...] = ()
     transcripts: Transcripts = field(default_factory=Transcripts)
+    _waits: set[asyncio.Timeout] = field(default_factory=set)
+    _aborts: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -154,6 +158,7 @@ class Service:
     def check_ready(self) -> None:
         """Raise `APIError` (503) for work that nobody waits for, while it could not be run."""
         if not self.is_ready:
+            self.supervisor.check_ready()
             raise unavailable(f"the engine is {self.supervisor.state.value}")
 
     def check_prompt_length(self, num_chars: int) -> None:
@@ -185,6 +190,15 @@ class Service:
         """Refuse new requests from now on, and those whose media are still being decoded."""
         self.is_draining = True
         media_pool().end_all()
+
+    async def sleep(self, level: int, mode: SleepMode) -> None:
+        """Put the engine to sleep after the requests in flight have ended; `abort` ends them with 503."""
+        self.supervisor.begin_sleep(level)
+        self._aborts = mode == "abort"
+        for wait in self._waits if self._aborts else ():
+            if not wait.expired():
+                wait.reschedule(asyncio.get_running_loop().time())
+        await self.supervisor.sleep()
 
     async def events(self, request: GenerateRequest, exchange: Exchange) -> AsyncGenerator[Event, None]:
         """Run a request on the engine. The last event is a `RequestResult` without error.
@@ -273,12 +287,23 @@ class Service:
 
     async def _next(self, events: AsyncIterator[Event], exchange: Exchange) -> Event:
         # A time limit around each single wait: around a whole generator it would fire in its consumer.
+        self._check_abort()
         try:
-            async with asyncio.timeout_at(exchange.deadline_s):
-                return await anext(events)
+            async with asyncio.timeout_at(exchange.deadline_s) as wait:
+                self._waits.add(wait)
+                try:
+                    return await anext(events)
+                finally:
+                    self._waits.discard(wait)
         except TimeoutError:
+            self._check_abort()
             limit_s = exchange.deadline_s - exchange.began_s
             raise DeadlineError(f"the request did not finish within {limit_s:g} s") from None
+
+    def _check_abort(self) -> None:
+        """Raise `APIError` (503) if the engine sleeps without waiting for its requests."""
+        if self._aborts and self.supervisor.is_asleep:
+            self.supervisor.check_ready()
 
     def _ended(self, result: RequestResult, exchange: Exchange) -> None:
         self.metrics.result(result)

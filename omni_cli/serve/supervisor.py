@@ -27,7 +27,9 @@ class Engine(Protocol):
 
     async def restart(self, name: str) -> None: ...
 
-    async def sleep(self, level: int) -> None: ...
+    def check_sleep(self, level: int) -> None: ...
+
+    async def sleep(self, level: int, *stages: str) -> None: ...
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool: ...
 
@@ -46,6 +48,9 @@ class EngineState(Enum):
     RESTARTING = "restarting"
     ASLEEP = "asleep"
     STOPPED = "stopped"
+
+
+_LOADED = (EngineState.READY, EngineState.ASLEEP)
 
 
 class Supervisor:
@@ -67,6 +72,7 @@ class Supervisor:
         self._backoff_s: dict[str, float] = {}
         self._switching = asyncio.Lock()
         self._falling_asleep: asyncio.Task[None] | None = None
+        self._sleep_level = 1
         self._num_running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -78,7 +84,12 @@ class Supervisor:
 
     @property
     def failed_stages(self) -> tuple[str, ...]:
-        return tuple(self._engine.failed_stages) if self._state is EngineState.READY else ()
+        return tuple(self._engine.failed_stages) if self._state in _LOADED else ()
+
+    @property
+    def is_asleep(self) -> bool:
+        """True from `begin_sleep` until all stages are awake again."""
+        return self._state is EngineState.ASLEEP
 
     @property
     def state(self) -> EngineState:
@@ -89,7 +100,7 @@ class Supervisor:
 
         def handle(event: Event) -> None:
             on_event(event)
-            if isinstance(event, StageFailed) and self._state in (EngineState.READY, EngineState.ASLEEP):
+            if isinstance(event, StageFailed) and self._state in _LOADED:
                 self._lost(event)
 
         await self._engine.start(handle)
@@ -108,8 +119,7 @@ class Supervisor:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Run `OmniLLM.generate`; raises `APIError` (503) while there is no engine."""
-        if self._state is not EngineState.READY:
-            raise unavailable(f"the engine is {self._state.value}")
+        self.check_ready()
         self._num_running += 1
         self._idle.clear()
         try:
@@ -121,36 +131,41 @@ class Supervisor:
             if self._num_running == 0:
                 self._idle.set()
 
-    def sleep(self, level: int) -> Awaitable[None]:
-        """Refuse requests from now on, finish those that run, and put all stages to sleep.
+    def check_ready(self) -> None:
+        """Raise `APIError` (503) while requests are refused."""
+        if self._state is not EngineState.READY:
+            hint = "; `POST /wake_up` wakes it" if self.is_asleep else ""
+            raise unavailable(f"the engine is {self._state.value}{hint}")
 
-        Raises `APIError` (503) while there is no engine, and `OmniError`, awake again, if a stage cannot sleep.
+    def begin_sleep(self, level: int) -> None:
+        """Refuse requests from now on; raises `UsageError` if the engine cannot sleep at this level."""
+        self._engine.check_sleep(level)
+        if not self.is_asleep:
+            self.check_ready()
+            self._sleep_level = level
+        self._state = EngineState.ASLEEP
+
+    def sleep(self) -> Awaitable[None]:
+        """After `begin_sleep`, wait for requests that run, and put all stages to sleep.
+
+        Raises the `OmniError` of a stage that fails; it is restarted and sleeps then.
         """
         # It goes on if the client that asked for it leaves.
-        self._falling_asleep = asyncio.create_task(self._fall_asleep(level))
+        self._falling_asleep = asyncio.create_task(self._fall_asleep())
         return asyncio.shield(self._falling_asleep)
 
-    async def _fall_asleep(self, level: int) -> None:
+    async def _fall_asleep(self) -> None:
         async with self._switching:
-            if self._state is EngineState.ASLEEP:
-                return
-            if self.state is not EngineState.READY:
-                raise unavailable(f"the engine is {self.state.value}")
-            self._state = EngineState.ASLEEP
-            try:
-                await self._idle.wait()
-                await self._engine.sleep(level)
-            except OmniError:
-                await self._engine.wake_up()
-                self._state = EngineState.READY
-                raise
+            await self._idle.wait()
+            if self.is_asleep:  # not woken before its turn
+                await self._engine.sleep(self._sleep_level)
 
     async def wake_up(self, tags: Sequence[str] | None) -> bool:
         """Put back what vLLM's `tags` name, by default all; return True if the engine takes requests again."""
         async with self._switching:
-            if self._state is EngineState.ASLEEP and await self._engine.wake_up(tags):
+            if self.is_asleep and await self._engine.wake_up(tags):
                 self._state = EngineState.READY
-            return self._state is not EngineState.ASLEEP
+            return not self.is_asleep
 
     def _lost(self, event: StageFailed) -> None:
         self._log("stage_lost", stage=event.name, reason=event.error.message, details=event.error.details)
@@ -166,6 +181,8 @@ class Supervisor:
                 try:
                     async with self._restarting:
                         await self._engine.restart(name)
+                        if self.is_asleep:
+                            await self._engine.sleep(self._sleep_level, name)
                     self._log("stage_ready", stage=name)
                 except OmniError as error:
                     self._log("stage_not_started", stage=name, reason=error.message)

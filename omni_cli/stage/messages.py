@@ -57,10 +57,9 @@ Command = AddRequest | AppendInput | AbortRequest | SleepStage | WakeStage | Sto
 
 
 class SleepState(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `SleepStage` and `WakeStage`; `refused` is why nothing was done."""
+    """Answer to `SleepStage` and `WakeStage`."""
 
     is_asleep: bool
-    refused: Failure | None = None
 
 
 class MemoryReport(msgspec.Struct, frozen=True, tag=True):

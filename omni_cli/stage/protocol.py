@@ -85,10 +85,7 @@ class Stage(Protocol):
         """Run one engine step; return finished and failed requests, and progress."""
 
     def sleep(self, level: int) -> bool:
-        """Give the device's memory back, without requests, and return True: the stage is asleep.
-
-        Raises `UsageError` for a level that it does not have.
-        """
+        """Give the device's memory back, without requests, and return True: the stage is asleep."""
 
     def wake_up(self, tags: Sequence[str] | None) -> bool:
         """Put back what vLLM's `tags` name, by default all; return True while the stage is still asleep."""

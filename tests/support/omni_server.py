@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,6 +140,23 @@ class OmniServer:
         if self.process.popen.poll() is None:
             self.process.popen.send_signal(number)
         return self.process.end()
+
+
+class Caller(threading.Thread):
+    """A request in the background; `result` is the answer, or the error of the connection."""
+
+    def __init__(self, server: OmniServer, path: str, body: bytes | dict[str, Any], **headers: str) -> None:
+        super().__init__()
+        self._arguments = (server, path, body, headers)
+        self.result: Any = None
+        self.start()
+
+    def run(self) -> None:
+        server, path, body, headers = self._arguments
+        try:
+            self.result = server.request("POST", path, body, **headers)
+        except OSError as error:
+            self.result = error
 
 
 def _leads_its_group(pid: int) -> bool:

@@ -26,7 +26,7 @@ from omni_cli.engine.mps import PIPES, mps_effect
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.engine.recording.recorder import Recorder
-from omni_cli.errors import OutputError, StageError, UsageError
+from omni_cli.errors import OutputError, StageError
 from omni_cli.execution import ranges
 from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
 from omni_cli.machine_limits import known_failure
@@ -146,8 +146,10 @@ def _serve(
                     stage.abort(command.request_id)
                 case AddRequest() | AppendInput():
                     _take(spec, stage, command, emit)
-                case SleepStage() | WakeStage():
-                    _switch(stage, command, emit)
+                case SleepStage(level):
+                    emit(SleepState(stage.sleep(level)))
+                case WakeStage(tags):
+                    emit(SleepState(stage.wake_up(tags)))
                 case StartRecording() | StopRecording() | DescribeStage() | MeasureRates():
                     _record(recorder, command, emit)
         with ranges.mark("engine step"):
@@ -191,14 +193,6 @@ def _take(spec: StageSpec, stage: Stage, command: AddRequest | AppendInput, emit
     except Exception as error:  # noqa: BLE001 - one request that a library chokes on must not end the others
         stage.abort(request_id)
         emit(request_failure(error, request_id, spec.stage))
-
-
-def _switch(stage: Stage, command: SleepStage | WakeStage, emit: _Emitter) -> None:
-    try:
-        asleep = stage.sleep(command.level) if isinstance(command, SleepStage) else stage.wake_up(command.tags)
-        emit(SleepState(asleep))
-    except UsageError as error:
-        emit(SleepState(isinstance(command, WakeStage), Failure.of(error)))
 
 
 def _record(recorder: Recorder | None, command: RecordingCommand, emit: _Emitter) -> None:

@@ -61,7 +61,8 @@ def operation_routes(service: Service) -> APIRouter:
     async def ready() -> Response:
         """Report readiness: 200 while all stages are loaded and requests are accepted, else 503."""
         failed = service.supervisor.failed_stages
-        stages = {s.name: "failed" if s.name in failed else "ready" for s in service.supervisor.stages}
+        loaded = "asleep" if service.supervisor.is_asleep else "ready"
+        stages = {s.name: "failed" if s.name in failed else loaded for s in service.supervisor.stages}
         state = "draining" if service.is_draining else service.supervisor.state.value
         readiness: Readiness = {"status": state, "stages": stages}
         return JSONResponse(readiness, 200 if service.is_ready else 503)

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query
 
 from omni_cli.serve.routes.documented import WITH_KEY, errors
 from omni_cli.serve.schemas.replies import Sleeping, SleepStatus, WakeStatus
-from omni_cli.serve.service import Service
-from omni_cli.serve.supervisor import EngineState
+from omni_cli.serve.service import Service, SleepMode
 
 Level = Annotated[int, Query(ge=1, le=2)]
 Tags = Annotated[list[Literal["weights", "kv_cache"]] | None, Query()]
@@ -19,12 +18,12 @@ def sleep_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/sleep", responses=errors(400, 503, *WITH_KEY))
-    async def sleep(level: Level = 1, mode: Literal["wait"] = "wait") -> SleepStatus:
-        """Finish the requests that run, and give the devices' memory back until `/wake_up`, as vLLM's server does."""
-        await service.supervisor.sleep(level)
+    async def sleep(level: Level = 1, mode: SleepMode = "abort") -> SleepStatus:
+        """End the requests that run, or finish them, and give the devices' memory back until `/wake_up`."""
+        await service.sleep(level, mode)
         return {"status": "sleeping", "level": level}
 
-    @router.post("/wake_up", responses=errors(400, *WITH_KEY))
+    @router.post("/wake_up", responses=errors(400, 503, *WITH_KEY))
     async def wake_up(tags: Tags = None) -> WakeStatus:
         """Put back weights, KV caches or, by default, both; requests run again once all is there."""
         is_awake = await service.supervisor.wake_up(tags)
@@ -32,6 +31,6 @@ def sleep_routes(service: Service) -> APIRouter:
 
     @router.get("/is_sleeping", responses=errors(*WITH_KEY))
     async def is_sleeping() -> Sleeping:
-        return {"is_sleeping": service.supervisor.state is EngineState.ASLEEP}
+        return {"is_sleeping": service.supervisor.is_asleep}
 
     return router

@@ -304,7 +304,7 @@ class Health(TypedDict):
 
 
 class Readiness(TypedDict):
-    """`stages` maps each loaded stage to `ready` or `failed`."""
+    """`stages` maps each loaded stage to `ready`, `asleep` or `failed`."""
 
     status: str
     stages: dict[str, str]

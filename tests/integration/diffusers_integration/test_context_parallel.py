@@ -73,6 +73,17 @@ def test_two_ranks_make_the_image_of_plain_diffusers(engine, tiny_image_path):
     assert len(ranks_of(engine)) == 2
 
 
+def test_two_ranks_make_the_same_image_after_a_sleep(engine: Any) -> None:
+    request = GenerateRequest("0", "a red cat", seed=1)
+    (before,) = engine.events([request])
+    engine._call(engine.llm.sleep(1))
+    assert engine._call(engine.llm.wake_up())
+    (after,) = engine.events([request])
+    assert np.array_equal(image_of(before), image_of(after))
+    with pytest.raises(UsageError, match="level 2 drops weights, which stage `image`, of several ranks"):
+        engine.llm.check_sleep(2)
+
+
 def test_the_files_of_a_request_reach_both_ranks(engine, tiny_image_path):
     pipeline = DiffusionPipeline.from_pretrained(tiny_image_path).to("cuda" if torch.cuda.is_available() else "cpu")
     pipeline.set_progress_bar_config(disable=True)

@@ -6,17 +6,15 @@ import contextlib
 import json
 import signal
 import socket
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from support.in_process import run_here
 from support.omni_process import run_omni
-from support.omni_server import CHAT, EDITS, IMAGES, OmniServer
+from support.omni_server import CHAT, EDITS, IMAGES, Caller, OmniServer
 
 from omni_cli.encoding import encode_png
 
@@ -29,23 +27,6 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "server"
     folder.mkdir()
     return folder
-
-
-class Caller(threading.Thread):
-    """A request in the background; `result` is the answer, or the error of the connection."""
-
-    def __init__(self, server: OmniServer, path: str, body: bytes | dict[str, Any], **headers: str) -> None:
-        super().__init__()
-        self._arguments = (server, path, body, headers)
-        self.result: Any = None
-        self.start()
-
-    def run(self) -> None:
-        server, path, body, headers = self._arguments
-        try:
-            self.result = server.request("POST", path, body, **headers)
-        except OSError as error:
-            self.result = error
 
 
 def health(server: OmniServer) -> int | None:

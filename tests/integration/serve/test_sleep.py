@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.omni_server import CHAT, IMAGES, OmniServer
+from support.omni_server import CHAT, IMAGES, Caller, OmniServer
 
 TALK: Any = {"messages": [{"role": "user", "content": "hello"}], "seed": 1, "modalities": ["text", "audio"]}
 DRAW: Any = {"prompt": "a red cube", "seed": 1, "response_format": "b64_json"}
@@ -50,23 +48,25 @@ def test_the_answer_after_it_is_the_one_before(served: tuple[OmniServer, str, An
     refused = server.request("POST", path, body)
     assert refused.status == 503 and b"asleep" in refused.body and "retry-after" in refused.headers
     ready = server.request("GET", "/ready")
-    assert ready.status == 503 and json.loads(ready.body)["status"] == "asleep"
+    assert ready.status == 503 and ready.document["status"] == "asleep"
+    assert set(ready.document["stages"].values()) == {"asleep"}
     assert call(server, "POST", "/wake_up") == {"status": "awake", "tags": None}
     assert server.request("GET", "/ready").status == 200
     assert core(server, path, body) == before
 
 
-def test_requests_that_run_are_finished_first(omni: OmniServer) -> None:
-    body = {**TALK, "max_tokens": 200, "ignore_eos": True, "modalities": ["text"]}
-    statuses = []
-    asking = threading.Thread(target=lambda: statuses.append(omni.request("POST", CHAT, body).status))
-    asking.start()
-    while not call(omni, "GET", "/is_sleeping") or b"omni_requests_in_flight 0" in omni.request("GET", "/metrics").body:
-        time.sleep(0.01)
-    call(omni, "POST", "/sleep")
-    asking.join()
-    assert statuses == [200]
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+def test_requests_that_run_are_ended_or_finished_first(omni: OmniServer, mode: str) -> None:
+    caller = Caller(omni, CHAT, {**TALK, "modalities": ["text"], "max_tokens": 1000, "ignore_eos": True})
+    omni.wait_until(lambda: omni.metric("omni_requests_in_flight") == 1)
+    call(omni, "POST", f"/sleep?mode={mode}")
+    caller.join()
+    if mode == "wait":
+        assert caller.result.document["choices"][0]["finish_reason"] == "length"
+    else:
+        assert caller.result.status == 503 and "POST /wake_up" in caller.result.error["message"]
     call(omni, "POST", "/wake_up")
+    core(omni, CHAT, TALK)
 
 
 def test_a_pipeline_reads_its_weights_again_after_level_2(image_server: OmniServer) -> None:
@@ -78,7 +78,7 @@ def test_a_pipeline_reads_its_weights_again_after_level_2(image_server: OmniServ
 
 
 @pytest.mark.parametrize(
-    ("query", "says"), [("level=2", "use level 1"), ("level=3", "level"), ("mode=abort", "mode"), ("level=x", "level")]
+    ("query", "says"), [("level=2", "use level 1"), ("level=3", "level"), ("mode=keep", "mode"), ("level=x", "level")]
 )
 def test_what_cannot_be_done_is_refused_and_nothing_sleeps(omni: OmniServer, query: str, says: str) -> None:
     refused = omni.request("POST", f"/sleep?{query}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from omni_cli.errors import StageError
+from omni_cli.errors import StageError, UsageError
 from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageFailed, StageInfo
 from omni_cli.serve import supervisor as module
 from omni_cli.serve.errors import APIError
@@ -24,6 +24,7 @@ class ScriptedEngine:
         self.restarted: list[tuple[str, float]] = []
         self.fails_to_start = 0
         self.closed = False
+        self.asleep: set[str] = set()
         self.on_event: Callable[[Event], None] = lambda event: None
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
@@ -44,6 +45,18 @@ class ScriptedEngine:
             self.fails_to_start -= 1
             raise StageError(f"stage `{name}`: no memory", stage=name)
         del self.failed[name]
+        self.asleep.discard(name)
+
+    def check_sleep(self, level: int) -> None:
+        if level == 2:
+            raise UsageError("level 2 drops weights")
+
+    async def sleep(self, level: int, *stages: str) -> None:
+        self.asleep |= set(stages or ("a", "b"))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        self.asleep.clear()
+        return True
 
     async def close(self) -> None:
         self.closed = True
@@ -160,3 +173,26 @@ def test_nothing_is_run_before_the_start_and_after_the_end() -> None:
             await supervisor.close()
 
     asyncio.run(test())
+
+
+def test_a_stage_that_fails_asleep_is_restarted_and_sleeps_again(events: list[str]) -> None:
+    async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
+        supervisor.begin_sleep(1)
+        await supervisor.sleep()
+        engine.fail("a")
+        assert supervisor.state is EngineState.RESTARTING
+        await until(lambda: "stage_ready" in events)
+        assert engine.asleep == {"a", "b"} and supervisor.state is EngineState.ASLEEP
+        assert await supervisor.wake_up(None) and not engine.asleep
+        assert supervisor.state is EngineState.READY
+
+    run(test, events)
+
+
+def test_a_level_that_the_engine_cannot_do_leaves_it_awake(events: list[str]) -> None:
+    async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
+        with pytest.raises(UsageError, match="level 2"):
+            supervisor.begin_sleep(2)
+        assert supervisor.state is EngineState.READY and await supervisor.wake_up(None)
+
+    run(test, events)
