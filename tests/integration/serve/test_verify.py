@@ -26,7 +26,7 @@ def verify(tmp_path: Path, server: OmniServer, *arguments: str) -> dict[tuple[st
 
 def test_chats(tmp_path: Path, omni: OmniServer) -> None:
     found = verify(tmp_path, omni)
-    assert found["limits", "n=2"] == "not checked"
+    assert found["limits", "n=2"] == "equal"
     equal = ("alone = batched", "repeat", "seed", "streamed = whole", "limits", "modalities")
     assert {check: found[check, None] for check in equal} == dict.fromkeys(equal, "equal")
 
