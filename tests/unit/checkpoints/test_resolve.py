@@ -76,8 +76,8 @@ def test_a_repo_id_is_in_no_folder(repo: str, tmp_path: Path, monkeypatch: pytes
     ("model", "hint"),
     [
         ("tiny-omni", "builtin:tiny-omni"),
-        ("./Qwen/Qwen2.5-Omni-3B", "repo id"),
-        ("/no/such/folder", "repo id"),
+        ("./Qwen/Qwen2.5-Omni-3B", "OWNER/NAME"),
+        ("/no/such/folder", "OWNER/NAME"),
         ("", "builtin:"),
         ("builtin:tiny-omny", "builtin:tiny-omni"),
         ("builtin:", "builtin:tiny-omni"),

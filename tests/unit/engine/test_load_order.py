@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from omni_cli.config.loader import load_profile
-from omni_cli.engine import omni_llm
+from omni_cli.engine import load_order
 
 SHARE = "thinker.kv_cache_memory_bytes=null"
 
@@ -22,13 +22,13 @@ SHARE = "thinker.kv_cache_memory_bytes=null"
     ],
 )
 def test_stages_sized_by_free_memory_load_alone(settings, order, monkeypatch):
-    monkeypatch.setattr(omni_llm, "has_cuda_device", lambda: True)
+    monkeypatch.setattr(load_order, "has_cuda_device", lambda: True)
     stages = load_profile("qwen2.5-omni-7b", settings).stages
     clients = [SimpleNamespace(spec=SimpleNamespace(stage=stage)) for stage in stages]
-    groups = omni_llm._load_groups(clients)
+    groups = load_order.load_groups(clients)
     assert [[[client.spec.stage.name for client in wave] for wave in waves] for waves in groups] == order
 
 
 def test_without_a_cuda_device_all_stages_load_in_parallel(monkeypatch):
-    monkeypatch.setattr(omni_llm, "has_cuda_device", lambda: False)
-    assert omni_llm._load_groups(["thinker", "talker"]) == [[["thinker", "talker"]]]
+    monkeypatch.setattr(load_order, "has_cuda_device", lambda: False)
+    assert load_order.load_groups(["thinker", "talker"]) == [[["thinker", "talker"]]]
