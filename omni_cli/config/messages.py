@@ -11,13 +11,8 @@ from pydantic.fields import FieldInfo
 from omni_cli.config.key_notes import StrictKeys, notes_on
 from omni_cli.config.pipeline_keys import ContextParallel
 from omni_cli.config.roles import family_roles, get_stage_class
-from omni_cli.config.schema import (
-    PROFILE_KEYS,
-    STAGE_MODELS,
-    ARStageConfig,
-    Sampling,
-    StageConfig,
-)
+from omni_cli.config.sampling_keys import Sampling
+from omni_cli.config.schema import PROFILE_KEYS, STAGE_MODELS, ARStageConfig, StageConfig
 from omni_cli.config.yaml_tree import Path, Tree, parse_scalar
 from omni_cli.text import suggest, visible
 

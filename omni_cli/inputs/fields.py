@@ -135,7 +135,7 @@ def _sampling(value: object) -> Mapping[str, object]:
         raise ValueError(f"must be an object of sampling parameters, not {_kind(value)}")
     from pydantic import ValidationError
 
-    from omni_cli.config.schema import Sampling
+    from omni_cli.config.sampling_keys import Sampling
 
     try:
         Sampling.model_validate(value)

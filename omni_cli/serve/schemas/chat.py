@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from omni_cli.config.schema import Tokens
-from omni_cli.serve.schemas.fields import Ignored, Items, Only, Strict, Voice, VoiceId
+from omni_cli.config.sampling_keys import Tokens
+from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Strict, Voice, VoiceId
 from omni_cli.serve.schemas.sampling import SampledText
 from omni_cli.serve.schemas.tools import GivenToolCall, NamedTool, ToolChoice, Tools
 from omni_cli.tool_calls import ToolUse
@@ -110,7 +110,7 @@ class AudioSettings(Strict):
     format: Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"] = "wav"
 
 
-class ChatCompletionRequest(SampledText):
+class ChatCompletionRequest(SampledText, ForOpenAI):
     messages: Annotated[Items[Message], Field(min_length=1, max_length=1000)]
     modalities: Annotated[Items[Literal["text", "audio"]], Field(min_length=1)] | None = None
     audio: AudioSettings | None = None
@@ -130,14 +130,7 @@ class ChatCompletionRequest(SampledText):
     verbosity: Annotated[object, Only()] = None
     web_search_options: Annotated[object, Only()] = None
 
-    moderation: Ignored
     metadata: Ignored
-    prompt_cache_key: Ignored
-    prompt_cache_options: Ignored
-    prompt_cache_retention: Ignored
-    safety_identifier: Ignored
-    service_tier: Ignored
-    store: Ignored
 
     def tool_use(self) -> ToolUse | None:
         """The functions that the answer may call; None without any."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from omni_cli.config.bounds import MAX_TOKENS
-from omni_cli.config.schema import TokenId
+from omni_cli.config.sampling_keys import TokenId
 from omni_cli.serve.schemas.fields import Items, Only
 from omni_cli.serve.schemas.sampling import SampledText
 

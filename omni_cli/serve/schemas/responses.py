@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from omni_cli.config.schema import Fraction, Temperature, Tokens
+from omni_cli.config.sampling_keys import Fraction, Temperature, Tokens
 from omni_cli.serve.schemas import chat
-from omni_cli.serve.schemas.fields import Ignored, Items, Only, Seed, Strict
+from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Seed, Strict
 from omni_cli.serve.schemas.structured_outputs import JsonObjectFormat, JsonSchema, TextFormat
 from omni_cli.serve.schemas.tools import Function, FunctionName
 
@@ -130,7 +130,7 @@ class ResponseStreamOptions(Strict):
     include_obfuscation: Annotated[object, Only(False)] = None
 
 
-class ResponseRequest(Strict):
+class ResponseRequest(ForOpenAI):
     model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     input: str | Annotated[Items[InputItem], Field(min_length=1, max_length=1000)]
     instructions: str | None = None
@@ -158,14 +158,6 @@ class ResponseRequest(Strict):
     context_management: Annotated[object, Only([])] = None
 
     max_tool_calls: Ignored
-    moderation: Ignored
-    prompt_cache_key: Ignored
-    prompt_cache_options: Ignored
-    prompt_cache_retention: Ignored
-    safety_identifier: Ignored
-    service_tier: Ignored
-    store: Ignored
-    user: Ignored
 
     @property
     def wants_logprobs(self) -> bool:

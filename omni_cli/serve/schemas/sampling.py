@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from omni_cli.config.schema import (
+from omni_cli.config.sampling_keys import (
     Fraction,
     MinP,
     MinTokens,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from omni_cli.config.schema import Tokens
+from omni_cli.config.sampling_keys import Tokens
 from omni_cli.serve.schemas.fields import Only, Seed, Strict, Voice, VoiceId
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from omni_cli.config.schema import TokenId
+from omni_cli.config.sampling_keys import TokenId
 from omni_cli.serve.schemas import chat
 from omni_cli.serve.schemas.fields import Items, Only, Strict
 from omni_cli.serve.schemas.tools import Tools

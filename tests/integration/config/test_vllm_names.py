@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
-from omni_cli.config.schema import ARStageConfig, CudagraphMode, DiffusionStageConfig, Sampling
+from omni_cli.config.sampling_keys import Sampling
+from omni_cli.config.schema import ARStageConfig, CudagraphMode, DiffusionStageConfig
 
 vllm = pytest.importorskip("vllm")
 

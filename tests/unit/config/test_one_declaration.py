@@ -20,13 +20,8 @@ from omni_cli.config.json_schema import json_schema
 from omni_cli.config.key_notes import VLLM_ONLY
 from omni_cli.config.loader import load_profile
 from omni_cli.config.roles import family_models
-from omni_cli.config.schema import (
-    PROFILE_KEYS,
-    STAGE_MODELS,
-    DiffusionStageConfig,
-    Sampling,
-    profile_data,
-)
+from omni_cli.config.sampling_keys import Sampling
+from omni_cli.config.schema import PROFILE_KEYS, STAGE_MODELS, DiffusionStageConfig, profile_data
 
 PACKAGE = Path(omni_cli.__file__).parent
 
