@@ -269,9 +269,7 @@ class OmniLLM:
         assert isinstance(state, SleepState)
         return state.is_asleep
 
-    async def _ask(
-        self, command: RecordingCommand | SleepStage | WakeStage, stage: str
-    ) -> RecordingReport | SleepState:
+    async def _ask(self, command: RecordingCommand | SleepStage | WakeStage, stage: str) -> _Answer:
         """Send a command that a stage answers, one at a time. Raises the stage's error."""
         client = self._running(stage)
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()

@@ -16,6 +16,7 @@ from omni_cli.tool_calls import ToolCallDelta
 Document = dict[str, Any]
 # Settings of the request that a response repeats.
 _REPEATED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "top_logprobs")
+_SHOWN = {*_REPEATED, "tools", "tool_choice", "text", "reasoning"}
 # An item's text by its type: in the item, and in the names of its events.
 _PARTS = {"reasoning": ("reasoning_text", "reasoning_text"), "message": ("output_text", "output_text")}
 
@@ -75,7 +76,7 @@ class ResponseReply:
 
     def document(self, status: str) -> Document:
         """Return the response so far."""
-        body = self.request.model_dump(mode="json", by_alias=True)
+        body = self.request.model_dump(mode="json", by_alias=True, include=_SHOWN)
         return {
             "id": self.id,
             "object": "response",

@@ -113,12 +113,16 @@ class PromptMaker:
 
     @property
     def _has_template(self) -> bool:
-        # Else it is a tokenizer with its own format, such as Mistral's.
         return not isinstance(self._renderer, HfRenderer) or self.get_template() is not None
 
     @functools.lru_cache  # noqa: B019 - it lives as long as the engine
     def get_template(self, *, with_tools: bool = False) -> str | None:
-        """Return the model's chat template, or its own one for tools; None if it has none."""
+        """Return the model's chat template, or its own one for tools; None if it has none.
+
+        A tokenizer with a format of its own, such as Mistral's, has none.
+        """
+        if not isinstance(self._renderer, HfRenderer):
+            return None
         tools: list[dict[str, Any]] | None = [{}] if with_tools else None
         template: str | None = resolve_chat_template(
             self._renderer.get_tokenizer(), None, tools, model_config=self._model_config

@@ -55,7 +55,9 @@ class ReplyParsers:
         self._tool_call_parser = stage.tool_call_parser or self._checkpoints_parser()
         try:
             # A call that is required fits its schema, as with a model whose calls are JSON.
-            self._parser, self._strict_parser = self._get_parser("auto"), self._get_parser("parameter")
+            self._parser, self._strict_parser = (
+                self._get_parser(self._tool_call_parser, level) for level in ("auto", "parameter")
+            )
         except TypeError as error:
             raise StageError(one_line(error), stage=stage.name) from error
 
@@ -99,14 +101,14 @@ class ReplyParsers:
         if getattr(self._tokenizer, "response_template", None) is not None:
             name = "hf"
         try:
-            ParserManager.get_parser(name, self._reasoning_parser, enable_auto_tools=True, tokenizer=self._tokenizer)
+            self._get_parser(name)
         except TypeError:  # a template like the format's with a tokenizer without its marks: another format
             return None
         return name
 
-    def _get_parser(self, strict_level: str) -> type[Parser] | None:
+    def _get_parser(self, tool_call_parser: str | None, strict_level: str = "auto") -> type[Parser] | None:
         found: type[Parser] | None = ParserManager.get_parser(
-            self._tool_call_parser,
+            tool_call_parser,
             self._reasoning_parser,
             enable_auto_tools=True,
             is_harmony=self._model_config.hf_config.model_type == "gpt_oss",

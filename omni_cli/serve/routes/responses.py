@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from omni_cli.outputs import GenerateRequest, RequestResult, TextDelta
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
+from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.response_reply import ResponseReply
 from omni_cli.serve.routes.chat import check_chat, text_request
@@ -37,9 +38,7 @@ def response_routes(service: Service) -> APIRouter:
         model = service.config.name if body.model is None else body.model
         reply = ResponseReply(body, model, service.choose_seed(body.seed, exchange))
         try:
-            chat = body.as_chat()
-            check_chat(service, chat)
-            generate = await service.decode(functools.partial(text_request, service, chat, reply.id, reply.seed))
+            generate = await service.decode(functools.partial(_generate_request, service, reply))
         except APIError as error:
             # The fields of a chat that are named otherwise here.
             if error.param is not None and error.param.startswith("messages"):
@@ -54,6 +53,12 @@ def response_routes(service: Service) -> APIRouter:
         return JSONResponse(last["response"])
 
     return router
+
+
+def _generate_request(service: Service, reply: ResponseReply, decoder: MediaDecoder) -> GenerateRequest:
+    chat = reply.request.as_chat()
+    check_chat(service, chat)
+    return text_request(service, chat, reply.id, reply.seed, decoder)
 
 
 async def _events(

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from omni_cli.outputs import GenerateRequest, PromptTokens, TextOutput
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
+from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.chat import check_chat, text_request
 from omni_cli.serve.routes.documented import RUNNING, errors
@@ -49,9 +50,7 @@ async def _generate_request(service: Service, body: TokenizeRequest) -> Generate
         raise APIError(400, "send one of `prompt` and `messages`", code="invalid_value", param="prompt")
     name = new_id("tokenize")
     if body.prompt is None:
-        chat = body.as_chat()
-        check_chat(service, chat)
-        request = await service.decode(functools.partial(text_request, service, chat, name, 0))
+        request = await service.decode(functools.partial(_chat, service, body, name))
     else:
         service.check_model(body.model)
         service.check_makes("text")
@@ -62,6 +61,12 @@ async def _generate_request(service: Service, body: TokenizeRequest) -> Generate
         add_special_tokens=body.add_special_tokens,
         add_generation_prompt=body.add_generation_prompt is not False,
     )
+
+
+def _chat(service: Service, body: TokenizeRequest, name: str, decoder: MediaDecoder) -> GenerateRequest:
+    chat = body.as_chat()
+    check_chat(service, chat)
+    return text_request(service, chat, name, 0, decoder)
 
 
 async def _prompt(service: Service, generate: GenerateRequest, request: Request) -> PromptTokens:
