@@ -35,6 +35,7 @@ from omni_cli.stats.break_even import verdict_on_mode
 from omni_cli.stats.comparison_result import ComparisonResult, Pair
 
 _MAX_DIFFERENCES = 8
+_LONG_NAME = 16
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,14 @@ def comparison_text(result: ComparisonResult, labels: Labels) -> str:
 
 def pair_table(pair: Pair, labels: Labels) -> list[str]:
     """Format one aligned line per metric: both medians, ratio with interval, verdict; then memory."""
-    rows = comparison_rows(pair, labels)
+    head, *rows = comparison_rows(pair, labels)
+    if max(map(len, labels.of(pair))) > _LONG_NAME:
+        head = (head[0], "A", "B", *head[3:])  # the heading names them
     if pair.outputs.identical is not None:
         what = "identical" if pair.outputs.identical else "differ"
         rows.append(("outputs", "", "", "", what))
     by = apart(pair.outputs)
-    return [*aligned(rows, right=frozenset({1, 2})), *([f"Outputs differ: {by}"] if by else [])]
+    return [*aligned([head, *rows], right=frozenset({1, 2})), *([f"Outputs differ: {by}"] if by else [])]
 
 
 def apart(outputs: Outputs) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TensorOutput, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput
+from omni_cli.report.tables import aligned
 from omni_cli.report.units import count, memory, milliseconds, sample_rate, seconds
 
 
@@ -32,20 +33,16 @@ def loaded_lines(stages: Sequence[StageInfo]) -> list[str]:
     """Format one aligned line per stage: kind, mode, load time and memory."""
     rows = [
         (
-            stage.name,
+            f"{index} {stage.name}",
             stage.kind,
             _execution(stage),
             f"copy {stage.effective['output_copy']}" if "output_copy" in stage.effective else "",
             f"loaded in {seconds(stage.load_s)}",
             memory(_peak_bytes(stage)),
         )
-        for stage in stages
+        for index, stage in enumerate(stages)
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        f"  {index} " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for index, row in enumerate(rows)
-    ]
+    return aligned(rows)
 
 
 def summary_line(records: Sequence[RequestRecord], stages: Iterable[StageInfo], total_s: float, seed: int) -> str:

@@ -165,13 +165,12 @@ def test_audio_begins_before_the_text_has_ended(tiny_omni):
 
 
 def test_each_request_reports_ttfp_and_rtf(tiny_omni):
-    began_s = time.perf_counter()
     streamed, whole = (tiny_omni.run(spoken(f"times {on}", stream_audio=on)) for on in (True, False))
-    took_s = time.perf_counter() - began_s
-    assert 0 < streamed.ttfp_s < whole.ttfp_s < took_s
     seconds = len(audio_of(whole)) / 24_000
-    assert whole.rtf * seconds == pytest.approx(whole.ttfp_s, rel=0.05), "all of it comes at once"
-    assert streamed.ttfp_s < streamed.rtf * seconds, "the first chunk comes before the last"
+    # Each is compared with its own end: two runs on a busy machine take what they take.
+    streamed_s, whole_s = (result.rtf * seconds for result in (streamed, whole))
+    assert 0 < streamed.ttfp_s < 0.9 * streamed_s, "the first chunk comes before the last"
+    assert 0.9 * whole_s < whole.ttfp_s <= whole_s, "all of it comes at once"
     text = tiny_omni.run(spoken("text", modalities=frozenset({"text"}), stream_audio=True))
     assert text.ttfp_s is None and text.rtf is None and len(text.stages) == 1
 
