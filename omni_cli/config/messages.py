@@ -38,6 +38,8 @@ _NESTED: Mapping[str, type[StrictKeys]] = {"sampling": Sampling, "context_parall
 Models = Mapping[str, type[StageConfig]]
 """The class that declares the keys of each stage, by the stage's name."""
 
+_CALL = "further arguments of a diffusers pipeline belong in `call`"
+
 
 def to_path(location: tuple[str | int, ...], data: Any) -> Path:
     """Strip pydantic's location of parts that are not in the data: the names of union members and `[key]`."""
@@ -149,7 +151,8 @@ def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
         if is_stage_key or key in Sampling.model_fields:
             where = "" if is_stage_key else "'s `sampling`"
             return f"`{key}` belongs in a stage{where}" + (f": {' or '.join(homes)}" if homes else "")
-        return None
+        pipelines = _stages_with(f"call.{key}", data, models)
+        return f"{_CALL}: {pipelines[0]}" if pipelines and suggest(key, PROFILE_KEYS) is None else None
     if key in PROFILE_KEYS:
         return f"`{key}` is a key of the whole profile, not of a stage"
     if len(path) == 4:
@@ -164,7 +167,7 @@ def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
         if key in get_stage_class(role).model_fields:
             return f"`{key}` is a key of {family.title}'s stage `{role.name}`"
     if kind == "diffusion" and suggest(key, models[str(path[1])].model_fields) is None:
-        return "further arguments of a diffusers pipeline belong in `call`"
+        return _CALL
     return None
 
 
@@ -179,6 +182,8 @@ def _stages_with(key: str, data: object, models: Models) -> list[str]:
             names.append(f"`{visible(str(name), 40)}.{key}`")
         elif kind == "ar" and key in Sampling.model_fields:
             names.append(f"`{visible(str(name), 40)}.sampling.{key}`")
+        elif key.startswith("call.") and isinstance(stage, Mapping) and stage.get("backend") == "diffusers":
+            names.append(f"`{visible(str(name), 40)}.{visible(key, 80)}`")
     return names
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,8 @@ def read_trace(path: Path, stage: str) -> TraceFile:
         return TraceFile(file.base_ns, file.events)
     except (OSError, msgspec.DecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is truncated"
+        if shutil.disk_usage(path.parent).free < 2**20:  # torch may also have created no file at all
+            reason = "No space left on device"
         raise OutputError(
             f"could not save the trace of stage `{stage}`: {reason}",
             hint="check for a full disk, or choose another folder with `--output-dir DIR`",

@@ -68,7 +68,8 @@ class LoadtestOptions(MeasureOptions):
         option(
             "--num-requests",
             "N",
-            "Requests per window. Default: 4 per client, or 4 s of traffic; minimum 8.",
+            "Requests per window; `--num-iters` sets the number of windows. Default: 4 per client, or 4 s of "
+            "traffic; minimum 8.",
             min=1,
             max=MAX_REQUESTS,
         ),

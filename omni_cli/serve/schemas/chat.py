@@ -127,7 +127,7 @@ class ChatCompletionRequest(SampledText, ForOpenAI):
     functions: Annotated[object, Only([])] = None
     function_call: Annotated[object, Only("none", "auto")] = None
     prediction: Annotated[object, Only()] = None
-    verbosity: Annotated[object, Only()] = None
+    verbosity: Annotated[object, Only("medium")] = None
     web_search_options: Annotated[object, Only()] = None
 
     metadata: Ignored

@@ -436,3 +436,11 @@ def test_a_number_as_a_key(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(text)
     assert message in [diagnostic.message for diagnostic in check_profile(path)]
+
+
+def test_an_argument_of_the_pipeline_call_at_the_top(tmp_path: Path) -> None:
+    text = GOOD.replace("backend: vllm\n", "backend: diffusers\n").replace("dtype:", "true_cfg_scale: 4\ndtype:")
+    assert mistakes(tmp_path, text) == [
+        "4:1 'true_cfg_scale': unknown key `true_cfg_scale` "
+        "(further arguments of a diffusers pipeline belong in `call`: `vocoder.call.true_cfg_scale`)"
+    ]
