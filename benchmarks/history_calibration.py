@@ -1,213 +1,236 @@
-"""Error rates of `omni history`: false alarms of series without a step, and the share of steps found in time.
+"""Power against false alarms of `omni history`, beside ruptures' PELT and Apache Otava, as a nightly job meets them.
 
-    python benchmarks/history_calibration.py [--series 200] [--seed 1] [--json]
+    python -m venv out/steps
+    out/steps/bin/pip install numpy ruptures==1.1.10 apache-otava==0.8.0 otava-test-data==0.1.9
+    PYTHONPATH=. out/steps/bin/python benchmarks/history_calibration.py [--series 200] [--peers 40] [--json]
 
-Every series has 100 nights and is replayed as a nightly job meets it: after each night the steps are looked for in the
-nights so far. An alarm in a series without a step is false. Two readings of "lag-1 autocorrelation 0.75 and a
-coefficient of variation (CV) of 5 to 50 %" are measured, because they differ by a factor of ten:
+Every series has 60 nights and is looked at after each of them. An alarm in a series without a step is false. A step is
+five times the night-to-night spread of 1 %, up or down, in one of the nights 21 to 50, and is found in time if one of
+the first five looks at it reports a step within three nights of it. Three groups:
 
-* within a night: runs of one night have that noise (as those of `benchmarks/gate_calibration.py`, which was measured);
-  a night is the median of 714 runs (60 s of 84 ms), and loads of the same code differ by 0.7 % from night to night;
-* between nights: the nightly medians themselves have it. A step of 5 % is then a fraction of the ordinary difference
-  between two nights, and nothing can find it within five of them.
+* series of a nightly job: white noise, with a weekly wave of 1 %, with three outliers (10 to 50 % slower), and both;
+* Otava's own generators, with the noise of the first group;
+* autocorrelated noise, random walks, a wave of 3 % over 50 nights and a ramp of 5 %.
 
-Disturbed series, on top of the noise within a night at a CV of 5 %: a machine that drifts (a random walk of 0.1 % or
-0.3 % per night, or a wave of 3 % over 50 nights), a ramp of 5 % over the 100 nights, and outliers (one night in 20 is
-20 to 100 % slower).
-
-For noise alone, "at most" is the power within five nights of the best test there can be with an error of one in 200:
-Neyman and Pearson's, which knows the noise, the level before, and the one night to look at. Rates are
-printed with the 95 % Wilson interval of a proportion.
+Each method runs at several settings, which are a curve: the threshold of `omni history`; PELT's penalty (least squares,
+outliers clipped at 3 robust standard deviations, times s^2 ln n); Otava's p-value (windows of 50, its default). Rates
+have the 95 % Wilson interval of a proportion.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable
-from statistics import NormalDist
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import numpy as np
 from common import machine, machine_line, wilson
 
-from omni_cli.stats.changes import get_steps
-from omni_cli.stats.compare import MARGIN
+from omni_cli.stats.changes import THRESHOLD, find_steps
 
-NIGHTS = 100
-RUNS = 714
-LAG1 = 0.75
-LOAD_CV = 0.007
-STEP_AT = 60
-STEP = math.log(1.05)
+NIGHTS = 60
+SPREAD = 0.01
+STEP = math.log1p(5 * SPREAD)
 IN_TIME = 5
-CVS = (0.05, 0.1, 0.2, 0.5)
-QUIET_CVS = (0.005, 0.01, 0.02)
+MARGIN = math.log1p(0.02)  # of omni_cli.stats.compare, which needs more than numpy
 
 Series = Callable[[np.random.Generator], np.ndarray]
+Method = Callable[[np.ndarray, float], list[tuple[int, int]]]
 
 
-def autocorrelated(rng: np.random.Generator, count: int, length: int, lag1: float) -> np.ndarray:
-    """Return standard normal AR(1) series, (count, length)."""
-    noise = rng.standard_normal((length, count))
-    series = np.empty_like(noise)
-    series[0] = noise[0]
-    for index in range(1, length):
-        series[index] = lag1 * series[index - 1] + math.sqrt(1 - lag1**2) * noise[index]
-    return series.T
+def white(rng: np.random.Generator) -> np.ndarray:
+    return SPREAD * rng.standard_normal(NIGHTS)
 
 
-def within(cv: float) -> Series:
-    """Nights whose runs have the noise; log of the nightly median."""
-
+def autocorrelated(lag1: float) -> Series:
     def make(rng: np.random.Generator) -> np.ndarray:
-        runs = autocorrelated(rng, NIGHTS, RUNS, LAG1)
-        return cv * np.median(runs, axis=1) + LOAD_CV * rng.standard_normal(NIGHTS)
+        series = rng.standard_normal(NIGHTS)
+        for night in range(1, NIGHTS):
+            series[night] = lag1 * series[night - 1] + math.sqrt(1 - lag1**2) * series[night]
+        return SPREAD * series
 
     return make
-
-
-def between(cv: float, lag1: float = LAG1) -> Series:
-    """Nights that have the noise themselves."""
-    return lambda rng: cv * autocorrelated(rng, 1, NIGHTS, lag1)[0]
-
-
-def plus(noise: Series, other: Series) -> Series:
-    return lambda rng: noise(rng) + other(rng)
 
 
 def walk(per_night: float) -> Series:
     return lambda rng: per_night * np.cumsum(rng.standard_normal(NIGHTS))
 
 
-def wave(rng: np.random.Generator) -> np.ndarray:
-    return 0.03 * np.sin(2 * np.pi * (np.arange(NIGHTS) / 50 + rng.random()))
-
-
-def ramp(_rng: np.random.Generator) -> np.ndarray:
-    return STEP * np.arange(NIGHTS) / NIGHTS
+def wave(amplitude: float, nights: int) -> Series:
+    return lambda rng: amplitude * np.sin(2 * np.pi * (np.arange(NIGHTS) / nights + rng.random()))
 
 
 def outliers(rng: np.random.Generator) -> np.ndarray:
-    return (rng.random(NIGHTS) < 0.05) * np.log(rng.uniform(1.2, 2.0, NIGHTS))
+    series = np.zeros(NIGHTS)
+    series[rng.choice(NIGHTS, 3, replace=False)] = np.log(rng.uniform(1.1, 1.5, 3))
+    return series
 
 
-def step(_rng: np.random.Generator) -> np.ndarray:
-    return STEP * (np.arange(NIGHTS) >= STEP_AT)
+def ramp(_rng: np.random.Generator) -> np.ndarray:
+    return math.log(1.05) * np.arange(NIGHTS) / NIGHTS
 
 
-WITHOUT_A_STEP: dict[str, Series] = {
-    **{f"noise within nights, CV {cv:.0%}": within(cv) for cv in CVS},
-    **{f"noise between nights, CV {cv:.0%}": between(cv) for cv in CVS},
-    "noise between nights, CV 1%, lag-1 0.9": between(0.01, 0.9),
-    "drifting machine, a walk of 0.1% per night": plus(within(0.05), walk(0.001)),
-    "drifting machine, a walk of 0.3% per night": plus(within(0.05), walk(0.003)),
-    "drifting machine, a wave": plus(within(0.05), wave),
-    "ramp of 5%": plus(within(0.05), ramp),
-    "ramp of 5%, noise between nights, CV 1%": plus(between(0.01), ramp),
-    "ramp of 5%, noise between nights, CV 5%": plus(between(0.05), ramp),
-    "outliers": plus(within(0.05), outliers),
-    "outliers, noise between nights, CV 5%": plus(between(0.05), outliers),
+def plus(*parts: Series) -> Series:
+    return lambda rng: np.sum([part(rng) for part in parts], axis=0)
+
+
+def generated(name: str, **arguments: float) -> Series:
+    """A generator of Otava's test data around 100, as logs."""
+
+    def make(rng: np.random.Generator) -> np.ndarray:
+        from otava_test_data import generators
+
+        data = getattr(generators, name)(length=NIGHTS, seed=int(rng.integers(2**31)), **arguments).data
+        return np.log(np.asarray(data) / 100)
+
+    return make
+
+
+GROUPS: dict[str, dict[str, Series]] = {
+    "nightly job": {
+        "white noise": white,
+        "and a weekly wave": plus(white, wave(0.01, 7)),
+        "and three outliers": plus(white, outliers),
+        "and both": plus(white, wave(0.01, 7), outliers),
+    },
+    "Otava's generators": {
+        "normal": generated("noise_normal", sigma=1.0),
+        "uniform": generated("noise_uniform", min_val=98.3, max_val=101.7),
+        "an outlier": generated("outlier", sigma=1.0),
+        "two bands": generated("banding", value2=102.0, sigma=0.5),
+        "a phase that changes": generated("phase_change", amplitude=1.0, sigma=1.0),
+    },
+    "correlated and drifting": {
+        "lag-1 0.5": autocorrelated(0.5),
+        "lag-1 0.75": autocorrelated(0.75),
+        "a walk of 0.1% per night": plus(white, walk(0.001)),
+        "a walk of 0.3% per night": plus(white, walk(0.003)),
+        "a wave of 3% over 50 nights": plus(white, wave(0.03, 50)),
+        "a ramp of 5%": plus(white, ramp),
+    },
 }
-BOUNDS = {
-    **{f"noise within nights, CV {cv:.0%}": ("within", cv) for cv in CVS},
-    **{f"noise between nights, CV {cv:.1%}": ("between", cv) for cv in (*QUIET_CVS, *CVS)},
-}
-WITH_A_STEP: dict[str, Series] = {
-    **{f"noise within nights, CV {cv:.0%}": plus(within(cv), step) for cv in CVS},
-    **{f"noise between nights, CV {cv:.1%}": plus(between(cv), step) for cv in (*QUIET_CVS, *CVS)},
-    "outliers": plus(plus(within(0.05), outliers), step),
-    "drifting machine, a wave": plus(plus(within(0.05), wave), step),
+
+
+def omni(values: np.ndarray, threshold: float) -> list[tuple[int, int]]:
+    """Return (found, at) of each step; a look never takes back what an earlier one found."""
+    return [(step.found, step.at) for step in find_steps(values, 0.0, MARGIN, threshold).shifts]
+
+
+def pelt(values: np.ndarray, penalty: float) -> list[tuple[int, int]]:
+    import ruptures
+
+    found = []
+    for end in range(13, len(values) + 1):
+        seen = values[:end]
+        spread = 1.4826 * np.median(np.abs(np.diff(seen) - np.median(np.diff(seen)))) / math.sqrt(2)
+        around = np.array([np.median(seen[max(i - 4, 0) : i + 5]) for i in range(end)])
+        clipped = np.clip(seen, around - 3 * spread, around + 3 * spread)
+        model = ruptures.Pelt(model="l2", min_size=4, jump=1).fit(clipped)
+        found += [(end - 1, at) for at in model.predict(pen=penalty * spread**2 * math.log(end))[:-1]]
+    return found
+
+
+def otava(values: np.ndarray, pvalue: float) -> list[tuple[int, int]]:
+    from otava.analysis import compute_change_points
+
+    found = []
+    for end in range(13, len(values) + 1):
+        # It raises a bare ValueError where a window has a side without values; that look reports nothing.
+        with contextlib.suppress(ValueError):
+            points, _ = compute_change_points(100 * np.exp(values[:end]), max_pvalue=pvalue, min_magnitude=0.02)
+            found += [(end - 1, point.index) for point in points]
+    return found
+
+
+METHODS: dict[str, tuple[Method, tuple[float, ...]]] = {
+    "omni": (omni, (1.5, 2.0, THRESHOLD, 3.0, 4.0)),
+    "PELT": (pelt, (4.0, 8.0, 16.0, 32.0)),
+    "Otava": (otava, (0.01, 0.001, 0.0001)),
 }
 
 
-def best_power(noise: str, cv: float) -> float:
-    """Return the largest share of steps that any rule with one false alarm in 200 series can find in time."""
-    lags = np.abs(np.subtract.outer(np.arange(STEP_AT + IN_TIME), np.arange(STEP_AT + IN_TIME)))
-    if noise == "within":
-        # The variance of the median of autocorrelated normal runs, for many runs.
-        median = (math.pi / 2 + 2 * sum(math.asin(LAG1**lag) for lag in range(1, RUNS))) / RUNS
-        covariance = (LOAD_CV**2 + cv**2 * median) * (lags == 0)
-    else:
-        covariance = cv**2 * LAG1**lags
-    shape = STEP * (np.arange(STEP_AT + IN_TIME) >= STEP_AT)
-    distance = math.sqrt(shape @ np.linalg.solve(covariance, shape))
-    return NormalDist().cdf(distance - NormalDist().inv_cdf(1 - 1 / 200))
+def measure(group: str, row: str, method: str, setting: float, count: int, seed: int) -> dict[str, Any]:
+    """Count series with a false alarm, and steps found in time."""
+    warnings.filterwarnings("ignore")  # of scipy, for equal values in a window
+    make, find = GROUPS[group][row], METHODS[method][0]
+    rng = np.random.default_rng(seed)
+    false = sum(bool(find(make(rng), setting)) for _ in range(count))
+    in_time = 0
+    for _ in range(count):
+        values, at, sign = make(rng), int(rng.integers(20, 50)), int(rng.choice([-1, 1]))
+        values[at:] += sign * STEP
+        in_time += any(at <= found < at + IN_TIME and abs(place - at) <= 3 for found, place in find(values, setting))
+    rates = {"series": count, "false": false, "in_time": in_time}
+    return {"group": group, "row": row, "method": method, "setting": setting, **rates}
 
 
 def main() -> int:
     options = _options()
-    document: dict[str, object] = {"machine": machine(), "series": options.series, "seed": options.seed}
-    _say(options, machine_line())
-    document["false_alarms"] = _false_alarms(options)
-    document["steps"] = _steps(options)
+    chosen = [
+        (group, row, method, setting)
+        for group, rows in GROUPS.items()
+        for row in rows
+        for method, (_, settings) in METHODS.items()
+        for setting in settings
+        if options.only in row and (not options.method or options.method == method)
+    ]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        count = {"omni": options.series, "PELT": options.peers, "Otava": options.peers}
+        jobs = [pool.submit(measure, *item, count[item[2]], options.seed) for item in chosen]
+        results = [job.result() for job in jobs]
     if options.json:
+        document = {"machine": machine(), "seed": options.seed, "results": results}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        series = (
+            f"{options.series} series of {NIGHTS} nights per rate ({options.peers} of the others), seed {options.seed}"
+        )
+        sys.stdout.write("\n".join([machine_line(), series, *_lines(results)]) + "\n")
     return 0
+
+
+def _lines(results: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a block per group: for each method and setting the false alarms and the power of each row, and in all."""
+    for group in dict.fromkeys(result["group"] for result in results):
+        own = [result for result in results if result["group"] == group]
+        rows = list(dict.fromkeys(result["row"] for result in own))
+        yield f"\n{group}: series with a false alarm | steps found in time"
+        for number, row in enumerate(rows, start=1):
+            yield f"  ({number}) {row}"
+        heads = "".join(f"{f'({number})':>16}" for number in range(1, len(rows) + 1))
+        yield f"  {'method':8}{'setting':>8}{heads}   all, with 95% intervals"
+        for method, setting in dict.fromkeys((result["method"], result["setting"]) for result in own):
+            of = [result for result in own if (result["method"], result["setting"]) == (method, setting)]
+            cells = "".join(
+                f"{result['false'] / result['series']:7.1%} |{result['in_time'] / result['series']:6.1%} "
+                for result in of
+            )
+            total = sum(result["series"] for result in of)
+            both = " | ".join(_rate(sum(result[key] for result in of), total) for key in ("false", "in_time"))
+            yield f"  {method:8}{setting:8g}{cells}   {both}"
+
+
+def _rate(count: int, total: int) -> str:
+    low, high = wilson(count, total)
+    return f"{count / total:.1%} [{low:.1%}, {high:.1%}]"
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--series", type=int, default=200, help="series per row")
+    parser.add_argument("--series", type=int, default=200, help="series per rate of `omni history`")
+    parser.add_argument("--peers", type=int, default=40, help="series per rate of the others, which take seconds each")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", default="", help="rows whose name contains this text")
+    parser.add_argument("--method", choices=tuple(METHODS), help="only this one")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
-
-
-def _false_alarms(options: argparse.Namespace) -> dict[str, int]:
-    _say(
-        options,
-        f"\nSeries of {NIGHTS} nights without a step: false alarms in {options.series} series, seed {options.seed}",
-    )
-    found = {}
-    for name, make in WITHOUT_A_STEP.items():
-        if options.only in name:
-            rng = np.random.default_rng(options.seed)
-            found[name] = sum(bool(_steps_in(make(rng))) for _ in range(options.series))
-            _say(options, f"  {name:45} {found[name]:4}   {_interval(found[name], options.series)}")
-    return found
-
-
-def _steps(options: argparse.Namespace) -> dict[str, dict[str, int]]:
-    _say(
-        options,
-        f"\nA step of 5% before night {STEP_AT + 1}, in {options.series} series: found within {IN_TIME} nights; at "
-        "most; by night 100; of those, in the reported range of commits; series with a false alarm before",
-    )
-    found = {}
-    for name, make in WITH_A_STEP.items():
-        if options.only in name:
-            rng = np.random.default_rng(options.seed + 1)
-            replays = [_steps_in(make(rng)) for _ in range(options.series)]
-            true = [next((s for s in steps if s.found >= STEP_AT and s.size > 0), None) for steps in replays]
-            counts = {
-                "in_time": sum(s is not None and s.found < STEP_AT + IN_TIME for s in true),
-                "ever": sum(s is not None for s in true),
-                "in_range": sum(s is not None and s.earliest <= STEP_AT <= s.latest for s in true),
-                "false": sum(any(s.found < STEP_AT for s in steps) for steps in replays),
-            }
-            found[name] = counts
-            shares = f"{counts['in_time'] / options.series:6.1%} {_interval(counts['in_time'], options.series)}"
-            most = f"{best_power(*BOUNDS[name]):6.1%}" if name in BOUNDS else ""
-            later = f"{counts['ever'] / options.series:6.1%} {counts['in_range'] / max(counts['ever'], 1):6.1%}"
-            _say(options, f"  {name:45} {shares} {most:6} {later} {counts['false']:4}")
-    return found
-
-
-def _steps_in(values: np.ndarray) -> list:
-    return list(get_steps(values, 0.0, math.log1p(MARGIN)))
-
-
-def _interval(count: int, total: int) -> str:
-    low, high = wilson(count, total)
-    return f"[{low:5.1%}, {high:5.1%}]"
-
-
-def _say(options: argparse.Namespace, text: str) -> None:
-    (sys.stderr if options.json else sys.stdout).write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from omni_cli.report.bench_markdown import cell, table
 from omni_cli.report.bench_notes import Note
 from omni_cli.report.bench_text import metric_title, shown
 from omni_cli.report.bench_units import percent, percent_interval, quantity
+from omni_cli.report.history_figure import history_figure
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
 from omni_cli.results import Difference, HistoryChange, HistoryFailure, HistoryRecord, HistorySeries
@@ -28,6 +29,7 @@ def history_text(history: HistoryRecord) -> str:
     for series in history.series:
         if series.changes or series.differences:
             lines += ["", f"{shown(series.variant)}, {metric_title(series.metric)}"]
+            lines += history_figure(series) if series.changes else []
             lines += [f"  {text}" for text in series_sentences(series)]
     if history.failures:
         lines += ["", "Failed, and in no series", *(f"  {failed_sentence(item)}" for item in history.failures)]
@@ -93,8 +95,8 @@ def series_sentences(series: HistorySeries) -> Iterator[str]:
     """Yield why the series begins, if it is not the variant's first one, and its steps."""
     if series.differences:
         yield f"a series of its own since {series.points[0].created[:10]}: {_listed(series.differences)}"
-    for change in series.changes:
-        yield change_sentence(series, change)
+    for number, change in enumerate(series.changes, start=1):
+        yield f"({number}) {change_sentence(series, change)}"
 
 
 def change_sentence(series: HistorySeries, change: HistoryChange) -> str:

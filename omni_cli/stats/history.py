@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +23,14 @@ from omni_cli.results import (
     HistoryRecord,
     HistorySeries,
 )
-from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Z95, Shift, get_steps, look
-from omni_cli.stats.comparable import record_mismatches, settings_differences, split_allowed
+from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Z95, Shift, find_steps
+from omni_cli.stats.comparable import mean_work_differences, record_mismatches, settings_differences, split_allowed
 from omni_cli.stats.compare import MARGIN
 from omni_cli.stats.comparison_result import check_metrics
 from omni_cli.stats.summary import summarise
 
 NEEDED = BEFORE + AFTER
-"""Records that a series needs before a step can be seen."""
+"""Records that a series needs before its first step can be seen."""
 
 _NIGHT = timedelta(hours=24)  # the records of one night count together
 _ORDER: tuple[GateVerdict, ...] = ("failed", "regression", "inconclusive", "not comparable", "pass")
@@ -107,10 +106,10 @@ def _verdict(series: HistorySeries, limit: float | None, since: str) -> tuple[Ga
             return "inconclusive", f"worse by {bounds[0]:.1%} to {bounds[1]:.1%} since record {change.at + 1}"
     if series.detectable is None:
         since_step = points - (series.changes[-1].at if series.changes else 0)
-        where = "since the last step" if series.changes else "that are comparable"
-        return "inconclusive", f"{since_step} records {where}; to see a step takes {NEEDED}"
+        where, needed = ("since the last step", 2 * AFTER) if series.changes else ("that are comparable", NEEDED)
+        return "inconclusive", f"{since_step} records {where}; to see a step takes {needed}"
     if limit is not None and series.detectable > limit:
-        return "inconclusive", f"the last {AFTER} records show a worsening of {series.detectable:.1%} or more"
+        return "inconclusive", f"too noisy: a worsening of less than {series.detectable:.1%} would not be seen"
     return "pass", ""
 
 
@@ -163,21 +162,12 @@ def _commit(item: Kept) -> str | None:
 
 def _differences(a: tuple[Kept, Variant], b: tuple[Kept, Variant], allowed: Collection[str]) -> tuple[Difference, ...]:
     """Return what keeps two runs of a variant out of one series: conditions, settings, the amount of work."""
-    differences = (*record_mismatches(a[0].record, b[0].record), *settings_differences(a[1], b[1]), *_work(a[1], b[1]))
+    differences = (
+        *record_mismatches(a[0].record, b[0].record),
+        *settings_differences(a[1], b[1]),
+        *mean_work_differences(a[1], b[1]),
+    )
     return split_allowed(differences, allowed)[0]
-
-
-def _work(a: Variant, b: Variant) -> Iterator[Difference]:
-    """Yield the kinds of work whose mean amount differs by more than the margin.
-
-    A smaller difference does not explain a step that counts, and where outputs are sampled, no two records agree.
-    """
-    for name in sorted({name for variant in (a, b) for sample in variant.samples for name in sample.work}):
-        left, right = (
-            sum(sample.work.get(name, 0.0) for sample in variant.samples) / len(variant.samples) for variant in (a, b)
-        )
-        if not math.isclose(left, right, rel_tol=MARGIN):
-            yield Difference(f"work.{name}", round(left, 3), round(right, 3))
 
 
 def _points(group: _Group, metric: str) -> tuple[HistoryPoint, ...]:
@@ -204,15 +194,13 @@ def _series(group: _Group, metric: str, points: tuple[HistoryPoint, ...], thresh
     logs = np.log([point.median for point in points])
     halves = [math.log(high / low) / 2 for low, high in (point.ci95 for point in points if point.ci95) if low > 0]
     noise = math.sqrt(sum(half**2 for half in halves) / len(halves)) / Z95 if halves else 0.0
-    margin = math.log1p(MARGIN)
-    steps = list(get_steps(logs, noise, margin, threshold))
-    seen = look(logs[steps[-1].at if steps else 0 :], noise, margin, threshold)
+    steps = find_steps(logs, noise, math.log1p(MARGIN), threshold)
     return HistorySeries(
         variant=group.runs[0][1].name,
         metric=metric,
         points=points,
-        changes=_changes(metric, points, logs, steps),
-        detectable=None if seen is None else math.expm1(min(seen.detectable, 50.0)),
+        changes=_changes(metric, points, logs, steps.shifts),
+        detectable=None if steps.detectable is None else math.expm1(min(steps.detectable, 50.0)),
         differences=group.differences,
         is_current=group.is_current,
     )
@@ -221,10 +209,10 @@ def _series(group: _Group, metric: str, points: tuple[HistoryPoint, ...], thresh
 def _changes(
     metric: str, points: Sequence[HistoryPoint], logs: np.ndarray, steps: Sequence[Shift]
 ) -> tuple[HistoryChange, ...]:
-    edges = [0, *(step.at for step in steps), len(points)]
-    levels = [float(np.median(logs[start:end])) for start, end in itertools.pairwise(edges)]
+    newest = np.median(logs[-AFTER:])
     changes = []
-    for number, step in enumerate(steps):
+    for begin, step in zip([0, *(step.at for step in steps)], steps, strict=False):
+        before = np.median(logs[begin : step.at])
         good, bad = points[step.earliest - 1].commit, points[step.latest].commit
         is_worse = worsening(metric, math.exp(step.size)) > 0
         half = Z95 * step.standard_error
@@ -234,7 +222,7 @@ def _changes(
                 ratio=math.exp(step.size), ci95=(math.exp(step.size - half), math.exp(step.size + half)),
                 verdict="slower" if is_worse else "faster",
                 good=good, bad=bad, same_commit=good is not None and good == bad,
-                is_open=is_worse and worsening(metric, math.exp(levels[-1] - levels[number])) > MARGIN,
+                is_open=is_worse and worsening(metric, math.exp(newest - before)) > MARGIN,
             )
         )  # fmt: skip
     return tuple(changes)

@@ -207,10 +207,12 @@ def drawn_history(name: str, rows: Sequence[Spread], levels: Sequence[Level], un
             if row.ci95 is not None:
                 axes.plot((number, number), row.ci95, "-", color=MUTED, linewidth=1)
             axes.plot((number,), (row.median,), "o", color=MUTED, markersize=4, markeredgewidth=0)
-        for level in levels:
+        for step, level in enumerate(levels):
             axes.plot((level.first, level.last), (level.value, level.value), "-", color=ACCENT, linewidth=2)
             if level.span is not None:
                 axes.axvspan(*level.span, color=BAD if level.is_worse else SOFT, alpha=0.3, linewidth=0, zorder=0)
+                top = axes.get_xaxis_transform()
+                axes.text(level.span[0], 1.0, f"({step})", color=INK, transform=top, ha="right", va="top")
 
     return draw(name, 230, paint)
 

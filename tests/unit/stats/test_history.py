@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from support.bench_records import ENVIRONMENT, record, variant
 from omni_cli.errors import UsageError
 from omni_cli.history_folder import Kept
 from omni_cli.results import HistoryRecord
-from omni_cli.stats.changes import THRESHOLD, Shift, get_steps
+from omni_cli.stats.changes import THRESHOLD, Steps, find_steps
 from omni_cli.stats.history import get_history, judged
 
 START = datetime(2026, 6, 1, 2, tzinfo=UTC)
@@ -53,6 +53,16 @@ def test_a_step_has_its_commits_and_fails_the_check_until_the_level_is_back() ->
     assert judged(e2e(nights(slow))).verdict == "regression"
     assert judged(e2e(nights(slow + [0.1] * 6))).verdict == "inconclusive"  # too few for the next step
     assert judged(e2e(nights(slow + [0.1] * 15))).verdict == "pass"
+
+
+def test_a_step_is_still_there_only_if_the_newest_nights_are_worse_than_before_it() -> None:
+    """The level falls below the first one before the second step can be seen."""
+    first, *_ = e2e(nights([0.1] * 25 + [0.1067] * 10)).series[0].changes
+    assert first.is_open
+    kept = nights([0.1] * 25 + [0.1067] * 10 + [0.095] * 3)
+    (change,) = e2e(kept).series[0].changes
+    assert change.verdict == "slower" and not change.is_open
+    assert judged(e2e(kept)).verdict != "regression"
 
 
 def test_limits_and_dates_decide_as_in_a_gate() -> None:
@@ -150,7 +160,7 @@ def test_too_few_records_and_too_much_noise_are_inconclusive() -> None:
     assert judged(e2e(nights([0.1] * 30))).verdict == "pass"
     wild = 0.1 * np.exp(0.3 * np.random.default_rng(1).standard_normal(40))
     found = judged(e2e(nights(wild.tolist())), limit=0.05)
-    assert found.verdict == "inconclusive" and "or more" in found.reasons[0]
+    assert found.verdict == "inconclusive" and "would not be seen" in found.reasons[0]
 
 
 def test_memory_is_a_series_and_unknown_metrics_are_named() -> None:
@@ -163,11 +173,11 @@ def test_memory_is_a_series_and_unknown_metrics_are_named() -> None:
 def test_more_series_need_more_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
-    def watched(values: np.ndarray, within: float, margin: float, threshold: float) -> Iterator[Shift]:
+    def watched(values: np.ndarray, within: float, margin: float, threshold: float) -> Steps:
         asked.append(threshold)
-        return get_steps(values, within, margin, threshold)
+        return find_steps(values, within, margin, threshold)
 
-    monkeypatch.setattr("omni_cli.stats.history.get_steps", watched)
+    monkeypatch.setattr("omni_cli.stats.history.find_steps", watched)
     kept = nights([0.1] * 14)
     get_history(kept, "history", ["e2e_s"])
     get_history(kept, "history")
