@@ -44,11 +44,15 @@ def add(
     need_numpy("a history")
     from omni_cli.history_folder import keep
     from omni_cli.importers.files import load_any
+    from omni_cli.importers.order import in_order
     from omni_cli.stats.comparison_result import failed_variants
     from omni_cli.stats.verdicts import own_report
 
     # All are read before any is written: a broken one changes nothing.
     loaded = [(path, item) for path in records for item in load_any(path, commit=commit)]
+    loaded, guess = in_order(loaded)
+    if guess:
+        console.print_warning(guess)
     edit = next((item.edit for _, item in loaded if item.edit), None)
     if edit is not None:
         raise InputError(edit, hint="measure again with `omni bench --output-json FILE`")

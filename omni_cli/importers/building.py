@@ -31,16 +31,20 @@ class FailedRun:
 
 @dataclass(frozen=True)
 class Imported:
-    """A record, and sentences on what its file lacks. `edit` is one on a change that contradicts an omni record."""
+    """A record, and sentences on what its file lacks. `edit` is one on a change that contradicts an omni record.
+
+    `undated`: the file does not say when it was measured.
+    """
 
     record: Record
     missing: tuple[str, ...] = ()
     edit: str | None = None
+    undated: bool = False
 
 
 def make_record(
     tool: str,
-    created: str,
+    created: str | None,
     variants: Sequence[Variant],
     settings: Mapping[str, Any],
     *,
@@ -48,13 +52,16 @@ def make_record(
     versions: Mapping[str, str] | None = None,
     commit: str | None = None,
 ) -> Record:
-    """Make a record. Everything in `settings`, `machine` and `versions` has to be equal in comparable ones."""
+    """Make a record. Everything in `settings`, `machine` and `versions` has to be equal in comparable ones.
+
+    Settings are what was asked for, never what was counted: a run of a fixed duration has other counts each night.
+    """
     workload: dict[str, object] = {"kind": "imported", "tool": tool, "settings": dict(settings)}
     environment: dict[str, Any] = {"machine": dict(machine or {}), "versions": dict(versions or {})}
     if commit is not None:
         environment["code"] = {"commit": commit}
     return Record(
-        created=created,
+        created=created or "",
         environment=environment,
         workload={**workload, "fingerprint": workload_fingerprint(workload)},
         variants=tuple(variants),
@@ -137,7 +144,6 @@ def _window(number: int, rows: Sequence[Row | FailedRun]) -> Sample:
     return Sample(
         block=number,
         position=0,
-        number=number,
         e2e_s=medians.pop(E2E),
         metrics=medians,
         work={"requests": float(sum(map(bool, answers))), **{name: amount for name, amount in work.items() if amount}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ _KIND = Kind("result", "omni", "omni bench --output-json FILE", "write it again"
 _ACTION_SCRIPT = b"window.BENCHMARK_DATA ="
 
 # The keys by which the file of a tool is recognised.
-_DOCUMENTS: tuple[tuple[frozenset[str], str, Callable[[Any, str], list[Imported]]], ...] = (
+_DOCUMENTS: tuple[tuple[frozenset[str], str, Callable[[Any], list[Imported]]], ...] = (
     (frozenset({"machine_info", "benchmarks"}), "pytest-benchmark", pytest_benchmark),
     (frozenset({"lastUpdate", "entries"}), "github-action-benchmark", action_data),
     (frozenset({"model_id", "tokenizer_id", "completed"}), "vllm bench serve", vllm_serve),
@@ -55,7 +56,7 @@ def load_foreign(path: Path) -> list[Imported]:
         if recognised is None:
             return []
         tool, read = recognised
-        imported = read(f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%dT%H:%M:%SZ}")
+        imported = [_dated(item, path) for item in read()]
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"`{label}` is not a complete file of {tool}: {located(error)}") from error
     except InputError as error:
@@ -79,7 +80,7 @@ def load_newest(path: Path) -> Imported:
     return Imported(newest.record, (*newest.missing, note))
 
 
-def _recognised(content: bytes) -> tuple[str, Callable[[str], list[Imported]]] | None:
+def _recognised(content: bytes) -> tuple[str, Callable[[], list[Imported]]] | None:
     """Return the tool that wrote the file and its reader; None for a record of omni and for anything unknown."""
     text = content.strip()
     if text.startswith(_ACTION_SCRIPT):
@@ -95,7 +96,7 @@ def _recognised(content: bytes) -> tuple[str, Callable[[str], list[Imported]]] |
     return _document(document)
 
 
-def _document(document: Any) -> tuple[str, Callable[[str], list[Imported]]] | None:
+def _document(document: Any) -> tuple[str, Callable[[], list[Imported]]] | None:
     if not isinstance(document, dict) or "schema" in document:
         return None
     if _has(document, frozenset({"metadata", "metrics"})):
@@ -106,7 +107,7 @@ def _document(document: Any) -> tuple[str, Callable[[str], list[Imported]]] | No
     return None
 
 
-def _lines(text: bytes) -> tuple[str, Callable[[str], list[Imported]]] | None:
+def _lines(text: bytes) -> tuple[str, Callable[[], list[Imported]]] | None:
     """Recognise files with one document per line. Raises `InputError` for a broken line after those of a tool."""
     documents: list[Any] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -121,15 +122,23 @@ def _lines(text: bytes) -> tuple[str, Callable[[str], list[Imported]]] | None:
     runs = [_document(item) for item in documents]
     if not runs or None in runs:
         return None
-    return "sglang bench_serving", lambda written: [item for run in runs if run for item in run[1](written)]
+    return "sglang bench_serving", lambda: [item for run in runs if run for item in run[1]()]
 
 
 def _has(document: Any, keys: frozenset[str]) -> bool:
     return isinstance(document, dict) and keys <= document.keys()
 
 
+def _dated(item: Imported, path: Path) -> Imported:
+    """Take the date of the file where the tool writes none."""
+    if item.record.created:
+        return item
+    written = f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return replace(item, record=msgspec.structs.replace(item.record, created=written), undated=True)
+
+
 def _with_commit(item: Imported, commit: str | None) -> Imported:
     if commit is None or "code" in item.record.environment:
         return item
     environment = {**item.record.environment, "code": {"commit": commit}}
-    return Imported(msgspec.structs.replace(item.record, environment=environment), item.missing)
+    return replace(item, record=msgspec.structs.replace(item.record, environment=environment))

@@ -22,6 +22,7 @@ from omni_cli.importers.building import (
 from omni_cli.importers.timings import NO_ORIGIN
 from omni_cli.metrics import E2E, TPOT, TTFT, Row, time_per_output_token
 from omni_cli.record import Variant, failure_sentence
+from omni_cli.text import visible
 
 _MS = 1e-3
 _NS = 1e-9
@@ -49,23 +50,23 @@ class ServingRun(msgspec.Struct):
     median_tpot_ms: float | None = None
 
 
-def vllm_serve(document: Any, written: str) -> list[Imported]:
+def vllm_serve(document: Any) -> list[Imported]:
     """Read `vllm bench serve --save-result`, with single requests if it has them."""
     try:
-        created = f"{datetime.strptime(str(document.get('date')), '%Y%m%d-%H%M%S'):%Y-%m-%dT%H:%M:%SZ}"
+        created: str | None = f"{datetime.strptime(str(document.get('date')), '%Y%m%d-%H%M%S'):%Y-%m-%dT%H:%M:%SZ}"
     except ValueError:
-        created = written
+        created = None
     settings = {name: _plain(document.get(name)) for name in _VLLM_SETTINGS}
     return [_serving("vllm bench serve", document, created, settings, "--save-detailed")]
 
 
-def sglang_serving(document: Any, written: str) -> list[Imported]:
+def sglang_serving(document: Any) -> list[Imported]:
     """Read a line of SGLang's `bench_serving --output-file`, with single requests if it has them."""
     settings = {name: _plain(document.get(name)) for name in _SGLANG_SETTINGS}
-    return [_serving("sglang bench_serving", document, written, settings, "--output-details")]
+    return [_serving("sglang bench_serving", document, None, settings, "--output-details")]
 
 
-def _serving(tool: str, document: Any, created: str, settings: dict[str, Any], option: str) -> Imported:
+def _serving(tool: str, document: Any, created: str | None, settings: dict[str, Any], option: str) -> Imported:
     run = msgspec.convert(document, ServingRun)
     name = str(settings.get("model_id") or settings.get("backend"))
     missing = [NO_ORIGIN]
@@ -153,7 +154,7 @@ _AIPERF_COUNTS = {"input_tokens": "input_sequence_length", "output_tokens": "out
 _SCALES = {"ns": _NS, "us": 1e-6, "ms": _MS, "sec": 1.0, "s": 1.0}
 
 
-def aiperf_requests(lines: list[Any], written: str) -> list[Imported]:
+def aiperf_requests(lines: list[Any]) -> list[Imported]:
     """Read AIPerf's `profile_export.jsonl`, a request per line."""
     requests = [msgspec.convert(line, AIPerfRequest) for line in lines]
     requests = sorted(
@@ -162,8 +163,8 @@ def aiperf_requests(lines: list[Any], written: str) -> list[Imported]:
     )
     variant = request_variant("requests", [_aiperf_row(item) for item in requests])
     starts_s = [item.metadata.request_start_ns * _NS for item in requests]
-    created = f"{datetime.fromtimestamp(starts_s[0], UTC):%Y-%m-%dT%H:%M:%SZ}" if starts_s else written
-    return [Imported(make_record("aiperf", created, [variant], {"num_requests": len(requests)}), (NO_ORIGIN,))]
+    created = f"{datetime.fromtimestamp(starts_s[0], UTC):%Y-%m-%dT%H:%M:%SZ}" if starts_s else None
+    return [Imported(make_record("aiperf", created, [variant], {}), (NO_ORIGIN,))]
 
 
 def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
@@ -174,10 +175,21 @@ def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
     row: Row = {}
     for name, metric in (*_AIPERF_TIMES.items(), *_AIPERF_COUNTS.items()):
         measured = item.metrics.get(metric)
-        scale = 1.0 if measured is None or name in _AIPERF_COUNTS else _SCALES.get(measured.unit)
-        value = None if measured is None else measured.value
-        row[name] = float(value) * scale if value is not None and scale is not None else None
+        if measured is None or measured.value is None:
+            row[name] = None
+        else:
+            row[name] = float(measured.value) * (1.0 if name in _AIPERF_COUNTS else _scale(metric, measured.unit))
     return row
+
+
+def _scale(metric: str, unit: object) -> float:
+    """Return the seconds of a unit. Raises `InputError`."""
+    try:
+        return _SCALES[str(unit)]
+    except KeyError:
+        raise InputError(
+            f"`{metric}` has the unit `{visible(str(unit), 40)}`: known are {', '.join(_SCALES)}"
+        ) from None
 
 
 def _aiperf_failure(error: Any) -> FailedRun:
@@ -187,21 +199,25 @@ def _aiperf_failure(error: Any) -> FailedRun:
     return FailedRun(str(kind), str(details.get("message") or kind))
 
 
-def aiperf_summary(document: Any, written: str) -> list[Imported]:
+def aiperf_summary(document: Any) -> list[Imported]:
     """Read AIPerf's `profile_export_aiperf.json`, which has percentiles of all answered requests."""
     medians: dict[str, float] = {}
     for name, metric in _AIPERF_TIMES.items():
         value = document.get(metric)
-        if isinstance(value, dict) and isinstance(value.get("p50"), int | float) and value.get("unit") in _SCALES:
-            medians[name] = value["p50"] * _SCALES[value["unit"]]
+        if isinstance(value, dict) and isinstance(value.get("p50"), int | float):
+            medians[name] = value["p50"] * _scale(metric, value.get("unit"))
     error = _aiperf_error(document)
     if E2E not in medians and error is None:
         raise InputError("it has no median of `request_latency`", hint="pass `profile_export.jsonl` beside it")
     version = str(document.get("aiperf_version"))
+    started = document.get("start_time")
     record = make_record(
-        "aiperf", written, [summary_variant("requests", medians.pop(E2E, None), medians, error)], {"summary": True},
+        "aiperf",
+        started if isinstance(started, str) else None,
+        [summary_variant("requests", medians.pop(E2E, None), medians, error)],
+        {"summary": True},
         versions={"aiperf": version},
-    )  # fmt: skip
+    )
     note = "it has only percentiles of all requests, from which no interval follows: pass `profile_export.jsonl`"
     return [Imported(record, (note, NO_ORIGIN))]
 

@@ -37,12 +37,12 @@ class HyperfineFile(msgspec.Struct):
     results: list[HyperfineResult]
 
 
-def hyperfine(document: Any, written: str) -> list[Imported]:
-    """Read `hyperfine --export-json`. `written` is the date of the file, which has none itself."""
+def hyperfine(document: Any) -> list[Imported]:
+    """Read `hyperfine --export-json`."""
     results = msgspec.convert(document, HyperfineFile).results
     missing = [NO_ORIGIN]
     missing += [f"`{item.command}` has no `times`: {_ONE_VALUE}" for item in results if not item.times]
-    return [Imported(make_record("hyperfine", written, [_command(item) for item in results], {}), tuple(missing))]
+    return [Imported(make_record("hyperfine", None, [_command(item) for item in results], {}), tuple(missing))]
 
 
 def _command(result: HyperfineResult) -> Variant:
@@ -87,7 +87,7 @@ class PytestFile(msgspec.Struct):
     version: str = ""
 
 
-def pytest_benchmark(document: Any, written: str) -> list[Imported]:
+def pytest_benchmark(document: Any) -> list[Imported]:
     """Read `pytest --benchmark-json`."""
     file = msgspec.convert(document, PytestFile)
     variants, without = [], 0
@@ -106,7 +106,7 @@ def pytest_benchmark(document: Any, written: str) -> list[Imported]:
     machine = {"node": info.get("node"), "cpu": brand, "kernel": info.get("release")}
     versions = {"python": str(info.get("python_version")), "pytest-benchmark": file.version}
     record = make_record(
-        "pytest-benchmark", file.datetime or written, variants, {}, machine=machine, versions=versions,
+        "pytest-benchmark", file.datetime or None, variants, {}, machine=machine, versions=versions,
         commit=None if file.commit_info.id == "unversioned" else file.commit_info.id,
     )  # fmt: skip
     return [Imported(record, tuple(missing))]
@@ -133,7 +133,7 @@ class ActionFile(msgspec.Struct):
     entries: dict[str, list[ActionEntry]]
 
 
-def action_data(document: Any, written: str) -> list[Imported]:
+def action_data(document: Any) -> list[Imported]:
     """Read the data file of github-action-benchmark: one record per entry, the oldest first."""
     file = msgspec.convert(document, ActionFile)
     imported = []
@@ -145,12 +145,14 @@ def action_data(document: Any, written: str) -> list[Imported]:
     return imported
 
 
-def action_values(document: Any, written: str) -> list[Imported]:
+def action_values(document: Any) -> list[Imported]:
     """Read what github-action-benchmark takes as `customSmallerIsBetter` or `customBiggerIsBetter`."""
-    return [_action_record(written, msgspec.convert(document, list[ActionBench]), {}, None)]
+    return [_action_record(None, msgspec.convert(document, list[ActionBench]), {}, None)]
 
 
-def _action_record(created: str, benches: list[ActionBench], settings: dict[str, Any], commit: str | None) -> Imported:
+def _action_record(
+    created: str | None, benches: list[ActionBench], settings: dict[str, Any], commit: str | None
+) -> Imported:
     variants = list(_action_variants(benches))
     unread = [f"`{item.name}` ({item.unit})" for item in benches if _scale(item) is None]
     missing = [_ONE_VALUE, "it names neither the machine nor versions: they are assumed to be equal"]

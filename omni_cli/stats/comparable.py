@@ -11,6 +11,7 @@ from omni_cli.results import Difference
 # The subject of the measurement (omni's version and commit), and conditions that cannot be chosen (load, clocks).
 EXEMPT = frozenset({"code", "conditions"})
 _MAX_LISTED = 4
+_SAME_WORK = 0.02
 
 # Settings of variants that are no profile keys: the commit of `--against`, and the load on a server.
 _NOT_OF_PROFILE = frozenset({"code", "url", "concurrency", "request_rate"})
@@ -55,9 +56,11 @@ def work_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
     """Return the kinds of work of which the two did different amounts per run.
 
     Runs of one variant may differ from each other (other prompts), but both variants must have had the same prompts.
-    Where both records have run numbers, only runs of equal numbers are compared.
+    Only runs of equal numbers are compared if both have such; if a run has no number, the means are.
     """
     numbers = {sample.number for sample in a.samples} & {sample.number for sample in b.samples}
+    if any(sample.number is None for sample in (*a.samples, *b.samples)):
+        return mean_work_differences(a, b)
     numbers = numbers or {sample.number for sample in (*a.samples, *b.samples)}
     amounts_a, amounts_b = _amounts(a, numbers), _amounts(b, numbers)
     differences = []
@@ -65,6 +68,21 @@ def work_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
         left, right = amounts_a.get(name, ()), amounts_b.get(name, ())
         if len(left) != len(right) or not all(map(_close, left, right)):
             differences.append(Difference(f"work.{name}", _listed(left), _listed(right)))
+    return tuple(differences)
+
+
+def mean_work_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
+    """Return the kinds of work whose mean amount per run, or per request of a run, differs by more than 2 %.
+
+    A smaller difference does not explain a step that counts, and where outputs are sampled, no two records agree. How
+    many requests a run has is a setting, or what fitted into its time.
+    """
+    differences = []
+    names = {name for variant in (a, b) for sample in variant.samples for name in sample.work}
+    for name in sorted(names - {"requests"}):
+        left, right = (_mean(variant, name) for variant in (a, b))
+        if left is None or right is None or not math.isclose(left, right, rel_tol=_SAME_WORK):
+            differences.append(Difference(f"work.{name}", _listed((left,)), _listed((right,))))
     return tuple(differences)
 
 
@@ -116,12 +134,17 @@ def _amounts(variant: Variant, numbers: Collection[int | None]) -> dict[str, tup
     return {name: tuple(sorted(values)) for name, values in amounts.items()}
 
 
+def _mean(variant: Variant, name: str) -> float | None:
+    amounts = [sample.work[name] for sample in variant.samples if name in sample.work]
+    return sum(amounts) / sum(sample.work.get("requests", 1.0) for sample in variant.samples) if amounts else None
+
+
 def _close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-9)
 
 
-def _listed(amounts: tuple[float, ...]) -> str:
-    if not amounts:
+def _listed(amounts: tuple[float | None, ...]) -> str:
+    if not amounts or amounts == (None,):
         return ABSENT
     shown = [f"{amount:g}" for amount in amounts[:_MAX_LISTED]]
     return ", ".join(shown) + (", ..." if len(amounts) > _MAX_LISTED else "")
