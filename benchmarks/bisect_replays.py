@@ -39,10 +39,10 @@ from omni_cli.bench.schedule import BlockSchedule, schedule_for_time
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.record import StoppingPlan
 from omni_cli.stats import estimate
-from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial
+from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial, standard_error
 from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.gate import judge
-from omni_cli.stats.sequential import plan_looks
+from omni_cli.stats.sequential import level_at, plan_looks
 
 RUN_S = 0.084
 # Every look draws again for its number of blocks; here the same numbers return thousands of times.
@@ -173,6 +173,7 @@ def _compared(step: NextTrial, trial: Trial, shift: float, noise: Noise) -> Tria
     return Trial(
         a=trial.a, b=trial.b, verdict=gate.verdict, limit=step.limit, budget_s=step.budget_s, alpha=step.alpha,
         change=metric.change, ci95=metric.ci95, blocks=look,
+        standard_error=standard_error(metric.ci95, level_at(sampling.looks, look, step.alpha)),
     )  # fmt: skip
 
 

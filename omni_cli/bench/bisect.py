@@ -20,7 +20,8 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 from omni_cli.record_file import Kind, get_digest, load_checked, save_record, utc_now
 from omni_cli.results import Bounds
-from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial
+from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial, standard_error
+from omni_cli.stats.sequential import level_at
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
 BISECT_SCHEMA: Final = "omni.bisect/2"
@@ -48,7 +49,8 @@ PlanMaker = Callable[[tuple[VariantConfig, VariantConfig]], AbstractContextManag
 class BisectResult(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a search. `commits` are those of which one is to blame: a single one if it was found.
 
-    `change` is by how much the last of them is worse than the commit before the first: 0.05 is 5 %.
+    They are with the probability `confidence`. `change` is by how much the last of them is worse than the commit before
+    the first: 0.05 is 5 %.
     """
 
     outcome: Literal["found", "narrowed", "no regression", "inconclusive", "not comparable"]
@@ -91,7 +93,8 @@ class BisectWatcher(Watcher, Protocol):
 
     def step_begins(self, step: NextTrial) -> None: ...
 
-    def step_done(self, trial: Trial) -> None: ...
+    def step_done(self, search: Search) -> None:
+        """`search` ends with the comparison that is done."""
 
     def hide(self) -> None: ...
 
@@ -177,12 +180,12 @@ class Bisection:
 
     async def run(self) -> None:
         """Compare until the search ends. Raises `OmniError` if an end of the range does not run."""
-        while step := self._search().next_step():
+        while step := self.search().next_step():
             self.watcher.step_begins(step)
             trial = await self._try(step)
             self.record = msgspec.structs.replace(self.record, trials=(*self.record.trials, trial), result=None)
             save_record(self.record, self.folder.file)
-            self.watcher.step_done(trial)
+            self.watcher.step_done(self.search())
         self.record = msgspec.structs.replace(self.record, result=self._result())
         save_record(self.record, self.folder.file)
 
@@ -190,11 +193,12 @@ class Bisection:
     def _last(self) -> int:
         return len(self.record.commits) - 1
 
-    def _search(self) -> Search:
+    def search(self) -> Search:
+        """Return the search so far."""
         return Search(self._last, self._criterion.limit, self._budget_s, self.record.trials)
 
     def _result(self) -> BisectResult:
-        search = self._search()
+        search = self.search()
         (low, high), outcome = search.bounds, search.outcome()
         named = (
             self.record.commits[low + 1 : high + 1] if outcome in (SearchOutcome.FOUND, SearchOutcome.NARROWED) else ()
@@ -262,12 +266,14 @@ def _judged(report: BenchmarkReport, trial: Trial) -> Trial:
     change = gate.metrics[0].change if gate.metrics else None
     ci95 = gate.metrics[0].ci95 if gate.metrics else None
     blocks = max((item.blocks for item in report.within.comparisons), default=0)
+    plan = report.record.sampling
     return msgspec.structs.replace(
         trial,
         verdict=gate.verdict,
         alpha=0.0 if gate.verdict in ("failed", "not comparable") else trial.alpha,
         change=change,
         ci95=ci95,
+        standard_error=standard_error(ci95, level_at(plan.looks, blocks, plan.alpha)),
         blocks=blocks,
         reason="; ".join(reasons) or None,
     )

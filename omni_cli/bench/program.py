@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,26 +26,26 @@ from omni_cli.record import workload_fingerprint
 from omni_cli.temporary_folder import scratch_folder
 from omni_cli.text import visible
 
-LAST_LINE, WALL_TIME, _JSON = "last-line", "wall-time", "json:"
+LAST_LINE, WALL_TIME, CPU_TIME, _JSON = "last-line", "wall-time", "cpu-time", "json:"
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
 class Program:
-    """A shell command. `duration` names the place of its seconds: `last-line` of its output, `json:KEY` of it, or
-    `wall-time`."""
+    """A shell command. `duration` names the place of its seconds: `last-line` of its output, `json:KEY` of it,
+    `wall-time`, or `cpu-time`, the processor time of all its processes."""
 
     command: str
     duration: str = LAST_LINE
 
     def __post_init__(self) -> None:
-        is_known = self.duration in (LAST_LINE, WALL_TIME) or (
+        is_known = self.duration in (LAST_LINE, WALL_TIME, CPU_TIME) or (
             self.duration.startswith(_JSON) and len(self.duration) > len(_JSON)
         )
         if not is_known:
             message = f"invalid value for `--duration`: `{visible(self.duration, 80)}`"
-            raise UsageError(message, hint=f"write `{LAST_LINE}`, `{_JSON}KEY` or `{WALL_TIME}`")
+            raise UsageError(message, hint=f"write `{LAST_LINE}`, `{_JSON}KEY`, `{WALL_TIME}` or `{CPU_TIME}`")
         if not self.command.strip():
             raise UsageError("`--command` is empty", hint="for example `--command 'python bench.py'`")
 
@@ -53,10 +54,10 @@ class Program:
         described: dict[str, object] = {"kind": "command", "command": self.command, "duration": self.duration}
         return {**described, "fingerprint": workload_fingerprint(described)}
 
-    def seconds(self, output: bytes, wall_s: float) -> float:
+    def seconds(self, output: bytes, wall_s: float, cpu_s: float) -> float:
         """Return the duration of a run. Raises `ValueError` with a sentence."""
-        if self.duration == WALL_TIME:
-            return wall_s
+        if self.duration in (WALL_TIME, CPU_TIME):
+            return wall_s if self.duration == WALL_TIME else max(cpu_s, _SHORTEST_S)
         line = last_line(output)
         value = _number(line) if self.duration == LAST_LINE else _at(_document(output), self.duration[len(_JSON) :])
         if value is None or not _SHORTEST_S <= value <= _LONGEST_S:
@@ -105,7 +106,7 @@ class ProgramVariant:
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
         """Run the program. Raises `VariantError` if it fails, hangs, or reports no duration."""
-        began_s = time.perf_counter()
+        began_s, began_cpu_s = time.perf_counter(), _children_s()
         try:
             code, out, err = await run_program(self._program.command, self._folder, timeout_s)
         except TimeoutError as error:
@@ -116,13 +117,19 @@ class ProgramVariant:
         if code:
             raise VariantError(f"{self.name}: the program ended with {code} ({when}): {last_line(err, out)}")
         try:
-            seconds = self._program.seconds(out, wall_s)
+            seconds = self._program.seconds(out, wall_s, _children_s() - began_cpu_s)
         except ValueError as error:
             raise VariantError(f"{self.name}: {error}", hint="see `--duration` for other places") from error
         return Ran(e2e_s=seconds, metrics={}, work={}, output_sha256=None, accounted={}, memory={}, lasted_s=wall_s)
 
     async def close(self) -> None:
         """Close nothing: a process that was cancelled has been killed."""
+
+
+def _children_s() -> float:
+    """Return the processor time of all processes that have been started and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _number(text: str) -> float | None:

@@ -1,18 +1,18 @@
-"""The search for the commit that made a benchmark worse: the next comparison, and the error that it may spend.
+"""The search for the commit that made a benchmark worse: the next comparison, and the probability of each commit.
 
-Position 0 is the good commit, `last` the bad one. Each comparison is judged by the gate. The first one, of the two
-ends, has the user's limit; it must fail, or there is nothing to search for. The following ones compare a commit with
-the good one and ask on which side of the middle it lies: their limit is the square root of the ratio of the ends. The
-last one compares the found commit with the one before it, and has the smaller of the two limits.
+Position 0 is the good commit, `last` the bad one. The first comparison, of the two ends, has the user's limit and is
+judged by the gate; it must fail, or there is nothing to search for. It also says how large the change is.
 
-An inconclusive comparison is repeated up to twice, in new processes, because two loads of the same code differ. After
-each of these, all comparisons get `MORE_TIME` times the budget, up to `MOST_TIME` times the first: the noise is the
-machine's, not the commit's. A commit that does not run, or stays inconclusive, decides nothing: a neighbour is compared
-instead.
+Every further comparison asks whether the change lies in its range, and is evidence either way: the likelihood of its
+estimate if the benchmark is as much worse as the bad end, over that if it is as good as the good one. Two loads of the
+same code differ, too, so no comparison is worth more than that allows. Together they give each commit a probability
+(all are equally likely at first), and the next comparison is that of the commit which halves what is left. It stops at
+its first look that tells the two apart at a loose level: an undecided comparison is repeated in new processes and loses
+nothing, a wrong one is outvoted. When one commit, or several that only broken ones lie between, have the probability
+`1 - ALPHA`, they are compared with the commit before them, and named if they keep it.
 
-The error `ALPHA` of the search is shared by its comparisons: each gets an equal part of what is left for those that
-are still needed, and one more. Their sum is below `ALPHA`, however many there are, and bounds the probability that any
-interval of the search is wrong.
+A commit that does not run is skipped: one next to it is compared instead. Memory and outputs do not vary, so that
+their verdicts are certain.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from statistics import fmean
+from statistics import NormalDist, fmean
 
 import msgspec
+import numpy as np
 
 from omni_cli.results import Bounds, GateVerdict
 from omni_cli.stats.sequential import ALPHA
@@ -30,16 +31,26 @@ from omni_cli.stats.sequential import ALPHA
 MORE_TIME = 4.0
 MOST_TIME = 16.0
 ATTEMPTS = 3
-MIN_ALPHA = 1e-4
+"""The two ends are compared so often, each time for `MORE_TIME` times as long, up to `MOST_TIME` times the first."""
+
+LOOSE_ALPHA = 0.35
+"""The error at which a comparison between the ends stops."""
+
+LOADS_SD = 0.007
+"""Standard deviation of the logarithm of the time between two loads of the same code, as measured."""
+
+_CERTAIN = 20.0  # log odds
+_SPARE = 6  # comparisons beyond three for each halving
 
 _WORSE: tuple[GateVerdict, ...] = ("regression", "output mismatch")
-_BROKEN: tuple[GateVerdict, ...] = ("failed", "not comparable")
+BROKEN: tuple[GateVerdict, ...] = ("failed", "not comparable")
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """A comparison of position `b` with position `a` that has ended, and the error `alpha` that it spent.
 
-    `change` is the worsening: 0.05 is 5 %. `record` is the file with its samples.
+    `change` is the worsening: 0.05 is 5 %; `standard_error` is that of its logarithm. `record` is the file with its
+    samples.
     """
 
     a: int
@@ -50,6 +61,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     alpha: float = 0.0
     change: float | None = None
     ci95: Bounds | None = None
+    standard_error: float | None = None
     blocks: int = 0
     reason: str | None = None
     record: str | None = None
@@ -67,7 +79,7 @@ class NextTrial:
 
 
 class SearchOutcome(Enum):
-    """The result of a search. `NARROWED`: several commits are left, because those between them cannot be compared."""
+    """The result of a search. `NARROWED`: several commits are left, of which one is to blame."""
 
     FOUND = "found"
     NARROWED = "narrowed"
@@ -86,16 +98,37 @@ class Search:
     trials: tuple[Trial, ...] = ()
 
     @property
+    def probabilities(self) -> np.ndarray:
+        """float64 (last,): how likely each commit is to blame; item 0 is position 1."""
+        logs = np.zeros(self.last)
+        for trial in self.trials:
+            logs[trial.a : trial.b] += self.odds(trial)
+        weights = np.exp(logs - logs.max())
+        return np.asarray(weights / weights.sum())
+
+    @property
     def bounds(self) -> tuple[int, int]:
-        """The last position that is as good as the first one, and the first one that is not."""
-        seen = [trial for trial in self.trials if trial.a == 0]
-        low = max((trial.b for trial in seen if trial.verdict == "pass"), default=0)
-        return low, min((trial.b for trial in seen if trial.verdict in _WORSE), default=self.last)
+        """The smallest range that has the commit to blame with the probability `1 - ALPHA`: after the first position,
+        up to the second. Commits that do not run cannot be told apart from the next one that does."""
+        edges = [0, *(position for position in range(1, self.last) if position not in self._broken), self.last]
+        below = np.concatenate([[0.0], np.cumsum(self.probabilities)])[edges]
+        ranges = [
+            (high - low, -(below[end] - below[start]), low, high)
+            for start, low in enumerate(edges)
+            for end, high in list(enumerate(edges))[start + 1 :]
+            if below[end] - below[start] >= 1 - ALPHA
+        ]
+        _, _, low, high = min(ranges)
+        return low, high
 
     @property
     def confidence(self) -> float | None:
-        """The probability that all intervals hold, at least; None if outputs are compared, which are exact."""
-        return None if self.limit is None else 1 - sum(trial.alpha for trial in self.trials)
+        """The probability that the commit to blame is in the bounds; None without one, or if outputs are compared."""
+        ends = self.trial(0, self.last)
+        if self.limit is None or ends is None or ends.verdict not in _WORSE:
+            return None
+        low, high = self.bounds
+        return float(self.probabilities[low:high].sum())
 
     def trial(self, a: int, b: int) -> Trial | None:
         """Return the latest comparison of the two."""
@@ -105,67 +138,93 @@ class Search:
         """Return the next comparison; None at the end of the search."""
         ends = self.trial(0, self.last)
         if ends is None or ends.verdict not in _WORSE:
-            return self._again(0, self.last, self.limit)
+            return self._ends()
+        compared = sum(trial.verdict not in BROKEN for trial in self.trials)
+        if compared > 3 * math.ceil(math.log2(self.last + 1)) + _SPARE:
+            return None
         low, high = self.bounds
-        between = range(low + 1, high)
-        for position in between:
-            if self.trial(0, position) is not None and (step := self._again(0, position, self._middle(ends))):
-                return step
-        seen = [trial.verdict for position in between if (trial := self.trial(0, position))]
-        new = [position for position in between if self.trial(0, position) is None]
-        if new and seen.count("inconclusive") < ATTEMPTS:
+        untold = [position for position in range(low + 1, high) if position not in self._broken]
+        if untold:
             # Broken commits come in stretches: after each one, look further away.
-            new.sort(key=lambda position: abs(2 * position - low - high))
-            misses = len(between) - len(new)
-            return self._step(0, new[min(2**misses - 1, len(new) - 1)], self._middle(ends))
-        return self._again(low, high, self._last_limit(ends)) if low else None
+            below = np.cumsum(self.probabilities)
+            untold.sort(key=lambda position: abs(below[position - 1] - 0.5))
+            misses = sum(position in self._broken for position in range(low + 1, high))
+            position = untold[min(2**misses - 1, len(untold) - 1)]
+            return NextTrial(0, position, self._middle, self.budget_s, LOOSE_ALPHA)
+        final = self.trial(low, high)
+        if final is None or self._contradicts(final):
+            return NextTrial(low, high, self._middle, self.budget_s, ALPHA)
+        return None
 
     @property
     def final(self) -> Trial:
         """The comparison that measures the size of the change, once there is no next step."""
-        ends = self.trial(0, self.last)
-        final = self.trial(*self.bounds) if ends is not None and ends.verdict in _WORSE else ends
+        final = self.trial(*self.bounds) or self.trial(0, self.last)
         assert final is not None, "the search has not ended"
         return final
 
     def outcome(self) -> SearchOutcome:
         """Return the result of a search without a next step."""
-        low, high = self.bounds
-        final = self.final
-        if final.verdict in _WORSE:
-            return SearchOutcome.FOUND if high - low == 1 else SearchOutcome.NARROWED
-        if (final.a, final.b) == (0, self.last) and final.verdict in _BROKEN:
+        ends = self.trial(0, self.last)
+        assert ends is not None, "the search has not ended"
+        if ends.verdict in _WORSE:
+            low, high = self.bounds
+            if high - low > 1:
+                return SearchOutcome.NARROWED
+            final = self.trial(low, high)
+            is_found = final is not None and not self._contradicts(final)
+            return SearchOutcome.FOUND if is_found else SearchOutcome.INCONCLUSIVE
+        if ends.verdict in BROKEN:
             return SearchOutcome.NOT_COMPARABLE
-        is_good = (final.a, final.b) == (0, self.last) and final.verdict == "pass"
-        return SearchOutcome.NO_REGRESSION if is_good else SearchOutcome.INCONCLUSIVE
+        return SearchOutcome.NO_REGRESSION if ends.verdict == "pass" else SearchOutcome.INCONCLUSIVE
 
-    def _again(self, a: int, b: int, limit: float | None) -> NextTrial | None:
-        """Return a first comparison of the two, or another one after an inconclusive one."""
-        before = [trial for trial in self.trials if (trial.a, trial.b) == (a, b)]
-        is_open = all(trial.verdict == "inconclusive" for trial in before) and (limit is not None or not before)
-        tried = sum(trial.budget_s >= self.budget_s for trial in before)
-        return self._step(a, b, limit) if is_open and tried < ATTEMPTS else None
+    @property
+    def _broken(self) -> frozenset[int]:
+        return frozenset(trial.b for trial in self.trials if trial.verdict in BROKEN)
 
-    def _step(self, a: int, b: int, limit: float | None) -> NextTrial:
-        low, high = self.bounds
-        needed = math.ceil(math.log2(high - low)) + 1 + (self.trial(0, self.last) is None)
-        left = ALPHA - sum(trial.alpha for trial in self.trials)
-        longer = [MORE_TIME * trial.budget_s for trial in self.trials if trial.verdict == "inconclusive"]
-        budget_s = min(max(self.budget_s, *longer, 0.0), MOST_TIME * self.budget_s)
-        return NextTrial(a, b, limit, budget_s, max(left / (needed + 1), MIN_ALPHA))
+    def _contradicts(self, final: Trial) -> bool:
+        """True if a comparison of what is left finds no change, whatever the others found."""
+        return (final.a, final.b) != (0, self.last) and self.odds(final) <= 0
 
-    def _middle(self, ends: Trial) -> float | None:
-        """Return the limit in the middle between good and bad, on a logarithmic scale.
+    def _ends(self) -> NextTrial | None:
+        """Return a first comparison of the ends, or another one after an inconclusive one."""
+        is_open = all(trial.verdict == "inconclusive" for trial in self.trials)
+        is_open = is_open and (self.limit is not None or not self.trials)
+        if not is_open or sum(trial.budget_s >= self.budget_s for trial in self.trials) >= ATTEMPTS:
+            return None
+        longer = max((MORE_TIME * trial.budget_s for trial in self.trials), default=0.0)
+        budget_s = min(max(self.budget_s, longer), MOST_TIME * self.budget_s)
+        return NextTrial(0, self.last, self.limit, budget_s, ALPHA / ATTEMPTS)
+
+    @property
+    def _middle(self) -> float | None:
+        """The worsening in the middle between good and bad, on a logarithmic scale; None where outputs are compared.
 
         The change of the ends is a first guess, because their comparison stops early. Bad is the mean of all commits
         beyond its middle.
         """
-        if self.limit is None or ends.change is None:
+        ends = self.trial(0, self.last)
+        if self.limit is None or ends is None or ends.change is None:
             return None
         guess = math.log1p(ends.change) / 2
         logs = [math.log1p(trial.change) for trial in self.trials if trial.a == 0 and trial.change is not None]
         return math.expm1(fmean(log for log in logs if log > guess) / 2)
 
-    def _last_limit(self, ends: Trial) -> float | None:
-        middle = self._middle(ends)
-        return None if middle is None or self.limit is None else min(middle, self.limit)
+    def odds(self, trial: Trial) -> float:
+        """Return the logarithm of the odds that the change lies in the range of a comparison, by this comparison; 0 for
+        the ends, between which it lies."""
+        if (trial.a, trial.b) == (0, self.last) or trial.verdict in BROKEN:
+            return 0.0
+        if trial.change is None or trial.standard_error is None or (middle := self._middle) is None:
+            return _CERTAIN * ((trial.verdict in _WORSE) - (trial.verdict == "pass"))
+        middle = math.log1p(middle)
+        odds = 2 * middle * (math.log1p(trial.change) - middle) / (trial.standard_error**2 + 2 * LOADS_SD**2)
+        return min(max(odds, -_CERTAIN), _CERTAIN)
+
+
+def standard_error(interval: Bounds | None, level: float) -> float | None:
+    """Return the standard error of the logarithm, from an interval of a worsening with coverage 1 - `level`."""
+    if interval is None:
+        return None
+    width = math.log1p(interval[1]) - math.log1p(interval[0])
+    return width / 2 / NormalDist().inv_cdf(1 - level / 2)

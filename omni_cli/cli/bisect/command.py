@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def bisect(options: BisectOptions) -> int:
     """Find the commit between GOOD and BAD that made a benchmark slower, larger, or its outputs different.
 
-    Commits are compared with GOOD, interleaved, until the gate decides; those that do not run are skipped. Run it
-    again to go on after an interrupt. Exits with 0 (BAD is not worse), 1 (it is, and the commit is named), 3 (too
-    noisy, or several commits are left), 4 (not comparable), 5 (a commit that changed the outputs is named) or 6 (GOOD
-    or BAD does not run).
+    Commits are compared with GOOD, interleaved, until one is to blame with 95 % probability; those that do not run are
+    skipped. Run it again to go on after an interrupt. Exits with 0 (BAD is not worse), 1 (it is, and the commit is
+    named), 3 (too noisy, or several commits are left), 4 (not comparable), 5 (a commit that changed the outputs is
+    named) or 6 (GOOD or BAD does not run).
     """
     options.check()
     limit = options.limit()
@@ -96,7 +96,7 @@ def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[Pla
 
 
 def _run(bisection: Bisection, options: BisectOptions) -> ExitCode:
-    from omni_cli.cli.bisect.report import get_failure, show_search
+    from omni_cli.cli.bisect.report import get_failure, range_so_far, show_search
     from omni_cli.cli.terminal.stop_signals import run_until_stopped
 
     work, stopped = asyncio.run(run_until_stopped(bisection.run(), options.timeout))
@@ -106,8 +106,10 @@ def _run(bisection: Bisection, options: BisectOptions) -> ExitCode:
         if bisection.record.trials and isinstance(failure, OmniError):
             kept = count(len(bisection.record.trials), "comparison")
             console.print_note(f"{kept} kept in {bisection.folder.path}: run the same command again to go on")
+            if found := range_so_far(bisection.search(), bisection.record.commits):
+                console.print_note(found)
         raise failure
-    show_search(bisection.record, bisection.folder.path, as_json=options.as_json)
-    if (note := get_failure(bisection.record)) is not None:
+    show_search(bisection.record, bisection.search(), bisection.folder.path, as_json=options.as_json)
+    if (note := get_failure(bisection.record, bisection.search())) is not None:
         console.print_error(note, verbose=options.verbose)
     return bisection.exit_code

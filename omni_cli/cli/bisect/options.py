@@ -36,9 +36,9 @@ class BisectOptions(WorkloadOptions):
         str,
         option(
             "--duration",
-            "last-line|json:KEY|wall-time",
+            "last-line|json:KEY|wall-time|cpu-time",
             "The seconds of `--command`: the last line of its output, a key of its JSON output such as `stats.mean`, "
-            "or the time that it takes.",
+            "its wall time, or the processor time of all its processes, which other programs hardly change.",
         ),
     ] = "last-line"
     stage: StageOption = "all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -13,12 +14,14 @@ from omni_cli.record_file import with_digest
 from omni_cli.report.bench_units import percent, percent_interval, title
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
+from omni_cli.stats.bisection import BROKEN
+from omni_cli.stats.sequential import ALPHA
 from omni_cli.stats.verdicts import ComparisonSpec
 
 if TYPE_CHECKING:
     from omni_cli.bench.bisect import BisectRecord, BisectResult
     from omni_cli.bench.commits import CommitInfo
-    from omni_cli.stats.bisection import NextTrial, Trial
+    from omni_cli.stats.bisection import NextTrial, Search, Trial
 
 _VERDICTS = {
     "pass": "as good",
@@ -39,48 +42,81 @@ class BisectProgress(BenchProgress):
     def step_begins(self, step: NextTrial) -> None:
         self._line.say(f"{self._commits[step.b].short}: commit {step.b} of {len(self._commits) - 1}")
 
-    def step_done(self, trial: Trial) -> None:
-        self._line.say("  ".join(filter(None, trial_cells(trial, self._commits))))
+    def step_done(self, search: Search) -> None:
+        self._line.say("  ".join(filter(None, trial_cells(search, search.trials[-1], self._commits))))
 
 
-def show_search(record: BisectRecord, folder: Path, *, as_json: bool) -> None:
-    """Print the document, or the comparisons and the result."""
-    assert record.result is not None  # it has ended
+def show_search(record: BisectRecord, search: Search, folder: Path, *, as_json: bool) -> None:
+    """Print the document, or the comparisons and the result of a search that has ended."""
+    assert record.result is not None
     if as_json:
         console.print_json(with_digest(record))
         return
     ends = record.commits[0].short, record.commits[-1].short
     lines = [f"{count(len(record.commits) - 1, 'commit')} after {ends[0]} up to {ends[1]}, {_subject(record)}"]
-    heads = ("commit", "against", "change [interval]", "limit", "verdict", "blocks")
-    lines += aligned([heads, *(trial_cells(trial, record.commits) for trial in record.trials)], right=frozenset({5}))
+    heads = ("commit", "against", "change", "verdict", "sure", "blocks")
+    cells = [trial_cells(search, trial, record.commits) for trial in record.trials]
+    lines += aligned([heads, *cells], right=frozenset({4, 5}))
     lines += [f"Skipped: {trial.reason}" for trial in record.trials if trial.verdict in ("failed", "not comparable")]
     lines += ["", *_result_lines(record, record.result), f"Saved {folder}"]
     console.print_text("\n".join(lines))
 
 
-def trial_cells(trial: Trial, commits: Sequence[CommitInfo]) -> tuple[str, ...]:
-    """Return commit, reference, change, limit, verdict and number of blocks of one comparison."""
-    change = ""
-    if trial.change is not None:
-        change = percent(trial.change) if trial.ci95 is None else percent_interval(trial.change, trial.ci95)
+def trial_cells(search: Search, trial: Trial, commits: Sequence[CommitInfo]) -> tuple[str, ...]:
+    """Return commit, reference, change, verdict, its probability, and number of blocks of one comparison.
+
+    Comparisons that stop as soon as they say something have no interval.
+    """
+    change = "" if trial.change is None else percent(trial.change)
+    if trial.change is not None and trial.ci95 is not None and trial.alpha <= ALPHA:
+        change = percent_interval(trial.change, trial.ci95)
+    odds, verdict, sure = search.odds(trial), _VERDICTS.get(trial.verdict, trial.verdict), ""
+    if odds and trial.change is not None:
+        verdict, sure = "worse" if odds > 0 else "as good", probability(1 / (1 + math.exp(-abs(odds))))
     return (
         commits[trial.b].short,
         "GOOD" if trial.a == 0 else commits[trial.a].short,
         change,
-        "" if trial.limit is None else percent(trial.limit),
-        _VERDICTS.get(trial.verdict, trial.verdict),
+        verdict,
+        sure,
         str(trial.blocks or ""),
     )
 
 
-def get_failure(record: BisectRecord) -> OmniError | None:
+def probability(value: float) -> str:
+    return f"{value:.1%}" if value < 0.999 else "> 99.9%"
+
+
+def range_so_far(search: Search, commits: Sequence[CommitInfo]) -> str | None:
+    """Return a sentence on the commits that are left of a search without an end; None if it has not narrowed them."""
+    low, high = search.bounds
+    if search.confidence is None or high - low == search.last:
+        return None
+    odds = search.probabilities[low:high]
+    best = low + 1 + int(odds.argmax())
+    left = f"{count(high - low, 'commit')} after {commits[low].short} up to {commits[high].short}"
+    return (
+        f"so far: one of the {left} ({probability(search.confidence)}), most likely {commits[best].short} "
+        f"({probability(float(odds.max()))})"
+    )
+
+
+def get_failure(record: BisectRecord, search: Search) -> OmniError | None:
     """Return the sentence on a search that names no commit although there may be one."""
     assert record.result is not None  # it has ended
     match record.result.outcome:
         case "narrowed":
+            left = count(len(record.result.commits), "commit")
+            low, high = search.bounds
+            skipped = sum(low < trial.b < high for trial in record.trials if trial.verdict in BROKEN)
+            if skipped and skipped == high - low - 1:
+                return OmniError(
+                    f"{left} are left, of which only the last one runs",
+                    hint="see the reasons above; fix what keeps them from running, in branches, or read their changes",
+                )
             return OmniError(
-                f"{len(record.result.commits)} commits are left, and those between them cannot be compared",
-                hint="see the reasons above; fix what keeps them from running, in branches, or read their changes",
+                f"{left} are left: the change is too small for this machine's noise",
+                hint="raise `--time-budget` and run it again: finished comparisons are kept",
             )
         case "inconclusive":
             return OmniError(
@@ -115,5 +151,5 @@ def _result_lines(record: BisectRecord, result: BisectResult) -> list[str]:
         if result.change is not None and result.ci95 is not None:
             lines.append(f"{percent_interval(result.change, result.ci95)} against the commit before")
         if result.confidence is not None:
-            lines.append(f"All intervals of the search hold with a probability of at least {result.confidence:.1%}")
+            lines.append(f"Probability: {probability(result.confidence)}")
     return lines
