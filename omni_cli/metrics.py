@@ -19,6 +19,9 @@ TTFP, RTF = "ttfp_s", "rtf"
 GOODPUT, ATTAINMENT = "goodput_per_second", "slo_attainment"
 ALLOCATED, RESERVED, HOST_RSS = "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"
 
+COUNTED = frozenset({GOODPUT, ATTAINMENT})
+"""Metrics that are counts of requests: summed over all samples, where others have a median."""
+
 GATED_MEMORY = (ALLOCATED, HOST_RSS)
 REPORTED_MEMORY = (ALLOCATED, RESERVED, HOST_RSS)
 PERCENTILES = (90, 99)

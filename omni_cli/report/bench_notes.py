@@ -61,6 +61,12 @@ def _disturbance(item: Disturbance, cores: int) -> Note:
         case "bursts":
             message = f"{item.variant}: most text chunks arrived together: ttft and itl are those of bursts"
             return Note(message, "the server sends them together, or this machine was too busy to read them one by one")
+        case "short answers":
+            message = (
+                f"{item.variant}: {percent(item.share).lstrip('+')} of the answers are shorter than asked: "
+                f"{item.amount:.4g} tokens on average"
+            )
+            return Note(message, "`--ignore-eos` asks a server that can for whole ones")
         case "busy client":
             message = f"the client used a whole core {time}: the times may be its own"
             return Note(message, "send fewer requests at once, or measure from several machines")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from omni_cli.metrics import COUNTED
 from omni_cli.record import Variant, get_values
 from omni_cli.stats.estimate import MIN_BLOCKS
 
@@ -14,7 +15,10 @@ _MAX_CORRELATION = 0.95
 
 
 def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (blocks int64 (n,) ascending, medians float64 (n,)) of the blocks in which the variant has the metric."""
+    """Return (blocks int64 (n,) ascending, medians float64 (n,)) of the blocks in which the variant has the metric.
+
+    Those of metrics that count requests are means.
+    """
     pairs = get_values(variant, metric)
     if not pairs:
         return np.empty(0, np.int64), np.empty(0)
@@ -23,6 +27,8 @@ def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray
     order = np.lexsort((values, blocks))
     names, starts, counts = np.unique(blocks[order], return_index=True, return_counts=True)
     ranked = values[order]
+    if metric in COUNTED:
+        return names, np.add.reduceat(ranked, starts) / counts
     return names, (ranked[starts + (counts - 1) // 2] + ranked[starts + counts // 2]) / 2
 
 

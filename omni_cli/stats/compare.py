@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from omni_cli.metrics import higher_is_better
+from omni_cli.metrics import COUNTED, higher_is_better
 from omni_cli.record import StoppingPlan, Variant, get_values, metric_names
 from omni_cli.results import Comparison, Verdict
 from omni_cli.stats.blocks import are_interleaved, block_medians, independent_units
-from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, get_centre, get_difference
+from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, Estimate, get_centre, get_difference
 from omni_cli.stats.power import blocks_needed
 from omni_cli.stats.sequential import level_at
 
@@ -34,12 +34,20 @@ class Compared:
     """A comparison with what a gate needs beyond it.
 
     `level` is the two-sided error of the interval at this look; `estimate` is of the log ratio, None if there are no
-    ratios.
+    ratios. `slowed` are the sides, of a and b, that something else on their machines may have slowed down.
     """
 
     result: Comparison
     level: float
     estimate: Estimate | None = field(default=None, repr=False, compare=False)
+    slowed: tuple[bool, bool] = (False, False)
+
+    def withheld(self, *, is_better: bool, is_worse: bool) -> str | None:
+        """Return why there is no such verdict on b: what else ran on the machine speaks for it as well."""
+        doubts = [name for name, slowed in zip("AB", self.slowed, strict=True) if slowed]
+        if not (self.slowed[0] and not is_worse) and not (self.slowed[1] and not is_better):
+            return None
+        return f"{' and '.join(doubts)} ran on a disturbed machine, and not interleaved with the other"
 
 
 def compare_variants(
@@ -50,16 +58,19 @@ def compare_variants(
     sampling: Sequence[StoppingPlan] = (),
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
+    slowed: tuple[bool, bool] = (False, False),
 ) -> tuple[Compared, ...]:
     """Compare two variants in all metrics that both have, or in `metrics`.
 
     `same_record`: the blocks of both are the same blocks. `sampling` are the plans of the records, which determine the
-    level of the intervals. Metrics that are 0 throughout were not measured and are left out.
+    level of the intervals. Metrics that are 0 throughout were not measured and are left out. `slowed` counts for sides
+    that did not run interleaved.
     """
     paired = a.samples == b.samples or (same_record and are_interleaved(a, b))
     names = shared_metrics(a, b) if metrics is None else metrics
     compared = (_compare(a, b, name, paired, sampling, margin) for name in names)
-    return tuple(comparison for comparison in compared if comparison is not None)
+    found = tuple(comparison for comparison in compared if comparison is not None)
+    return found if paired or not any(slowed) else tuple(_doubted(replace(item, slowed=slowed)) for item in found)
 
 
 def shared_metrics(a: Variant, b: Variant) -> tuple[str, ...]:
@@ -108,16 +119,28 @@ def _compare(
     if not (medians_a > 0).all() or not (medians_b > 0).all() or blocks == 0:
         reason = "some values are 0" if blocks else "no block has both"
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
-    estimate = _estimate(np.log(medians_a), np.log(medians_b), paired)
+    # The few windows in which requests failed are no outliers.
+    trim = 0.0 if metric in COUNTED else TRIM
+    estimate = _estimate(np.log(medians_a), np.log(medians_b), paired, trim)
     return Compared(_judged(empty, estimate, level), level, estimate)
 
 
-def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool) -> Estimate:
+def _doubted(compared: Compared) -> Compared:
+    """Withhold a verdict that a disturbance of one side explains as well."""
+    verdict = compared.result.verdict
+    reason = compared.withheld(is_better=verdict == "faster", is_worse=verdict == "slower")
+    if verdict == "inconclusive" or reason is None:
+        return compared
+    doubted = msgspec.structs.replace(compared.result, verdict="inconclusive", reason=reason, blocks_needed=None)
+    return replace(compared, result=doubted)
+
+
+def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool, trim: float) -> Estimate:
     if paired:
         units = independent_units(logs_b - logs_a)
-        return get_centre(units.values, units.inflation)
+        return get_centre(units.values, units.inflation, trim)
     a, b = independent_units(logs_a), independent_units(logs_b)
-    return get_difference(a.values, b.values, (a.inflation, b.inflation))
+    return get_difference(a.values, b.values, (a.inflation, b.inflation), trim)
 
 
 def _judged(empty: Comparison, estimate: Estimate, level: float) -> Comparison:

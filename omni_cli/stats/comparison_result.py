@@ -31,6 +31,7 @@ from omni_cli.stats.comparable import (
     work_differences,
 )
 from omni_cli.stats.compare import MARGIN, Compared, compare_variants, shared_metrics
+from omni_cli.stats.disturbance import is_slowed
 from omni_cli.stats.gate import judge
 from omni_cli.stats.memory import memory_peaks
 from omni_cli.stats.output_quality import kept_distance
@@ -217,6 +218,7 @@ def _pair(
         sampling=[record.sampling for record in records],
         metrics=None if metrics is None else [name for name in metrics if name in shared_metrics(a, b)],
         margin=margin,
+        slowed=(False, False) if same_record else (is_slowed(records[0]), is_slowed(records[1])),
     )
     memory, outputs = memory_peaks(a, b, margin), _outputs(a, b, records)
     work = () if unexplained else work

@@ -34,11 +34,12 @@ LATE_S = 0.005
 
 _LATE_SHARE = 0.01
 _BURST_S = 1e-5
+_WHOLE = 0.98  # of the tokens that were asked for
 _BUSY_CORES, _BUSY_SHARE = 0.8, 0.1
 
 Kind = Literal[
-    "late client", "no usage", "bursts", "busy client", "neighbour", "stolen", "quota", "slow processor",
-    "throttled device",
+    "late client", "no usage", "bursts", "short answers", "busy client", "neighbour", "stolen", "quota",
+    "slow processor", "throttled device",
 ]  # fmt: skip
 
 
@@ -47,7 +48,7 @@ class Disturbance:
     """`share` is of the time; `amount` is the size while it lasted: cores, a share of periods, or of the clock.
 
     `causes` (`power_cap`, `thermal`, ...) belong to a throttled `device`. For a client that sent requests of `variant`
-    late, `share` is of the requests and `amount` the longest delay in seconds.
+    late, `share` is of the requests and `amount` the longest delay in seconds; for short answers, the mean of tokens.
     """
 
     kind: Kind
@@ -72,6 +73,11 @@ def disturbances(record: Record) -> tuple[Disturbance, ...]:
     return (*of_client, *(item for item in of_machine if item.kind != "neighbour"))
 
 
+def is_slowed(record: Record) -> bool:
+    """True if something that is not measured made the times of a record longer."""
+    return any(item.kind not in ("no usage", "bursts", "short answers") for item in disturbances(record))
+
+
 def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
     disturbances = []
     lags = request_values(variant, "lag_s")
@@ -81,6 +87,10 @@ def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
         disturbances.append(Disturbance("late client", late, max(lags), variant=variant.name))
     if record.workload.get("endpoint") == "chat" and _lacks_usage(variant):
         disturbances.append(Disturbance("no usage", 1.0, 0.0, variant=variant.name))
+    asked, tokens = record.workload.get("output_len"), request_values(variant, "output_tokens")
+    if isinstance(asked, int) and tokens and statistics.fmean(tokens) < _WHOLE * asked:
+        short = statistics.fmean(value < asked for value in tokens)
+        disturbances.append(Disturbance("short answers", short, statistics.fmean(tokens), variant=variant.name))
     gaps = [value for _, value in get_values(variant, "itl_s")]
     if gaps and statistics.median(gaps) < _BURST_S:
         disturbances.append(Disturbance("bursts", 1.0, statistics.median(gaps), variant=variant.name))

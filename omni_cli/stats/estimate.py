@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -72,9 +73,11 @@ def get_centre(values: np.ndarray, inflation: float = 1.0, trim: float = TRIM) -
     return Estimate(resampled.centre, inflation * math.sqrt(resampled.variance), len(values), np.sort(np.abs(errors)))
 
 
-def get_difference(first: np.ndarray, second: np.ndarray, inflations: tuple[float, float] = (1.0, 1.0)) -> Estimate:
+def get_difference(
+    first: np.ndarray, second: np.ndarray, inflations: tuple[float, float] = (1.0, 1.0), trim: float = TRIM
+) -> Estimate:
     """Return the centre of `second` minus that of `first`, float64 (n,) and (m,), drawn independently of each other."""
-    a, b = _Resampled.of(first), _Resampled.of(second)
+    a, b = _Resampled.of(first, trim), _Resampled.of(second, trim)
     # Reversed, so that draws of the two sides are independent, and swapping the sides gives the same pairs.
     errors = _studentised(b.centres - a.centres[::-1], b.variances + a.variances[::-1])
     return Estimate(
@@ -83,6 +86,15 @@ def get_difference(first: np.ndarray, second: np.ndarray, inflations: tuple[floa
         min(len(first), len(second)),
         np.sort(np.abs(errors)),
     )
+
+
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of `count` items, which has a width even where the share is 0 or 1."""
+    z = NormalDist().inv_cdf(0.975)
+    middle = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    scale = 1 + z**2 / count
+    return max((middle - half) / scale, 0.0), min((middle + half) / scale, 1.0)
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,7 @@ class _Resampled:
     variances: np.ndarray
 
     @classmethod
-    def of(cls, values: np.ndarray, trim: float = TRIM) -> _Resampled:
+    def of(cls, values: np.ndarray, trim: float) -> _Resampled:
         count = len(values)
         draws = _draws(count, trim)
         # Around the median, so that squares lose no digits to a large common part.

@@ -121,10 +121,12 @@ def _judge_time(compared: Compared, limits: GateLimits) -> GateMetric:
         detectable=detectable if math.isfinite(detectable) else None,
         blocks_needed=None,
     )
-    if high < edge:
-        return msgspec.structs.replace(judged, verdict="pass")
-    if low > edge:
-        return msgspec.structs.replace(judged, verdict="regression")
+    if high < edge or low > edge:
+        # Within the limit, only a slower A would speak against it: B would be even faster undisturbed.
+        reason = compared.withheld(is_better=high < edge, is_worse=low > edge)
+        if reason is not None:
+            return msgspec.structs.replace(judged, reason=reason)
+        return msgspec.structs.replace(judged, verdict="pass" if high < edge else "regression", reason=None)
     gap = abs(sign * estimate.centre - edge)
     return msgspec.structs.replace(judged, blocks_needed=blocks_needed(estimate, item.blocks, gap, level))
 

@@ -14,13 +14,12 @@ from msgspec import UNSET
 from omni_cli.errors import InputError
 from omni_cli.record import PROMPT, RATE, SHEET_COLUMNS, KeptOutput
 from omni_cli.results import MeasureMean, Outputs
-from omni_cli.stats.estimate import MIN_BLOCKS, get_centre
+from omni_cli.stats.estimate import MIN_BLOCKS, get_centre, share_interval
 
 _PEAK = 255.0
 _WINDOW = 7
 _NUM_MELS, _FFT, _HOP = 80, 1024, 256
 _FLOOR = 1e-10
-_Z = 1.959964  # the normal distribution's two-sided 95 %
 # The worse of two values of a measure.
 _WORSE: dict[str, Callable[[float, float], float]] = {"log_mel_distance_db": max, "lpips": max, "wer": max}
 
@@ -70,8 +69,7 @@ def _spread(name: str, values: Sequence[float]) -> MeasureMean:
         return MeasureMean(count, mean)
     if name == "exact_match":
         # A share: equal values do not show that others would be equal, so Wilson's interval and not the bootstrap's.
-        middle, half = mean + _Z**2 / (2 * count), _Z * np.sqrt(mean * (1 - mean) / count + (_Z / (2 * count)) ** 2)
-        low, high = ((middle + sign * half) / (1 + _Z**2 / count) for sign in (-1, 1))
+        low, high = share_interval(mean, count)
     else:
         # Not trimmed: the output that is furthest off counts.
         low, high = get_centre(np.array(values), trim=0).interval(0.05)

@@ -8,11 +8,11 @@ from statistics import NormalDist
 import numpy as np
 from msgspec import UNSET
 
-from omni_cli.metrics import PERCENTILES, get_percentile
-from omni_cli.record import Variant, get_values, metric_names, request_values
+from omni_cli.metrics import ATTAINMENT, COUNTED, GOODPUT, PERCENTILES, get_percentile
+from omni_cli.record import Sample, Variant, get_values, metric_names, request_values
 from omni_cli.results import Summary
 from omni_cli.stats.blocks import block_medians, independent_units
-from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.stats.estimate import MIN_BLOCKS, share_interval
 
 _RESAMPLES = 2000
 
@@ -23,6 +23,8 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
     if not pairs:
         return None
     values = np.array([value for _, value in pairs])
+    if metric in COUNTED:
+        return _count(variant, metric, values)
     of_requests = request_values(variant, metric)
     p90, p99 = (get_percentile(of_requests or values.tolist(), percentile) for percentile in PERCENTILES)
     return Summary(
@@ -35,6 +37,30 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
         p99=p99,
         requests=len(of_requests) if of_requests else UNSET,
     )
+
+
+def _count(variant: Variant, metric: str, values: np.ndarray) -> Summary:
+    """Summarise the share of requests within the limits, or their rate, over all requests with Wilson's interval."""
+    samples = [sample for sample in variant.samples if metric in sample.metrics]
+    requests = [len(next(iter(sample.requests.values()), ())) or sample.work.get("requests", 1.0) for sample in samples]
+    good = sum(n * sample.metrics.get(ATTAINMENT, 0.0) for n, sample in zip(requests, samples, strict=True))
+    share, scale = good / sum(requests), 1.0
+    if metric == GOODPUT:
+        scale = sum(requests) / sum(map(_lasted_s, samples))
+    low, high = share_interval(share, int(sum(requests)))
+    return Summary(
+        n=len(values),
+        median=share * scale,
+        ci95=(low * scale, high * scale),
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+    )
+
+
+def _lasted_s(sample: Sample) -> float:
+    """Return the seconds of a window of requests, or of an iteration."""
+    rate, answered = sample.metrics.get("requests_per_second"), sample.work.get("requests")
+    return answered / rate if rate and answered else sample.e2e_s
 
 
 def get_summaries(variant: Variant) -> dict[str, Summary]:

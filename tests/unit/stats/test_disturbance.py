@@ -145,3 +145,41 @@ def test_compare_and_the_markdown_name_it_too(tmp_path: Path, capsys: pytest.Cap
     assert "warning: noisy.json: a noisy neighbour: other programs used 1.0 of 4 cores" in said
     assert "quiet.json: a noisy" not in said
     assert "> **Warning:** noisy.json: a noisy neighbour" in report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("slower", "disturbed", "code"),
+    [
+        (1.4, "B", 3),  # a neighbour explains it as well
+        (1.4, "A", 1),  # and here hides some of it
+        (1.4, "", 1),
+        (1.0, "B", 0),
+        (1.0, "A", 3),
+        (0.7, "A", 3),
+        (0.7, "B", 0),
+    ],
+)
+def test_a_disturbance_that_explains_the_verdict_withholds_it(
+    slower: float, disturbed: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two records, one after the other, of which one was measured beside a neighbour of 1.5 cores."""
+    neighbour = looked(busy_cores=partly(2.5, 30, 1.1))
+    for side, factor in (("A", 1.0), ("B", slower)):
+        first, _ = pair(base=0.1 * factor, cv=0.02, lag1=0.0, seed=ord(side))
+        one = msgspec.structs.replace(first, name="default")
+        measured = record(one)
+        if side in disturbed:
+            measured = msgspec.structs.replace(measured, utilisation=neighbour)
+        save_record(measured, tmp_path / f"{side}.json")
+    assert run(["compare", *(str(tmp_path / f"{side}.json") for side in "AB"), "--max-regression", "10%"]) == code
+    said = capsys.readouterr()
+    assert ("ran on a disturbed machine" in said.err) == (code == 3)
+
+
+def test_variants_that_ran_interleaved_are_judged_on_a_disturbed_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = msgspec.structs.replace(record(*pair(slowdown=1.4)), utilisation=looked(busy_cores=partly(2.5, 30, 1.1)))
+    save_record(both, tmp_path / "both.json")
+    assert run(["compare", str(tmp_path / "both.json"), "--max-regression", "10%"]) == 1
+    assert "disturbed machine" not in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""What counts requests is counted over all of them, whatever windows they were in."""
+
+from __future__ import annotations
+
+import pytest
+from support.bench_records import record
+
+from omni_cli.record import Sample, Variant
+from omni_cli.report.bench_notes import disturbance_warnings
+from omni_cli.report.bench_server import server_lines
+from omni_cli.stats.compare import compare_variants
+from omni_cli.stats.disturbance import disturbances, is_slowed
+from omni_cli.stats.summary import get_summaries
+
+
+def windows(name: str, good: list[int], size: int, lasted_s: list[float], *, position: int = 0) -> Variant:
+    """A window per entry of `good`, of `size` requests, all of which were answered."""
+    samples = tuple(
+        Sample(
+            block=number,
+            position=position,
+            number=number,
+            e2e_s=0.2,
+            metrics={
+                "requests_per_second": size / seconds,
+                "goodput_per_second": count / seconds,
+                "slo_attainment": count / size,
+            },
+            work={"requests": float(size)},
+            requests={"e2e_s": (0.2,) * size, "output_tokens": (33.0,) * size},
+        )
+        for number, (count, seconds) in enumerate(zip(good, lasted_s, strict=True))
+    )
+    return Variant(name=name, samples=samples)
+
+
+def test_a_few_bad_windows_are_in_the_share() -> None:
+    """8 of 128 requests in one of sixteen windows: the median window is perfect, the truth 0.9375."""
+    variant = windows("a", [8] * 15 + [0], 8, [1.0] * 15 + [4.0])
+    found = get_summaries(variant)
+    attainment, goodput = found["slo_attainment"], found["goodput_per_second"]
+    assert attainment.median == pytest.approx(120 / 128)
+    assert attainment.ci95 == pytest.approx((0.8815, 0.9680), abs=1e-4), "Wilson's interval of 120 of 128"
+    assert goodput.median == pytest.approx(120 / 19)
+    assert goodput.ci95 == pytest.approx((0.8815 * 128 / 19, 0.9680 * 128 / 19), abs=1e-3)
+    assert any("0.9375" in line for line in server_lines(1, variant, found))
+
+
+def test_a_perfect_share_has_an_interval() -> None:
+    low, high = get_summaries(windows("a", [8] * 16, 8, [1.0] * 16))["slo_attainment"].ci95 or (0.0, 0.0)
+    assert 0.95 < low < 0.98 and high == 1.0
+
+
+def test_a_comparison_counts_them_too() -> None:
+    """One window in eight fails: a trimmed mean or a median of the windows would see nothing."""
+    a = windows("a", [8] * 64, 8, [1.0] * 64)
+    b = windows("b", ([8] * 7 + [2]) * 8, 8, [1.0] * 64, position=1)
+    (found,) = compare_variants(a, b, same_record=True, metrics=["slo_attainment"])
+    assert found.result.verdict == "slower" and found.result.ratio == pytest.approx(0.25 ** (1 / 8), rel=0.01)
+
+
+def test_answers_that_are_shorter_than_asked_are_said() -> None:
+    measured = record(windows("a", [8] * 16, 8, [1.0] * 16), kind="server", endpoint="chat", output_len=40)
+    notes = [note.message for note in disturbance_warnings(disturbances(measured), measured)]
+    assert notes == ["a: 100.0% of the answers are shorter than asked: 33 tokens on average"]
+    assert not is_slowed(measured)
