@@ -1,7 +1,7 @@
 """The search for the commit that made a benchmark worse: the next comparison, and the probability of each commit.
 
 Position 0 is the good commit, `last` the bad one. The first comparison, of the two ends, has the user's limit and is
-judged by the gate; it must fail, or there is nothing to search for. It also says how large the change is.
+judged by the gate; it must fail, or there is nothing to search for. It also measures the change.
 
 Every further comparison asks whether the change lies in its range, and is evidence either way: the likelihood of its
 estimate if the benchmark is as much worse as the bad end, over that if it is as good as the good one. Two loads of the

@@ -1,4 +1,4 @@
-"""What counts requests is counted over all of them, whatever windows they were in."""
+"""Counts of requests are those of all requests, whatever windows they were in."""
 
 from __future__ import annotations
 
