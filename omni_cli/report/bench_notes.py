@@ -165,5 +165,6 @@ def _open(metric: GateMetric) -> str:
         return f"({open_end(metric)})"
     parts = [f"{change(metric)} against a limit of {limit(metric.limit)}"]
     if metric.detectable is not None and metric.detectable > metric.limit:
-        parts.append(f"these blocks show {percent(metric.detectable)} or more")
+        below = "twice the time" if metric.detectable >= 1 else f"a worsening below {percent(metric.detectable)}"
+        parts.append(f"{below} would not be seen")
     return f"{', '.join(parts)} ({open_end(metric)})"

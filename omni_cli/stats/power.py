@@ -88,8 +88,8 @@ def refuse_limits_below(check: SelfCheck, limits: dict[str, float]) -> None:
     for metric, limit in limits.items():
         if limit < check.detectable:
             raise NoiseError(
-                f"a limit of {limit:.2%} for `{metric}` cannot be judged here: {check.blocks} blocks show a regression"
-                f" of {check.detectable:.1%} or more (A against A: {check.ratio - 1:+.1%})",
+                f"a limit of {limit:.2%} for `{metric}` cannot be judged here: {check.blocks} blocks would not show a"
+                f" regression below {check.detectable:.1%} (A against A: {check.ratio - 1:+.1%})",
                 hint="raise the limit or `--time-budget`, or use a quieter machine",
             )
 
