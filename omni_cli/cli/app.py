@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn
 
@@ -99,7 +100,10 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:
     if value:
-        console.print_text(f"omni {__version__}")
+        from omni_cli.version import read_commit
+
+        commit = read_commit()
+        console.print_text(f"omni {__version__}" + (f" ({commit[:12]})" if commit else ""))
         raise typer.Exit
 
 
@@ -171,7 +175,7 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
             return ExitCode.USAGE
         failure = UsageError("missing command") if _is_missing_command(error) else _usage_error(error)
     except Exception as error:  # noqa: BLE001 - the last resort: whatever is expected is an OmniError
-        failure = _lost_folder() or known_failure(error) or _internal_error(error)
+        failure = _lost_folder() or _missing_package(error) or known_failure(error) or _internal_error(error)
     if interrupts.was_interrupted():
         raise KeyboardInterrupt from failure
     return console.report_failure(failure, as_json=as_json, verbose=verbose)
@@ -184,6 +188,21 @@ def _lost_folder() -> OmniError | None:
     except FileNotFoundError:
         return UsageError("the current folder no longer exists", hint="change to another one: `cd ~`")
     return None
+
+
+def _missing_package(error: BaseException | None) -> OmniError | None:
+    """Return the error to show if an installation without extras lacks a package that the command needs."""
+    while error is not None and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__
+    package = (error.name or "").partition(".")[0] if error is not None else ""
+    if package in ("", "omni_cli") or package in sys.stdlib_module_names or find_spec(package) is not None:
+        return None
+    failure = OmniError(
+        f"this needs the package `{package}`, which is not installed",
+        hint="run what `omni doctor --install` prints: it installs the extra that fits this machine",
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def _internal_error(error: Exception) -> OmniError:

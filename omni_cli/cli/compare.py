@@ -12,7 +12,6 @@ from omni_cli.cli.gate_options import (
     GateOptions,
     MarginOption,
     MaxMemoryRegressionOption,
-    need_numpy,
     read_fraction,
     refuse_failed,
     write_report,
@@ -64,7 +63,6 @@ def compare(options: CompareOptions) -> int:
         return compare_verifications(options.a, options.b, as_json=options.as_json)
     limits = options.limits(options.max_memory_regression)
     margin = read_fraction("--margin", options.margin)
-    need_numpy("comparing")
     if options.self_check:
         return _check_itself(options.a, options.b, limits, as_json=options.as_json)
     from omni_cli.report.bench_notes import verdict_note, warnings

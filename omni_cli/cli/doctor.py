@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from omni_cli.cli.options import JsonOption, ModelOption, ProfileOption, VerboseOption
 from omni_cli.cli.profile_choice import choose_profile
 from omni_cli.cli.terminal import console
@@ -13,6 +17,9 @@ TINY_PROFILES = frozenset({"tiny-omni", "tiny-image"})
 def doctor(
     profile: ProfileOption = None,
     model: ModelOption = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Print the commands that install all that this machine can run.")
+    ] = False,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> int:
@@ -25,6 +32,9 @@ def doctor(
     from omni_cli.doctor import checkup, report
 
     facts = checkup.inspect_machine(cache_folder())
+    if install:
+        console.print_text("\n".join(checkup.install_commands(facts)))
+        return ExitCode.OK
     problems = checkup.find_problems(facts)
     is_asked = profile is not None or model is not None
     profiles = [load_profile(choose_profile(profile, model), model=model)] if is_asked else load_bundled().values()

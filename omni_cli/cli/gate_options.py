@@ -127,15 +127,6 @@ def read_fraction(option_name: str, text: str) -> float:
         raise UsageError(f"invalid value for `{option_name}`: {error}") from error
 
 
-def need_numpy(what: str) -> None:
-    """Raise `OmniError` unless the statistics can be computed; `what` needs them."""
-    try:
-        import numpy  # noqa: F401
-    except ImportError as error:
-        message = f"{what} needs NumPy, which is not installed"
-        raise OmniError(message, hint="install omni-cli with the extra `cpu`, `cuda` or `run`") from error
-
-
 def refuse_failed(record: Record, path: Path) -> None:
     """Raise `OmniError` if a variant of a saved record failed: nothing is measured by it."""
     from omni_cli.stats.comparison_result import failed_variants

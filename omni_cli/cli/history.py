@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omni_cli.cli.gate_options import AllowDifferenceOption, need_numpy, read_fraction, write_report
+from omni_cli.cli.gate_options import AllowDifferenceOption, read_fraction, write_report
 from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption, option
 from omni_cli.cli.terminal import console
 from omni_cli.errors import InputError, OmniError
@@ -41,7 +41,6 @@ def add(
     quiet: QuietOption = False,
 ) -> None:
     """Add records to a history. A measurement that it has already is not added again."""
-    need_numpy("a history")
     from omni_cli.history_folder import keep
     from omni_cli.importers.files import load_any
     from omni_cli.importers.order import in_order
@@ -123,7 +122,6 @@ def check(
     from omni_cli.metrics import E2E
 
     limit = None if max_regression is None else read_fraction("--max-regression", max_regression)
-    need_numpy("a history")
     from omni_cli.history_folder import utc
     from omni_cli.report.history_text import check_failure, history_markdown
     from omni_cli.results import EXIT_CODES
@@ -142,7 +140,6 @@ def check(
 
 
 def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) -> HistoryRecord:
-    need_numpy("a history")
     from omni_cli.history_folder import read_folder
     from omni_cli.stats.history import get_history
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.cli.gate_options import need_numpy, refuse_failed, write_report
+from omni_cli.cli.gate_options import refuse_failed, write_report
 from omni_cli.cli.options import QuietOption, VerboseOption
 from omni_cli.cli.terminal import console
 from omni_cli.errors import OmniError, OutputError, UsageError
@@ -56,7 +56,6 @@ def report(
 
 def _write_smaller_is_better(output: Path, records: list[Path]) -> None:
     _check_output(output, records)
-    need_numpy("a summary")
     from omni_cli.record import load_record
     from omni_cli.report.bench_json import smaller_is_better_json
     from omni_cli.stats.summary import get_summaries

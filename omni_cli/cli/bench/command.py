@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 
 from omni_cli.cli.bench.options import BenchOptions
-from omni_cli.cli.gate_options import need_numpy
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.errors import UsageError
 
@@ -28,7 +27,6 @@ def bench(options: BenchOptions) -> int:
     measured_stages(config, options.stage)
     workload = options.workload(options.stage, config)
     limits = options.limits(options.max_memory_regression)
-    need_numpy("measuring")
     from omni_cli.bench.quality_weights import parse_weights
 
     weights = parse_weights(options.weights)

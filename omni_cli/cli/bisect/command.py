@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.bisect.options import BisectOptions
-from omni_cli.cli.gate_options import need_numpy
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, OmniError
 from omni_cli.metrics import E2E
@@ -30,7 +29,6 @@ def bisect(options: BisectOptions) -> int:
     """
     options.check()
     limit = options.limit()
-    need_numpy("measuring")
     from omni_cli.bench.bisect import Criterion
 
     is_timed = limit is not None and options.max_memory_regression is None

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from omni_cli.cli.gate_options import need_numpy
 from omni_cli.cli.loadtest.options import DEFAULT_LEN, MAX_REQUESTS, LoadtestOptions, without_key
 from omni_cli.cli.terminal import console
 from omni_cli.errors import UsageError
@@ -30,7 +29,6 @@ def loadtest(options: LoadtestOptions) -> int:
     (outputs differ where they had to be equal) or 6 (requests failed).
     """
     limits = options.limits()
-    need_numpy("measuring")
     from omni_cli.cli.bench.run import measure, read_spec
     from omni_cli.cli.loadtest.reading import check_counts
     from omni_cli.loadtest.plan import server_plan

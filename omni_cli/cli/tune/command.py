@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from omni_cli.cli.gate_options import check_model_based, need_numpy, read_fraction, read_quality
+from omni_cli.cli.gate_options import check_model_based, read_fraction, read_quality
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.errors import ExitCode, UsageError
@@ -22,7 +22,6 @@ def tune(options: TuneOptions) -> ExitCode:
     `--output-dir` gets the answer as a profile (`profile.yaml`), and the record (`tune.json`), from which the same
     command continues after an interrupt. Exits with 0 (found), 2 (usage), 3 (inconclusive) or 6 (no setting runs).
     """
-    need_numpy("measuring")
     margin = read_fraction("--margin", options.margin)
     if margin == 0:
         message = "invalid value for `--margin`: no number of starts proves equality"

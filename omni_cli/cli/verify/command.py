@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_cli.cli.gate_options import check_output_files, need_numpy
+from omni_cli.cli.gate_options import check_output_files
 from omni_cli.cli.verify.options import VerifyOptions
 from omni_cli.errors import UsageError
 
@@ -16,7 +16,6 @@ def verify(options: VerifyOptions) -> int:
     other seeds and limits. Exits with 0 (all equal or near ties), 5 (different), 3 (nothing could be decided) or 6
     (the run failed).
     """
-    need_numpy("verifying")
     check_output_files(options.output_json, options.junit, options.markdown)
     if options.url is not None:
         wrong = next((name for name in _OF_PROFILES if getattr(options, name)), None)
