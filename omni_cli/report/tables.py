@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -37,7 +36,7 @@ def aligned(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(
 def _widths(columns: Sequence[Sequence[str]], gap: int) -> list[int]:
     """Take from the widest column that can still be narrower until the lines fit."""
     widths = [max(map(len, column)) for column in columns]
-    if not (sys.stdout.isatty() or "COLUMNS" in os.environ):
+    if not sys.stdout.isatty():
         return widths
     least = [max(len(part.rstrip()) for cell in column for part in _parts(cell)) for column in columns]
     for _ in range(2 + sum(widths) + gap * (len(widths) - 1) - shutil.get_terminal_size().columns):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -72,7 +73,8 @@ def fail_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_version_and_help(run: Run) -> None:
-    assert run("--version") == (0, f"omni {__version__}\n", "")
+    code, out, err = run("--version")
+    assert (code, err) == (0, "") and re.fullmatch(rf"omni {re.escape(__version__)}( \([0-9a-f]{{12}}\))?\n", out)
     code, out, err = run("--help")
     assert (code, err) == (0, "")
     for command in ("generate", "profiles", "models", "doctor"):

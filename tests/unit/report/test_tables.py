@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from support.bench_records import ABBA, record, variant
 
@@ -17,9 +19,15 @@ ROWS = [
 WHOLE = ["4.61 s", "461.2 ms", "[0.861, 0.893]", "[0.9861, 1.0093]", "difference"]
 
 
+def narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Make stdout a terminal of that width."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+
 @pytest.mark.parametrize("columns", [40, 56, 64, 72, 200])
 def test_rows_fit_and_numbers_stay_whole(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
+    narrow(monkeypatch, columns)
     lines = aligned(ROWS, right=frozenset({1}))
     text = "\n".join(lines)
     assert all(part in text for part in WHOLE)
@@ -28,12 +36,12 @@ def test_rows_fit_and_numbers_stay_whole(columns: int, monkeypatch: pytest.Monke
 
 
 def test_what_cannot_be_broken_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
+    narrow(monkeypatch, 20)
     assert aligned([("/a/long/folder/of/models", "x y")]) == ["  /a/long/folder/of/models  x", " " * 28 + "y"]
 
 
 def test_a_pipe_gets_one_line_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
     assert len(aligned([("word " * 30, "2")])) == 1
 
 
