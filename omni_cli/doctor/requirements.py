@@ -21,6 +21,7 @@ VERIFIED = {
     "soundfile": "0.14.0",
     "soxr": "1.1.0",
     "ftfy": "6.3.1",
+    "prompt_toolkit": "3.0.53",
     "fastapi": "0.136.3",
     "uvicorn": "0.54.0",
     "python-multipart": "0.0.34",

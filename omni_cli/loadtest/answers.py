@@ -71,6 +71,7 @@ class ServerAnswer:
     input_tokens: int | None = None
     output_tokens: int | None = None
     audio_tokens: int = 0
+    finish_reason: str | None = None
 
     @property
     def audio_s(self) -> float | None:
@@ -93,7 +94,6 @@ class ChatReader:
     def __init__(self) -> None:
         self.answer = ServerAnswer()
         self._events = EventParser()
-        self._is_finished = False
 
     def feed(self, chunk: bytes, at_s: float) -> None:
         for data in self._events.feed(chunk):
@@ -101,7 +101,7 @@ class ChatReader:
                 self._take(_decoded(data, _CHUNK), at_s)
 
     def finish(self) -> None:
-        if not self._is_finished:
+        if self.answer.finish_reason is None:
             raise AnswerError("incomplete answer", "the stream ended without a finish_reason")
 
     def _take(self, chunk: _Chunk, at_s: float) -> None:
@@ -116,7 +116,7 @@ class ChatReader:
                 self.answer.text.append(text)
             if audio.data:
                 self._take_audio(audio.data, at_s)
-            self._is_finished |= choice.finish_reason is not None
+            self.answer.finish_reason = choice.finish_reason or self.answer.finish_reason
         if chunk.usage is not None:
             self.answer.input_tokens = chunk.usage.prompt_tokens
             self.answer.output_tokens = chunk.usage.completion_tokens

@@ -1,0 +1,108 @@
+"""`omni chat`: an interactive conversation with a profile or a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omni_cli.cli.chat.options import ChatOptions
+from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.terminal import console
+from omni_cli.errors import ExitCode, UsageError
+
+# Imported when the conversation begins, so that `--help` and usage errors are fast.
+if TYPE_CHECKING:
+    from omni_cli.cli.chat.conversation import Conversation
+    from omni_cli.config.schema import EngineConfig
+
+_HOST = "127.0.0.1"
+_REQUEST_TIMEOUT_S = 3600.0
+
+
+def chat(options: ChatOptions) -> int:
+    """Talk to a model: answers are streamed, and speech is written to files and played.
+
+    `/help` lists the commands for images, sounds, speech and settings. Ctrl-C stops an answer, Ctrl-D leaves. Without a
+    terminal, each line of stdin is a message.
+    """
+    from omni_cli.cli.chat.conversation import Conversation
+
+    if options.as_json:
+        raise UsageError("`--json` has no effect here", hint="`/save FILE` writes the conversation as JSON")
+    conversation = Conversation(options.system)
+    if options.url is not None:
+        given = {"--profile": options.profile, "--set": options.set_}
+        if unused := next((name for name, value in given.items() if value), None):
+            raise UsageError(f"`{unused}` has no effect with `--url`", hint="a server has its own profile")
+        if options.seed is not None:
+            conversation.fields["seed"] = options.seed
+        from omni_cli.loadtest.target import find_targets, parse_url
+
+        (target,) = find_targets([parse_url(options.url)], options.model, options.api_key)
+        _run(_talk(target.url, target.model, conversation, options, options.api_key))
+        return ExitCode.OK
+    config = profile_source(options).load()
+    from omni_cli.engine.describing import get_capabilities
+
+    if "text" not in get_capabilities(config, verbose=options.verbose).modalities:
+        message = f"profile `{config.name}` does not answer with text"
+        raise UsageError(message, hint="`omni generate` takes its prompts")
+    _run(_talk_to_own(config, conversation, options))
+    return ExitCode.OK
+
+
+def _run(talk: Coroutine[Any, Any, None]) -> None:
+    from omni_cli.cli.terminal.stop_signals import run_until_stopped
+
+    work, stopped = asyncio.run(run_until_stopped(talk, None))
+    failure = stopped or work.exception()
+    if failure is not None:
+        raise failure
+
+
+async def _talk(url: str, model: str, conversation: Conversation, options: ChatOptions, api_key: str | None) -> None:
+    from omni_cli.cli.chat.session import Session
+    from omni_cli.loadtest.client import Client
+
+    if not options.quiet:
+        console.print_note(f"{model} at {url}; `/help` lists the commands, Ctrl-D leaves")
+    async with Client(url, api_key=api_key, timeout_s=_REQUEST_TIMEOUT_S) as client:
+        await Session(client, model, conversation, options.output_dir, quiet=options.quiet).run()
+
+
+async def _talk_to_own(config: EngineConfig, conversation: Conversation, options: ChatOptions) -> None:
+    """Serve the profile in this process, on a port and with a key that nobody else knows, and talk to it."""
+    from omni_cli.cli.terminal.progress import choose_progress
+    from omni_cli.engine.omni_llm import OmniLLM
+    from omni_cli.serve.access_log import AccessLog
+    from omni_cli.serve.limits import Limits
+    from omni_cli.serve.server import Server, ServerSettings, bind, get_address
+
+    key = secrets.token_urlsafe(32)
+    settings = ServerSettings(
+        key, is_loopback=True, drain_timeout_s=0.5, limits=Limits(), output_dir=options.output_dir, seed=options.seed
+    )
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, bind(_HOST, 0) as listener:
+        engine = OmniLLM(config, verbose=options.verbose)
+        server = Server(engine, config, settings, AccessLog(None if options.verbose else nowhere))
+        stages = [(stage.name, stage.kind) for stage in config.stages]
+        progress = choose_progress(stages, 0, sys.stderr, quiet=options.quiet, verbose=options.verbose)
+        ready, done = asyncio.Event(), asyncio.Event()
+        progress.show()
+        running = asyncio.ensure_future(server.run(listener, done.wait(), on_event=progress.handle, on_ready=ready.set))
+        waiting = asyncio.ensure_future(ready.wait())
+        try:
+            await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            progress.hide()
+            if ready.is_set():
+                await _talk(get_address(listener)[2], config.name, conversation, options, key)
+        finally:
+            progress.hide()
+            waiting.cancel()
+            done.set()
+            await running

@@ -1,0 +1,195 @@
+"""The loop of `omni chat`: read a line, stream its answer, write and play its speech."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from omni_cli.cli.chat.conversation import COMMANDS, Conversation, Leave
+from omni_cli.cli.terminal import console
+from omni_cli.encoding import encode_wav
+from omni_cli.errors import OmniError
+from omni_cli.loadtest.answers import SAMPLE_RATE, ChatReader
+from omni_cli.loadtest.client import Client, Outcome
+from omni_cli.report.units import milliseconds, seconds
+from omni_cli.whole_file import cannot_write, write_whole
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+_PLAYERS = (("ffplay", "-nodisp", "-autoexit", "-loglevel", "quiet"), ("paplay",), ("aplay", "-q"), ("afplay",))
+_HISTORY = Path("omni", "chat_history")
+
+
+class Session:
+    """One conversation with one server."""
+
+    def __init__(
+        self, client: Client, model: str, conversation: Conversation, output_dir: Path, *, quiet: bool
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._conversation = conversation
+        self._output_dir = output_dir
+        self._quiet = quiet
+        self._player: asyncio.subprocess.Process | None = None
+        self._numbers = itertools.count()
+
+    async def run(self) -> None:
+        """Talk until the input ends."""
+        try:
+            async for line in _lines():
+                self._stop_player()
+                text = line.strip()
+                try:
+                    if text.startswith("/"):
+                        console.print_note(self._conversation.command(text))
+                    elif text:
+                        await self._answer(text)
+                except OmniError as error:
+                    console.print_error(error)
+        except Leave:
+            pass
+        finally:
+            self._stop_player()
+
+    async def _answer(self, text: str) -> None:
+        """Stream an answer to stdout; Ctrl-C stops it, and what there is of it stays in the conversation."""
+        conversation, reader = self._conversation, _PrintingReader()
+        body = conversation.ask(text, self._model)
+        began_s = time.perf_counter()
+        asking = asyncio.ensure_future(self._client.post("/v1/chat/completions", body, reader, began_s))
+        with _interrupt(asking):
+            await asyncio.wait({asking})
+        outcome = None if asking.cancelled() else asking.result()
+        said = "".join(reader.answer.text)
+        if said:
+            console.print_part("\n")
+        if outcome is not None and outcome.failure is not None:
+            conversation.refused()
+            raise OmniError(f"{outcome.failure.kind}: {outcome.failure.message}")
+        if outcome is None and not said:
+            conversation.refused()
+        else:
+            conversation.answered(said)
+        if outcome is None:
+            console.print_note("stopped")
+        elif not self._quiet:
+            console.print_note(_figures(outcome, began_s))
+        if reader.answer.pcm:
+            await self._speak(bytes(reader.answer.pcm))
+
+    async def _speak(self, pcm: bytes) -> None:
+        """Write the speech to a file, and play it if someone listens and there is a player."""
+        path = self._output_dir / f"{next(self._numbers)}.wav"
+        samples = np.frombuffer(pcm[: len(pcm) // 2 * 2], "<i2").astype(np.float32) / 32768
+        try:
+            self._output_dir.mkdir(parents=True, exist_ok=True)
+            write_whole(path, encode_wav(samples, SAMPLE_RATE))
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        console.print_note(f"{path}   {seconds(len(samples) / SAMPLE_RATE)} audio")
+        player = next((words for words in _PLAYERS if shutil.which(words[0])), None)
+        if player is not None and sys.stdout.isatty():
+            quiet = asyncio.subprocess.DEVNULL
+            self._player = await asyncio.create_subprocess_exec(
+                *player, str(path), stdin=quiet, stdout=quiet, stderr=quiet
+            )
+
+    def _stop_player(self) -> None:
+        if self._player is not None and self._player.returncode is None:
+            self._player.kill()
+
+
+@contextmanager
+def _interrupt(asking: asyncio.Future[Outcome]) -> Iterator[None]:
+    """Let Ctrl-C stop the answer and nothing else."""
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: loop.call_soon_threadsafe(asking.cancel))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        asking.cancel()
+
+
+class _PrintingReader(ChatReader):
+    """Prints text as it arrives."""
+
+    def feed(self, chunk: bytes, at_s: float) -> None:
+        printed = len(self.answer.text)
+        super().feed(chunk, at_s)
+        for part in self.answer.text[printed:]:
+            console.print_part(part)
+
+
+def _figures(outcome: Outcome, began_s: float) -> str:
+    answer = outcome.answer
+    assert answer is not None  # it did not fail
+    first = [f"TTFT {milliseconds(answer.text_at[0] - began_s)}"] if answer.text_at else []
+    tokens = [] if answer.output_tokens is None else [f"{answer.output_tokens} tokens"]
+    cut = ["cut at its maximum of tokens"] if answer.finish_reason == "length" else []
+    return "  " + " · ".join([*first, *tokens, f"total {seconds(outcome.done_s - began_s)}", *cut])
+
+
+async def _lines() -> AsyncIterator[str]:
+    """Yield lines: of a terminal with history and completion, else of stdin."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        prompt = _prompt()
+        while True:
+            try:
+                yield await prompt.prompt_async("> ", handle_sigint=False)
+            except KeyboardInterrupt:
+                continue  # Ctrl-C clears the line
+            except EOFError:
+                return
+    async for line in _stdin():
+        yield line
+
+
+async def _stdin() -> AsyncIterator[str]:
+    """Read stdin without a thread, which could not be stopped."""
+    if stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
+        for line in sys.stdin:
+            yield line
+        return
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        while line := await reader.readline():
+            yield line.decode(errors="replace")
+    finally:
+        transport.close()
+
+
+def _prompt() -> PromptSession[str]:
+    """Return a prompt on stderr; its history is kept if the folder can be written."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+    from prompt_toolkit.output import create_output
+
+    path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / _HISTORY
+    history: History = InMemoryHistory()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        history = FileHistory(path)
+    except OSError:
+        console.print_note(f"{path.parent} cannot be written: this conversation's lines are not kept")
+    words: Sequence[str] = list(COMMANDS)
+    options: dict[str, Any] = {"completer": WordCompleter(words, sentence=True), "complete_while_typing": False}
+    return PromptSession(history=history, output=create_output(sys.stderr), **options)
