@@ -32,6 +32,9 @@ _VERDICTS = {
 }
 
 
+_MOST_LIKELY = 5
+
+
 class BisectProgress(BenchProgress):
     """Reports the phases of each comparison as `omni bench` does, and its verdict."""
 
@@ -88,17 +91,16 @@ def probability(value: float) -> str:
 
 
 def range_so_far(search: Search, commits: Sequence[CommitInfo]) -> str | None:
-    """Return a sentence on the commits that are left of a search without an end; None if it has not narrowed them."""
+    """Return the commits that are left of a search without an end, the likeliest with their probabilities; None if it
+    has not narrowed them."""
     low, high = search.bounds
     if search.confidence is None or high - low == search.last:
         return None
-    odds = search.probabilities[low:high]
-    best = low + 1 + int(odds.argmax())
     left = f"{count(high - low, 'commit')} after {commits[low].short} up to {commits[high].short}"
-    return (
-        f"so far: one of the {left} ({probability(search.confidence)}), most likely {commits[best].short} "
-        f"({probability(float(odds.max()))})"
-    )
+    likely = sorted(range(low, high), key=lambda place: -search.probabilities[place])[:_MOST_LIKELY]
+    rows = [(commits[p + 1].short, probability(float(search.probabilities[p])), commits[p + 1].subject) for p in likely]
+    heading = f"so far: one of the {left}, with {probability(search.confidence)}; most likely"
+    return "\n".join([heading, *aligned(rows, right=frozenset({1}))])
 
 
 def get_failure(record: BisectRecord, search: Search) -> OmniError | None:

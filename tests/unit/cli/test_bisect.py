@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 
 import omni_cli
+from omni_cli.bench.commits import CommitInfo
 from omni_cli.cli.app import run
+from omni_cli.cli.bisect.report import range_so_far
+from omni_cli.stats.bisection import Search, Trial
 
 pytestmark = pytest.mark.slow
 
@@ -214,3 +217,17 @@ def test_an_interrupt_keeps_the_comparisons_that_ended(repository: Path, tmp_pat
     found = json.loads(out)
     assert again.returncode == 1 and changes(found) == ["change 7"], err
     assert found["trials"][: len(kept)] == kept
+
+
+def test_a_search_that_runs_out_of_time_lists_the_likeliest_commits() -> None:
+    commits = [CommitInfo(sha=f"{n:012x}", author="Ada", date="2026-11-20", subject=f"Change {n}") for n in range(17)]
+    ends = Trial(a=0, b=16, verdict="regression", limit=0.02, alpha=0.01, change=0.05)
+    assert range_so_far(Search(16, 0.02, 60.0, (ends,)), commits) is None
+    fields = {"verdict": "inconclusive", "limit": 0.025, "alpha": 0.35, "standard_error": 0.01}
+    trials = [Trial(a=0, b=b, change=change, **fields) for b, change in ((8, 0.0), (12, 0.05), (10, 0.02))]
+    told = range_so_far(Search(16, 0.02, 60.0, (ends, *trials)), commits)
+    assert told is not None
+    heading, *likely = told.splitlines()
+    assert heading.startswith("so far: one of the 4 commits after 000000000008 up to 00000000000c, with 9")
+    shares = [float(line.split()[1].rstrip("%")) for line in likely]
+    assert len(likely) == 4 and shares == sorted(shares, reverse=True) and 90 < sum(shares) <= 100
