@@ -4,7 +4,7 @@
 
 Blocks of the sizes of Qwen-Image (3,072 wide, 24 heads, 4,096 image tokens of 1024 x 1024, 64 of text, bfloat16) with
 random weights, written here with torch alone, so that it runs where diffusers does not. Each variant has a process of
-its own, and takes turns with the plain blocks, which have the same weights; quoted are medians per block, their ratio,
+its own, interleaved with the plain blocks, which have the same weights; quoted are medians per block, their ratio,
 and what 60 blocks would take. The bound is the block's matrix products and attention alone, measured at their shapes.
 """
 
@@ -147,7 +147,7 @@ VARIANTS: dict[str, tuple[bool, dict[str, Any] | None, SDPBackend | None, bool]]
 
 @torch.inference_mode()
 def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Measure a variant in turns with the plain blocks; milliseconds per block."""
+    """Measure a variant interleaved with the plain blocks; milliseconds per block."""
     torch.set_default_dtype(torch.bfloat16)
     fused, compiled, backend, seen = VARIANTS[name]
     torch.manual_seed(0)
@@ -181,7 +181,8 @@ def main() -> int:
     if options.variant:
         sys.stdout.write(json.dumps(measure(options.variant, options.rounds)) + "\n")
         return 0
-    sys.stdout.write(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.rounds} rounds in turns\n")
+    rounds = f"{options.rounds} interleaved rounds"
+    sys.stdout.write(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {rounds}\n")
     for name in VARIANTS:
         command = [sys.executable, __file__, "--rounds", str(options.rounds), "--variant", name]
         ended = subprocess.run(command, capture_output=True, text=True)
