@@ -228,7 +228,12 @@ def get_counters(variant: Variant) -> Mapping[str, Mapping[str, float]]:
 
 def num_requests(variant: Variant) -> int:
     """Count the requests that were sent to a server, including failed ones; 0 for all other variants."""
-    return sum(len(next(iter(sample.requests.values()), ())) for sample in variant.samples)
+    return sum(map(requests_of, variant.samples))
+
+
+def requests_of(sample: Sample) -> int:
+    """Count the requests of one window; 0 for an iteration."""
+    return len(next(iter(sample.requests.values()), ()))
 
 
 def is_of_server(record: Record) -> bool:

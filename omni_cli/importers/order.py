@@ -25,12 +25,12 @@ def in_order(files: Sequence[tuple[Path, Imported]]) -> tuple[list[tuple[Path, I
     Several records of one file are in the order of their lines.
     """
     undated = [number for number, (_, item) in enumerate(files) if item.undated]
-    paths = dict.fromkeys(files[number][0] for number in undated)
+    paths = {files[number][0]: datetime.fromisoformat(files[number][1].record.created) for number in undated}
     named = {path: _date_in(path.stem) for path in paths}
     if all(named.values()):
         moments, guess = {path: moment for path, moment in named.items() if moment}, None
     else:
-        moments, guess = _of_files(list(paths))
+        moments, guess = _of_files(paths)
     dated, taken = list(files), set[datetime]()
     for number in undated:
         path, item = files[number]
@@ -43,15 +43,14 @@ def in_order(files: Sequence[tuple[Path, Imported]]) -> tuple[list[tuple[Path, I
     return dated, guess
 
 
-def _of_files(paths: list[Path]) -> tuple[dict[Path, datetime], str | None]:
+def _of_files(written: dict[Path, datetime]) -> tuple[dict[Path, datetime], str | None]:
     """Return the modification times, or seconds in the order of the names if these are too close to tell."""
-    written = {path: datetime.fromtimestamp(int(path.stat().st_mtime), UTC) for path in paths}
     times = sorted(written.values())
     if all(later - earlier >= _APART for earlier, later in itertools.pairwise(times)):
         return written, None
-    by_name = sorted(paths, key=lambda path: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", str(path))])
+    by_name = sorted(written, key=lambda path: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", str(path))])
     guess = (
-        f"{len(paths)} files have no date and were written within seconds of each other: they are taken in the order "
+        f"{len(written)} files have no date and were written within seconds of each other: they are taken in the order "
         "of their names; a date in each name, such as 2026-11-20.json, decides"
     )
     return {path: times[0] + timedelta(seconds=number) for number, path in enumerate(by_name)}, guess

@@ -60,12 +60,14 @@ class AnswerError(Exception):
 class ServerAnswer:
     """Times are of `time.perf_counter`. Token counts are the server's, None if it reports none.
 
-    `output_tokens` counts all that the model generated, `audio_tokens` those that became sound.
+    `content` is the text without the reasoning before it. `output_tokens` counts all that the model generated,
+    `audio_tokens` those that became sound.
     """
 
     text_at: list[float] = field(default_factory=list)
     audio_at: float | None = None
     text: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
     pcm: bytearray = field(default_factory=bytearray)
     images: list[bytes] = field(default_factory=list)
     input_tokens: int | None = None
@@ -110,7 +112,9 @@ class ChatReader:
         for choice in chunk.choices:
             delta = choice.delta
             audio = delta.audio or _Audio()
-            text = delta.content or delta.reasoning or delta.reasoning_content or audio.transcript
+            content = delta.content or audio.transcript
+            self.answer.content += [content] if content else []
+            text = content or delta.reasoning or delta.reasoning_content
             if text:
                 self.answer.text_at.append(at_s)
                 self.answer.text.append(text)

@@ -220,8 +220,8 @@ class _LineReader:
         if self.output_len is not None and self.is_chat:
             own |= _length(self.output_len)
         folder = self.path.parent
-        parts = [_image(folder / name, self.update) for name in checked.get("image", ())]
-        parts += [_sound(folder / name, self.update) for name in checked.get("audio", ())]
+        parts = [image_part(folder / name, self.update) for name in checked.get("image", ())]
+        parts += [sound_part(folder / name, self.update) for name in checked.get("audio", ())]
         due_s = _time(checked["arrival_s"], "arrival_s") if "arrival_s" in checked else None
         return DatasetRequest(checked["prompt"], parts=tuple(parts), fields=own, due_s=due_s)
 
@@ -236,12 +236,14 @@ def _time(value: object, key: str) -> float:
     return float(value)
 
 
-def _image(path: Path, update: Callable[[bytes], None]) -> dict[str, object]:
+def image_part(path: Path, update: Callable[[bytes], None]) -> dict[str, object]:
+    """Return an image file as a part of a chat message; `update` gets its bytes. Raises `ValueError`, `InputError`."""
     kind, data = _media(path, "image", _IMAGES, update)
     return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{data}"}}
 
 
-def _sound(path: Path, update: Callable[[bytes], None]) -> dict[str, object]:
+def sound_part(path: Path, update: Callable[[bytes], None]) -> dict[str, object]:
+    """Return a sound file like `image_part`."""
     kind, data = _media(path, "audio", _SOUNDS, update)
     return {"type": "input_audio", "input_audio": {"data": data, "format": kind}}
 

@@ -110,13 +110,14 @@ class Search:
     def bounds(self) -> tuple[int, int]:
         """The smallest range that has the commit to blame with the probability `1 - ALPHA`: after the first position,
         up to the second. Commits that do not run cannot be told apart from the next one that does."""
-        edges = [0, *(position for position in range(1, self.last) if position not in self._broken), self.last]
+        edges = np.setdiff1d(np.arange(self.last + 1), list(self._broken - {self.last}))
         below = np.concatenate([[0.0], np.cumsum(self.probabilities)])[edges]
+        # For each beginning, the first end that is far enough.
+        ends = np.searchsorted(below, below + 1 - ALPHA)
         ranges = [
-            (high - low, -(below[end] - below[start]), low, high)
-            for start, low in enumerate(edges)
-            for end, high in list(enumerate(edges))[start + 1 :]
-            if below[end] - below[start] >= 1 - ALPHA
+            (int(edges[end] - edges[start]), float(below[start] - below[end]), int(edges[start]), int(edges[end]))
+            for start, end in enumerate(ends)
+            if end < len(edges)
         ]
         _, _, low, high = min(ranges)
         return low, high
@@ -143,12 +144,13 @@ class Search:
         if compared > 3 * math.ceil(math.log2(self.last + 1)) + _SPARE:
             return None
         low, high = self.bounds
-        untold = [position for position in range(low + 1, high) if position not in self._broken]
+        broken = self._broken
+        untold = [position for position in range(low + 1, high) if position not in broken]
         if untold:
             # Broken commits come in stretches: after each one, look further away.
             below = np.cumsum(self.probabilities)
             untold.sort(key=lambda position: abs(below[position - 1] - 0.5))
-            misses = sum(position in self._broken for position in range(low + 1, high))
+            misses = high - low - 1 - len(untold)  # those that do not run
             position = untold[min(2**misses - 1, len(untold) - 1)]
             return NextTrial(0, position, self._middle, self.budget_s, LOOSE_ALPHA)
         final = self.trial(low, high)

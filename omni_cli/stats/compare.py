@@ -44,10 +44,11 @@ class Compared:
 
     def withheld(self, *, is_better: bool, is_worse: bool) -> str | None:
         """Return why there is no such verdict on b: what else ran on the machine speaks for it as well."""
-        doubts = [name for name, slowed in zip("AB", self.slowed, strict=True) if slowed]
-        if not (self.slowed[0] and not is_worse) and not (self.slowed[1] and not is_better):
-            return None
-        return f"{' and '.join(doubts)} ran on a disturbed machine, and not interleaved with the other"
+        slowed_a, slowed_b = self.slowed
+        if (slowed_a and not is_worse) or (slowed_b and not is_better):
+            names = " and ".join(name for name, slowed in zip("AB", self.slowed, strict=True) if slowed)
+            return f"{names} ran on a disturbed machine, and not interleaved with the other"
+        return None
 
 
 def compare_variants(

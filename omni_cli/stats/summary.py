@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import UNSET
 
 from omni_cli.metrics import ATTAINMENT, COUNTED, GOODPUT, PERCENTILES, get_percentile
-from omni_cli.record import Sample, Variant, get_values, metric_names, request_values
+from omni_cli.record import Sample, Variant, get_values, metric_names, request_values, requests_of
 from omni_cli.results import Summary
 from omni_cli.stats.blocks import block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS, share_interval
@@ -42,7 +42,7 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
 def _count(variant: Variant, metric: str, values: np.ndarray) -> Summary:
     """Summarise the share of requests within the limits, or their rate, over all requests with Wilson's interval."""
     samples = [sample for sample in variant.samples if metric in sample.metrics]
-    requests = [len(next(iter(sample.requests.values()), ())) or sample.work.get("requests", 1.0) for sample in samples]
+    requests = [requests_of(sample) or sample.work.get("requests", 1.0) for sample in samples]
     good = sum(n * sample.metrics.get(ATTAINMENT, 0.0) for n, sample in zip(requests, samples, strict=True))
     share, scale = good / sum(requests), 1.0
     if metric == GOODPUT:

@@ -97,8 +97,9 @@ def range_so_far(search: Search, commits: Sequence[CommitInfo]) -> str | None:
     if search.confidence is None or high - low == search.last:
         return None
     left = f"{count(high - low, 'commit')} after {commits[low].short} up to {commits[high].short}"
-    likely = sorted(range(low, high), key=lambda place: -search.probabilities[place])[:_MOST_LIKELY]
-    rows = [(commits[p + 1].short, probability(float(search.probabilities[p])), commits[p + 1].subject) for p in likely]
+    shares = search.probabilities.tolist()
+    likely = sorted(range(low, high), key=lambda place: -shares[place])[:_MOST_LIKELY]
+    rows = [(commits[place + 1].short, probability(shares[place]), commits[place + 1].subject) for place in likely]
     heading = f"so far: one of the {left}, with {probability(search.confidence)}; most likely"
     return "\n".join([heading, *aligned(rows, right=frozenset({1}))])
 

@@ -35,12 +35,16 @@ def chat(options: ChatOptions) -> int:
     if options.as_json:
         raise UsageError("`--json` has no effect here", hint="`/save FILE` writes the conversation as JSON")
     conversation = Conversation(options.system)
+    if options.seed is not None:
+        conversation.fields["seed"] = options.seed
     if options.url is not None:
-        given = {"--profile": options.profile, "--set": options.set_}
+        given = {
+            "--profile": options.profile,
+            "--set": options.set_,
+            "--trust-remote-code": options.trust_remote_code,
+        }
         if unused := next((name for name, value in given.items() if value), None):
             raise UsageError(f"`{unused}` has no effect with `--url`", hint="a server has its own profile")
-        if options.seed is not None:
-            conversation.fields["seed"] = options.seed
         from omni_cli.loadtest.target import find_targets, parse_url
 
         (target,) = find_targets([parse_url(options.url)], options.model, options.api_key)
@@ -85,7 +89,7 @@ async def _talk_to_own(config: EngineConfig, conversation: Conversation, options
 
     key = secrets.token_urlsafe(32)
     settings = ServerSettings(
-        key, is_loopback=True, drain_timeout_s=0.5, limits=Limits(), output_dir=options.output_dir, seed=options.seed
+        key, is_loopback=True, drain_timeout_s=0.5, limits=Limits(), output_dir=options.output_dir
     )
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, bind(_HOST, 0) as listener:
         engine = OmniLLM(config, verbose=options.verbose)

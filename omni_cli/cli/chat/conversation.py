@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import mimetypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from omni_cli.errors import InputError, OmniError, UsageError
+from omni_cli.cli.gate_options import write_report
+from omni_cli.errors import InputError, UsageError
+from omni_cli.loadtest.dataset import image_part, sound_part
 from omni_cli.text import suggest, visible
-from omni_cli.whole_file import write_whole
 
 COMMANDS = {
     "/image": "FILE: show an image with the next message",
@@ -26,7 +26,6 @@ COMMANDS = {
     "/help": "list the commands",
     "/quit": "leave, as Ctrl-D does",
 }
-_MAX_FILE_BYTES = 24 * 2**20
 
 
 class Leave(Exception):
@@ -48,9 +47,12 @@ class Conversation:
         if self.parts:
             content = [*self.parts, {"type": "text", "text": text}]
         self.messages.append({"role": "user", "content": content})
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        body = {"model": model, "messages": [*system, *self.messages], "stream": True}
+        body = {"model": model, "messages": self._all_messages(), "stream": True}
         return msgspec.json.encode({**body, "stream_options": {"include_usage": True}, **self.fields})
+
+    def _all_messages(self) -> list[dict[str, Any]]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, *self.messages]
 
     def answered(self, text: str) -> None:
         """Add the answer, or what there is of one that was stopped."""
@@ -66,8 +68,10 @@ class Conversation:
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         match name:
-            case "/image" | "/audio":
-                return self._attach(name[1:], rest)
+            case "/image":
+                return self._attach(image_part, rest)
+            case "/audio":
+                return self._attach(sound_part, rest)
             case "/speech":
                 return self._speech(rest)
             case "/system":
@@ -86,21 +90,12 @@ class Conversation:
                 raise Leave
         raise UsageError(f"unknown command `{visible(name, 40)}`", hint=suggest(name, list(COMMANDS)) or "see `/help`")
 
-    def _attach(self, kind: str, name: str) -> str:
+    def _attach(self, part_of: Callable[[Path, Callable[[bytes], None]], dict[str, Any]], name: str) -> str:
         path = Path(name).expanduser()
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise InputError(f"cannot read `{visible(name)}`: {error.strerror}") from error
-        if len(content) > _MAX_FILE_BYTES:
-            raise InputError(f"`{visible(name)}` has {len(content):,} bytes; the maximum is {_MAX_FILE_BYTES:,}")
-        data = base64.b64encode(content).decode()
-        if kind == "image":
-            mime = mimetypes.guess_type(path.name)[0] or "image/png"
-            self.parts.append({"type": "image_url", "image_url": {"url": f"data:{mime};base64,{data}"}})
-        else:
-            sound = {"data": data, "format": path.suffix.lstrip(".").lower() or "wav"}
-            self.parts.append({"type": "input_audio", "input_audio": sound})
+            self.parts.append(part_of(path, lambda _: None))
+        except ValueError as error:
+            raise InputError(str(error)) from error
         return f"{path.name} goes with the next message"
 
     def _speech(self, state: str) -> str:
@@ -132,11 +127,7 @@ class Conversation:
     def _save(self, name: str) -> str:
         if not name:
             raise UsageError("`/save` takes the name of a file")
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        document = {"messages": [*system, *self.messages], **self.fields}
+        document = {"messages": self._all_messages(), **self.fields}
         path = Path(name).expanduser()
-        try:
-            write_whole(path, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
-        except OSError as error:
-            raise OmniError(f"cannot write `{visible(name)}`: {error.strerror}") from error
+        write_report(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         return f"saved {path}"

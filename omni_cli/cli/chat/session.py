@@ -10,10 +10,10 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -74,6 +74,8 @@ class Session:
         with _interrupt(asking):
             await asyncio.wait({asking})
         outcome = None if asking.cancelled() else asking.result()
+        if reader.closed is not None:
+            raise reader.closed
         said = "".join(reader.answer.text)
         if said:
             console.print_part("\n")
@@ -83,7 +85,7 @@ class Session:
         if outcome is None and not said:
             conversation.refused()
         else:
-            conversation.answered(said)
+            conversation.answered("".join(reader.answer.content))
         if outcome is None:
             console.print_note("stopped")
         elif not self._quiet:
@@ -127,13 +129,19 @@ def _interrupt(asking: asyncio.Future[Outcome]) -> Iterator[None]:
 
 
 class _PrintingReader(ChatReader):
-    """Prints text as it arrives."""
+    """Prints text as it arrives. `closed` is set if nobody reads it any more: the client would blame the server."""
+
+    closed: BrokenPipeError | None = None
 
     def feed(self, chunk: bytes, at_s: float) -> None:
         printed = len(self.answer.text)
         super().feed(chunk, at_s)
-        for part in self.answer.text[printed:]:
-            console.print_part(part)
+        try:
+            for part in self.answer.text[printed:]:
+                console.print_part(part)
+        except BrokenPipeError as error:
+            self.closed = error
+            raise
 
 
 def _figures(outcome: Outcome, began_s: float) -> str:
@@ -190,6 +198,9 @@ def _prompt() -> PromptSession[str]:
         history = FileHistory(path)
     except OSError:
         console.print_note(f"{path.parent} cannot be written: this conversation's lines are not kept")
-    words: Sequence[str] = list(COMMANDS)
-    options: dict[str, Any] = {"completer": WordCompleter(words, sentence=True), "complete_while_typing": False}
-    return PromptSession(history=history, output=create_output(sys.stderr), **options)
+    return PromptSession(
+        history=history,
+        output=create_output(sys.stderr),
+        completer=WordCompleter(list(COMMANDS), sentence=True),
+        complete_while_typing=False,
+    )

@@ -72,9 +72,19 @@ def test_a_mistake_is_said_and_the_conversation_goes_on(omni: OmniServer, tmp_pa
     ]
     ended = piped(omni, tmp_path, *lines, "/save talk.json")
     assert ended.returncode == 0
-    for sentence in ("did you mean `/set`?", "cannot read `none.png`", "unknown field `colour`"):
+    for sentence in ("did you mean `/set`?", "cannot open the image file `none.png`", "unknown field `colour`"):
         assert sentence in ended.stderr
     assert len(json.loads((tmp_path / "talk.json").read_text())["messages"]) == 2, "a refused message is taken back"
+
+
+def test_a_closed_pipe_ends_it_quietly(omni: OmniServer, tmp_path: Path) -> None:
+    command = f"printf 'hello\\nhello\\n' | {sys.executable} -m omni_cli chat --url {omni.url} -q | head -c 1"
+    shell = ["bash", "-o", "pipefail", "-c", command]
+    ended = subprocess.run(
+        shell, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (141, "")
 
 
 def test_profiles_that_do_not_talk_and_options_without_effect(omni: OmniServer, tmp_path: Path) -> None:
