@@ -32,6 +32,7 @@ TESTS = {
         "test_reference.py",
         "test_qwen3_reference.py",
         "test_csm_reference.py",
+        "test_vibevoice_reference.py",
         "models/test_glm_image.py",
         "models/test_language_models.py",
     ),

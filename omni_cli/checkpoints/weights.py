@@ -125,7 +125,7 @@ def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float)
     if kind.endswith(("TopKRouter", "Experts")) or leaf == "scale_shift_table":
         # Rows, or one matrix per expert, that are not modules.
         return 0.0, gain / math.sqrt(parameter.shape[-1])
-    if kind.endswith(("LayerScale", "ConvNeXtBlock")):
+    if kind.endswith(("LayerScale", "ConvNeXtBlock", "ConvNext1dLayer")) or leaf.startswith("latent_"):
         # Trained from almost zero, but here each layer weighs enough for its loss to be noticed.
         return 0.5, 0.1
     if kind.endswith("CodebooksHead"):

@@ -172,9 +172,15 @@ class ForcedCodes:
         )
 
 
-def load_model(model_class: Any, folder: Path, way: Way, config: EngineConfig) -> Any:
-    """Load a model of transformers in the given way, for inference."""
-    options: dict[str, Any] = {"dtype": getattr(torch, way.dtype), "attn_implementation": way.attention}
+def load_model(
+    model_class: Any, folder: Path, way: Way, config: EngineConfig, *, attention_of: str | None = None
+) -> Any:
+    """Load a model of transformers in the given way, for inference.
+
+    `attention_of` is the part of the configuration whose attention is chosen, if the other parts have none.
+    """
+    attention = way.attention if attention_of is None else {attention_of: way.attention}
+    options: dict[str, Any] = {"dtype": getattr(torch, way.dtype), "attn_implementation": attention}
     if way.dtype == "float64":
         options["experts_implementation"] = "eager"  # grouped matrix products have no float64
     if config.trust_remote_code:

@@ -7,9 +7,9 @@ the recomputation of a preempted request, so codes are kept until their request 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -91,7 +91,9 @@ class RequestFrames:
 
 
 class FrameStore:
-    """The frames of all requests in a worker."""
+    """The frames of all requests in a worker. With `guides`, it changes the logits of first codes."""
+
+    guides: ClassVar[bool] = False
 
     def __init__(self, model: CodeModel, device: torch.device) -> None:
         self._model = model
@@ -101,8 +103,10 @@ class FrameStore:
         self._latest: torch.Tensor | None = None
         self._latest_of: list[tuple[str, int, int]] = []
 
-    def begin(self, request_id: str, num_prompt_tokens: int, params: SamplingParams) -> None:
-        """Start a request."""
+    def begin(
+        self, request_id: str, num_prompt_tokens: int, params: SamplingParams, information: Mapping[str, Any]
+    ) -> None:
+        """Start a request; `information` came with its prompt."""
         draws = Draws(params.seed or 0, self._model.num_codebooks - 1)
         self._requests[request_id] = RequestFrames(num_prompt_tokens, draws, params.temperature < _GREEDY_BELOW)
 
@@ -118,6 +122,10 @@ class FrameStore:
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
+
+    def guide(self, spans: Sequence[ComputedSpan], logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits (num_requests, vocab_size) from which the first code of each frame is sampled."""
+        return logits
 
     def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
         """Predict the codes (num_requests, num_codebooks) of the frames that begin with `first_codes` (num_requests,).

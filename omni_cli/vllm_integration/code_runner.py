@@ -58,7 +58,8 @@ class CodeRunnerMixin(ARRunnerMixin):
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
-        self.frames = FrameStore(self.get_model(), self.device)
+        model = self.get_model()
+        self.frames = getattr(model, "frame_store", FrameStore)(model, self.device)
         self._sampled_hidden: torch.Tensor | None = None
         self._codes: StepCodes | None = None
         self._clock = clock_for(self.device.type)
@@ -83,7 +84,8 @@ class CodeRunnerMixin(ARRunnerMixin):
 
     def _begin_request(self, request: NewRequestData) -> None:
         super()._begin_request(request)
-        self.frames.begin(request.req_id, len(request.prompt_token_ids), request.sampling_params)
+        information = self.request_payloads[request.req_id].information
+        self.frames.begin(request.req_id, len(request.prompt_token_ids), request.sampling_params, information)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> object:
         corrections = super()._update_states(scheduler_output)
@@ -118,8 +120,13 @@ class CodeRunnerMixin(ARRunnerMixin):
             return output
         return with_payloads(output, lambda _, codes=self._codes: codes.rows(self._clock))
 
-    def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        output = super()._sample(*args, **kwargs)
+    def _sample(self, logits: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
+        if self.frames.guides and self._sampled_hidden is not None and logits is not None:
+            kept, spans = self._whole_spans()
+            if spans:
+                logits = logits.float()
+                logits[kept] = self.frames.guide(spans, logits[kept])
+        output = super()._sample(logits, *args, **kwargs)
         if self._sampled_hidden is not None:
             began = self._clock.mark()
             with mark("code predictor"):
@@ -135,12 +142,16 @@ class CodeRunnerMixin(ARRunnerMixin):
 
     def _predict(self, hidden: torch.Tensor, sampled: torch.Tensor) -> tuple[list[ComputedSpan], torch.Tensor] | None:
         """Codes of all requests but those with a part of a prompt, whose sampled token is discarded; None for none."""
-        step_spans = self._spans()
-        (kept,) = np.nonzero(~self.discard_request_mask.np[: len(step_spans)])
-        if not len(kept):
+        kept, spans = self._whole_spans()
+        if not spans:
             return None
-        spans = [step_spans[index] for index in kept]
-        if len(kept) < len(step_spans):
+        if len(kept) < len(hidden):
             rows = torch.from_numpy(kept).to(self.device, non_blocking=True)
             hidden, sampled = hidden[rows], sampled[rows]
         return spans, self.frames.predict(spans, hidden, sampled[:, 0])
+
+    def _whole_spans(self) -> tuple[np.ndarray, list[ComputedSpan]]:
+        """The spans of the requests whose sampled token counts, and which of the step's they are."""
+        spans = self._spans()
+        (kept,) = np.nonzero(~self.discard_request_mask.np[: len(spans)])
+        return kept, [spans[index] for index in kept]

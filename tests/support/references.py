@@ -15,6 +15,7 @@ from omni_cli.models.csm.reference import CsmReference
 from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
 from omni_cli.models.scores import Way
+from omni_cli.models.vibevoice.reference import VibeVoiceReference
 from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
 from support.media_samples import clip, image_of, tone
 from support.omni_requests import FEW_STEPS
@@ -51,6 +52,10 @@ def spoken_by(reference: Qwen2_5OmniReference, requests: Iterable[GenerateReques
 def csm_reference(folder: str | Path, max_tokens: int) -> CsmReference:
     config = load_profile("tiny-csm", overrides=(f"backbone.sampling.max_tokens={max_tokens}",))
     return CsmReference(Path(folder), config, WAY)
+
+
+def vibevoice_reference(folder: str | Path, *settings: str) -> VibeVoiceReference:
+    return VibeVoiceReference(Path(folder), load_profile("tiny-vibevoice", overrides=settings), WAY)
 
 
 class LanguageReference:

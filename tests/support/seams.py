@@ -19,6 +19,10 @@ THINKER_2_5 = "vllm.model_executor.models.qwen2_5_omni_thinker:Qwen2_5OmniThinke
 THINKER_3 = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinker"
 THINKER = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinkerForConditionalGeneration"
 SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler"
+VIBEVOICE = "transformers.models.vibevoice.modeling_vibevoice"
+VIBEVOICE_CODEC = (
+    "transformers.models.vibevoice_acoustic_tokenizer.modeling_vibevoice_acoustic_tokenizer:VibeVoiceAcousticTokenizer"
+)
 CSM = "transformers.models.csm.modeling_csm"
 CODE2WAV = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe:Qwen3OmniMoeCode2WavTransformerModel"
 
@@ -257,6 +261,17 @@ CALLABLES = [
         ["hidden_states", "attention_mask", "past_key_values", "position_embeddings"],
         "is the code predictor's layer",
     ),
+    (f"{VIBEVOICE}:VibeVoiceDiffusionHead.forward", ["noisy_images", "timesteps", "condition"], "denoises latents"),
+    (f"{VIBEVOICE}:VibeVoiceModel.get_audio_features", ["input_values"], "is done with a generator of the request's"),
+    (f"{VIBEVOICE_CODEC}EncoderModel.forward", ["hidden_states", "padding_cache"], "hears voices and speech"),
+    (f"{VIBEVOICE_CODEC}DecoderModel.forward", ["hidden_states", "padding_cache"], "makes samples"),
+    (
+        f"{VIBEVOICE_CODEC}Conv1dPaddingCache.update",
+        ["hidden_states", "cache_key", "conv_module"],
+        "is what `ConvolutionCache` has",
+    ),
+    ("vllm.model_executor.models.qwen2:Qwen2Attention.forward", ["positions", "hidden_states"], "is done per branch"),
+    ("vllm.model_executor.models.qwen2:Qwen2DecoderLayer.forward", ["residual"], "is done per branch"),
     ("transformers.cache_utils:Cache.update", ["key_states", "value_states", "layer_idx"], "is what `FrameCache` has"),
     (
         f"{THINKER}.forward",

@@ -19,16 +19,37 @@ FRAMES_PER_PART = 4
 _STEP_TIMES = ("code_predictor_s", "backbone_s")
 
 
-class FrameStage(InputEmbedsStage):
-    """Receives the first codes of its frames as the tokens that vLLM samples, and the others beside them."""
+class StepStage(InputEmbedsStage):
+    """A stage whose worker sends a row of `num_codebooks` numbers beside each token that vLLM samples."""
 
     makes_text = False
     num_codebooks: int
 
     def engine_args(self) -> dict[str, object]:
+        return {**super().engine_args(), "worker_cls": self.worker_cls("code")}
+
+    def take_rows(self, active: ActiveRequest) -> torch.Tensor | None:
+        """Return the rows (num_tokens, num_codebooks) since the last call, None for none; note their steps' times."""
+        rows = self.processor.take_hidden_rows(active.request.request_id)
+        if rows is None:
+            return None
+        for name, spent in zip(_STEP_TIMES, rows[:, self.num_codebooks :].unbind(dim=1), strict=True):
+            active.context.setdefault(name, []).extend(nanoseconds / 1e9 for nanoseconds in spent.tolist())
+        return rows[:, : self.num_codebooks]
+
+    def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
+        report = super().done(active, output)
+        report.trace.update({name: active.context.get(name, []) for name in _STEP_TIMES})
+        return report
+
+
+class FrameStage(StepStage):
+    """Receives the first codes of its frames as the tokens that vLLM samples, and the others beside them."""
+
+    def engine_args(self) -> dict[str, object]:
         # Codes reach the first pipeline rank with the next step, which must not start before they are known.
         pipelined = {"async_scheduling": False} if self.spec.stage.pipeline_parallel_size > 1 else {}
-        return {**super().engine_args(), "worker_cls": self.worker_cls("code"), **pipelined}
+        return {**super().engine_args(), **pipelined}
 
     def num_spoken(self, active: ActiveRequest) -> int:
         """Count the frames so far that are speech."""
@@ -39,11 +60,9 @@ class FrameStage(InputEmbedsStage):
         return self.num_spoken(active)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
-        rows = self.processor.take_hidden_rows(active.request.request_id)
+        rows = self.take_rows(active)
         if rows is not None:
-            active.context.setdefault("codes", []).extend(rows[:, : self.num_codebooks].unbind())
-            for name, spent in zip(_STEP_TIMES, rows[:, self.num_codebooks :].unbind(dim=1), strict=True):
-                active.context.setdefault(name, []).extend(nanoseconds / 1e9 for nanoseconds in spent.tolist())
+            active.context.setdefault("codes", []).extend(rows.unbind())
             if self.is_end(active):
                 active.context["ended"] = True
                 self._finish(active, output)
@@ -72,7 +91,6 @@ class FrameStage(InputEmbedsStage):
     def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
         report = super().done(active, output)
         report.trace["output_codes"] = self.frames(active, 0, self.num_reported(active)).tolist()
-        report.trace.update({name: active.context.get(name, []) for name in _STEP_TIMES})
         return report
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:

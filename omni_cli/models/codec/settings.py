@@ -7,14 +7,14 @@ from typing import Annotated
 from pydantic import Field
 
 from omni_cli.config.bounds import MAX_TOKENS
-from omni_cli.config.key_notes import VLLM_ONLY
+from omni_cli.config.key_notes import VLLM_ONLY, StrictKeys
 from omni_cli.config.schema import DiffusionStageConfig
 
 Codes = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
-class WaveformConfig(DiffusionStageConfig):
-    """Keys of the last stage of a chain that speaks."""
+class WaveformKeys(StrictKeys):
+    """Keys of the stage of a chain that makes sound."""
 
     stream: Annotated[bool | None, VLLM_ONLY] = Field(
         None,
@@ -25,6 +25,10 @@ class WaveformConfig(DiffusionStageConfig):
     @property
     def streams(self) -> bool:
         return bool(self.stream)
+
+
+class WaveformConfig(WaveformKeys, DiffusionStageConfig):
+    """Keys of the last stage of a chain that speaks."""
 
 
 class CodecConfig(WaveformConfig):

@@ -1,0 +1,97 @@
+"""The prompt of a text for one to four speakers, and the voices that speak them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import soxr
+
+from omni_cli.errors import InputError
+from omni_cli.models.voices import speaker_for
+from omni_cli.outputs import GenerateRequest
+
+SPEAKERS = ("0", "1", "2", "3")
+_MAX_VOICE_S = 120
+_TURN = re.compile(r"^Speaker (\d+):[ \t]*", re.MULTILINE | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The words of a speaker, one of `SPEAKERS`."""
+
+    speaker: str
+    text: str
+
+
+def read_turns(request: GenerateRequest) -> list[Turn]:
+    """Return the turns of a text with lines `Speaker 1: hello`, else one turn of the request's speaker.
+
+    Raises `InputError` for a text or a speaker that the model does not have.
+    """
+    text = request.reply or request.prompt
+    text = (text or "\n".join(part.text for message in request.messages for part in message.parts)).strip()
+    if not text:
+        raise InputError("the prompt is empty")
+    parts = _TURN.split(text)
+    if parts[0].strip() or len(parts) == 1:
+        parts = ["", speaker_for(request.speaker or SPEAKERS[0], SPEAKERS), text]
+    elif request.speaker is not None:
+        raise InputError("a text with turns names its speakers itself", hint="drop the speaker")
+    turns = [Turn(speaker, said.strip()) for speaker, said in zip(parts[1::2], parts[2::2], strict=True)]
+    unknown = [turn.speaker for turn in turns if turn.speaker not in SPEAKERS]
+    if unknown:
+        raise InputError(f"unknown speaker `{unknown[0]}`", hint=f"this model's speakers are {', '.join(SPEAKERS)}")
+    return turns
+
+
+def make_conversation(turns: list[Turn], num_voices: int) -> list[dict[str, object]]:
+    """Return messages for the processor's chat template, in which the first `num_voices` speakers have a voice.
+
+    Raises `InputError` for more voices than speakers.
+    """
+    speakers = list(dict.fromkeys(turn.speaker for turn in turns))
+    if num_voices > len(speakers):
+        raise InputError(
+            f"{num_voices} recordings of voices, and {len(speakers)} {'speakers' if len(speakers) > 1 else 'speaker'}",
+            hint="give one for each speaker, in the order in which they first speak",
+        )
+    voiced = speakers[:num_voices]
+    messages: list[dict[str, object]] = []
+    for turn in turns:
+        content: list[dict[str, object]] = [{"type": "text", "text": turn.text}]
+        if turn.speaker in voiced:
+            voiced.remove(turn.speaker)
+            content.append({"type": "audio"})
+        messages.append({"role": turn.speaker, "content": content})
+    return messages
+
+
+def make_inputs(processor: Any, request: GenerateRequest) -> Any:
+    """Return the inputs of transformers' `processor` for a request.
+
+    Raises `InputError` for one that the model cannot speak.
+    """
+    if request.raw:
+        if request.speaker is not None or request.audio:
+            what = "voices" if request.audio else "speaker"
+            raise InputError(f"a raw prompt has no {what} beside it", hint=f"drop the {what}, or `raw`")
+        return processor.tokenizer(request.prompt, return_tensors="pt")
+    messages = make_conversation(read_turns(request), len(request.audio))
+    text = processor.apply_chat_template(messages, tokenize=False)
+    rate = processor.feature_extractor.sampling_rate
+    voices = [_voice(samples, own_rate, rate) for samples, own_rate in request.audio]
+    media = {"audio": voices, "sampling_rate": rate} if voices else {}
+    return processor(text=text, return_tensors="pt", **media)
+
+
+def _voice(samples: np.ndarray, own_rate: int, rate: int) -> np.ndarray:
+    """Return a recording at another rate; raises `InputError` for silence and for one that is too long."""
+    if not np.any(samples):
+        raise InputError("the recording of a voice has no sound")
+    if len(samples) > _MAX_VOICE_S * own_rate:
+        raise InputError(f"the recording of a voice is longer than {_MAX_VOICE_S} s", hint="cut it: 10 s are enough")
+    resampled: np.ndarray = soxr.resample(samples, own_rate, rate)
+    return resampled

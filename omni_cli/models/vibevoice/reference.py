@@ -1,0 +1,90 @@
+"""transformers' VibeVoice as the family's reference."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessorList, VibeVoiceForConditionalGeneration, VibeVoiceProcessor
+from transformers.models.vibevoice.generation_vibevoice import VibeVoiceTokenConstraintProcessor
+
+from omni_cli.config.schema import EngineConfig
+from omni_cli.models.reference import ForcedTokens, forced, get_limits, load_model, noise_in, replaced
+from omni_cli.models.scores import EngineOutput, Expected, Way
+from omni_cli.models.vibevoice.prompts import make_inputs
+from omni_cli.models.vibevoice.settings import SpeakerConfig
+from omni_cli.outputs import GenerateRequest
+
+
+@dataclass(frozen=True)
+class Speech:
+    """The control tokens of a request, the end included, and its float32 samples."""
+
+    tokens: tuple[int, ...]
+    waveform: np.ndarray
+
+
+class VibeVoiceReference:
+    """Greedy, with the profile's maximum of tokens unless tokens are given."""
+
+    def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        (stage,) = config.stages
+        assert isinstance(stage, SpeakerConfig)
+        self._stage, self._config = stage, config
+        self._noise_dtype = getattr(torch, way.noise_dtype)
+        self._processor: Any = VibeVoiceProcessor.from_pretrained(folder)
+        self._model: Any = load_model(
+            VibeVoiceForConditionalGeneration, folder, way, config, attention_of="text_config"
+        )
+
+    def expected(self, output: EngineOutput) -> Expected:
+        name = self._stage.name
+        tokens = forced(output.tokens[name])
+        spoken = self.speak(output.request, tokens)
+        num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
+        arrays = {array: spoken.waveform for array in output.arrays}
+        return Expected({name: tokens.scores}, arrays, name, num_input_tokens=num_input_tokens)
+
+    def speak(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> Speech:
+        stage = self._stage
+        arguments = dict(get_limits(self._config, stage.name))
+        if stage.num_diffusion_steps is not None:
+            arguments["num_diffusion_steps"] = stage.num_diffusion_steps
+        if stage.cfg_scale is not None:
+            arguments["guidance_scale"] = stage.cfg_scale
+        if tokens is not None:
+            # Only tokens that the engine can choose count, and the model's own constraint comes last.
+            allowed = self._allowed()
+            arguments |= {
+                "max_new_tokens": len(tokens.token_ids),
+                "logits_processor": LogitsProcessorList([allowed, tokens]),
+            }
+        inputs = self._inputs(request)
+        torch.manual_seed(request.seed)
+        with torch.no_grad(), self._noise():
+            generated = self._model.generate(**inputs, do_sample=False, return_dict_in_generate=True, **arguments)
+        made = generated.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        (audio,) = generated.audio
+        sound = np.zeros(0, np.float32) if audio is None else audio.reshape(-1).float().cpu().numpy()
+        return Speech(tuple(made), sound)
+
+    def _allowed(self) -> VibeVoiceTokenConstraintProcessor:
+        config = self._model.config
+        ids = [config.audio_bos_token_id, config.audio_eos_token_id, config.audio_token_id, config.eos_token_id]
+        return VibeVoiceTokenConstraintProcessor(ids, config.vocab_size, device=self._model.device)
+
+    @contextlib.contextmanager
+    def _noise(self) -> Iterator[None]:
+        def randn_like(like: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(like, dtype=self._noise_dtype).normal_().to(like.dtype)
+
+        with noise_in(self._noise_dtype), replaced(torch, "randn_like", randn_like):
+            yield
+
+    def _inputs(self, request: GenerateRequest) -> Any:
+        return make_inputs(self._processor, request).to(self._model.device)

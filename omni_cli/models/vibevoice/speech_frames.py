@@ -1,0 +1,126 @@
+"""The sound of each step, and the input row that it gives the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from omni_cli.vllm_integration.code_frames import Draws, FrameStore, RequestFrames
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+    from omni_cli.vllm_integration.hidden_states import ComputedSpan
+
+# In a request's information: the state of its noise's generator, and the last id of its prompt.
+NOISE, LAST_TOKEN = "noise", "last_token"
+
+
+@dataclass
+class SpokenFrames(RequestFrames):
+    """The frames of one request; `codes` are input rows (hidden_size,), one for each of the `tokens`."""
+
+    slot: int = 0
+    noise: torch.Generator = field(default_factory=torch.Generator)
+    last_token: int = 0
+    tokens: list[int] = field(default_factory=list)
+    sounds: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+class SpeechStore(FrameStore):
+    """The frames of all requests in a worker. A frame is made once; its step, when vLLM repeats it, gives the same."""
+
+    guides = True
+    _model: Any
+    _requests: dict[str, SpokenFrames]  # type: ignore[assignment]
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        super().__init__(model, device)
+        self._free = list(range(model.num_slots))
+        config = model.config
+        self._sound, self._begin = config.audio_token_id, config.audio_bos_token_id
+        self._allowed = torch.full((config.text_config.vocab_size,), float("-inf"), device=device)
+        self._allowed[[self._sound, self._begin, config.audio_eos_token_id, config.eos_token_id]] = 0.0
+
+    def begin(
+        self, request_id: str, num_prompt_tokens: int, params: SamplingParams, information: Mapping[str, Any]
+    ) -> None:
+        no_codes = Draws(0, 0)
+        request = SpokenFrames(num_prompt_tokens, no_codes, is_greedy=True, slot=self._free.pop())
+        self._model.clear(request.slot)
+        request.noise.set_state(information[NOISE].clone())
+        (request.last_token,) = information[LAST_TOKEN]
+        self._requests[request_id] = request
+
+    def forget(self, request_id: str) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._free.append(request.slot)
+
+    def guide(self, spans: Sequence[ComputedSpan], logits: torch.Tensor) -> torch.Tensor:
+        """Return logits (num_requests, vocab_size) of control tokens alone, guided as transformers guides them."""
+        requests = [self._requests[span.request_id] for span in spans]
+        new = [index for index, span in enumerate(spans) if self._frame(span) == len(requests[index].codes)]
+        logits = logits.float()
+        if new and self._model.guidance_scale != 1:
+            rows = self._model.embed_tokens(self._latest_tokens([requests[index] for index in new]))
+            slots = [requests[index].slot + self._model.num_slots for index in new]
+            plain = self._model.compute_logits(self._model.branches.advance(slots, rows)).float().log_softmax(-1)
+            guided = logits[new].log_softmax(-1)
+            logits[new] = self._model.guidance_scale * (guided - plain) + plain
+        logits = logits + self._allowed
+        for index, (span, request) in enumerate(zip(spans, requests, strict=True)):
+            if index not in new:  # vLLM repeats a step whose token it discarded
+                token = request.tokens[self._frame(span)]
+                logits[index] = float("-inf")
+                logits[index, token] = 0.0
+        return logits
+
+    def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
+        """Make the sound (num_requests, samples_per_frame) of the frames of these tokens; zeros for control tokens."""
+        tokens = first_codes.tolist()
+        requests = [self._requests[span.request_id] for span in spans]
+        frames = [self._frame(span) for span in spans]
+        new = [index for index, request in enumerate(requests) if frames[index] == len(request.codes)]
+        rows = self._model.embed_tokens(first_codes.long())
+        sounds = hidden.new_zeros((len(spans), self._model.samples_per_frame))
+        spoken = [index for index in new if tokens[index] == self._sound]
+        for index in new:
+            if tokens[index] == self._begin:
+                self._model.branches.clear(requests[index].slot)
+        if spoken:
+            speaking = [requests[index] for index in spoken]
+            sounds[spoken], rows[spoken] = self._speak(speaking, hidden[spoken])
+        for index, (request, frame) in enumerate(zip(requests, frames, strict=True)):
+            if index in new:
+                request.put(frame, rows[index])
+                request.tokens.append(tokens[index])
+                # Only the latest frames are ever repeated.
+                request.sounds = {frame - 1: request.sounds[frame - 1]} if frame - 1 in request.sounds else {}
+                request.sounds[frame] = sounds[index]
+            else:
+                sounds[index], rows[index] = request.sounds[frame], request.codes[frame]
+        self._latest, self._latest_of = rows, [(span.request_id, span.end, 1) for span in spans]
+        return sounds
+
+    def _speak(self, requests: list[SpokenFrames], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the samples and the next input rows of requests whose latest token is sound."""
+        first = self._model.embed_tokens(torch.tensor([self._begin], device=hidden.device))[0]
+        rows = torch.stack([request.codes[-1] if request.codes else first for request in requests])
+        slots = [request.slot for request in requests]
+        negatives = self._model.branches.advance(slots, rows)
+        latent_size = self._model.config.audio_config.hidden_size
+        # The reference draws a second row per request, without use for it.
+        noise = [torch.randn((2, latent_size), generator=request.noise, dtype=torch.float32)[0] for request in requests]
+        made: tuple[torch.Tensor, torch.Tensor] = self._model.speak(slots, hidden, negatives, torch.stack(noise))
+        return made
+
+    def _latest_tokens(self, requests: list[SpokenFrames]) -> torch.Tensor:
+        latest = [request.tokens[-1] if request.tokens else request.last_token for request in requests]
+        return torch.tensor(latest, device=self._device)
+
+    def _frame(self, span: ComputedSpan) -> int:
+        return span.end - self._requests[span.request_id].num_prompt_tokens
