@@ -87,4 +87,7 @@ class VibeVoiceReference:
             yield
 
     def _inputs(self, request: GenerateRequest) -> Any:
-        return make_inputs(self._processor, request).to(self._model.device)
+        inputs = make_inputs(self._processor, request).to(self._model.device)
+        if "input_values" in inputs:
+            inputs["input_values"] = inputs["input_values"].to(self._model.dtype)
+        return inputs

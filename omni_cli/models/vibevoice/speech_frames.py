@@ -28,6 +28,7 @@ class SpokenFrames(RequestFrames):
     last_token: int = 0
     tokens: list[int] = field(default_factory=list)
     sounds: dict[int, torch.Tensor] = field(default_factory=dict)
+    scores: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class SpeechStore(FrameStore):
@@ -73,10 +74,12 @@ class SpeechStore(FrameStore):
             logits[new] = self._model.guidance_scale * (guided - plain) + plain
         logits = logits + self._allowed
         for index, (span, request) in enumerate(zip(spans, requests, strict=True)):
-            if index not in new:  # vLLM repeats a step whose token it discarded
-                token = request.tokens[self._frame(span)]
-                logits[index] = float("-inf")
-                logits[index, token] = 0.0
+            frame = self._frame(span)
+            if index in new:
+                request.scores = {kept: row for kept, row in request.scores.items() if kept == frame - 1}
+                request.scores[frame] = logits[index].clone()
+            else:  # vLLM repeats a step whose token it discarded
+                logits[index] = request.scores[frame]
         return logits
 
     def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
