@@ -119,6 +119,15 @@ class ChunkChoice(_AnyChoice):
     delta: ReplyDelta
 
 
+class StageTime(TypedDict):
+    """A stage's part of a request: seconds since the request's arrival, its duration, and its output tokens."""
+
+    name: str
+    began_s: float
+    latency_s: float
+    output_tokens: int | None
+
+
 class ChatCompletion(TypedDict):
     id: str
     object: Literal["chat.completion"]
@@ -127,6 +136,7 @@ class ChatCompletion(TypedDict):
     choices: list[Choice]
     usage: Usage
     seed: int
+    stages: NotRequired[list[StageTime]]
 
 
 class ChatCompletionChunk(TypedDict):
@@ -137,6 +147,7 @@ class ChatCompletionChunk(TypedDict):
     choices: list[ChunkChoice]
     usage: NotRequired[Usage]
     seed: int
+    stages: NotRequired[list[StageTime]]
 
 
 class ResponseDocument(TypedDict):
@@ -230,6 +241,7 @@ class ImagesReply(TypedDict):
     output_format: str
     data: list[ImageItem]
     seed: int
+    stages: NotRequired[list[StageTime]]
 
 
 class SleepStatus(TypedDict):
@@ -284,7 +296,7 @@ class DeletedVideo(TypedDict):
 
 
 class Model(TypedDict):
-    """`root` is the checkpoint."""
+    """`root` is the checkpoint, `modalities` are outputs; a language model may take fewer `input_modalities`."""
 
     id: str
     object: Literal["model"]
@@ -292,6 +304,7 @@ class Model(TypedDict):
     owned_by: str
     root: str
     modalities: list[str]
+    input_modalities: list[str]
 
 
 class ModelList(TypedDict):
