@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.answers import forked
+from support.chromium import Chromium, find_chromium
 from support.omni_process import ROOT, Ended, run_omni
 from support.omni_requests import BRIEF_SPEECH
 
@@ -165,3 +166,13 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"the packages with the weights cannot be installed: {made.stderr.strip().splitlines()[0]}")
     assert made.returncode == 0, made.stderr[-2000:]
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("there is no Chromium; `make browser` installs it on Debian and Ubuntu")
+    chromium = Chromium(program, tmp_path_factory.mktemp("chromium"))
+    yield chromium
+    chromium.close()

@@ -70,6 +70,7 @@ def serve(options: ServeOptions) -> int:
         seed=options.seed,
         allowed_origins=origins,
         media_prefixes=prefixes,
+        has_page=not options.no_ui,
     )
     log = AccessLog(only_failures=quiet)
     engine = _make_engine(config, options, limits, log)
