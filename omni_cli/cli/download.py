@@ -13,7 +13,6 @@ import typer
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.cli.terminal.live_display import REFRESH_PER_SECOND, LiveLine
 from omni_cli.errors import UsageError
-from omni_cli.families import BUILTIN_PREFIX
 from omni_cli.report.units import count, memory, size
 
 if TYPE_CHECKING:
@@ -25,9 +24,10 @@ _ASKS_ABOVE_BYTES = 5 * 10**9
 
 def fetch_model(config: EngineConfig, *, quiet: bool) -> None:
     """Download a profile's model if it is a repository that the cache lacks. Raises `OmniError`."""
+    from omni_cli.checkpoints.files import REPO_ID
     from omni_cli.engine.checkpoint_fit import check_start
 
-    if check_start(config) is None and not config.model.startswith(BUILTIN_PREFIX):
+    if REPO_ID.fullmatch(config.model) and check_start(config) is None:
         pull(config.model, None, yes=False, quiet=quiet)
 
 

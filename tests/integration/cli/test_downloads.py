@@ -135,7 +135,7 @@ def test_a_busy_server_is_asked_again(status: int, cache: Cache, hub: HubServer,
     cache.check_holds(files)
 
 
-def test_a_server_that_goes_away_or_stalls_is_named_and_later_resumed(
+def test_a_server_that_disconnects_or_stalls_is_named_and_later_resumed(
     cache: Cache, hub: HubServer, files: dict[str, bytes]
 ) -> None:
     hub.faults = HubFaults(gone_after=2_000_000)
