@@ -72,7 +72,7 @@ class _Commands(LazyGroup):
         "tune": LazyCommand("omni_cli.cli.tune.command:tune", "Search settings for the fastest that keeps limits."),
         "report": LazyCommand("omni_cli.cli.report:report", "Show saved records as one HTML page."),
         "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),
-        "models": LazyCommand("omni_cli.cli.models:models", "Build small random-weight checkpoints."),
+        "models": LazyCommand("omni_cli.cli.models:models", "Download, list, remove and build checkpoints."),
         "doctor": LazyCommand("omni_cli.cli.doctor:doctor", "Show what can run on this machine and what is missing."),
     }
 

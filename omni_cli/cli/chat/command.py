@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.chat.options import ChatOptions
+from omni_cli.cli.download import fetch_model
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
@@ -56,6 +57,7 @@ def chat(options: ChatOptions) -> int:
     if "text" not in get_capabilities(config, verbose=options.verbose).modalities:
         message = f"profile `{config.name}` does not answer with text"
         raise UsageError(message, hint="`omni generate` takes its prompts")
+    fetch_model(config, quiet=options.quiet)
     _run(_talk_to_own(config, conversation, options))
     return ExitCode.OK
 
