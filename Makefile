@@ -57,7 +57,7 @@ test-fast: dev ## unit tests in under 20 s, without simulations, page rendering 
 	@$(BIN)/python -m pytest -q tests/unit -m "not slow and not nightly"
 
 site: dev ## build the documentation as a site in build/site; a dead link fails
-	@$(BIN)/mkdocs build -q
+	@$(BIN)/mkdocs build
 
 unit: dev ## run all unit tests, without torch
 	@$(PYTEST) $(PARALLEL) tests/unit
