@@ -20,7 +20,7 @@ INSTALL = $(PYTHON) scripts/install.py --venv $(VENV) --extra $(EXTRA) --torch-i
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo demo-real test test-all test-fast lint format unit hooks integration browser install dev clean python
+.PHONY: help demo demo-real test test-all test-fast lint format unit hooks integration browser site install dev clean python
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ demo-real: install ## install if needed, then ask a real model (SmolLM2-135M, 94
 	@$(BIN)/python scripts/smollm2.py $(OUT)/SmolLM2-135M-Instruct
 	$(BIN)/omni generate --model $(OUT)/SmolLM2-135M-Instruct "What is the capital of France?"
 
-test: lint unit integration ## install if needed, then run everything that a change must pass
+test: lint site unit integration ## install if needed, then run everything that a change must pass
 
 test-all: lint unit ## run those and the nightly tests: every fault at every point, every page
 	@$(PYTEST) -m "" $(INTEGRATION)
@@ -55,6 +55,9 @@ format: dev ## rewrite the code in the project's style
 
 test-fast: dev ## unit tests in under 20 s, without simulations, page rendering and processes
 	@$(BIN)/python -m pytest -q tests/unit -m "not slow and not nightly"
+
+site: dev ## build the documentation as a site in build/site; a dead link fails
+	@$(BIN)/mkdocs build
 
 unit: dev ## run all unit tests, without torch
 	@$(PYTEST) $(PARALLEL) tests/unit
