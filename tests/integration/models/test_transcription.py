@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.answers import answer_of
+from support.omni_process import run_omni
 from support.references import TranscriptionReferenceAlone
+from support.spoken_sentences import SENTENCES, has_espeak, speak
 from support.tiny_models import whisper
 
 REQUESTS: tuple[dict[str, Any], ...] = (
@@ -67,3 +70,21 @@ def test_a_long_sound_is_cut_into_windows_whose_texts_are_joined(answers: dict[s
 def test_what_cannot_be_transcribed_is_one_error(answers: dict[str, Any]) -> None:
     assert answers["alone"][-len(REFUSED) :] == [f"InputError: {message}" for message in REFUSED]
     assert answers["left"] == [0, 0], "requests of the stage that have ended"
+
+
+@pytest.mark.nightly  # a download of 68 MiB
+@pytest.mark.skipif(not has_espeak(), reason="espeak-ng is not installed")
+def test_a_real_model_hears_twenty_sentences_as_transformers_does(whisper_tiny: Path, tmp_path: Path) -> None:
+    files = [speak(text, tmp_path / f"{number}.wav") for number, text in enumerate(SENTENCES)]
+    requests = [{"file": str(file), "max_tokens": 40, "timestamps": bool(n % 2)} for n, file in enumerate(files)]
+    task = {"folder": str(whisper_tiny), "requests": requests}
+    answers = answer_of("transcriptions", task, tmp_path)
+    reference = TranscriptionReferenceAlone(whisper_tiny)
+    expected = [reference.tokens(**request) for request in requests]
+    for way in ("alone", "once"):
+        assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in answers[way]] == expected
+    assert all(answer["segments"][0][0] < 1 < answer["segments"][-1][1] < 6 for answer in answers["once"])
+    ended = run_omni(tmp_path, "generate", "--model", str(whisper_tiny), "--audio", str(files[0]), "--json", "-q")
+    assert ended.code == 0, ended.err
+    (output,) = json.loads(ended.out)["results"][0]["outputs"]
+    assert output["text"] == SENTENCES[0] and output["transcript"]["language"] == "en"
