@@ -34,7 +34,7 @@ _TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
 
 
 @dataclass
-class Piece:
+class SoundWindow:
     """A part of a sound that fits the model's window; its text waits for that of the pieces before it."""
 
     start_s: float
@@ -49,7 +49,7 @@ class Transcription:
     """A request with the pieces of its sound."""
 
     request: GenerateRequest
-    pieces: list[Piece]
+    pieces: list[SoundWindow]
     language: str | None
     added_s: float
     text: str = ""
@@ -90,7 +90,7 @@ class TranscriptionStage(TextStage):
             self._hearing.min_energy_split_window_size,
         )
         starts_s = np.cumsum([0, *(len(part) for part in parts)]) / rate
-        pieces = [Piece(float(start_s), part) for start_s, part in zip(starts_s, parts, strict=False)]
+        pieces = [SoundWindow(float(start_s), part) for start_s, part in zip(starts_s, parts, strict=False)]
         language = request.language if self._is_multilingual else "en"
         transcription = Transcription(request, pieces, language, time.perf_counter())
         self._transcriptions[request.request_id] = transcription
@@ -193,7 +193,7 @@ class TranscriptionStage(TextStage):
         del self._transcriptions[request_id]
         return [*reports, self._whole(transcription)]
 
-    def _joined(self, transcription: Transcription, piece: Piece, text: str) -> str:
+    def _joined(self, transcription: Transcription, piece: SoundWindow, text: str) -> str:
         """Return more text of a piece as it goes on in the whole text."""
         text = _TIMESTAMP.sub("", text)
         if not piece.has_text:
@@ -233,7 +233,7 @@ class TranscriptionStage(TextStage):
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text)
 
-    def _segments(self, transcription: Transcription, piece: Piece, text: TextOutput) -> Iterator[Segment]:
+    def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
         """Yield the parts of a piece's text between its timestamps; without timestamps it is one part."""
         first_id = self._own.no_timestamps_token_id + 1 if transcription.request.timestamps else math.inf
         second = (self._config.hf_config.max_source_positions - 1) // self._hearing.max_audio_clip_s + 1
