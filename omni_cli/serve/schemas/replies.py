@@ -229,6 +229,45 @@ class SpeechEvent(TypedDict):
     finish_reason: NotRequired[str]
 
 
+class TranscriptUsage(TypedDict, total=False):
+    """Seconds of sound, or in events tokens."""
+
+    type: Literal["duration", "tokens"]
+    seconds: int
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class TranscriptSegment(TypedDict):
+    id: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+
+
+class TranscriptReply(TypedDict):
+    """The other fields are those of `verbose_json`; `language` is an ISO 639-1 code."""
+
+    text: str
+    usage: TranscriptUsage
+    task: NotRequired[Literal["transcribe", "translate"]]
+    language: NotRequired[str | None]
+    duration: NotRequired[float]
+    segments: NotRequired[list[TranscriptSegment]]
+
+
+class TranscriptEvent(TypedDict):
+    """`transcript.text.delta` has `delta`; `transcript.text.done` has the whole `text` and `usage`."""
+
+    type: Literal["transcript.text.delta", "transcript.text.done"]
+    delta: NotRequired[str]
+    text: NotRequired[str]
+    usage: NotRequired[TranscriptUsage]
+
+
 class ImageItem(TypedDict, total=False):
     """One of them; `url` is a data URL."""
 
