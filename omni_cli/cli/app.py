@@ -121,7 +121,8 @@ def omni(
 
 def _complete(instruction: str) -> int:
     """Print what completes the command line of a shell, or the script that makes the shell ask."""
-    from typer.completion import completion_init, shell_complete
+    from typer._completion_classes import completion_init
+    from typer.completion import shell_complete
 
     completion_init()
     return shell_complete(get_group(app), {}, "omni", _COMPLETION, instruction)

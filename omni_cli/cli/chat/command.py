@@ -54,7 +54,8 @@ def chat(options: ChatOptions) -> int:
     config = profile_source(options).load()
     from omni_cli.engine.describing import get_capabilities
 
-    if "text" not in get_capabilities(config, verbose=options.verbose).modalities:
+    capabilities = get_capabilities(config, verbose=options.verbose)
+    if "text" not in capabilities.modalities or capabilities.transcribes:
         message = f"profile `{config.name}` does not answer with text"
         raise UsageError(message, hint="`omni generate` takes its prompts")
     fetch_model(config, quiet=options.quiet)

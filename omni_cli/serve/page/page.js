@@ -17,12 +17,14 @@ const FIELDS = {
   chat: [["system", "System prompt", "text"], ["temperature", "Temperature", "number"], ["max_tokens", "Tokens at most", "number"]],
   speech: [["max_audio_tokens", "Tokens at most", "number"]],
   image: [["size", "Size, such as 512x512", "text"], ["num_inference_steps", "Steps", "number"], ["negative_prompt", "Negative prompt", "text"]],
+  transcription: [["language", "Language, such as en", "text"]],
   video: [["size", "Size, such as 512x512", "text"], ["seconds", "Seconds", "number"], ["num_inference_steps", "Steps", "number"]],
 };
 const HINTS = {
   chat: "Ask something. Enter sends, Shift+Enter begins a line, Escape stops.",
   speech: "Write what is to be spoken.",
   image: "Describe an image.",
+  transcription: "Attach or record a sound.",
   video: "Describe a video.",
 };
 
@@ -238,6 +240,20 @@ async function speech(turn, text, _given, signal) {
   return { ...facts, sound: media.duration, cut: response.headers.get("X-Finish-Reason") === "length" };
 }
 
+async function transcription(turn, text, given, signal) {
+  const fields = { ...settings(), stream: true, ...(text && { prompt: text }) };
+  const answer = add(turn, "p", "answer"), began = performance.now();
+  const facts = {};
+  const response = await call("/v1/audio/transcriptions", { method: "POST", body: asForm(fields, given, "file"), signal });
+  for await (const event of events(response)) {
+    facts.first ??= performance.now() - began;
+    if (event.delta) answer.append(event.delta);
+    facts.tokens = event.usage?.output_tokens;
+    if (event.type === "transcript.text.done") break;
+  }
+  return { ...facts, total: performance.now() - began };
+}
+
 async function image(turn, text, given, signal) {
   const fields = { ...settings(), prompt: text, response_format: "b64_json", return_stage_times: true };
   const began = performance.now();
@@ -296,7 +312,7 @@ async function video(turn, text, given, signal) {
   return { total };
 }
 
-const MAKE = { chat, speech, image, video };
+const MAKE = { chat, speech, transcription, image, video };
 
 // --- what a request took
 
@@ -425,16 +441,18 @@ async function begin() {
     return;
   }
   const makes = model.modalities, takes = model.input_modalities.filter((type) => type !== "text");
-  kind = makes.includes("text") ? "chat" : makes.includes("video") ? "video" : makes.includes("image") ? "image" : "speech";
+  const hears = !model.input_modalities.includes("text");
+  kind = hears ? "transcription" : ["video", "image"].find((type) => makes.includes(type)) ?? (makes.includes("text") ? "chat" : "speech");
   find("model").textContent = document.title = model.id;
   find("hint").textContent = HINTS[kind];
   find("attach").hidden = !takes.length;
   find("file").accept = takes.map((type) => `${type}/*`).join(",");
-  find("record").hidden = kind !== "chat" || !takes.includes("audio") || !navigator.mediaDevices;
+  find("record").hidden = !["chat", "transcription"].includes(kind) || !takes.includes("audio") || !navigator.mediaDevices;
   find("speaks").hidden = kind !== "chat" || !makes.includes("audio");
   const fields = find("fields");
   fields.replaceChildren();
-  for (const [name, title, type] of [...FIELDS[kind], ["seed", "Seed", "number"]]) {
+  const seed = kind === "transcription" ? [] : [["seed", "Seed", "number"]];
+  for (const [name, title, type] of [...FIELDS[kind], ...seed]) {
     const input = add(add(fields, "label", "", title), "input");
     Object.assign(input, { name, type, step: "any" });
   }

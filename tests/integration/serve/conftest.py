@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.chromium import Chromium
 from support.omni_requests import FEW_STEPS
 from support.omni_server import KEY, OmniServer
+from support.served_page import ServedPage
 from support.tiny_models import tool_caller
 
 from omni_cli.encoding import encode_png, encode_wav
@@ -145,3 +147,12 @@ def video_server(start_session_server: Any, tmp_path_factory: pytest.TempPathFac
     limits = ("--max-videos", "6", "--max-requests", "3")
     folder = tmp_path_factory.mktemp("videos") / "kept"
     return start_session_server("--profile", "tiny-video", "--output-dir", str(folder), *limits)
+
+
+@pytest.fixture
+def page(browser: Chromium) -> Iterator[ServedPage]:
+    yield ServedPage(browser)
+    browser.call(
+        "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
+    )
+    browser.evaluate("sessionStorage.clear()")

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from support.chromium import TIMEOUT_S, Chromium
 from support.omni_server import KEY, OmniServer
+from support.served_page import ServedPage
 
 pytestmark = pytest.mark.slow
 
@@ -22,49 +17,11 @@ ATTACH = """
 })()
 """
 
-ONLINE = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
 STAGES = "[...document.querySelectorAll('.stages > span:not(.time)')].map(name => name.textContent)"
 
 
-class Page:
-    def __init__(self, browser: Chromium) -> None:
-        self.browser = browser
-
-    def open(self, omni: OmniServer, **options: Any) -> None:
-        self.browser.open(omni.url + "/", **{"width": 900, **options})
-
-    def until(self, expression: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not self.browser.evaluate(f"Boolean({expression})"):
-            assert time.monotonic() < deadline, (expression, self.text("body"), self.browser.problems)
-            time.sleep(0.05)
-
-    def text(self, selector: str) -> str:
-        found: str = self.browser.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
-        return found
-
-    def ask(self, text: str) -> None:
-        """Write a prompt and press Enter."""
-        self.until("document.getElementById('model').textContent")
-        self.browser.evaluate("document.getElementById('prompt').focus()")
-        self.browser.call("Input.insertText", text=text)
-        self.browser.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter")
-
-    def until_idle(self) -> None:
-        self.until("document.querySelector('.turn') && !document.querySelector('.busy')")
-
-
-@pytest.fixture
-def page(browser: Chromium) -> Iterator[Page]:
-    yield Page(browser)
-    browser.call(
-        "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
-    )
-    browser.evaluate("sessionStorage.clear()")
-
-
 @pytest.mark.parametrize(("width", "dark"), [(360, False), (360, True), (1280, False)])
-def test_a_chat_with_speech(page: Page, omni: OmniServer, width: int, dark: bool) -> None:
+def test_a_chat_with_speech(page: ServedPage, omni: OmniServer, width: int, dark: bool) -> None:
     page.open(omni, width=width, dark=dark)
     page.until("!document.getElementById('speaks').hidden")
     page.browser.evaluate("document.getElementById('speak').click()")
@@ -80,7 +37,7 @@ def test_a_chat_with_speech(page: Page, omni: OmniServer, width: int, dark: bool
     assert all(url.startswith((omni.url, "data:", "blob:")) for url in page.browser.requests)
 
 
-def test_a_conversation_has_the_turns_before_it_and_new_forgets_them(page: Page, omni: OmniServer) -> None:
+def test_a_conversation_has_the_turns_before_it_and_new_forgets_them(page: ServedPage, omni: OmniServer) -> None:
     page.open(omni)
     for prompt in ("first", "second"):
         page.ask(prompt)
@@ -90,7 +47,7 @@ def test_a_conversation_has_the_turns_before_it_and_new_forgets_them(page: Page,
     assert page.browser.evaluate("[history.length, document.querySelectorAll('.turn').length]") == [0, 0]
 
 
-def test_escape_stops_an_answer(page: Page, omni: OmniServer) -> None:
+def test_escape_stops_an_answer(page: ServedPage, omni: OmniServer) -> None:
     page.open(omni)
     page.until("document.getElementById('model').textContent")
     page.browser.evaluate("document.querySelector('[name=max_tokens]').value = 900")
@@ -102,7 +59,7 @@ def test_escape_stops_an_answer(page: Page, omni: OmniServer) -> None:
     assert page.browser.evaluate("document.getElementById('prompt').value") == "", "what is there was answered"
 
 
-def test_an_image_is_uploaded_with_a_chat(page: Page, omni: OmniServer) -> None:
+def test_an_image_is_uploaded_with_a_chat(page: ServedPage, omni: OmniServer) -> None:
     page.open(omni)
     page.until("!document.getElementById('attach').hidden")
     page.browser.evaluate(ATTACH)
@@ -113,7 +70,7 @@ def test_an_image_is_uploaded_with_a_chat(page: Page, omni: OmniServer) -> None:
     assert page.browser.problems == []
 
 
-def test_an_error_is_shown_and_the_prompt_comes_back(page: Page, omni: OmniServer) -> None:
+def test_an_error_is_shown_and_the_prompt_comes_back(page: ServedPage, omni: OmniServer) -> None:
     page.open(omni)
     page.until("document.getElementById('model').textContent")
     page.browser.evaluate("document.querySelector('[name=temperature]').value = -1")
@@ -123,7 +80,7 @@ def test_an_error_is_shown_and_the_prompt_comes_back(page: Page, omni: OmniServe
     assert page.browser.evaluate("document.getElementById('prompt').value") == "hello"
 
 
-def test_a_lost_connection_is_shown_and_the_prompt_comes_back(page: Page, omni: OmniServer) -> None:
+def test_a_lost_connection_is_shown_and_the_prompt_comes_back(page: ServedPage, omni: OmniServer) -> None:
     page.open(omni)
     page.until("document.getElementById('model').textContent")
     page.browser.call(
@@ -136,7 +93,7 @@ def test_a_lost_connection_is_shown_and_the_prompt_comes_back(page: Page, omni: 
     page.until("document.getElementById('state').textContent === 'no connection'")
 
 
-def test_answers_are_text(page: Page, omni: OmniServer) -> None:
+def test_answers_are_text(page: ServedPage, omni: OmniServer) -> None:
     page.open(omni)
     page.ask("<img src=x onerror=alert(1)>")
     page.until_idle()
@@ -144,7 +101,7 @@ def test_answers_are_text(page: Page, omni: OmniServer) -> None:
     assert page.browser.evaluate("document.querySelectorAll('.asked *, .answer *').length") == 0
 
 
-def test_an_image(page: Page, image_server: OmniServer) -> None:
+def test_an_image(page: ServedPage, image_server: OmniServer) -> None:
     page.open(image_server, dark=True)
     page.ask("a red lighthouse")
     page.until_idle()
@@ -153,7 +110,7 @@ def test_an_image(page: Page, image_server: OmniServer) -> None:
     assert page.browser.problems == []
 
 
-def test_the_key_is_asked_for_and_kept_in_the_tab(page: Page, limited: OmniServer) -> None:
+def test_the_key_is_asked_for_and_kept_in_the_tab(page: ServedPage, limited: OmniServer) -> None:
     page.open(limited)
     page.until("document.getElementById('key-dialog').open")
     page.browser.evaluate(f"document.getElementById('key').value = '{KEY}'")

@@ -9,6 +9,7 @@ import openai
 import pytest
 import soundfile
 from support.omni_server import CHAT, OmniServer
+from support.served_page import ServedPage
 from support.tiny_models import whisper
 from support.transcriptions import voice
 
@@ -90,3 +91,17 @@ def test_a_model_does_one_of_both(server: OmniServer, omni: OmniServer) -> None:
     assert answer.status == 404 and "use /v1/audio/transcriptions" in answer.error["message"]
     with pytest.raises(openai.NotFoundError, match="does not transcribe speech"):
         transcribe(omni, model="tiny-omni")
+
+
+@pytest.mark.slow
+def test_the_page_transcribes_what_is_attached(page: ServedPage, server: OmniServer) -> None:
+    page.open(server)
+    page.until("!document.getElementById('attach').hidden")
+    page.browser.evaluate(
+        f"attach([new File([Uint8Array.from({list(wav(1, 2.0)[1])})], 'a.wav', {{type: 'audio/wav'}})])"
+    )
+    page.until("document.querySelector('#files li')")
+    page.browser.evaluate("document.getElementById('send').click()")
+    page.until_idle()
+    assert page.text(".answer") and "first token" in page.text(".facts"), page.text("#log")
+    assert page.browser.problems == []

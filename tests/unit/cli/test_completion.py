@@ -12,7 +12,7 @@ OMNI = (sys.executable, "-m", "omni_cli")
 
 
 def answer(instruction: str, words: str = "") -> str:
-    """What the command prints to a shell that completes the last word of a line."""
+    """Return the answer to a shell that completes the last word of a line."""
     asked = {"_OMNI_COMPLETE": instruction, "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
     asked |= {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     ended = subprocess.run(OMNI, env={**os.environ, **asked}, capture_output=True, text=True, check=True)
