@@ -10,13 +10,7 @@ import pytest
 import soundfile
 from support.omni_server import CHAT, OmniServer
 from support.served_page import ServedPage
-from support.tiny_models import whisper
 from support.transcriptions import voice
-
-
-@pytest.fixture(scope="module")
-def server(start_server: Any, tmp_path_factory: pytest.TempPathFactory) -> OmniServer:
-    return start_server("--model", str(whisper(tmp_path_factory.mktemp("models") / "whisper")))
 
 
 def wav(seed: int, seconds: float) -> tuple[str, bytes]:
@@ -26,42 +20,42 @@ def wav(seed: int, seconds: float) -> tuple[str, bytes]:
     return "sound.wav", file.getvalue()
 
 
-def transcribe(server: OmniServer, **fields: Any) -> Any:
+def transcribe(whisper_server: OmniServer, **fields: Any) -> Any:
     fields = {"file": wav(1, 9.0), "model": "whisper", "language": "en", **fields}
-    return server.client().audio.transcriptions.create(**fields)
+    return whisper_server.client().audio.transcriptions.create(**fields)
 
 
-def test_formats_have_the_same_text(server: OmniServer) -> None:
-    plain = transcribe(server)
+def test_formats_have_the_same_text(whisper_server: OmniServer) -> None:
+    plain = transcribe(whisper_server)
     assert plain.text and (plain.usage.type, plain.usage.seconds) == ("duration", 9)
-    assert transcribe(server, response_format="text") == f"{plain.text}\n"
-    verbose = transcribe(server, response_format="verbose_json", timestamp_granularities=["segment"])
+    assert transcribe(whisper_server, response_format="text") == f"{plain.text}\n"
+    verbose = transcribe(whisper_server, response_format="verbose_json", timestamp_granularities=["segment"])
     assert (verbose.language, verbose.duration) == ("en", 9.0)
     assert verbose.segments and verbose.segments[0].tokens
     assert all(0 <= part.start <= part.end <= 9.0 and part.text for part in verbose.segments)
     cues = [part.text for part in verbose.segments]
-    srt, vtt = (transcribe(server, response_format=name) for name in ("srt", "vtt"))
+    srt, vtt = (transcribe(whisper_server, response_format=name) for name in ("srt", "vtt"))
     assert srt.startswith("1\n00:00:0") and " --> 00:00:0" in srt and vtt.startswith("WEBVTT\n\n00:00:0")
     assert all(cue in srt and cue in vtt for cue in cues)
     assert f"\n{len(cues)}\n" in srt
 
 
-def test_a_stream_is_the_same_text_in_pieces(server: OmniServer) -> None:
-    *deltas, done = transcribe(server, stream=True)
+def test_a_stream_is_the_same_text_in_pieces(whisper_server: OmniServer) -> None:
+    *deltas, done = transcribe(whisper_server, stream=True)
     assert {event.type for event in deltas} == {"transcript.text.delta"} and len(deltas) > 3
     assert done.type == "transcript.text.done"
-    assert "".join(event.delta for event in deltas) == done.text == transcribe(server).text
+    assert "".join(event.delta for event in deltas) == done.text == transcribe(whisper_server).text
     assert done.usage.output_tokens > 3
 
 
-def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(server: OmniServer) -> None:
+def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(whisper_server: OmniServer) -> None:
     sound = wav(2, 2.0)
-    detected = transcribe(server, file=sound, language=openai.omit, response_format="verbose_json")
+    detected = transcribe(whisper_server, file=sound, language=openai.omit, response_format="verbose_json")
     assert len(detected.language) == 2
-    plain = transcribe(server, file=sound, language=openai.omit).text
-    assert plain == transcribe(server, file=sound, language=detected.language).text
-    assert plain != transcribe(server, file=sound, prompt="rain on a tin roof").text
-    translated = server.client().audio.translations.create(file=sound, model="whisper")
+    plain = transcribe(whisper_server, file=sound, language=openai.omit).text
+    assert plain == transcribe(whisper_server, file=sound, language=detected.language).text
+    assert plain != transcribe(whisper_server, file=sound, prompt="rain on a tin roof").text
+    translated = whisper_server.client().audio.translations.create(file=sound, model="whisper")
     assert translated.text and translated.text != plain
 
 
@@ -80,22 +74,22 @@ def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(serve
         ({"model": "another"}, 404, "`another`"),
     ],
 )
-def test_a_wrong_field_is_named(server: OmniServer, fields: dict[str, Any], status: int, message: str) -> None:
+def test_a_wrong_field_is_named(whisper_server: OmniServer, fields: dict[str, Any], status: int, message: str) -> None:
     with pytest.raises(openai.APIStatusError) as raised:
-        transcribe(server, **fields)
+        transcribe(whisper_server, **fields)
     assert raised.value.status_code == status and message in raised.value.message
 
 
-def test_a_model_does_one_of_both(server: OmniServer, omni: OmniServer) -> None:
-    answer = server.request("POST", CHAT, {"messages": [{"role": "user", "content": "hello"}]})
+def test_a_model_does_one_of_both(whisper_server: OmniServer, omni: OmniServer) -> None:
+    answer = whisper_server.request("POST", CHAT, {"messages": [{"role": "user", "content": "hello"}]})
     assert answer.status == 404 and "use /v1/audio/transcriptions" in answer.error["message"]
     with pytest.raises(openai.NotFoundError, match="does not transcribe speech"):
         transcribe(omni, model="tiny-omni")
 
 
 @pytest.mark.slow
-def test_the_page_transcribes_what_is_attached(page: ServedPage, server: OmniServer) -> None:
-    page.open(server)
+def test_the_page_transcribes_what_is_attached(page: ServedPage, whisper_server: OmniServer) -> None:
+    page.open(whisper_server)
     page.until("!document.getElementById('attach').hidden")
     page.browser.evaluate(
         f"attach([new File([Uint8Array.from({list(wav(1, 2.0)[1])})], 'a.wav', {{type: 'audio/wav'}})])"
