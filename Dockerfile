@@ -10,6 +10,13 @@ RUN python3 -m venv /opt/omni \
     && useradd --create-home --uid 1000 omni \
     && install --directory --owner omni --group omni /cache /work
 ENV PATH=/opt/omni/bin:$PATH XDG_CACHE_HOME=/cache PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /work
+VOLUME /cache
+EXPOSE 8000
+HEALTHCHECK --interval=10s --start-period=30m \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
+ENTRYPOINT ["omni"]
+CMD ["serve", "--host", "0.0.0.0"]
 
 FROM base AS wheel
 ARG PIP_INDEX_URL
@@ -26,13 +33,6 @@ COPY --from=wheel /dist /dist
 RUN pip install "$(ls /dist/*.whl)[cuda]"
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER omni
-WORKDIR /work
-VOLUME /cache
-EXPOSE 8000
-HEALTHCHECK --interval=10s --start-period=30m \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
-ENTRYPOINT ["omni"]
-CMD ["serve", "--host", "0.0.0.0"]
 
 FROM base AS cpu
 # A mirror of PyTorch's index; empty: only pip's sources, of which one must have torch's CPU build.
@@ -45,10 +45,3 @@ RUN pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0+c
     && pip install "$(ls /dist/*.whl)[cpu]" \
     && pip uninstall --yes torchaudio torchcodec
 USER omni
-WORKDIR /work
-VOLUME /cache
-EXPOSE 8000
-HEALTHCHECK --interval=10s --start-period=30m \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
-ENTRYPOINT ["omni"]
-CMD ["serve", "--host", "0.0.0.0"]
