@@ -2,9 +2,9 @@
 #
 #   docker build --build-arg COMMIT=$(git rev-parse HEAD) -t omni .
 FROM debian:bookworm-slim AS base
-# torch and Triton compile for the machine at run time.
+# torch and Triton compile for the machine at run time; vLLM's CPU build loads libnuma.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates g++ python3-dev python3-venv \
+    && apt-get install --yes --no-install-recommends ca-certificates g++ libnuma1 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/omni \
     && useradd --create-home --uid 1000 omni \
@@ -13,7 +13,7 @@ ENV PATH=/opt/omni/bin:$PATH XDG_CACHE_HOME=/cache PIP_NO_CACHE_DIR=1 PIP_DISABL
 WORKDIR /work
 VOLUME /cache
 EXPOSE 8000
-HEALTHCHECK --interval=10s --start-period=30m \
+HEALTHCHECK --interval=10s --start-period=2m \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
 ENTRYPOINT ["omni"]
 CMD ["serve", "--host", "0.0.0.0"]
