@@ -27,7 +27,8 @@ METADATA = {"VOLUME", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The mounts end with the command.
 MOUNTED = """
-mount -t proc proc "$0/proc" && mkdir -p "$0/dev/shm" && mount -t tmpfs -o mode=1777 tmpfs "$0/dev/shm" &&
+mount -t proc proc "$0/proc" && mount -t sysfs -o ro sysfs "$0/sys" &&
+mkdir -p "$0/dev/shm" && mount -t tmpfs -o mode=1777 tmpfs "$0/dev/shm" &&
 exec chroot "$@"
 """
 
