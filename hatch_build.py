@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -14,8 +15,10 @@ class CommitHook(BuildHookInterface):  # type: ignore[type-arg]
     """A wheel that is built from an sdist has the file already."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable" or Path(self.root, "omni_cli", "COMMIT").exists() or shutil.which("git") is None:
+            return
         asked = subprocess.run(["git", "-C", self.root, "rev-parse", "HEAD"], capture_output=True, text=True)
-        if version == "editable" or asked.returncode or Path(self.root, "omni_cli", "COMMIT").exists():
+        if asked.returncode:
             return
         self._folder = tempfile.TemporaryDirectory()
         file = Path(self._folder.name, "COMMIT")

@@ -49,7 +49,8 @@ class StageRole:
     the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
     gets one. `takes` names request fields that affect it, beside those that follow from `makes`. Where the call of a
     pipeline decides both, `takes` is instead a function that returns the `PipelineCall` for a checkpoint's name; it is
-    called in a process that has the libraries of the stage imported. `settings` declares the stage's own profile keys:
+    called in a process that has the libraries of the stage imported. With `transcribes`, a request is a sound, and a
+    prompt only helps to understand it. `settings` declares the stage's own profile keys:
     a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no others. A checkpoint
     must have at least one file of each group in `needed_files`, weights whose names begin with each of `needed_weights`
     (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its configuration describes a vision or
@@ -64,6 +65,7 @@ class StageRole:
     input: str | None = None
     makes: Made | None = None
     takes: tuple[str, ...] | Reference = ()
+    transcribes: bool = False
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
     processor_files: tuple[str, ...] = ()

@@ -82,6 +82,11 @@ def get_unit(metric: str) -> Unit:
     return "bytes" if metric.endswith("_bytes") else "s" if metric.endswith("_s") else "1"
 
 
+def is_total(metric: str) -> bool:
+    """True for the metrics that windows of requests have in total: counts and rates. Of others they have a median."""
+    return metric in COUNTED or get_unit(metric) == "per second"
+
+
 def higher_is_better(metric: str) -> bool:
     """True for rates, `rtfx` and `slo_attainment`; everything else is a time, a size or a ratio to one."""
     declared = METRICS.get(metric.rpartition(".")[2])

@@ -14,6 +14,7 @@ from omni_cli.machine import PlannedMemory
 from omni_cli.tool_calls import ToolCall, ToolCallDelta, ToolUse
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
+SpeechTask = Literal["transcribe", "translate"]
 TokenLogprobs = tuple[tuple[int, float, str | None], ...]
 """Token ids with their log-probabilities and texts: of a token, and then of the most likely ones in its place."""
 
@@ -73,6 +74,8 @@ class GenerateRequest:
     `call_files` are those that files hold: JSON with a `CallFile` in place of each file.
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
+    `language` (ISO 639-1) is that of a sound to transcribe, None if the model detects it; the task `translate` makes
+    English text of it, and with `timestamps` the text has the times of its parts.
     `prompt_token_ids` are a prompt in place of text. With `wants_prompt`, the text output has the prompt, too; with
     `prompt_only` it has nothing else, and the model does not run. `add_special_tokens` None leaves them to the chat
     template, and adds the tokenizer's to a `raw` prompt; without `add_generation_prompt` a chat ends with its messages.
@@ -104,6 +107,9 @@ class GenerateRequest:
     mask: np.ndarray | None = None
     control_images: tuple[np.ndarray, ...] = ()
     videos: tuple[Video, ...] = ()
+    language: str | None = None
+    task: SpeechTask = "transcribe"
+    timestamps: bool = False
     seed: int = 0
     modalities: frozenset[Modality] | None = None
     raw: bool = False
@@ -126,8 +132,30 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """A part of a transcript, with its times in seconds from the beginning of the sound."""
+
+    start_s: float
+    end_s: float
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A transcribed sound; `language` is its ISO 639-1 code, the request's or the one that the model detected."""
+
+    language: str | None
+    duration_s: float
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
 class TextOutput:
-    """`token_ids` are those of the whole answer; `reasoning` and `tool_calls` are not in `text`, if it was split."""
+    """`token_ids` are those of the whole answer; `reasoning` and `tool_calls` are not in `text`, if it was split.
+
+    `transcript` is set for the text of a sound.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -136,6 +164,7 @@ class TextOutput:
     tool_calls: tuple[ToolCall, ...] = ()
     num_reasoning_tokens: int = 0
     prompt: PromptTokens | None = None
+    transcript: Transcript | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from omni_cli.errors import InputError
-from omni_cli.metrics import COUNTED, E2E, REPORTED_MEMORY
+from omni_cli.metrics import E2E, REPORTED_MEMORY, is_total
 from omni_cli.record_file import Kind, digest_problem, get_digest, read_document
 from omni_cli.results import Comparison, GateResult, Summary
 from omni_cli.text import visible
@@ -379,7 +379,7 @@ def _first_edit(record: Record, document: dict[str, object]) -> str | None:
         return problem
     for variant in record.variants:
         for metric, summary in variant.summary.items():
-            if metric in COUNTED:
+            if is_total(metric):
                 continue  # medians in earlier records
             problem = _summary_problem([value for _, value in get_values(variant, metric)], summary)
             if problem is not None:

@@ -1,4 +1,4 @@
-"""Check that docs/commands shows the current output: run every command of a page and compare.
+"""Check that docs/commands and docs/tutorials show the current output: run every command of a page and compare.
 
     python scripts/command_pages.py [--write] [PAGE...]
 
@@ -37,6 +37,7 @@ from types import TracebackType
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "commands"
+TUTORIALS = ROOT / "docs" / "tutorials"
 EXAMPLES = PAGES / "examples"
 # Shown in pages instead of the real folders.
 HOME = "/home/you"
@@ -267,7 +268,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="update stale pages with the current output")
     options = parser.parse_args()
     num_stale = 0
-    for page in options.pages or sorted(PAGES.glob("*.md")):
+    for page in options.pages or sorted([*PAGES.glob("*.md"), *TUTORIALS.glob("*.md")]):
         began = time.monotonic()
         try:
             found = check_page(page, write=options.write)

@@ -6,7 +6,6 @@ Imports nothing heavy until something is built.
 from __future__ import annotations
 
 import ast
-import fcntl
 import filecmp
 import functools
 import hashlib
@@ -14,12 +13,13 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from omni_cli.checkpoints.hub import home_folder
+from omni_cli.checkpoints.lock import locked
 from omni_cli.errors import CheckpointError, OmniError, OutputError
 from omni_cli.families import BUILTIN_PREFIX, builtins, load
 from omni_cli.temporary_folder import scratch_folder
@@ -141,7 +141,7 @@ def build_in_cache(name: str) -> Path:
     target = cached_folder(name)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.parent / f".{target.name}.lock"):
+        with locked(target.parent / f".{target.name}.lock"):
             if not target.is_dir():
                 for stale in target.parent.glob(f".{target.name}{_PARTIAL}*"):  # of killed builds
                     shutil.rmtree(stale, ignore_errors=True)
@@ -158,14 +158,6 @@ def _cache_unusable(reason: str) -> OutputError:
         f"cannot store the built-in model: {reason}",
         hint="set XDG_CACHE_HOME to a folder with space, or use `omni models build` and `--model DIR`",
     )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, which the system releases even if the process is killed."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @functools.cache

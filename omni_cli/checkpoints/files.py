@@ -17,7 +17,7 @@ from omni_cli.families import EntryFile, Family, StageRole, get_family
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MODULAR_INDEX = "modular_model_index.json"
 _COPY_AGAIN = "the folder is incomplete: download or copy it again"
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # Parsing the vocabulary of a large model takes half a second.
 _MAX_PARSED_BYTES = 1024 * 1024
@@ -227,7 +227,7 @@ def _check_weights(folder: Path, roles: tuple[StageRole, ...] = ()) -> None:
     """Check that every file an index names exists, and every safetensors file of the model is complete."""
     # Tensors in these files are not the model's: a trainer's arguments, and files that a family's stages read.
     others = {"training_args.bin", *(name for role in roles for names in role.needed_files for name in names)}
-    files = used_files(file for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES and file.name not in others)
+    files = used_files(file for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES and file.name not in others)
     # An index of another format may be left of a download without its shards.
     kind = ".safetensors" if any(file.suffix == ".safetensors" for file in files) else ""
     for index in sorted(folder.glob(f"*{kind}.index.json")):

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.checkpoints.files import check_checkpoint
-from omni_cli.errors import CheckpointError, OmniError
+from omni_cli.checkpoints.lock import locked
+from omni_cli.checkpoints.needed import needed_files
+from omni_cli.errors import CheckpointError, OmniError, OutputError
+
+if TYPE_CHECKING:
+    from huggingface_hub.utils.tqdm import tqdm
+
+_OTHER_CACHE = "name a folder with space that you may write to: `export HF_HUB_CACHE=DIR`"
+# Waits before a server that fails, or that cuts a connection hard, is asked again.
+_RETRY_AFTER_S = (1, 2, 4)
+# Progress, an interrupt and the position of a resumed download have this grain; the library's is 10 MiB.
+_CHUNK_BYTES = 1 << 20
+_BYTES_BAR = "huggingface_hub.snapshot_download"
 
 
 def home_folder() -> Path:
@@ -43,36 +62,200 @@ def cached_settings(repo_id: str, file: str) -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
+@dataclass(frozen=True)
+class Download:
+    """A repository's files that a chain needs; `files` is None if the cache does not know its files, offline."""
+
+    repo_id: str
+    revision: str | None
+    folder: Path
+    files: tuple[str, ...] | None
+    size_bytes: int
+    missing_bytes: int
+
+
+def plan_download(repo_id: str, revision: str | None = None) -> Download:
+    """Download a repository's configuration, and return which of its files are needed. Raises `OmniError`."""
+    with _known_errors(repo_id, revision):
+        from huggingface_hub import constants, get_cached_repo_tree
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+        folder = _fetch(repo_id, revision, "*.json")
+        try:
+            sizes = {file.path: file.size for file in get_cached_repo_tree(repo_id, revision=revision)}
+        except CachedRepoTreeNotFoundError:
+            return Download(repo_id, revision, folder, None, 0, 0)
+    files = tuple(needed_files(folder, sizes))
+    missing = sum(sizes[name] for name in files if not (folder / name).exists())
+    if missing and constants.HF_HUB_OFFLINE:
+        raise _not_cached(repo_id, offline=True)
+    return Download(repo_id, revision, folder, files, sum(sizes[name] for name in files), missing)
+
+
+def fetch(
+    plan: Download,
+    on_bytes: Callable[[float], None] = lambda num_bytes: None,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Path:
+    """Download what is missing, and return the checkpoint's folder. Raises `OmniError`.
+
+    `on_bytes` gets the number of new bytes, in any thread; an exception from it stops the download. `on_wait` is called
+    if another process downloads the same repository.
+    """
+    if plan.files is not None and plan.missing_bytes == 0 and all((plan.folder / name).exists() for name in plan.files):
+        check_checkpoint(plan.folder)
+        return plan.folder
+    with _known_errors(plan.repo_id, plan.revision):
+        _check_space(plan)
+        locks = hub_cache_folder() / ".locks" / f"models--{plan.repo_id.replace('/', '--')}"
+        locks.mkdir(parents=True, exist_ok=True)
+        with locked(locks / "omni.lock", on_wait):
+            folder = _fetch(plan.repo_id, plan.revision, plan.files, on_bytes)
+    check_checkpoint(folder)
+    return folder
+
+
 def download(repo_id: str, *, settings_only: bool = False) -> Path:
-    """Return the folder with a repo's files, downloading what the cache lacks. Raises `CheckpointError`.
+    """Return the folder with a repo's files, downloading what the cache lacks. Raises `OmniError`.
 
     With `settings_only`, only its configuration files.
     """
+    if settings_only:
+        with _known_errors(repo_id, None):
+            return _fetch(repo_id, None, "*.json")
+    return fetch(plan_download(repo_id))
+
+
+def _check_space(plan: Download) -> None:
+    free = shutil.disk_usage(plan.folder).free
+    if free < plan.missing_bytes:
+        raise OutputError(
+            f"`{plan.repo_id}` needs {plan.missing_bytes:,} bytes, and `{hub_cache_folder()}` has {free:,} bytes free",
+            hint=_OTHER_CACHE,
+        )
+
+
+def _fetch(
+    repo_id: str,
+    revision: str | None,
+    files: str | tuple[str, ...] | None,
+    on_bytes: Callable[[float], None] = lambda num_bytes: None,
+) -> Path:
+    """Download files; a connection that ends early is resumed by huggingface_hub, other failures here."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES
+    patterns = list(files) if isinstance(files, tuple) else files
+    for wait_s in (*_RETRY_AFTER_S, None):
+        try:
+            return Path(
+                snapshot_download(repo_id, revision=revision, allow_patterns=patterns, tqdm_class=_bar(on_bytes))
+            )
+        except Exception as error:
+            if wait_s is None or not _is_transient(error):
+                raise
+            time.sleep(wait_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _bar(on_bytes: Callable[[float], None]) -> type[tqdm]:
+    """Return a class of progress bars that show nothing and report the bytes written."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class SilentBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts_bytes = kwargs.get("name") == _BYTES_BAR
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            if self._counts_bytes:
+                on_bytes(n or 0)
+
+    return SilentBar
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the HTTP status that caused an error; None if no answer did."""
+    responses = (getattr(cause, "response", None) for cause in _causes(error))
+    return next((int(response.status_code) for response in responses if response is not None), None)
+
+
+def _is_transient(error: BaseException) -> bool:
+    status = _status(error)
+    cut = any(type(cause).__name__ in ("ReadError", "WriteError", "RemoteProtocolError") for cause in _causes(error))
+    return cut or status == 429 or (status or 0) >= 500
+
+
+@contextmanager
+def _known_errors(repo_id: str, revision: str | None) -> Iterator[None]:
+    """Turn the errors of a download into ours."""
     hub_cache_folder()  # fails without a home folder, where the library would create a folder named `~`
     try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-        from huggingface_hub.utils.tqdm import disable_progress_bars
+        from huggingface_hub import constants, errors
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
     except ImportError as error:
         raise OmniError(f"a repo id needs huggingface_hub: {error}", hint="run `omni doctor`") from error
-    disable_progress_bars()
+    page = f"{constants.ENDPOINT}/{repo_id}"
     try:
-        folder = Path(snapshot_download(repo_id, allow_patterns="*.json" if settings_only else None))
+        yield
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"`{repo_id}` is gated, and you have no access to it",
+            hint=f"accept its conditions at {page}, then run `hf auth login`",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(f"`{repo_id}` has no revision `{revision}`", hint=f"see {page}/tree/main") from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
             f"`{repo_id}` is not on the Hugging Face hub, or you have no access to it",
             hint="check the name; a gated or private model needs `hf auth login`",
         ) from error
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"`{repo_id}` is not in the cache, and the Hugging Face hub is unreachable",
-            hint="check the network, or pass a folder with `--model DIR`",
-        ) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(
-            f"cannot download `{repo_id}`: {reason}", hint="check the network and the disk"
-        ) from error
-    if not settings_only:
-        check_checkpoint(folder)
-    return folder
+    except (errors.HTTPError, OSError, ValueError) as error:  # type: ignore[attr-defined]
+        status = _status(error)
+        if status == 401:
+            raise CheckpointError(
+                "the Hugging Face hub rejects the token", hint="run `hf auth login`, or unset HF_TOKEN"
+            ) from error
+        if isinstance(error, LocalEntryNotFoundError) and status is None:
+            raise _not_cached(repo_id, offline=constants.HF_HUB_OFFLINE) from error
+        raise _failed(repo_id, error, status) from error
+
+
+def _not_cached(repo_id: str, *, offline: bool) -> CheckpointError:
+    if offline:
+        hint = "unset HF_HUB_OFFLINE, or pass a folder with `--model DIR`"
+        return CheckpointError(f"`{repo_id}` is not in the cache, or not all of it; HF_HUB_OFFLINE is set", hint=hint)
+    return CheckpointError(
+        f"`{repo_id}` is not in the cache, and the Hugging Face hub is unreachable",
+        hint="check the network, or pass a folder with `--model DIR`",
+    )
+
+
+def _failed(repo_id: str, error: Exception, status: int | None) -> OmniError:
+    for cause in _causes(error):
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+            reason = os.strerror(number)
+            return OutputError(f"cannot write to `{hub_cache_folder()}`: {reason}", hint=_OTHER_CACHE)
+    if status is not None:
+        reason = f"the Hugging Face hub answered with status {status}"
+    else:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return CheckpointError(
+        f"cannot download `{repo_id}`: {reason}",
+        hint=f"check the network, then run `omni models pull {repo_id}`: it goes on with the files that are missing",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 from omni_cli.machine_limits import allow_open_files, known_failure
 from omni_cli.text import suggest
 
+_COMPLETION = "_OMNI_COMPLETE"  # set by shells
 _MAX_WORDS = 10_000  # more would take seconds to parse
 # The shell's code for a program ended by SIGPIPE; 0 or 1 could be mistaken for a verdict.
 _BROKEN_PIPE = 141
@@ -72,7 +74,7 @@ class _Commands(LazyGroup):
         "tune": LazyCommand("omni_cli.cli.tune.command:tune", "Search settings for the fastest that keeps limits."),
         "report": LazyCommand("omni_cli.cli.report:report", "Show saved records as one HTML page."),
         "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),
-        "models": LazyCommand("omni_cli.cli.models:models", "Build small random-weight checkpoints."),
+        "models": LazyCommand("omni_cli.cli.models:models", "Download, list, remove and build checkpoints."),
         "doctor": LazyCommand("omni_cli.cli.doctor:doctor", "Show what can run on this machine and what is missing."),
     }
 
@@ -117,8 +119,19 @@ def omni(
     """Run and benchmark omni models: chains of autoregressive and diffusion stages."""
 
 
+def _complete(instruction: str) -> int:
+    """Print what completes the command line of a shell, or the script that makes the shell ask."""
+    from typer._completion_classes import completion_init
+    from typer.completion import shell_complete
+
+    completion_init()
+    return shell_complete(get_group(app), {}, "omni", _COMPLETION, instruction)
+
+
 def main() -> NoReturn:
     """Run the process's command line and exit."""
+    if _COMPLETION in os.environ:
+        sys.exit(_complete(os.environ[_COMPLETION]))
     interrupts.install()
     allow_open_files(_OPEN_FILES)
     try:

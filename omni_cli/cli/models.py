@@ -1,8 +1,7 @@
-"""`omni models`: small random-weight checkpoints of real architectures, written to a folder."""
+"""`omni models`: checkpoints of the Hugging Face hub, and small ones with random weights."""
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,8 @@ from omni_cli.cli.terminal import console, interrupts
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.errors import UsageError
 from omni_cli.families import builtins
+from omni_cli.report.tables import aligned
+from omni_cli.report.units import size
 from omni_cli.text import suggest
 
 models = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -21,7 +22,100 @@ models = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 @models.callback()
 def _models() -> None:
-    """Build small random-weight checkpoints."""
+    """Download, list and remove checkpoints; build small ones with random weights."""
+
+
+RepoArgument = Annotated[str, typer.Argument(metavar="REPO", help="A Hugging Face repo id, OWNER/NAME.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+@models.command("pull")
+def pull(
+    repo: RepoArgument,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="R", help="A branch, tag or commit. Default: main.")
+    ] = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Download a model from the Hugging Face hub to its cache; only the files that its stages need.
+
+    What is in the cache is not downloaded again. Above 5 GB it asks.
+    """
+    from omni_cli.checkpoints.files import REPO_ID
+    from omni_cli.cli import download
+
+    if not REPO_ID.fullmatch(repo):
+        raise UsageError(f"not a repo id: `{repo}`", hint="a repo id is OWNER/NAME, as in `Qwen/Qwen2.5-Omni-3B`")
+    plan, folder = download.pull(repo, revision, yes=yes, quiet=quiet)
+    if as_json:
+        console.print_json(
+            {
+                "schema": "omni.models.pull/1",
+                "repo": repo,
+                "revision": folder.name,
+                "path": str(folder),
+                "size_bytes": plan.size_bytes,
+                "downloaded_bytes": plan.missing_bytes,
+            }
+        )
+        return
+    console.print_text(str(folder))
+
+
+@models.command("list")
+def list_models(as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False) -> None:
+    """List the checkpoints in the caches: downloaded and built ones, their sizes and the profiles that use them."""
+    from omni_cli.checkpoints.cached import list_cached
+    from omni_cli.config.loader import load_bundled
+
+    cached, configs = list_cached(), load_bundled()
+    profiles = {
+        model.name: [name for name, config in configs.items() if config.model == model.name] for model in cached
+    }
+    if as_json:
+        entries = [
+            {
+                "model": model.name,
+                "size_bytes": model.size_bytes,
+                "complete": model.complete,
+                "profiles": profiles[model.name],
+                "derives_profile": model.derives_profile,
+                "path": str(model.folder),
+            }
+            for model in cached
+        ]
+        console.print_json({"schema": "omni.models.list/1", "models": entries})
+        return
+    rows = [("MODEL", "SIZE", "PROFILES")]
+    for model in cached:
+        usable = ", ".join(profiles[model.name]) or (f"`--model {model.name}`" if model.derives_profile else "-")
+        rows.append((model.name, size(model.size_bytes), usable if model.complete else "incomplete"))
+    console.print_text("\n".join(line[2:] for line in aligned(rows)))
+
+
+@models.command("remove")
+def remove(
+    repo: RepoArgument,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Delete a downloaded model, all its revisions, from the cache; asks before."""
+    from omni_cli.checkpoints.cached import find_cached
+    from omni_cli.cli.download import confirm
+
+    cached = find_cached(repo)
+    if not yes:
+        confirm(f"Delete {repo}, {size(cached.size_bytes)}?", f"omni models remove {repo} --yes")
+    cached.delete()
+    if as_json:
+        console.print_json({"schema": "omni.models.remove/1", "repo": repo, "freed_bytes": cached.size_bytes})
+    elif not quiet:
+        console.print_note(f"deleted {repo}, {size(cached.size_bytes)}")
 
 
 @models.command("build")
@@ -73,10 +167,4 @@ def build(
     console.print_text(str(target))
     if not quiet:
         what = "built" if written else "already up to date, checked byte for byte"
-        console.print_note(f"{num_parameters / 1e6:.1f} M parameters, {_size(num_bytes)}, {what} in {build_s:.1f} s")
-
-
-def _size(num_bytes: int) -> str:
-    """Format with binary units and one decimal: `6.4 MiB`."""
-    power = min(int(math.log2(max(num_bytes, 1)) // 10), 3)
-    return f"{num_bytes / 1024**power:.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+        console.print_note(f"{num_parameters / 1e6:.1f} M parameters, {size(num_bytes)}, {what} in {build_s:.1f} s")

@@ -16,6 +16,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from omni_cli.config.bounds import NUM_RANDOM_SEEDS
+from omni_cli.config.bundled import bundled_profiles
 
 DEFAULT_PROFILE = "tiny-omni"
 
@@ -37,12 +38,18 @@ def positive_seconds(value: float | None) -> float | None:
     return value
 
 
+def _profile_names(begun: str) -> list[str]:
+    """Return the bundled profiles that complete a word in a shell."""
+    return [name for name in bundled_profiles() if name.startswith(begun)]
+
+
 ProfileOption = Annotated[
     str | None,
     option(
         "--profile -p",
         "NAME|PATH",
         f"A bundled profile by name, or a YAML file. Default: derived from `--model`, else {DEFAULT_PROFILE}.",
+        autocompletion=_profile_names,
     ),
 ]
 ModelOption = Annotated[

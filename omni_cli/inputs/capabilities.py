@@ -16,6 +16,7 @@ from omni_cli.outputs import GenerateRequest, Modality
 
 _ALWAYS = frozenset({"request_id", "seed", "modalities"})
 _OF_CHAINS = frozenset({"prompt"})
+_OF_TRANSCRIPTION = frozenset({"audio", "language", "task", "timestamps", "sampling", "max_tokens", "temperature"})
 _OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
 _FIELDS: Mapping[Modality, frozenset[str]] = {
     "text": frozenset({"audio", "image", "video", "sampling", "max_tokens", "temperature", "raw"}),
@@ -30,7 +31,7 @@ class Capabilities:
     """`modalities` are the profile's outputs in stage order; `fields` the request fields that affect it.
 
     `call` is that of a pipeline, if the first stage is one, and `preset` the arguments that the profile gives it;
-    `check` is the family's own check of a request.
+    `check` is the family's own check of a request. If it `transcribes`, a request is a sound and needs no prompt.
     """
 
     profile: str
@@ -39,6 +40,7 @@ class Capabilities:
     call: PipelineCall | None = None
     preset: frozenset[str] = frozenset()
     check: Callable[[GenerateRequest, EngineConfig], None] | None = None
+    transcribes: bool = False
 
     @classmethod
     def of(cls, config: EngineConfig, call: PipelineCall | None = None) -> Capabilities:
@@ -67,8 +69,11 @@ class Capabilities:
             assert role is not None  # or the family would not fit
             modalities += [] if role.makes is None else [role.makes]
             fields |= _OF_DIFFUSION if stage.kind == "diffusion" else frozenset()
-            fields |= set(role.takes) | (_FIELDS[role.makes] if role.makes is not None else frozenset())
-        return cls(config.name, tuple(modalities), fields, check=None if family.check is None else load(family.check))
+            own = _OF_TRANSCRIPTION if role.transcribes else _FIELDS[role.makes] if role.makes else frozenset()
+            fields |= set(role.takes) | own
+        check = None if family.check is None else load(family.check)
+        transcribes = any(role is not None and role.transcribes for role in roles)
+        return cls(config.name, tuple(modalities), fields, check=check, transcribes=transcribes)
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
         """Return True if a request for these modalities (None: all) writes to the output folder."""
@@ -88,7 +93,7 @@ class Capabilities:
     @property
     def needs_prompt(self) -> bool:
         """Return True if a request must have a prompt, whatever else it has."""
-        return self.call is None or "prompt" in self._missing({})
+        return "prompt" in self._missing({}) if self.call is not None else not self.transcribes
 
     def takes_prompt(self, fields: Mapping[str, Any]) -> bool:
         """Return True if a prompt would be part of a request with these fields, whose `arg` may have one in tensors."""
@@ -97,7 +102,9 @@ class Capabilities:
 
     @property
     def needed_files(self) -> tuple[str, ...]:
-        """Fields for the files without which the pipeline cannot be called."""
+        """Fields for the files that a request must have."""
+        if self.transcribes:
+            return ("audio",)
         call = self.call
         fields = () if call is None else (call.get_field(name) for name in self._missing({}))
         return tuple(field for field in fields if field in MEDIA_ARGUMENTS)
@@ -107,6 +114,8 @@ class Capabilities:
 
         `label` maps a field to the user's name for it.
         """
+        if self.transcribes and not fields.get("audio"):
+            raise UsageError(f"{label('audio')} is missing, which profile `{self.profile}` needs")
         if self.call is None:
             return
         self.call.check_set_once(fields)

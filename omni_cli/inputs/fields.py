@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from omni_cli.call_files import ArgumentText
 from omni_cli.config.bounds import MAX_FPS, MAX_NAME_LENGTH, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MIN_SEED
-from omni_cli.outputs import Modality
+from omni_cli.outputs import Modality, SpeechTask
 from omni_cli.text import suggest
 
 _SHOWN_CHARACTERS = 40  # of a wrong value
@@ -42,6 +42,12 @@ def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, not {_kind(value)}")
     return value
+
+
+def _task(value: object) -> SpeechTask:
+    if value not in get_args(SpeechTask):
+        raise ValueError(f"must be one of {', '.join(get_args(SpeechTask))}")
+    return cast("SpeechTask", value)
 
 
 def _whole_number(low: int, high: int) -> Callable[[object], int]:
@@ -159,6 +165,9 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "mask": _path,
     "control_image": _paths,
     "video": _paths,
+    "language": _name,
+    "task": _task,
+    "timestamps": _flag,
     "seed": _whole_number(MIN_SEED, MAX_SEED),
     "sampling": _sampling,
     "max_tokens": _whole_number(1, MAX_TOKENS),

@@ -78,7 +78,7 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
                 del checked["mask"]  # a mask for each frame
                 arguments[argument] = path
         checked["arg"] = arguments
-    elif not checked.get("prompt", "any").strip():
+    elif not capabilities.transcribes and not checked.get("prompt", "any").strip():
         raise InputError(f"{label('prompt')} is empty")
     return checked
 
@@ -97,6 +97,9 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
         checked.get("prompt"),
         seed=checked.get("seed", 0),
         modalities=checked.get("modalities"),
+        language=checked.get("language"),
+        task=checked.get("task", "transcribe"),
+        timestamps=checked.get("timestamps", False),
         raw=checked.get("raw", False),
         speaker=checked.get("speaker"),
         sampling=sampling,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.machine import read_memory
 from omni_cli.models.scores import EngineOutput, EngineTokens, Expected, NoReferenceError, TokenScores, Way
 from omni_cli.outputs import GenerateRequest, Message, Part
 
@@ -172,6 +174,11 @@ class ForcedCodes:
         )
 
 
+def get_device() -> str:
+    """Return the device of references, and of their inputs: a model's own is none if weights are read as it runs."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def load_model(
     model_class: Any, folder: Path, way: Way, config: EngineConfig, *, attention_of: str | None = None
 ) -> Any:
@@ -186,12 +193,19 @@ def load_model(
     if config.trust_remote_code:
         options["trust_remote_code"] = True
     if way.low_memory:
-        from accelerate import cpu_offload
+        # The others are read from the checkpoint's files, or, where these are no safetensors, from copies.
+        resident = {"cpu": read_memory().available_bytes // 2}
+        copies = tempfile.mkdtemp(prefix="weights-")
+        return model_class.from_pretrained(
+            folder, **options, device_map="auto", max_memory=resident, offload_folder=copies
+        ).eval()
+    return model_class.from_pretrained(folder, **options).eval().to(get_device())
 
-        model = model_class.from_pretrained(folder, **options)
-        return cpu_offload(model.eval(), execution_device=torch.device("cpu"))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model_class.from_pretrained(folder, **options).eval().to(device)
+
+def check_whole(way: Way) -> None:
+    """Raise `NoReferenceError` for a way that reads weights by layer, which diffusers' models cannot do on a CPU."""
+    if way.low_memory:
+        raise NoReferenceError("`--low-memory` is for references in transformers; one in diffusers is read whole")
 
 
 @contextlib.contextmanager

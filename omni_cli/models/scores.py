@@ -17,8 +17,8 @@ Attention = Literal["sdpa", "eager"]
 class Way:
     """One way to run a reference. The differences between ways are its noise.
 
-    `dtype` is that of weights and activations, `noise_dtype` that in which noise is drawn. A `low_memory` way reads the
-    weights of each layer when it runs.
+    `dtype` is that of weights and activations, `noise_dtype` that in which noise is drawn. A `low_memory` way keeps
+    weights in half of the free memory and reads those of further layers when they run.
     """
 
     dtype: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omni_cli.metrics import COUNTED, PERCENTILES, is_percentile, samples_for
+from omni_cli.metrics import PERCENTILES, is_percentile, is_total, samples_for
 from omni_cli.record import Record, Variant, get_failures, num_requests
 from omni_cli.report.bench_text import shown
 from omni_cli.report.bench_units import quantity, quantity_interval, title
@@ -75,7 +75,7 @@ def server_lines(number: int, variant: Variant, summaries: Mapping[str, Summary]
             continue  # a window's percentile; those beside the median are of all requests
         median = quantity(metric, summary.median)
         bounds = quantity_interval(metric, summary.ci95, summary.median)
-        percentiles = ["of all", ""] if metric in COUNTED else _percentiles(metric, summary)
+        percentiles = ["of all", ""] if is_total(metric) else _percentiles(metric, summary)
         rows.append((title(metric), f"{median} {bounds}", *percentiles))
     return [f"Benchmark {number}: {variant.name}", f"  {server_note(variant)}", *aligned(rows)]
 

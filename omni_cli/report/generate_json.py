@@ -8,7 +8,7 @@ from typing import Any
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OmniError
-from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TensorOutput, TextOutput, VideoOutput
+from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TensorOutput, TextOutput, Transcript, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput, preview_path
 
 SCHEMA = "omni.generate/1"
@@ -79,6 +79,7 @@ def _output(written: WrittenOutput) -> dict[str, object]:
             "text": output.text,
             "token_ids": [int(token) for token in output.token_ids],
             "finish_reason": output.finish_reason,
+            **({} if output.transcript is None else {"transcript": _transcript(output.transcript)}),
         }
     assert written.path is not None
     path = str(written.path)
@@ -97,6 +98,13 @@ def _output(written: WrittenOutput) -> dict[str, object]:
         return {"type": "tensor", "name": output.name, "path": path, "shape": shape, "dtype": dtype}
     height, width = output.pixels.shape[:2]
     return {"type": "image", "path": path, "width": int(width), "height": int(height)}
+
+
+def _transcript(transcript: Transcript) -> dict[str, object]:
+    segments = [
+        {"start_s": segment.start_s, "end_s": segment.end_s, "text": segment.text} for segment in transcript.segments
+    ]
+    return {"language": transcript.language, "duration_s": round(transcript.duration_s, 3), "segments": segments}
 
 
 def _video(output: VideoOutput, path: Path) -> dict[str, object]:

@@ -21,10 +21,12 @@ from omni_cli.serve.routes.chat import chat_routes
 from omni_cli.serve.routes.completions import completion_routes
 from omni_cli.serve.routes.images import image_routes
 from omni_cli.serve.routes.operations import operation_routes
+from omni_cli.serve.routes.page import PAGE_PATHS, page_routes
 from omni_cli.serve.routes.responses import response_routes
 from omni_cli.serve.routes.sleep import sleep_routes
 from omni_cli.serve.routes.speech import speech_routes
 from omni_cli.serve.routes.tokens import token_routes
+from omni_cli.serve.routes.transcriptions import transcription_routes
 from omni_cli.serve.routes.videos import kept_video_routes, video_routes
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
 from omni_cli.serve.schemas.completions import CompletionRequest
@@ -32,6 +34,7 @@ from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
 from omni_cli.serve.schemas.responses import ResponseRequest
 from omni_cli.serve.schemas.speech import SpeechRequest
 from omni_cli.serve.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from omni_cli.serve.schemas.transcriptions import TranscriptionRequest, TranslationRequest
 from omni_cli.serve.schemas.videos import VideoRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.video_jobs import VIDEOS, VideoJobs
@@ -43,6 +46,8 @@ _KNOWN_FIELDS = {
     "/tokenize": tuple(TokenizeRequest.model_fields),
     "/detokenize": tuple(DetokenizeRequest.model_fields),
     "/v1/audio/speech": tuple(SpeechRequest.model_fields),
+    "/v1/audio/transcriptions": tuple(TranscriptionRequest.model_fields),
+    "/v1/audio/translations": tuple(TranslationRequest.model_fields),
     "/v1/images/generations": tuple(ImageRequest.model_fields),
     VIDEOS: tuple(VideoRequest.model_fields),
     f"{VIDEOS}/sync": tuple(VideoRequest.model_fields),
@@ -77,15 +82,19 @@ def create_app(
     api_key: str | None = None,
     is_loopback: bool = True,
     allowed_origins: tuple[str, ...] = (),
+    has_page: bool = False,
 ) -> RequestMiddleware:
     """Create the ASGI application of a server; with `api_key` it serves only requests that send the key.
 
-    `is_loopback` is for an address that only this machine can connect to, `allowed_origins`: see `SiteRule`.
+    `is_loopback` is for an address that only this machine can connect to, `allowed_origins`: see `SiteRule`. `has_page`
+    adds the page for people.
     """
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
     text_routes = (chat_routes, completion_routes, response_routes, token_routes)
-    for routes in (*text_routes, speech_routes, image_routes, operation_routes, sleep_routes):
+    for routes in (*text_routes, speech_routes, transcription_routes, image_routes, operation_routes, sleep_routes):
         api.include_router(routes(service))
+    if has_page:
+        api.include_router(page_routes())
     for video_router in (video_routes, kept_video_routes):
         api.include_router(video_router(service, videos))
     api.add_exception_handler(RequestValidationError, _on_invalid)
@@ -94,7 +103,12 @@ def create_app(
     api.add_exception_handler(OmniError, _on_error)
     api.add_exception_handler(Exception, _on_fault)
     return RequestMiddleware(
-        api, service=service, api_key=api_key, is_loopback=is_loopback, allowed_origins=allowed_origins
+        api,
+        service=service,
+        api_key=api_key,
+        is_loopback=is_loopback,
+        allowed_origins=allowed_origins,
+        public_paths=PAGE_PATHS if has_page else frozenset(),
     )
 
 

@@ -21,6 +21,7 @@ from omni_cli.serve.schemas.replies import (
     FunctionCall,
     ReplyDelta,
     ReplyMessage,
+    StageTime,
     TokenLogprob,
     ToolCallPiece,
     TopLogprob,
@@ -43,6 +44,7 @@ class ChatReply:
     wants_token_ids: bool
     num_top_logprobs: int
     names_tool: bool
+    wants_stage_times: bool
     seed: int
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=unix_now)
@@ -53,7 +55,7 @@ class ChatReply:
 
     def completion(self, results: Sequence[RequestResult]) -> ChatCompletion:
         """Build the whole reply, of one choice per result."""
-        return {
+        completion: ChatCompletion = {
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
@@ -62,6 +64,9 @@ class ChatReply:
             "usage": usage(*results),
             "seed": self.seed,
         }
+        if self.wants_stage_times:
+            completion["stages"] = stage_times(results[0])
+        return completion
 
     def _choice(self, index: int, result: RequestResult) -> Choice:
         text, audio = _outputs(result)
@@ -129,6 +134,8 @@ class ChatReply:
         rest = _text_logprobs(result)[num_logprobs:]
         chunk = self._chunk(delta, index, finish_reason=self._finish_reason(text, audio), logprobs=rest)
         self._add_token_ids(chunk["choices"][0], result)
+        if self.wants_stage_times:
+            chunk["stages"] = stage_times(result)
         return chunk
 
     def usage(self, results: Sequence[RequestResult]) -> ChatCompletionChunk:
@@ -171,6 +178,19 @@ class ChatReply:
         choice["token_ids"] = list(text)
         if others:
             choice["audio_token_ids"] = list(others[0])
+
+
+def stage_times(result: RequestResult) -> list[StageTime]:
+    """Return when each stage worked for a request."""
+    return [
+        {
+            "name": trace.name,
+            "began_s": round(trace.began_s or 0.0, 6),
+            "latency_s": round(trace.latency_s, 6),
+            "output_tokens": trace.num_output_tokens,
+        }
+        for trace in result.stages
+    ]
 
 
 def split_audio(samples: np.ndarray, sample_rate: int) -> Iterator[np.ndarray]:

@@ -109,6 +109,13 @@ class MediaDecoder:
         Raises `APIError` (400).
         """
         content = self._content(data, "audio", param) if _URL.match(data) else _from_base64(data, param)
+        return self._audio(content, param)
+
+    def audio_file(self, file: BinaryIO, param: str) -> tuple[np.ndarray, int]:
+        """Decode a sound file to (float32 mono (num_samples,), sample rate in Hz); raises `APIError` (400)."""
+        return self._audio(file.read(), param)
+
+    def _audio(self, content: bytes, param: str) -> tuple[np.ndarray, int]:
         with in_memory(content) as file, _refused_as("audio", param):
             samples, sample_rate = self._reader.audio(file, f"audio in `{param}`", max_s=self._audio_s_left)
         self._audio_s_left -= len(samples) / sample_rate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Set
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -37,8 +38,13 @@ class RequestMiddleware:
         api_key: str | None,
         is_loopback: bool,
         allowed_origins: tuple[str, ...] = (),
+        public_paths: Set[str] = frozenset(),
     ) -> None:
-        """`is_loopback` is for an address that only this machine can connect to, `allowed_origins`: see `SiteRule`."""
+        """`is_loopback` is for an address that only this machine can connect to, `allowed_origins`: see `SiteRule`.
+
+        `public_paths` are files, which need no key and to which other sites may link.
+        """
+        self._public_paths = public_paths
         self._sites = SiteRule(is_loopback, api_key is not None, allowed_origins)
         # Around all answers, errors included; it also answers the browser's own requests, which have no key.
         self._cors = CORSMiddleware(
@@ -118,6 +124,8 @@ class RequestMiddleware:
 
     def _refusal(self, scope: Scope, headers: Headers) -> APIError | None:
         """Return the error of a request whose body is not even read."""
+        if scope["path"] in self._public_paths:
+            return None
         foreign = self._sites.refusal(headers)
         if foreign is not None:
             return foreign

@@ -26,7 +26,7 @@ _MAX_VALUES = 100_000
 _SMALL_BYTES = 16 * 1024
 _READERS = ThreadPoolExecutor(2, "json")
 # Fields that a form may repeat: lists, and those that are ignored.
-_REPEATABLE = ("image", "image[]", "control_image", "user", "safety_identifier")
+_REPEATABLE = ("image", "image[]", "control_image", "timestamp_granularities[]", "user", "safety_identifier")
 
 # An annotation for a route's body.
 MULTIPART = fastapi.Form(media_type="multipart/form-data")

@@ -41,7 +41,7 @@ class ServerSettings:
 
     `is_loopback` and `allowed_origins` are as in `SiteRule`. `drain_timeout_s` is the time for requests to end after a
     stop signal, `output_dir` the folder for videos, `served_model_names` are further names of the model; `*` is any
-    name. `seed` and `media_prefixes` are as in `Service`.
+    name. `seed` and `media_prefixes` are as in `Service`, `has_page` as in `create_app`.
     """
 
     api_key: str | None
@@ -53,6 +53,7 @@ class ServerSettings:
     seed: int | None = None
     allowed_origins: tuple[str, ...] = ()
     media_prefixes: tuple[MediaPrefix, ...] = ()
+    has_page: bool = False
 
 
 class _Uvicorn(uvicorn.Server):
@@ -122,6 +123,7 @@ class Server:
             api_key=settings.api_key,
             is_loopback=settings.is_loopback,
             allowed_origins=settings.allowed_origins,
+            has_page=settings.has_page,
         )
         most = max_connections(settings.limits.max_requests)
         self._uvicorn = _Uvicorn(

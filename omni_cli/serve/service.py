@@ -105,6 +105,9 @@ class Service:
 
     def check_makes(self, modality: Modality) -> None:
         """Raise `APIError` (404) for an endpoint that this profile has no stage for."""
+        if modality == "text" and self.capabilities.transcribes:
+            message = f"profile `{self.config.name}` transcribes speech and does not chat: use /v1/audio/transcriptions"
+            raise APIError(404, message, code="unsupported_endpoint")
         if modality in self.modalities:
             return
         others = [name for name, other in load_bundled().items() if modality in Capabilities.of(other).modalities]
@@ -114,6 +117,14 @@ class Service:
             f"profiles that do: {', '.join(others)}",
             code="unsupported_endpoint",
         )
+
+    def check_transcribes(self) -> None:
+        """Raise `APIError` (404) unless this is a model for speech recognition."""
+        if not self.capabilities.transcribes:
+            message = (
+                f"profile `{self.config.name}` does not transcribe speech: serve a model that does, such as Whisper"
+            )
+            raise APIError(404, message, code="unsupported_endpoint")
 
     def check_sampled(self, body: SampledText) -> None:
         """Raise `APIError` for a request for text that this profile does not make, or whose fields do not agree."""

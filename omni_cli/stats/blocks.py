@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_cli.metrics import COUNTED
+from omni_cli.metrics import COUNTED, is_total
 from omni_cli.record import Variant, get_values
 from omni_cli.stats.estimate import MIN_BLOCKS
 
@@ -17,7 +17,7 @@ _MAX_CORRELATION = 0.95
 def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (blocks int64 (n,) ascending, medians float64 (n,)) of the blocks in which the variant has the metric.
 
-    Those of metrics that count requests are means.
+    Those of counts and rates are means.
     """
     pairs = get_values(variant, metric)
     if not pairs:
@@ -27,9 +27,14 @@ def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray
     order = np.lexsort((values, blocks))
     names, starts, counts = np.unique(blocks[order], return_index=True, return_counts=True)
     ranked = values[order]
-    if metric in COUNTED:
+    if is_counted(variant, metric):
         return names, np.add.reduceat(ranked, starts) / counts
     return names, (ranked[starts + (counts - 1) // 2] + ranked[starts + counts // 2]) / 2
+
+
+def is_counted(variant: Variant, metric: str) -> bool:
+    """True for counts of requests, and rates of windows of requests, which have no median but a total."""
+    return metric in COUNTED or (is_total(metric) and any(sample.requests for sample in variant.samples))
 
 
 def are_interleaved(a: Variant, b: Variant) -> bool:

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from omni_cli.metrics import COUNTED, higher_is_better
+from omni_cli.metrics import higher_is_better
 from omni_cli.record import StoppingPlan, Variant, get_values, metric_names
 from omni_cli.results import Comparison, Verdict
-from omni_cli.stats.blocks import are_interleaved, block_medians, independent_units
+from omni_cli.stats.blocks import are_interleaved, block_medians, independent_units, is_counted
 from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, Estimate, get_centre, get_difference
 from omni_cli.stats.power import blocks_needed
 from omni_cli.stats.sequential import level_at
@@ -121,7 +121,7 @@ def _compare(
         reason = "some values are 0" if blocks else "no block has both"
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
     # The few windows in which requests failed are no outliers.
-    trim = 0.0 if metric in COUNTED else TRIM
+    trim = 0.0 if is_counted(a, metric) else TRIM
     estimate = _estimate(np.log(medians_a), np.log(medians_b), paired, trim)
     return Compared(_judged(empty, estimate, level), level, estimate)
 

@@ -11,8 +11,8 @@ from msgspec import UNSET
 from omni_cli.metrics import ATTAINMENT, COUNTED, GOODPUT, PERCENTILES, get_percentile
 from omni_cli.record import Sample, Variant, get_values, metric_names, request_values, requests_of
 from omni_cli.results import Summary
-from omni_cli.stats.blocks import block_medians, independent_units
-from omni_cli.stats.estimate import MIN_BLOCKS, share_interval
+from omni_cli.stats.blocks import block_medians, independent_units, is_counted
+from omni_cli.stats.estimate import MIN_BLOCKS, get_centre, share_interval
 
 _RESAMPLES = 2000
 
@@ -25,6 +25,8 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
     values = np.array([value for _, value in pairs])
     if metric in COUNTED:
         return _count(variant, metric, values)
+    if is_counted(variant, metric):
+        return _rate(variant, metric, values)
     of_requests = request_values(variant, metric)
     p90, p99 = (get_percentile(of_requests or values.tolist(), percentile) for percentile in PERCENTILES)
     return Summary(
@@ -52,6 +54,25 @@ def _count(variant: Variant, metric: str, values: np.ndarray) -> Summary:
         n=len(values),
         median=share * scale,
         ci95=(low * scale, high * scale),
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+    )
+
+
+def _rate(variant: Variant, metric: str, values: np.ndarray) -> Summary:
+    """Summarise a rate as the amount of all windows over their time, with the interval of a ratio of two sums."""
+    samples = [sample for sample in variant.samples if metric in sample.metrics]
+    lasted = np.array([_lasted_s(sample) for sample in samples])
+    rate = float((values * lasted).sum() / lasted.sum())
+    blocks = np.array([sample.block for sample in samples])
+    _, owners = np.unique(blocks, return_inverse=True)
+    missing = np.bincount(owners, (values - rate) * lasted) / np.bincount(owners, lasted).mean()
+    units = independent_units(missing)
+    half = get_centre(units.values, units.inflation, trim=0.0).half_width(0.05)
+    return Summary(
+        n=len(values),
+        median=rate,
+        ci95=(max(rate - half, 0.0), rate + half) if len(missing) >= MIN_BLOCKS else None,
         minimum=float(values.min()),
         maximum=float(values.max()),
     )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.media.reading import load_audio
 from omni_cli.outputs import GenerateRequest, Video
 
 MAX_TOKENS = 24
 MAX_TOKENS_OF_LATER_STAGES = 64
 _RATE = 16_000
+_SPEECH = Path(__file__).parent / "speech"
 _TEXTS = ("hello", "Write three short sentences about the sea.", "The capital of France is")
 _LONG = "Tell me everything that you know about the sea, its shores, its ships and its weather. "
 _SCENES = ("a red lighthouse at dusk", "two boats on a calm sea")
@@ -23,6 +26,11 @@ def default_requests(capabilities: Capabilities) -> tuple[GenerateRequest, ...]:
     if capabilities.call is not None or "image" in capabilities.modalities:
         return _of_pipeline(capabilities)
     sampling = {"max_tokens": MAX_TOKENS} if "max_tokens" in capabilities.fields else {}
+    if capabilities.transcribes:
+        return tuple(
+            GenerateRequest(f"speech {number}", audio=(speech,), language="en", sampling=sampling)
+            for number, speech in enumerate(read_speech())
+        )
     texts = [GenerateRequest(f"text {number}", text) for number, text in enumerate(_TEXTS)]
     media: dict[str, dict[str, Any]] = {
         "image": {"images": (draw_image(0),)},
@@ -64,6 +72,11 @@ def draw_sound(number: int, seconds: float = 1.0, rate: int = _RATE) -> tuple[np
     phase = 2 * np.pi * np.arange(round(seconds * rate)) / rate
     samples = 0.2 * np.sin((220 + 110 * number) * phase) + 0.1 * np.sin((300 + 30 * phase) * phase)
     return samples.astype(np.float32), rate
+
+
+def read_speech() -> list[tuple[np.ndarray, int]]:
+    """Read two English sentences, spoken by espeak-ng, as sounds like `draw_sound`'s."""
+    return [load_audio(file, lambda _note: None) for file in sorted(_SPEECH.glob("*.ogg"))]
 
 
 def draw_video(number: int, num_frames: int = 8) -> Video:

@@ -27,5 +27,5 @@ def check_memory(folder: Path, ways: Sequence[Way]) -> None:
     if needed > free:
         raise OmniError(
             f"the reference needs {memory(needed)} of memory, and {memory(free)} are free",
-            hint="`--low-memory` reads the weights of each layer when it runs",
+            hint="`--low-memory` reads the weights that do not fit when they are used",
         )

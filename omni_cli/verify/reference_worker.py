@@ -58,6 +58,8 @@ def main() -> None:
     os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     task, answer = map(Path, sys.argv[1:3])
+    # Which the command removes.
+    os.environ["TMPDIR"] = str(task.parent)
     prepare_libraries()
     _quieten()
     work = decoder(Work).decode(task.read_bytes())

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.answers import forked
+from support.chromium import Chromium, find_chromium
 from support.omni_process import ROOT, Ended, run_omni
 from support.omni_requests import BRIEF_SPEECH
 
@@ -156,12 +157,30 @@ def tiny_omni(start_session_engine: Any) -> RunningEngine:
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real model, from packages of PyPI."""
-    folder = tmp_path_factory.mktemp("smollm2") / "SmolLM2-135M-Instruct"
-    script = ROOT / "scripts" / "smollm2.py"
-    made = subprocess.run(
-        [sys.executable, str(script), str(folder)], capture_output=True, text=True, timeout=300, check=False
-    )
+    return converted("smollm2.py", tmp_path_factory.mktemp("smollm2") / "SmolLM2-135M-Instruct")
+
+
+@pytest.fixture(scope="session")
+def whisper_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real model that hears English, from a package of PyPI."""
+    return converted("whisper_tiny.py", tmp_path_factory.mktemp("whisper") / "whisper-tiny.en")
+
+
+def converted(script: str, folder: Path) -> Path:
+    """Return the folder that a script has written a model to; skip the test if its packages cannot be installed."""
+    command = [sys.executable, str(ROOT / "scripts" / script), str(folder)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if made.returncode == 2:
         pytest.skip(f"the packages with the weights cannot be installed: {made.stderr.strip().splitlines()[0]}")
     assert made.returncode == 0, made.stderr[-2000:]
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("there is no Chromium; `make browser` installs it on Debian and Ubuntu")
+    chromium = Chromium(program, tmp_path_factory.mktemp("chromium"))
+    yield chromium
+    chromium.close()

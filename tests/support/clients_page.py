@@ -16,6 +16,12 @@ like these call no tools by themselves, so *tools auto* means that the request i
 
 `python scripts/clients_page.py --write` makes this page; a nightly test runs the same scripts, and every change runs
 those of openai-python and openai-node.
+
+Two clients are servers of their own and not in the nightly test. They were run once, in front of the same models:
+[Open WebUI](https://docs.openwebui.com) 0.12.4 lists models, chats, streams, speaks and makes images (give it the name
+of the served model for speech, or start `omni serve` with `--served-model-name tts-1`), and the proxy of
+[litellm](https://docs.litellm.ai) 1.108.7 chats, streams, follows JSON schemas, completes, answers Responses and
+Anthropic messages, speaks and makes images, with `openai/` and `hosted_vllm/`.
 """
 
 

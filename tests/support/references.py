@@ -15,10 +15,12 @@ from omni_cli.models.csm.reference import CsmReference
 from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
 from omni_cli.models.scores import Way
+from omni_cli.models.transcription.reference import TranscriptionReference
 from omni_cli.models.vibevoice.reference import VibeVoiceReference
 from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
 from support.media_samples import clip, image_of, tone
 from support.omni_requests import FEW_STEPS
+from support.transcriptions import stage_request
 
 WAY = Way("float32")
 MAX_TOKENS = 24
@@ -76,6 +78,21 @@ class LanguageReference:
             videos=tuple(map(clip, media.get("video", ()))),
         )
         return self._reference.generate(request, max_tokens)
+
+
+class TranscriptionReferenceAlone:
+    """A speech recognition model in transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        stages: Any = {"transcriber": {"kind": "ar"}}
+        config = EngineConfig(version=1, name="reference", model=str(folder), dtype="float32", stages=stages)
+        self._reference = TranscriptionReference(folder, config, WAY)
+
+    def tokens(self, **fields: Any) -> tuple[list[int], int]:
+        """Return the transcript's token ids, and the number of those of the prompt."""
+        request = stage_request("0", **fields)
+        token_ids = self._reference.generate(request, request.sampling["max_tokens"])
+        return token_ids, self._reference.num_input_tokens
 
 
 def assert_spoken(result: RequestResult, reference: SpokenResult, *, atol: float) -> None:

@@ -18,6 +18,7 @@ QWEN3_OMNI = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe"
 THINKER_2_5 = "vllm.model_executor.models.qwen2_5_omni_thinker:Qwen2_5OmniThinkerMultiModal"
 THINKER_3 = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinker"
 THINKER = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinkerForConditionalGeneration"
+WHISPER = "vllm.model_executor.models.whisper:WhisperForConditionalGeneration"
 SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler"
 VIBEVOICE = "transformers.models.vibevoice.modeling_vibevoice"
 VIBEVOICE_CODEC = (
@@ -152,6 +153,42 @@ CALLABLES = [
         "is called to tokenize and preprocess a prompt",
     ),
     ("vllm.renderers.base:BaseRenderer.render_messages", ["messages", "params"], "is called for the chat template"),
+    (
+        "vllm.renderers.inputs.preprocess:parse_model_prompt",
+        ["model_config", "prompt"],
+        "is called for a transcription's prompt",
+    ),
+    (
+        "vllm.multimodal.audio:split_audio",
+        [
+            "audio_data",
+            "sample_rate",
+            "max_clip_duration_s",
+            "overlap_duration_s",
+            "min_energy_window_size",
+        ],
+        "cuts a long sound in pauses",
+    ),
+    (
+        "vllm.model_executor.model_loader:get_model_cls",
+        ["model_config"],
+        "is called for the interface of transcription",
+    ),
+    (f"{WHISPER}.get_speech_to_text_config", ["model_config", "task_type"], "is called for the window"),
+    (f"{WHISPER}.get_generation_prompt", ["stt_params"], "is called for a prompt, whose text is changed"),
+    (f"{WHISPER}.get_language_detection_prompt", ["audio", "stt_config"], "is called to detect a language"),
+    (f"{WHISPER}.get_language_token_ids", ["tokenizer"], "is called to detect a language"),
+    (f"{WHISPER}.parse_language_detection_output", ["token_ids", "tokenizer"], "is called for a detected language"),
+    (
+        "vllm.v1.sample.logits_processor:AdapterLogitsProcessor.new_req_logits_processor",
+        ["params"],
+        "is overridden with transformers' rules for Whisper",
+    ),
+    (
+        "vllm.v1.sample.logits_processor.interface:LogitsProcessor.is_argmax_invariant",
+        [],
+        "is overridden: the rules change greedy tokens",
+    ),
     ("vllm.renderers.base:BaseRenderer.get_mm_processor", [], "is called for what the model takes"),
     (
         "vllm.renderers.hf:resolve_chat_template",
@@ -578,6 +615,16 @@ IMPORTED = [
     ),
     ("vllm.outputs:PoolingRequestOutput", ["outputs", "finished", "request_id"], "is a step's tensor"),
     ("vllm.renderers:ChatParams", ["chat_template_kwargs"], "goes to the chat template"),
+    (
+        "vllm.config.speech_to_text:SpeechToTextParams",
+        ["audio", "stt_config", "model_config", "language", "task_type", "request_prompt"],
+        "are what a transcription's prompt is made of",
+    ),
+    (
+        "vllm.config.speech_to_text:SpeechToTextConfig",
+        ["sample_rate", "max_audio_clip_s", "overlap_chunk_second", "min_energy_split_window_size"],
+        "describes the window",
+    ),
     ("vllm.renderers.hf:HfRenderer", ["get_tokenizer"], "shows whether there may be no chat template"),
     (
         "vllm.renderers.hf:HfRenderer",

@@ -319,6 +319,51 @@ def qwen3_vl(folder: Path) -> Path:
     return _save(folder, transformers.Qwen3VLForConditionalGeneration(config), processor)
 
 
+def whisper(folder: Path) -> Path:
+    """Windows of 4 seconds, with the marks of all languages that vLLM knows; some tokens are suppressed."""
+    from vllm.model_executor.models.whisper import ISO639_1_SUPPORTED_LANGS
+
+    languages = [f"<|{code}|>" for code in ISO639_1_SUPPORTED_LANGS]
+    tasks = ["<|translate|>", "<|transcribe|>"]
+    special = ["<|startoftranscript|>", *languages, *tasks, "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
+    backend = json.loads(_tokenizer().backend_tokenizer.to_str())["model"]
+    # All special tokens come after the words, and the times after them.
+    words = [word for word in backend["vocab"] if not word.startswith("<|")]
+    tokenizer = transformers.WhisperTokenizer(
+        vocab={word: number for number, word in enumerate(words)},
+        merges=[tuple(pair) for pair in backend["merges"]],
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
+        extra_special_tokens=special,
+    )
+    tokenizer.add_tokens([AddedToken(f"<|{step * 0.02:.2f}|>", special=False) for step in range(201)])
+    number = tokenizer.convert_tokens_to_ids
+    ids = {"decoder_start_token_id": number("<|startoftranscript|>"), **_ids(tokenizer)}
+    sizes = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 128))
+    }
+    config = transformers.WhisperConfig(
+        **sizes, **ids, d_model=64, max_source_positions=200, max_target_positions=64, tie_word_embeddings=True
+    )
+    model = transformers.WhisperForConditionalGeneration(config)
+    del ids["vocab_size"]
+    model.generation_config = transformers.GenerationConfig(
+        **ids,
+        max_length=64,
+        is_multilingual=True,
+        lang_to_id={mark: number(mark) for mark in languages},
+        task_to_id={task.strip("<|>"): number(task) for task in tasks},
+        no_timestamps_token_id=number("<|notimestamps|>"),
+        prev_sot_token_id=number("<|startofprev|>"),
+        max_initial_timestamp_index=50,
+        suppress_tokens=[*range(20, 60), *number(special)],
+        begin_suppress_tokens=[*range(60, 200), tokenizer.eos_token_id],
+    )
+    extractor = transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=4)
+    return _save(folder, model, transformers.WhisperProcessor(extractor, tokenizer), embedding_std=0.3)
+
+
 BUILDERS: dict[str, Callable[[Path], Path]] = {
     builder.__name__: builder
     for builder in (qwen3, llama, gemma3, qwen3_moe, idefics3, qwen2_audio, qwen2_5_vl, qwen3_vl)

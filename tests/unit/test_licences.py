@@ -1,4 +1,4 @@
-"""README.md names every part under the GPL or the LGPL that our extras install."""
+"""docs/dependencies.md names every part under the GPL or the LGPL that our extras install."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-TABLE = (Path(__file__).parents[2] / "README.md").read_text().partition("### Licences")[2].partition("\n\nThe extra")[0]
+PAGE = (Path(__file__).parents[2] / "docs/dependencies.md").read_text()
+TABLE = PAGE.partition("## Licences")[2].partition("\n\nThe extra")[0]
 # Libraries in wheels by the names of their files, with the names in the table.
 RECIPROCAL = {
     "x264": "x264", "x265": "x265", "avcodec": "FFmpeg", "avdevice": "FFmpeg", "avfilter": "FFmpeg",
@@ -93,5 +94,4 @@ def test_libraries_in_wheels_are_named_or_permissive() -> None:
 
 
 def test_the_way_without_the_encoders_names_the_version_in_use() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert f"av=={distribution('av').version}`" in readme
+    assert f"av=={distribution('av').version}`" in PAGE

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from omni_cli.bench.program import CPU_TIME, WALL_TIME
 from omni_cli.cli.bench.progress import BenchProgress
 from omni_cli.cli.terminal import console
 from omni_cli.errors import OmniError
@@ -104,6 +105,13 @@ def range_so_far(search: Search, commits: Sequence[CommitInfo]) -> str | None:
     return "\n".join([heading, *aligned(rows, right=frozenset({1}))])
 
 
+def _hint_on_noise(record: BisectRecord) -> str:
+    hint = "raise `--time-budget` and run it again: finished comparisons are kept"
+    if record.spec["workload"].get("duration") == WALL_TIME:
+        hint += f"; `--duration {CPU_TIME}` is disturbed less by other programs"
+    return hint
+
+
 def get_failure(record: BisectRecord, search: Search) -> OmniError | None:
     """Return the sentence on a search that names no commit although there may be one."""
     assert record.result is not None  # it has ended
@@ -119,12 +127,12 @@ def get_failure(record: BisectRecord, search: Search) -> OmniError | None:
                 )
             return OmniError(
                 f"{left} are left: the change is too small for this machine's noise",
-                hint="raise `--time-budget` and run it again: finished comparisons are kept",
+                hint=_hint_on_noise(record),
             )
         case "inconclusive":
             return OmniError(
                 "no verdict: too noisy, or the change is close to the limit",
-                hint="raise `--time-budget` and run it again: finished comparisons are kept",
+                hint=_hint_on_noise(record),
             )
         case "not comparable":
             return OmniError(f"the two ends cannot be compared: {record.trials[-1].reason}")

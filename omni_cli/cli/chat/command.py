@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.chat.options import ChatOptions
+from omni_cli.cli.download import fetch_model
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
@@ -53,9 +54,11 @@ def chat(options: ChatOptions) -> int:
     config = profile_source(options).load()
     from omni_cli.engine.describing import get_capabilities
 
-    if "text" not in get_capabilities(config, verbose=options.verbose).modalities:
+    capabilities = get_capabilities(config, verbose=options.verbose)
+    if "text" not in capabilities.modalities or capabilities.transcribes:
         message = f"profile `{config.name}` does not answer with text"
         raise UsageError(message, hint="`omni generate` takes its prompts")
+    fetch_model(config, quiet=options.quiet)
     _run(_talk_to_own(config, conversation, options))
     return ExitCode.OK
 

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from omni_cli.cli.download import fetch_model
 from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
@@ -48,7 +49,9 @@ def generate(options: GenerateOptions) -> int:
     specs = read_specs(options.set_fields(), requests, capabilities)
     if replicas is not None:
         return run_on_replicas(specs, config, capabilities, replicas, options)
-    return run(decode_specs(specs, config, capabilities), config, options, began_s)
+    decoded = decode_specs(specs, config, capabilities)
+    fetch_model(config, quiet=options.quiet)
+    return run(decoded, config, options, began_s)
 
 
 def make_engine(config: EngineConfig, *, verbose: bool, max_concurrency: int) -> OmniLLM:

@@ -34,6 +34,14 @@ class RequestOptions:
     video: Annotated[
         list[str] | None, option("--video", "FILE", "Video input (MP4, WebM, ...), without its sound. Repeatable.")
     ] = None
+    language: Annotated[
+        str | None,
+        option("--language", "CODE", "Language of the speech to transcribe, such as `en`. Default: detected."),
+    ] = None
+    task: Annotated[
+        str | None, option("--task", "TASK", "`transcribe` speech in its language, or `translate` it to English.")
+    ] = None
+    timestamps: Annotated[bool, option("--timestamps", None, "Transcribe with the times of the text's parts.")] = False
     modalities: Annotated[
         str | None,
         option("--modalities", "LIST", "Output modalities, such as `text,audio`. Default: all that the profile has."),

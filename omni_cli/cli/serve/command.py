@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from omni_cli.cli.download import fetch_model
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.serve.options import DEFAULT_VIDEOS, ServeOptions
 from omni_cli.cli.terminal import console
@@ -56,6 +57,7 @@ def serve(options: ServeOptions) -> int:
     if not loopback and api_key is None:
         console.print_warning(f"anyone who can reach {host} can use this server", hint="set a key: `--api-key`")
     capabilities = get_capabilities(config, verbose=verbose)
+    fetch_model(config, quiet=quiet)
     if options.output_dir is not None and "video" not in capabilities.modalities:
         capabilities.check_field("output_dir", "`--output-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
@@ -70,6 +72,7 @@ def serve(options: ServeOptions) -> int:
         seed=options.seed,
         allowed_origins=origins,
         media_prefixes=prefixes,
+        has_page=not options.no_ui,
     )
     log = AccessLog(only_failures=quiet)
     engine = _make_engine(config, options, limits, log)

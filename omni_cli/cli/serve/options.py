@@ -76,6 +76,7 @@ class ServeOptions(ProfileOptions):
             "Default: no URL is fetched. Repeatable.",
         ),
     ] = None
+    no_ui: Annotated[bool, option("--no-ui", None, "Serve no page for people at `/`.")] = False
     timeout: Annotated[float, option("--timeout", "SECONDS", "Time limit per request.", callback=positive_seconds)] = (
         _DEFAULT.timeout_s
     )

@@ -49,7 +49,7 @@ class LiveDisplay:
             from rich.console import Console
             from rich.live import Live
 
-            # The streams stay as they are: stdout carries data, which Rich must not touch.
+            # Lines on stderr go above the display. stdout carries data, which Rich must not touch.
             self._live = Live(
                 get_renderable=self._render,
                 console=Console(file=self._stream, highlight=False),
@@ -57,7 +57,7 @@ class LiveDisplay:
                 refresh_per_second=REFRESH_PER_SECOND,
                 transient=True,
                 redirect_stdout=False,
-                redirect_stderr=False,
+                redirect_stderr=True,
             )
             self._live.start()
         if not self._refreshes:

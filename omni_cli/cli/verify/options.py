@@ -48,7 +48,7 @@ class VerifyOptions(ProfileOptions):
         ),
     ] = False
     low_memory: Annotated[
-        bool, option("--low-memory", None, "Read the weights of each layer of the reference when it runs.")
+        bool, option("--low-memory", None, "Read weights of the reference that do not fit when they are used.")
     ] = False
     output_json: Annotated[Path | None, option("--output-json", "FILE", "Save the record.")] = None
     markdown: Annotated[Path | None, option("--markdown", "FILE", "Also write the result as Markdown.")] = None

@@ -19,7 +19,7 @@ from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.loadtest.client import Client
 from omni_cli.loadtest.target import find_targets, parse_url
 from omni_cli.outputs import GenerateRequest
-from omni_cli.verify.default_requests import default_requests, draw_sound
+from omni_cli.verify.default_requests import default_requests, read_speech
 from omni_cli.verify.server_checks import ServerChecks, ServerPlan
 from omni_cli.verify.server_reference import ServerReference
 
@@ -66,7 +66,7 @@ def _read(options: VerifyOptions) -> tuple[GenerateRequest, ...]:
         return read_requests(decode_specs(read_specs({}, options.requests, capabilities), config, capabilities))
     requests = default_requests(capabilities)
     if options.route == "transcriptions":
-        return tuple(GenerateRequest(f"sound {number}", audio=(draw_sound(number),)) for number in range(2))
+        return tuple(GenerateRequest(f"speech {n}", audio=(speech,)) for n, speech in enumerate(read_speech()))
     if options.route == "chat":
         return tuple(request for request in requests if not request.videos)
     return tuple(request for request in requests if not (request.images or request.audio or request.videos))

@@ -13,7 +13,7 @@ from transformers import CsmForConditionalGeneration, CsmProcessor
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.csm.speakers import pick_speaker
-from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_limits, led_by, load_model
+from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_device, get_limits, led_by, load_model
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.outputs import GenerateRequest
 
@@ -67,9 +67,9 @@ class CsmReference:
 
     def _inputs(self, request: GenerateRequest) -> Any:
         if request.raw:
-            return self._processor.tokenizer(request.prompt, return_tensors="pt").to(self._model.device)
+            return self._processor.tokenizer(request.prompt, return_tensors="pt").to(get_device())
         text = request.reply or request.prompt
         text = text or "".join(part.text for message in request.messages for part in message.parts)
         turn = {"role": pick_speaker(request.speaker), "content": [{"type": "text", "text": text}]}
         inputs = self._processor.apply_chat_template([turn], tokenize=True, return_dict=True, return_tensors="pt")
-        return inputs.to(self._model.device)
+        return inputs.to(get_device())

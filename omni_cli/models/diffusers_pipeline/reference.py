@@ -17,7 +17,7 @@ from omni_cli.diffusers_integration.arguments import call_arguments, resolve_req
 from omni_cli.diffusers_integration.conditions import get_conditions
 from omni_cli.diffusers_integration.description import described_pipeline
 from omni_cli.diffusers_integration.requests import DiffusionRequest
-from omni_cli.models.reference import noise_in
+from omni_cli.models.reference import check_whole, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
 from omni_cli.outputs import GenerateRequest
 
@@ -36,6 +36,7 @@ class PipelineReference:
         for key in _CHANGING_KEYS:
             if is_set(self._stage, key):
                 raise NoReferenceError(f"stage `{self._stage.name}` sets `{key}`, which changes outputs on purpose")
+        check_whole(way)
         if index_file(folder) == folder / MODULAR_INDEX:
             raise NoReferenceError("a modular pipeline has no reference yet")
         self._noise_dtype = getattr(torch, way.noise_dtype)

@@ -15,7 +15,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.models.diffusers_pipeline.reference import get_diffusion_stage, is_set
 from omni_cli.models.glm_image.checks import get_size
 from omni_cli.models.glm_image.settings import PriorConfig
-from omni_cli.models.reference import ForcedTokens, forced, led_by, noise_in
+from omni_cli.models.reference import ForcedTokens, check_whole, forced, led_by, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.outputs import GenerateRequest
 
@@ -26,6 +26,7 @@ class GlmImageReference:
     """diffusers' pipeline, whose prior follows an engine's tokens."""
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        check_whole(way)
         prior = config.stages[0]
         assert isinstance(prior, PriorConfig)
         self._prior, self._decoder = prior, get_diffusion_stage(config)

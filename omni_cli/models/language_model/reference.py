@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
-from omni_cli.models.reference import ForcedTokens, forced, get_limits, led_by, load_model, processor_inputs
+from omni_cli.models.reference import ForcedTokens, forced, get_device, get_limits, led_by, load_model, processor_inputs
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.outputs import GenerateRequest
 
@@ -33,7 +33,7 @@ class LanguageModelReference:
 
     def generate(self, request: GenerateRequest, max_tokens: int, tokens: ForcedTokens | None = None) -> list[int]:
         """Return the ids of the greedy answer, or those of `tokens`."""
-        inputs = processor_inputs(self._processor, request, self._stage.system_prompt).to(self._model.device)
+        inputs = processor_inputs(self._processor, request, self._stage.system_prompt).to(get_device())
         inputs = inputs.to(self._model.dtype)
         limits = {**self._limits, "max_new_tokens": max_tokens}
         with torch.no_grad(), led_by(self._model, tokens):

@@ -19,6 +19,7 @@ from omni_cli.models.qwen2_5_omni.speakers import pick_speaker
 from omni_cli.models.reference import (
     ForcedTokens,
     forced,
+    get_device,
     get_limits,
     led_by,
     load_model,
@@ -123,7 +124,7 @@ class Qwen2_5OmniReference:
             raise NoReferenceError("its text is given, and not an answer")
         stage = self.config.stages[0]
         assert isinstance(stage, ARStageConfig)
-        inputs = processor_inputs(self.processor, request, stage.system_prompt).to(self.model.device)
+        inputs = processor_inputs(self.processor, request, stage.system_prompt).to(get_device())
         self._num_input_tokens = inputs["input_ids"].shape[1]
         return inputs.to(self.model.dtype)
 

@@ -14,7 +14,7 @@ from transformers import LogitsProcessorList, VibeVoiceForConditionalGeneration,
 from transformers.models.vibevoice.generation_vibevoice import VibeVoiceTokenConstraintProcessor
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.models.reference import ForcedTokens, forced, get_limits, load_model, noise_in, replaced
+from omni_cli.models.reference import ForcedTokens, forced, get_device, get_limits, load_model, noise_in, replaced
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.models.vibevoice.prompts import make_inputs
 from omni_cli.models.vibevoice.settings import SpeakerConfig
@@ -76,7 +76,7 @@ class VibeVoiceReference:
     def _allowed(self) -> VibeVoiceTokenConstraintProcessor:
         config = self._model.config
         ids = [config.audio_bos_token_id, config.audio_eos_token_id, config.audio_token_id, config.eos_token_id]
-        return VibeVoiceTokenConstraintProcessor(ids, config.vocab_size, device=self._model.device)
+        return VibeVoiceTokenConstraintProcessor(ids, config.vocab_size, device=get_device())
 
     @contextlib.contextmanager
     def _noise(self) -> Iterator[None]:
@@ -87,7 +87,7 @@ class VibeVoiceReference:
             yield
 
     def _inputs(self, request: GenerateRequest) -> Any:
-        inputs = make_inputs(self._processor, request).to(self._model.device)
+        inputs = make_inputs(self._processor, request).to(get_device())
         if "input_values" in inputs:
             inputs["input_values"] = inputs["input_values"].to(self._model.dtype)
         return inputs

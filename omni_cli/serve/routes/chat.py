@@ -99,6 +99,7 @@ def _reply(service: Service, body: ChatCompletionRequest, seed: int) -> ChatRepl
         audio_format="wav" if body.audio is None else body.audio.format,
         wants_token_ids=bool(body.return_token_ids),
         num_top_logprobs=body.top_logprobs or 0,
+        wants_stage_times=bool(body.return_stage_times),
         names_tool=isinstance(body.tool_choice, NamedTool),
         seed=seed,
     )

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from omni_cli.encoding import encode_image
 from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
+from omni_cli.serve.chat_reply import stage_times
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
@@ -58,6 +59,8 @@ async def _reply(service: Service, body: ImageFields, request: Request, **media:
         "data": data,
         "seed": requests[0].seed,
     }
+    if body.return_stage_times:
+        reply["stages"] = stage_times(results[0])
     return JSONResponse(reply)
 
 

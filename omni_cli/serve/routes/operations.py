@@ -15,11 +15,13 @@ from omni_cli.serve.service import Service
 _NOT_READY: Responses = {
     503: {"model": Readiness, "description": "Not ready: a stage is not loaded, or the server is stopping."}
 }
+_MEDIA = ("image", "audio", "video")
 _METRICS = content("Prometheus' text format.", CONTENT_TYPE_LATEST)
 
 
 def operation_routes(service: Service) -> APIRouter:
     router = APIRouter()
+    text = [] if service.capabilities.transcribes else ["text"]
     model: Model = {
         "id": service.config.name,
         "object": "model",
@@ -27,6 +29,7 @@ def operation_routes(service: Service) -> APIRouter:
         "owned_by": "omni-cli",
         "root": service.config.model,
         "modalities": list(service.modalities),
+        "input_modalities": [*text, *(kind for kind in _MEDIA if kind in service.capabilities.fields)],
     }
 
     names = [service.config.name, *(name for name in service.served_model_names if name != "*")]

@@ -123,6 +123,9 @@ class ChatCompletionRequest(SampledText, ForOpenAI):
     tool_choice: ToolChoice | None = Field(None, description="Default: `auto` with `tools`, else `none`.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer. Default: true.")
     chat_template_kwargs: TemplateVariables | None = None
+    return_stage_times: bool | None = Field(
+        None, description="Also return when each stage worked for the first answer."
+    )
 
     functions: Annotated[object, Only([])] = None
     function_call: Annotated[object, Only("none", "auto")] = None

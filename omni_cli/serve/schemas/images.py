@@ -68,6 +68,7 @@ class ImageFields(Strict):
     num_inference_steps: NumInferenceSteps | None = None
     guidance_scale: float | None = None
     true_cfg_scale: float | None = None
+    return_stage_times: bool | None = Field(None, description="Also return when each stage worked for the first image.")
 
     background: Annotated[object, Only("auto", "opaque")] = None
     partial_images: Annotated[object, Only(0)] = None

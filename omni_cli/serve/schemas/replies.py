@@ -119,6 +119,15 @@ class ChunkChoice(_AnyChoice):
     delta: ReplyDelta
 
 
+class StageTime(TypedDict):
+    """A stage's part of a request: seconds since the request's arrival, its duration, and its output tokens."""
+
+    name: str
+    began_s: float
+    latency_s: float
+    output_tokens: int | None
+
+
 class ChatCompletion(TypedDict):
     id: str
     object: Literal["chat.completion"]
@@ -127,6 +136,7 @@ class ChatCompletion(TypedDict):
     choices: list[Choice]
     usage: Usage
     seed: int
+    stages: NotRequired[list[StageTime]]
 
 
 class ChatCompletionChunk(TypedDict):
@@ -137,6 +147,7 @@ class ChatCompletionChunk(TypedDict):
     choices: list[ChunkChoice]
     usage: NotRequired[Usage]
     seed: int
+    stages: NotRequired[list[StageTime]]
 
 
 class ResponseDocument(TypedDict):
@@ -218,6 +229,45 @@ class SpeechEvent(TypedDict):
     finish_reason: NotRequired[str]
 
 
+class TranscriptUsage(TypedDict, total=False):
+    """Seconds of sound, or in events tokens."""
+
+    type: Literal["duration", "tokens"]
+    seconds: int
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class TranscriptSegment(TypedDict):
+    id: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+
+
+class TranscriptReply(TypedDict):
+    """The other fields are those of `verbose_json`; `language` is an ISO 639-1 code."""
+
+    text: str
+    usage: TranscriptUsage
+    task: NotRequired[Literal["transcribe", "translate"]]
+    language: NotRequired[str | None]
+    duration: NotRequired[float]
+    segments: NotRequired[list[TranscriptSegment]]
+
+
+class TranscriptEvent(TypedDict):
+    """`transcript.text.delta` has `delta`; `transcript.text.done` has the whole `text` and `usage`."""
+
+    type: Literal["transcript.text.delta", "transcript.text.done"]
+    delta: NotRequired[str]
+    text: NotRequired[str]
+    usage: NotRequired[TranscriptUsage]
+
+
 class ImageItem(TypedDict, total=False):
     """One of them; `url` is a data URL."""
 
@@ -230,6 +280,7 @@ class ImagesReply(TypedDict):
     output_format: str
     data: list[ImageItem]
     seed: int
+    stages: NotRequired[list[StageTime]]
 
 
 class SleepStatus(TypedDict):
@@ -284,7 +335,7 @@ class DeletedVideo(TypedDict):
 
 
 class Model(TypedDict):
-    """`root` is the checkpoint."""
+    """`root` is the checkpoint, `modalities` are outputs; a language model may take fewer `input_modalities`."""
 
     id: str
     object: Literal["model"]
@@ -292,6 +343,7 @@ class Model(TypedDict):
     owned_by: str
     root: str
     modalities: list[str]
+    input_modalities: list[str]
 
 
 class ModelList(TypedDict):

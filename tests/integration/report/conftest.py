@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.chromium import Chromium, find_chromium
 from support.omni_process import Ended
 
 import omni_cli
@@ -62,13 +60,3 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def profiled(planted_profile: tuple[Path, Ended]) -> Made:
     folder, ended = planted_profile
     return Made(folder / "out" / "profile" / "profile.json", ended.err)
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    program = find_chromium()
-    if program is None:
-        pytest.skip("there is no Chromium; `make browser` installs it on Debian and Ubuntu")
-    chromium = Chromium(program, tmp_path_factory.mktemp("chromium"))
-    yield chromium
-    chromium.close()

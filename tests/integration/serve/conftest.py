@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.chromium import Chromium
 from support.omni_requests import FEW_STEPS
 from support.omni_server import KEY, OmniServer
-from support.tiny_models import tool_caller
+from support.served_page import ServedPage
+from support.tiny_models import tool_caller, whisper
 
 from omni_cli.encoding import encode_png, encode_wav
 from omni_cli.models.diffusers_pipeline.builder import tiny_image
@@ -64,6 +66,12 @@ def tool_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tools_server(tool_folder: Path, start_session_server: Any) -> OmniServer:
     """Its tool parser is found by the checkpoint's template."""
     return start_session_server("--model", str(tool_folder))
+
+
+@pytest.fixture(scope="session")
+def whisper_server(tmp_path_factory: pytest.TempPathFactory, start_session_server: Any) -> OmniServer:
+    """Whisper with random weights."""
+    return start_session_server("--model", str(whisper(tmp_path_factory.mktemp("models") / "whisper")))
 
 
 @pytest.fixture(scope="session")
@@ -145,3 +153,12 @@ def video_server(start_session_server: Any, tmp_path_factory: pytest.TempPathFac
     limits = ("--max-videos", "6", "--max-requests", "3")
     folder = tmp_path_factory.mktemp("videos") / "kept"
     return start_session_server("--profile", "tiny-video", "--output-dir", str(folder), *limits)
+
+
+@pytest.fixture
+def page(browser: Chromium) -> Iterator[ServedPage]:
+    yield ServedPage(browser)
+    browser.call(
+        "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
+    )
+    browser.evaluate("sessionStorage.clear()")

@@ -39,3 +39,8 @@ def test_speech(tmp_path: Path, omni: OmniServer) -> None:
 def test_images(tmp_path: Path, image_server: OmniServer) -> None:
     found = verify(tmp_path, image_server, "--route", "images")
     assert found["alone = batched", None] == found["repeat", None] == found["seed", None] == "equal"
+
+
+def test_transcriptions(tmp_path: Path, whisper_server: OmniServer) -> None:
+    found = verify(tmp_path, whisper_server, "--route", "transcriptions")
+    assert found["alone = batched", None] == found["repeat", None] == found["modalities", None] == "equal"

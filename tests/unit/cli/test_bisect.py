@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 import omni_cli
+from omni_cli.bench.bisect import BisectRecord, BisectResult
 from omni_cli.bench.commits import CommitInfo
 from omni_cli.cli.app import run
-from omni_cli.cli.bisect.report import range_so_far
+from omni_cli.cli.bisect.report import get_failure, range_so_far
 from omni_cli.stats.bisection import Search, Trial
 
 pytestmark = pytest.mark.slow
@@ -108,6 +109,16 @@ def test_commits_that_cannot_be_told_apart(repository: Path, capsys: pytest.Capt
     assert err.count("error: 4 commits are left") == 1
     reasons = {trial["b"]: trial["reason"] for trial in found["trials"] if trial["verdict"] == "failed"}
     assert "ended with 1" in reasons[6] and "ended with 1" in reasons[7]
+
+
+@pytest.mark.parametrize(("duration", "named"), [("wall-time", True), ("last-line", False)])
+def test_a_search_in_noise_names_the_measure_that_has_less(duration: str, named: bool) -> None:
+    record = BisectRecord(
+        created="", spec={"workload": {"duration": duration}}, commits=(), result=BisectResult(outcome="inconclusive")
+    )
+    failure = get_failure(record, Search(last=1, limit=0.02, budget_s=1.0))
+    assert failure is not None and failure.hint is not None
+    assert ("`--duration cpu-time`" in failure.hint) == named
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import os
 import pty
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.progress import LineProgress, LiveProgress, ProgressDisplay, StageBoard, choose_progress
 from omni_cli.outputs import RequestResult, StageInfo, StageLoading, StageProgress
+from omni_cli.serve.access_log import AccessLog
 
 STAGES = [("thinker", "ar"), ("token2wav", "diffusion")]
 
@@ -147,3 +150,20 @@ def test_live_display_on_a_terminal(
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once and shown again"
     assert "\x1b[2K" in shown.rpartition("ready in")[2], "what was drawn is erased"
     assert not any(f"\x1b[{code}m" in shown for code in range(30, 38))
+
+
+def test_lines_on_stderr_go_above_a_live_display(
+    terminal: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, stream = terminal
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stderr", stream)
+    line = LiveLine(stream, quiet=False, verbose=False)
+    line.say("halfway")
+    AccessLog().event("engine_lost")
+    line.hide()
+    assert sys.stderr is stream
+    os.set_blocking(parent, False)
+    before, _, after = "".join(iter(lambda: read_now(parent), "")).partition("engine_lost")
+    assert "halfway" in before and "\x1b[2K" in before.rpartition("halfway")[2], "erased first"
+    assert "halfway" in after, "and drawn again below the line"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from support.bench_records import record
 
@@ -13,11 +14,13 @@ from omni_cli.stats.disturbance import disturbances, is_slowed
 from omni_cli.stats.summary import get_summaries
 
 
-def windows(name: str, good: list[int], size: int, lasted_s: list[float], *, position: int = 0) -> Variant:
+def windows(
+    name: str, good: list[int], size: int, lasted_s: list[float], *, position: int = 0, block: int = 0
+) -> Variant:
     """A window per entry of `good`, of `size` requests, all of which were answered."""
     samples = tuple(
         Sample(
-            block=number,
+            block=block + number,
             position=position,
             number=number,
             e2e_s=0.2,
@@ -49,6 +52,31 @@ def test_a_few_bad_windows_are_in_the_share() -> None:
 def test_a_perfect_share_has_an_interval() -> None:
     low, high = get_summaries(windows("a", [8] * 16, 8, [1.0] * 16))["slo_attainment"].ci95 or (0.0, 0.0)
     assert 0.95 < low < 0.98 and high == 1.0
+
+
+def test_a_pause_is_in_the_rate() -> None:
+    """Every eighth window takes five times as long: the median window sees nothing, two thirds of the rate are left."""
+    found = get_summaries(windows("a", [8] * 64, 8, ([1.0] * 7 + [5.0]) * 8))["requests_per_second"]
+    assert found.median == pytest.approx(8 * 64 / (7 * 8 + 5 * 8))
+    low, high = found.ci95 or (0.0, 0.0)
+    assert 3.5 < low < found.median < high < 8, "not a constant, and far from the median window's 8"
+
+
+def test_the_interval_of_a_rate_covers() -> None:
+    """Windows of unequal sizes and times: about 95 % of the intervals contain the true rate of 10 per second."""
+    rng = np.random.default_rng(3)
+    inside = 0
+    for _ in range(200):
+        lasted = rng.lognormal(0, 0.3, 24)
+        sizes = rng.poisson(10 * lasted) + 1
+        samples = [
+            sample
+            for number, (size, seconds) in enumerate(zip(sizes.tolist(), lasted.tolist(), strict=True))
+            for sample in windows("a", [size], size, [seconds + 0.1], block=number).samples
+        ]
+        low, high = get_summaries(Variant(name="a", samples=tuple(samples)))["requests_per_second"].ci95 or (0.0, 0.0)
+        inside += low <= 10 <= high
+    assert 0.9 <= inside / 200 <= 1.0
 
 
 def test_a_comparison_counts_them_too() -> None:

@@ -1,0 +1,66 @@
+"""transformers' `generate` as the reference of speech recognition, for sounds that fit the model's window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import soxr
+import torch
+from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
+
+from omni_cli.config.schema import EngineConfig
+from omni_cli.models.reference import ForcedTokens, forced, get_limits, led_by, load_model
+from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
+from omni_cli.outputs import GenerateRequest
+
+
+class TranscriptionReference:
+    """A model of transformers with its processor."""
+
+    def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        (stage,) = config.stages
+        self._name = stage.name
+        self._limits = get_limits(config, stage.name)
+        trust = {"trust_remote_code": True} if config.trust_remote_code else {}
+        self._processor: Any = AutoProcessor.from_pretrained(folder, **trust)
+        self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
+        self.num_input_tokens = 0
+
+    def generate(self, request: GenerateRequest, max_tokens: int, tokens: ForcedTokens | None = None) -> list[int]:
+        """Return the ids of the greedy transcript, or those of `tokens`."""
+        extractor = self._processor.feature_extractor
+        ((samples, sample_rate),) = request.audio
+        samples = soxr.resample(samples, sample_rate, extractor.sampling_rate)
+        if len(samples) > extractor.n_samples:
+            raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
+        inputs = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        features = inputs["input_features"].to(self._model.device, self._model.dtype)
+        arguments: dict[str, Any] = {**self._limits, "max_new_tokens": max_tokens}
+        own = self._model.generation_config
+        is_multilingual = getattr(own, "is_multilingual", True)
+        if is_multilingual:
+            arguments |= {"task": request.task, "language": request.language}
+        if request.prompt:
+            prompt_ids = self._processor.get_prompt_ids(request.prompt, return_tensors="pt")
+            arguments["prompt_ids"] = prompt_ids.to(self._model.device)
+        with torch.no_grad(), led_by(self._model, tokens):
+            # The tokens of one window, with the prompt before them and the end after them.
+            output = self._model.generate(
+                features,
+                do_sample=False,
+                return_timestamps=request.timestamps,
+                force_unique_generate_call=True,
+                return_dict_in_generate=True,
+                **arguments,
+            )
+        ids: list[int] = output.sequences[0].tolist()
+        # The start, language and task of a model that has several, and the mark of a text without timestamps.
+        length = 1 + 2 * is_multilingual + (not request.timestamps)
+        self.num_input_tokens = ids.index(own.decoder_start_token_id) + length
+        return ids[self.num_input_tokens :]
+
+    def expected(self, output: EngineOutput) -> Expected:
+        tokens = forced(output.tokens[self._name])
+        self.generate(output.request, len(tokens.token_ids), tokens)
+        return Expected({self._name: tokens.scores}, num_input_tokens=self.num_input_tokens)

@@ -1,0 +1,265 @@
+"""A speech recognition model on vLLM, whose interface for them (`SupportsTranscription`) makes prompts and pieces."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import soxr
+from transformers import GenerationConfig
+from vllm import SamplingParams
+from vllm.config.speech_to_text import SpeechToTextParams
+from vllm.model_executor.model_loader import get_model_cls
+from vllm.multimodal.audio import split_audio
+from vllm.outputs import RequestOutput
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+from omni_cli.errors import InputError
+from omni_cli.models.transcription.logits import TIMESTAMPS, WhisperRules
+from omni_cli.outputs import GenerateRequest, Segment, TextOutput, Transcript
+from omni_cli.stage.messages import Report, RequestDone, TextChunk
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.vllm_integration.active_request import ActiveRequest
+from omni_cli.vllm_integration.stage import TextStage
+
+# A shorter sound has not one frame of a spectrogram.
+_MIN_SAMPLES = 400
+_TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
+
+
+@dataclass
+class SoundWindow:
+    """A part of a sound that fits the model's window; its text waits for that of the pieces before it."""
+
+    start_s: float
+    samples: np.ndarray
+    chunks: list[TextChunk] = field(default_factory=list)
+    has_text: bool = False
+    done: RequestDone | None = None
+
+
+@dataclass
+class Transcription:
+    """A request with the pieces of its sound."""
+
+    request: GenerateRequest
+    pieces: list[SoundWindow]
+    language: str | None
+    added_s: float
+    text: str = ""
+    num_sent: int = 0
+
+
+class TranscriptionStage(TextStage):
+    """Transcribes sounds of any length: all pieces run at once, and their texts are joined in order."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        super().__init__(spec, emit)
+        self._config = self.engine.vllm_config.model_config
+        self._model: Any = get_model_cls(self._config)
+        self._hearing = self._model.get_speech_to_text_config(self._config, "transcribe")
+        # A prompt of text that came before begins with another token than vLLM's start, which it would add.
+        self.engine.renderer.get_mm_processor().skip_decoder_start_token = True
+        self._own = GenerationConfig.from_pretrained(self._config.model)
+        self._transcriptions: dict[str, Transcription] = {}
+
+    def engine_args(self) -> dict[str, object]:
+        return {**super().engine_args(), "logits_processors": [WhisperRules]}
+
+    def warm_up_request(self) -> GenerateRequest | None:
+        return GenerateRequest("", audio=((np.zeros(16_000, np.float32), 16_000),), language="en")
+
+    def add(self, request: GenerateRequest) -> None:
+        self._check(request)
+        ((samples, sample_rate),) = request.audio
+        rate = int(self._hearing.sample_rate)
+        samples = soxr.resample(samples, sample_rate, rate)
+        if len(samples) < _MIN_SAMPLES:
+            raise InputError(f"the sound is empty: it has {len(samples)} samples at {rate} Hz")
+        parts = split_audio(
+            samples,
+            rate,
+            self._hearing.max_audio_clip_s,
+            self._hearing.overlap_chunk_second,
+            self._hearing.min_energy_split_window_size,
+        )
+        starts_s = np.cumsum([0, *(len(part) for part in parts)]) / rate
+        pieces = [SoundWindow(float(start_s), part) for start_s, part in zip(starts_s, parts, strict=False)]
+        language = request.language if self._is_multilingual else "en"
+        transcription = Transcription(request, pieces, language, time.perf_counter())
+        self._transcriptions[request.request_id] = transcription
+        try:
+            if language is None:
+                self._admit(transcription, None)
+            else:
+                self._admit_all(transcription)
+        except InputError:
+            self.abort(request.request_id)
+            raise
+
+    @property
+    def _is_multilingual(self) -> bool:
+        return bool(getattr(self._own, "is_multilingual", True))
+
+    def _check(self, request: GenerateRequest) -> None:
+        """Raise `InputError` for a request that the model cannot run."""
+        if request.messages or request.prompt_token_ids is not None or request.raw or request.reply is not None:
+            raise InputError("this model transcribes speech: it does not chat")
+        if len(request.audio) != 1 or request.images or request.videos:
+            raise InputError(f"this model transcribes one sound per request, not {len(request.audio)}")
+        if not self._is_multilingual and (request.language not in (None, "en") or request.task == "translate"):
+            raise InputError("this model hears English only: it takes no other `language` and does not translate")
+        if request.language is not None and request.language not in self._model.supported_languages:
+            known = ", ".join(self._model.supported_languages)
+            raise InputError(f"unknown `language`: {request.language}", hint=f"choose from: {known}")
+
+    def _admit_all(self, transcription: Transcription) -> None:
+        for number in range(len(transcription.pieces)):
+            self._admit(transcription, number)
+
+    def _admit(self, transcription: Transcription, number: int | None) -> None:
+        """Run a piece, or without its number the detection of the language."""
+        request = replace(transcription.request, request_id=_piece_id(transcription, number))
+        context = {"transcription": transcription, "piece": number}
+        self.admit(ActiveRequest(request, time.perf_counter(), context=context))
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+        transcription: Transcription = active.context["transcription"]
+        number, request = active.context["piece"], transcription.request
+        tokenizer = self.engine.renderer.get_tokenizer()
+        if number is None:
+            prompt = self._model.get_language_detection_prompt(transcription.pieces[0].samples, self._hearing)
+            allowed = self._model.get_language_token_ids(tokenizer)
+            params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=allowed)
+            return parse_model_prompt(self._config, prompt), params
+        prompt = self._model.get_generation_prompt(
+            SpeechToTextParams(
+                audio=transcription.pieces[number].samples,
+                stt_config=self._hearing,
+                model_config=self._config,
+                language=transcription.language,
+                task_type=request.task,
+                request_prompt=request.prompt or "",
+            )
+        )
+        prompt = parse_model_prompt(self._config, prompt)
+        prompt["decoder_prompt"]["prompt"] = self._decoder_prompt(prompt["decoder_prompt"]["prompt"], request)
+        return prompt, self.sampling_params(request, extra_args={TIMESTAMPS: request.timestamps})
+
+    def _decoder_prompt(self, text: str, request: GenerateRequest) -> str:
+        """Return vLLM's prompt as transformers has it."""
+        text = text.replace("<|prev|>", "<|startofprev|> ", 1)
+        before, start, rest = text.rpartition("<|startoftranscript|>")
+        if not self._is_multilingual:
+            rest = "<|notimestamps|>"
+        return before + start + (rest.removesuffix("<|notimestamps|>") if request.timestamps else rest)
+
+    def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
+        transcription: Transcription = active.context["transcription"]
+        number = active.context["piece"]
+        if number is None:
+            tokenizer = self.engine.renderer.get_tokenizer()
+            token_ids = output.outputs[0].token_ids
+            transcription.language = self._model.parse_language_detection_output(token_ids, tokenizer)
+            self._admit_all(transcription)
+            return []
+        piece = transcription.pieces[number]
+        for report in super().output(active, output):
+            if isinstance(report, TextChunk):
+                piece.chunks.append(report)
+            elif isinstance(report, RequestDone):
+                piece.done = report
+        return self._reports(transcription)
+
+    def _reports(self, transcription: Transcription) -> list[Report]:
+        """Return the text that nothing is missing before, and the end of a request whose pieces all have ended."""
+        request_id = transcription.request.request_id
+        reports: list[Report] = []
+        for piece in transcription.pieces[transcription.num_sent :]:
+            for chunk in piece.chunks:
+                text = self._joined(transcription, piece, chunk.text)
+                if text or chunk.logprobs:
+                    reports.append(msgspec.structs.replace(chunk, request_id=request_id, text=text))
+            piece.chunks.clear()
+            if piece.done is None:
+                return reports
+            transcription.num_sent += 1
+        del self._transcriptions[request_id]
+        return [*reports, self._whole(transcription)]
+
+    def _joined(self, transcription: Transcription, piece: SoundWindow, text: str) -> str:
+        """Return more text of a piece as it goes on in the whole text."""
+        text = _TIMESTAMP.sub("", text)
+        if not piece.has_text:
+            text = text.lstrip()
+            piece.has_text = bool(text)
+            has_spaces = transcription.language not in self._model.no_space_languages
+            if text and transcription.text and has_spaces:
+                text = f" {text}"
+        transcription.text += text
+        return text
+
+    def _whole(self, transcription: Transcription) -> RequestDone:
+        done = [piece.done for piece in transcription.pieces if piece.done is not None]
+        texts = [each.text for each in done if each.text is not None]
+        traces = [each.trace for each in done]
+        first_s = [each["ttft_s"] for each in traces if each["ttft_s"] is not None]
+        token_ids = tuple(token_id for text in texts for token_id in text.token_ids)
+        is_cut = any(text.finish_reason == "length" for text in texts)
+        duration_s = sum(len(piece.samples) for piece in transcription.pieces) / self._hearing.sample_rate
+        segments = tuple(
+            segment
+            for piece, text in zip(transcription.pieces, texts, strict=True)
+            for segment in self._segments(transcription, piece, text)
+        )
+        trace = {
+            **traces[0],
+            "latency_s": time.perf_counter() - transcription.added_s,
+            "ttft_s": min(first_s, default=None),
+            "num_input_tokens": sum(each["num_input_tokens"] for each in traces),
+            "num_output_tokens": len(token_ids),
+            "finish_reason": "length" if is_cut else "stop",
+            "output_token_ids": token_ids,
+            "token_times_s": sorted(time_s for each in traces for time_s in each["token_times_s"]),
+            "output_logprobs": [item for each in traces for item in each["output_logprobs"] or ()] or None,
+        }
+        transcript = Transcript(transcription.language, duration_s, segments)
+        text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
+        return RequestDone(transcription.request.request_id, trace, text=text)
+
+    def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
+        """Yield the parts of a piece's text between its timestamps; without timestamps it is one part."""
+        first_id = self._own.no_timestamps_token_id + 1 if transcription.request.timestamps else math.inf
+        second = (self._config.hf_config.max_source_positions - 1) // self._hearing.max_audio_clip_s + 1
+        end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
+        start_s, ids = piece.start_s, list[int]()
+        for token_id in (*text.token_ids, None):
+            if token_id is not None and token_id < first_id:
+                ids.append(token_id)
+                continue
+            # The window may be longer than the piece, and so may be a last part.
+            time_s = end_s if token_id is None else min(piece.start_s + (token_id - first_id) / second, end_s)
+            words = self.engine.renderer.get_tokenizer().decode(ids, skip_special_tokens=True).strip()
+            if words:
+                yield Segment(round(start_s, 3), round(time_s, 3), words, tuple(ids))
+            start_s, ids = time_s, []
+
+    def get_request_id(self, active: ActiveRequest) -> str:
+        transcription: Transcription = active.context["transcription"]
+        return transcription.request.request_id
+
+    def abort(self, request_id: str) -> None:
+        transcription = self._transcriptions.pop(request_id, None)
+        if transcription is not None:
+            for number in (None, *range(len(transcription.pieces))):
+                super().abort(_piece_id(transcription, number))
+
+
+def _piece_id(transcription: Transcription, number: int | None) -> str:
+    return f"{transcription.request.request_id}/{'language' if number is None else number}"

@@ -1,0 +1,169 @@
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: speech to text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from omni_cli.outputs import GenerateRequest, RequestResult, Segment, SpeechTask, TextDelta, TextOutput
+from omni_cli.serve.chat_reply import usage
+from omni_cli.serve.errors import APIError
+from omni_cli.serve.exchange import Exchange, new_id
+from omni_cli.serve.media import MediaDecoder
+from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
+from omni_cli.serve.routes.documented import RUNNING, content, errors
+from omni_cli.serve.schemas.replies import TranscriptEvent, TranscriptReply
+from omni_cli.serve.schemas.transcriptions import TranscriptionRequest, TranslationRequest
+from omni_cli.serve.service import Service
+from omni_cli.serve.sse import event_stream
+
+_TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
+
+
+def transcription_routes(service: Service) -> APIRouter:
+    router = parsed_routes()
+
+    @router.post(
+        "/v1/audio/transcriptions",
+        response_model=TranscriptReply,
+        responses=errors(*RUNNING) | content("The text.", *_TYPES.values(), "text/event-stream"),
+    )
+    async def audio_transcriptions(body: Annotated[TranscriptionRequest, MULTIPART], request: Request) -> Response:
+        """Write down a sound of any length."""
+        _check_fields(body)
+        exchange = Exchange.from_scope(request.scope)
+        generate = await _request(service, body, "transcribe", language=body.language)
+        if body.stream:
+            return await event_stream(_events(service, generate, exchange), exchange, service.log)
+        return _reply(await service.result(generate, exchange), body, "transcribe")
+
+    @router.post(
+        "/v1/audio/translations",
+        response_model=TranscriptReply,
+        responses=errors(*RUNNING) | content("The text.", *_TYPES.values()),
+    )
+    async def audio_translations(body: Annotated[TranslationRequest, MULTIPART], request: Request) -> Response:
+        """Translate a sound of any length to English text."""
+        generate = await _request(service, body, "translate")
+        return _reply(await service.result(generate, Exchange.from_scope(request.scope)), body, "translate")
+
+    return router
+
+
+def _check_fields(body: TranscriptionRequest) -> None:
+    message, param = "", "timestamp_granularities"
+    if "word" in body.timestamp_granularities:
+        message = "`timestamp_granularities` has `word`, which is not supported; only `segment` is"
+    elif body.timestamp_granularities and body.response_format != "verbose_json":
+        message = "`timestamp_granularities` needs `response_format: verbose_json`"
+    elif body.stream and body.has_times:
+        message, param = f"`stream` sends text without times: it excludes `{body.response_format}`", "stream"
+    if message:
+        raise APIError(400, message, code="invalid_value", param=param)
+
+
+async def _request(
+    service: Service, body: TranslationRequest, task: SpeechTask, language: str | None = None
+) -> GenerateRequest:
+    service.check_model(body.model)
+    service.check_transcribes()
+    service.check_prompt_length(len(body.prompt or ""))
+    media = await service.decode(partial(_media, body))
+    return GenerateRequest(
+        request_id=new_id("transcription"),
+        prompt=body.prompt or None,
+        language=language,
+        task=task,
+        timestamps=body.has_times,
+        sampling={} if body.temperature is None else {"temperature": body.temperature},
+        **media,
+    )
+
+
+def _media(body: TranslationRequest, decoder: MediaDecoder) -> dict[str, Any]:
+    return {"audio": (decoder.audio_file(body.file.file, "file"),), "notes": tuple(decoder.notes)}
+
+
+async def _events(
+    service: Service, request: GenerateRequest, exchange: Exchange
+) -> AsyncGenerator[TranscriptEvent, None]:
+    async with aclosing(service.events(request, exchange)) as events:
+        async for event in events:
+            match event:
+                case TextDelta():
+                    service.note_text(exchange)
+                    yield {"type": "transcript.text.delta", "delta": event.text}
+                case RequestResult():
+                    tokens = usage(event)
+                    yield {
+                        "type": "transcript.text.done",
+                        "text": _text(event).text,
+                        "usage": {
+                            "type": "tokens",
+                            "input_tokens": tokens["prompt_tokens"],
+                            "output_tokens": tokens["completion_tokens"],
+                            "total_tokens": tokens["total_tokens"],
+                        },
+                    }
+
+
+def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) -> Response:
+    output = _text(result)
+    transcript = output.transcript
+    assert transcript is not None
+    match body.response_format:
+        case "text":
+            return PlainTextResponse(f"{output.text}\n")
+        case "srt":
+            return Response("".join(_srt(transcript.segments)), media_type=_TYPES["srt"])
+        case "vtt":
+            return Response("".join(_vtt(transcript.segments)), media_type=_TYPES["vtt"])
+    reply: TranscriptReply = {
+        "text": output.text,
+        "usage": {"type": "duration", "seconds": math.ceil(transcript.duration_s)},
+    }
+    if body.response_format == "verbose_json":
+        reply |= {
+            "task": task,
+            "language": transcript.language,
+            "duration": round(transcript.duration_s, 3),
+            "segments": [
+                {
+                    "id": number,
+                    "start": segment.start_s,
+                    "end": segment.end_s,
+                    "text": segment.text,
+                    "tokens": list(segment.token_ids),
+                    "temperature": body.temperature or 0.0,
+                }
+                for number, segment in enumerate(transcript.segments)
+            ],
+        }
+    return JSONResponse(reply)
+
+
+def _srt(segments: tuple[Segment, ...]) -> Iterator[str]:
+    for number, segment in enumerate(segments, start=1):
+        times = f"{_clock(segment.start_s)} --> {_clock(segment.end_s)}".replace(".", ",")
+        yield f"{number}\n{times}\n{segment.text}\n\n"
+
+
+def _vtt(segments: tuple[Segment, ...]) -> Iterator[str]:
+    yield "WEBVTT\n\n"
+    for segment in segments:
+        yield f"{_clock(segment.start_s)} --> {_clock(segment.end_s)}\n{segment.text}\n\n"
+
+
+def _clock(seconds: float) -> str:
+    minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds / 1000:06.3f}"
+
+
+def _text(result: RequestResult) -> TextOutput:
+    return next(output for output in result.outputs if isinstance(output, TextOutput))

@@ -1,0 +1,101 @@
+"""Transcriptions and translations with the official client, of Whisper with random weights."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import openai
+import pytest
+import soundfile
+from support.omni_server import CHAT, OmniServer
+from support.served_page import ServedPage
+from support.transcriptions import voice
+
+
+def wav(seed: int, seconds: float) -> tuple[str, bytes]:
+    file = io.BytesIO()
+    samples, rate = voice(seed, seconds)
+    soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
+    return "sound.wav", file.getvalue()
+
+
+def transcribe(whisper_server: OmniServer, **fields: Any) -> Any:
+    fields = {"file": wav(1, 9.0), "model": "whisper", "language": "en", **fields}
+    return whisper_server.client().audio.transcriptions.create(**fields)
+
+
+def test_formats_have_the_same_text(whisper_server: OmniServer) -> None:
+    plain = transcribe(whisper_server)
+    assert plain.text and (plain.usage.type, plain.usage.seconds) == ("duration", 9)
+    assert transcribe(whisper_server, response_format="text") == f"{plain.text}\n"
+    verbose = transcribe(whisper_server, response_format="verbose_json", timestamp_granularities=["segment"])
+    assert (verbose.language, verbose.duration) == ("en", 9.0)
+    assert verbose.segments and verbose.segments[0].tokens
+    assert all(0 <= part.start <= part.end <= 9.0 and part.text for part in verbose.segments)
+    cues = [part.text for part in verbose.segments]
+    srt, vtt = (transcribe(whisper_server, response_format=name) for name in ("srt", "vtt"))
+    assert srt.startswith("1\n00:00:0") and " --> 00:00:0" in srt and vtt.startswith("WEBVTT\n\n00:00:0")
+    assert all(cue in srt and cue in vtt for cue in cues)
+    assert f"\n{len(cues)}\n" in srt
+
+
+def test_a_stream_is_the_same_text_in_pieces(whisper_server: OmniServer) -> None:
+    *deltas, done = transcribe(whisper_server, stream=True)
+    assert {event.type for event in deltas} == {"transcript.text.delta"} and len(deltas) > 3
+    assert done.type == "transcript.text.done"
+    assert "".join(event.delta for event in deltas) == done.text == transcribe(whisper_server).text
+    assert done.usage.output_tokens > 3
+
+
+def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(whisper_server: OmniServer) -> None:
+    sound = wav(2, 2.0)
+    detected = transcribe(whisper_server, file=sound, language=openai.omit, response_format="verbose_json")
+    assert len(detected.language) == 2
+    plain = transcribe(whisper_server, file=sound, language=openai.omit).text
+    assert plain == transcribe(whisper_server, file=sound, language=detected.language).text
+    assert plain != transcribe(whisper_server, file=sound, prompt="rain on a tin roof").text
+    translated = whisper_server.client().audio.translations.create(file=sound, model="whisper")
+    assert translated.text and translated.text != plain
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({"file": ("a.wav", b"not a sound")}, 400, "`file`"),
+        ({"file": wav(0, 0.0)}, 400, "`file`"),
+        ({"language": "klingon"}, 400, "`language`"),
+        ({"timestamp_granularities": ["word"], "response_format": "verbose_json"}, 400, "`timestamp_granularities`"),
+        ({"timestamp_granularities": ["segment"]}, 400, "`timestamp_granularities`"),
+        ({"response_format": "srt", "stream": True}, 400, "`stream`"),
+        ({"response_format": "diarized_json"}, 400, "response_format"),
+        ({"temperature": -1.0}, 400, "temperature"),
+        ({"include": ["logprobs"]}, 400, "include"),
+        ({"model": "another"}, 404, "`another`"),
+    ],
+)
+def test_a_wrong_field_is_named(whisper_server: OmniServer, fields: dict[str, Any], status: int, message: str) -> None:
+    with pytest.raises(openai.APIStatusError) as raised:
+        transcribe(whisper_server, **fields)
+    assert raised.value.status_code == status and message in raised.value.message
+
+
+def test_a_model_does_one_of_both(whisper_server: OmniServer, omni: OmniServer) -> None:
+    answer = whisper_server.request("POST", CHAT, {"messages": [{"role": "user", "content": "hello"}]})
+    assert answer.status == 404 and "use /v1/audio/transcriptions" in answer.error["message"]
+    with pytest.raises(openai.NotFoundError, match="does not transcribe speech"):
+        transcribe(omni, model="tiny-omni")
+
+
+@pytest.mark.slow
+def test_the_page_transcribes_what_is_attached(page: ServedPage, whisper_server: OmniServer) -> None:
+    page.open(whisper_server)
+    page.until("!document.getElementById('attach').hidden")
+    page.browser.evaluate(
+        f"attach([new File([Uint8Array.from({list(wav(1, 2.0)[1])})], 'a.wav', {{type: 'audio/wav'}})])"
+    )
+    page.until("document.querySelector('#files li')")
+    page.browser.evaluate("document.getElementById('send').click()")
+    page.until_idle()
+    assert page.text(".answer") and "first token" in page.text(".facts"), page.text("#log")
+    assert page.browser.problems == []
