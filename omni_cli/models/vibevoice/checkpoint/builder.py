@@ -27,6 +27,9 @@ _GAINS = {
     "k_proj": 2.5,
     "o_proj": 2.0,
     "down_proj": 2.0,
+    # What a step's sound adds to the next input: less than one, or rounding grows by a third in every step.
+    "multi_modal_projector.linear_2.weight": 0.1,
+    "semantic_connector.linear_2.weight": 0.1,
     # The last convolution: loud enough to hear and rarely clipped.
     "audio_tower.decoder.head.conv": 0.04,
 }
