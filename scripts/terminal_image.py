@@ -1,6 +1,6 @@
-"""Make docs/terminal.svg, the picture of README: real commands with what they print on a terminal.
+"""Make docs/terminal.svg, the image of README: real commands with what they print on a terminal.
 
-python scripts/terminal_picture.py MODEL    # the folder of SmolLM2-135M-Instruct, from scripts/smollm2.py
+python scripts/terminal_image.py MODEL    # the folder of SmolLM2-135M-Instruct, from scripts/smollm2.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "terminal.svg"
+IMAGE = Path(__file__).resolve().parent.parent / "docs" / "terminal.svg"
 COLUMNS = 104
 COMMANDS = (
     'omni generate --model SmolLM2-135M-Instruct "What is the capital of France?"',
@@ -57,8 +57,8 @@ def main() -> None:
         console.print(Text("$ ", style="green").append(command, style="bold"))
         console.print(Text.from_ansi(shown(command, folder)), highlight=False)
         console.print()
-    # The reader's own font: a picture in a README loads nothing.
-    PICTURE.write_text(_FONT_FACES.sub("", console.export_svg(title="omni")).replace("Fira Code", "monospace"))
+    # The reader's own font: an image in a README loads nothing.
+    IMAGE.write_text(_FONT_FACES.sub("", console.export_svg(title="omni")).replace("Fira Code", "monospace"))
 
 
 if __name__ == "__main__":
