@@ -32,6 +32,8 @@ OF_OTHER_FIELDS = (
     "stream_options",
     "structured_outputs",
     "structured_outputs.json",
+    "stream",
+    "timestamp_granularities",
     "tool_choice",
     "tools",
     "top_logprobs",

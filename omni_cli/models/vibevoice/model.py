@@ -87,7 +87,7 @@ class VibeVoiceSpeaker(InputEmbedsModel):
     def capture_predictor(self, backend: GraphBackend, *, compiles: bool) -> None:
         """Capture nothing: diffusion and tokenizers run as plain PyTorch."""
 
-    def clear(self, slot: int) -> None:
+    def clear_slot(self, slot: int) -> None:
         """Forget the request that had a slot."""
         for cache in (self._acoustic, self._semantic):
             cache.clear(slot)

@@ -51,7 +51,7 @@ class SpeechStore(FrameStore):
     ) -> None:
         no_codes = Draws(0, 0)
         request = SpokenFrames(num_prompt_tokens, no_codes, is_greedy=True, slot=self._free.pop())
-        self._model.clear(request.slot)
+        self._model.clear_slot(request.slot)
         request.noise.set_state(information[NOISE].clone())
         (request.last_token,) = information[LAST_TOKEN]
         self._requests[request_id] = request

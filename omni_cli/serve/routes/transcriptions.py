@@ -58,9 +58,7 @@ def transcription_routes(service: Service) -> APIRouter:
 
 def _check_fields(body: TranscriptionRequest) -> None:
     message, param = "", "timestamp_granularities"
-    if "word" in body.timestamp_granularities:
-        message = "`timestamp_granularities` has `word`, which is not supported; only `segment` is"
-    elif body.timestamp_granularities and body.response_format != "verbose_json":
+    if body.timestamp_granularities and body.response_format != "verbose_json":
         message = "`timestamp_granularities` needs `response_format: verbose_json`"
     elif body.stream and body.has_times:
         message, param = f"`stream` sends text without times: it excludes `{body.response_format}`", "stream"

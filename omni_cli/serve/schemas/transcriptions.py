@@ -29,8 +29,10 @@ class TranscriptionRequest(TranslationRequest):
         None, min_length=1, max_length=MAX_NAME_LENGTH, description="ISO 639-1 code. Default: detected."
     )
     stream: bool | None = Field(None, description="Send the text as events while it is made.")
-    timestamp_granularities: Items[Literal["segment", "word"]] = Field(
-        default=[], alias="timestamp_granularities[]", description="With `verbose_json`; words are not supported."
+    timestamp_granularities: Items[Literal["segment"]] = Field(
+        default=[],
+        alias="timestamp_granularities[]",
+        description="With `verbose_json`; times of words are not supported.",
     )
 
     chunking_strategy: Annotated[object, Only("auto")] = None

@@ -185,8 +185,8 @@ def test_frames_reach_the_positions_that_they_belong_to():
     model = Recorder()
     store = FrameStore(model, torch.device("cpu"))
     greedy = SimpleNamespace(seed=0, temperature=0.0)
-    store.begin("a", 3, greedy)
-    store.begin("b", 2, greedy)
+    store.begin("a", 3, greedy, {})
+    store.begin("b", 2, greedy, {})
     step(store, ("a", 0, 3), ("b", 0, 2), codes=[11, 21])
     assert model.added == []  # no frames in prompts
     step(store, ("a", 3, 1), ("b", 2, 1), codes=[12, 22])
@@ -203,7 +203,7 @@ def test_frames_reach_the_positions_that_they_belong_to():
 def test_a_frame_that_is_made_again_replaces_the_first_and_a_gap_is_an_error():
     model = Recorder()
     store = FrameStore(model, torch.device("cpu"))
-    store.begin("a", 1, SimpleNamespace(seed=0, temperature=0.0))
+    store.begin("a", 1, SimpleNamespace(seed=0, temperature=0.0), {})
     step(store, ("a", 0, 1), codes=[11])
     step(store, ("a", 0, 1), codes=[31])
     store.fill(spans(("a", 1, 1)))

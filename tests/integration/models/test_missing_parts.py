@@ -32,6 +32,7 @@ PROFILES = {
     "qwen3_omni": "tiny-qwen3-omni",
     "glm_image": "tiny-glm-image",
     "csm": "tiny-csm",
+    "vibevoice": "tiny-vibevoice",
 }
 # Of vLLM's own classes: tied embeddings, experts, images, sound.
 MODELS = ("llama", "gemma3", "qwen3_moe", "idefics3", "qwen2_audio")
@@ -93,7 +94,7 @@ def test_it_is_an_error_of_the_command(tmp_path: Path) -> None:
 def test_each_weight_is_named(every: int, tmp_path: Path) -> None:
     task = {"profiles": list(PROFILES.values()), "models": MODELS, "every": every}
     answers = answer_of("missing_weights", task, tmp_path, timeout_s=max(240, 3600 / every))
-    assert sum(len(stages) for stages in answers.values()) == 9 + len(MODELS)
+    assert sum(len(stages) for stages in answers.values()) == 10 + len(MODELS)
     for name, stages in answers.items():
         for weight, (missing, larger, *nan) in itertools.chain.from_iterable(map(dict.items, stages.values())):
             assert nan in ([], [None]), "what a checkpoint has is not missing"

@@ -65,7 +65,11 @@ def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(whisp
         ({"file": ("a.wav", b"not a sound")}, 400, "`file`"),
         ({"file": wav(0, 0.0)}, 400, "`file`"),
         ({"language": "klingon"}, 400, "`language`"),
-        ({"timestamp_granularities": ["word"], "response_format": "verbose_json"}, 400, "`timestamp_granularities`"),
+        (
+            {"timestamp_granularities": ["word"], "response_format": "verbose_json"},
+            400,
+            "must be 'segment', not 'word'",
+        ),
         ({"timestamp_granularities": ["segment"]}, 400, "`timestamp_granularities`"),
         ({"response_format": "srt", "stream": True}, 400, "`stream`"),
         ({"response_format": "diarized_json"}, 400, "response_format"),
