@@ -437,8 +437,8 @@ async function begin() {
   try {
     const [served] = (await (await call("/v1/models")).json()).data;
     model = served;
-  } catch (error) {
-    return;
+  } catch {
+    return; // the header and the dialog for the key have the reason
   }
   const makes = model.modalities, takes = model.input_modalities.filter((type) => type !== "text");
   const hears = !model.input_modalities.includes("text");
@@ -461,7 +461,7 @@ async function begin() {
 
 async function showVoices(fields) {
   const reply = await call("/v1/audio/voices").then((response) => response.json(), () => null);
-  const names = (reply?.voices ?? reply?.data ?? []).map((voice) => voice.id ?? voice.name ?? voice);
+  const names = (reply?.voices ?? []).map((voice) => voice.id);
   if (!names.length) return;
   const select = add(add(fields, "label", "", "Voice"), "select");
   select.name = "voice";
@@ -475,7 +475,7 @@ async function watch() {
     state.textContent = status;
     state.className = status === "ready" ? "" : "wrong";
     if (!model && !find("key-dialog").open && find("set-key").hidden) await begin();
-  } catch (error) {
+  } catch {
     state.textContent = "no connection";
     state.className = "wrong";
   }

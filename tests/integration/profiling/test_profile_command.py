@@ -176,7 +176,7 @@ def test_stage_times_add_up(run: Run) -> None:
     seconds = run.record.stage_seconds
     assert sum(seconds.values()) == pytest.approx(run.record.e2e_s, rel=1e-6)
     assert {stage.name for stage in run.record.stages} <= seconds.keys()
-    assert seconds["other"] < 0.5 * run.record.e2e_s, "what no stage accounts for"
+    assert seconds["other"] < 0.2 * run.record.e2e_s
     for stage in run.record.stages:
         spans = [span for span in run.record.request if span.track == stage.name]
         (request,) = (span for span in spans if span.depth == 0)

@@ -68,7 +68,7 @@ def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(whisp
         (
             {"timestamp_granularities": ["word"], "response_format": "verbose_json"},
             400,
-            "must be 'segment', not 'word'",
+            "`timestamp_granularities[][0]` must be 'segment', not 'word'",
         ),
         ({"timestamp_granularities": ["segment"]}, 400, "`timestamp_granularities`"),
         ({"response_format": "srt", "stream": True}, 400, "`stream`"),
