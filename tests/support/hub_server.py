@@ -29,7 +29,7 @@ class HubFaults:
     `cuts` maps a file to the positions at which its connections end in turn; `reset` ends them hard. The next
     `num_failures` requests get `status`. `gated`: files, but not their list, need a token. `stalls_at` is the position
     of a file at which nothing more is sent, `gone_after` the number of bytes after which no request is answered.
-    `pause_s` is waited before each piece of 64 KiB.
+    `pause_s` is waited before each piece of 64 KiB. `sizes` are those that the list of files names.
     """
 
     cuts: dict[str, list[int]] = field(default_factory=dict)
@@ -40,6 +40,7 @@ class HubFaults:
     stalls_at: dict[str, int] = field(default_factory=dict)
     gone_after: int | None = None
     pause_s: float = 0.0
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 class HubServer:
@@ -124,9 +125,10 @@ class _HubHandler(BaseHTTPRequestHandler):
         if revision not in ("main", "v1", COMMIT):
             self._error(404, "RevisionNotFound")
         elif rest.startswith("/tree/"):
+            sizes = {name: len(data) for name, data in self.hub.files.items()} | self.hub.faults.sizes
             self._json(
                 [
-                    {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                    {"type": "file", "path": name, "size": sizes[name], "oid": hashlib.sha1(data).hexdigest()}
                     for name, data in self.hub.files.items()
                 ]
             )

@@ -28,6 +28,7 @@ def facts(gpus: Gpus = Gpus(), probe: TorchProbe | None = None, **versions: str 
         omni="0",
         python="3.11",
         packages={name: package(name, version) for name, version in installed.items()},
+        has_libnuma=True,
         torch=probe or TorchProbe({"cuda_available": bool(gpus.devices), "devices": seen_by_torch(gpus)}),
         cpu=Cpu("CPU", "x86_64", 2, 2, ("avx2",)),
         memory=HostMemory(16 << 30, 12 << 30, None),

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 from omni_cli.cli.bench.options import BenchOptions
+from omni_cli.cli.download import fetch_model
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.errors import UsageError
 
@@ -30,7 +31,7 @@ def bench(options: BenchOptions) -> int:
     from omni_cli.bench.quality_weights import parse_weights
 
     weights = parse_weights(options.weights)
-    from omni_cli.bench.local import local_plan, plan_variant_configs
+    from omni_cli.bench.local import load_variant_config, local_plan, plan_variant_configs
     from omni_cli.cli.bench.run import measure, read_spec
 
     variants = plan_variant_configs(tuple(options.vary or ()), config, workload, source)
@@ -44,6 +45,8 @@ def bench(options: BenchOptions) -> int:
     spec = read_spec(options, limits)
     budget_s = options.budget_s(count)
     options.check_files()
+    for variant in variants:
+        fetch_model(load_variant_config(source, variant), quiet=options.quiet)
     command = ("omni", *sys.argv[1:])
     with local_plan(
         source,

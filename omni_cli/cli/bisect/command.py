@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.bisect.options import BisectOptions
+from omni_cli.cli.download import fetch_model
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, OmniError
 from omni_cli.metrics import E2E
@@ -85,6 +86,7 @@ def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[Pla
     measured_stages(config, options.stage)
     workload = options.workload(options.stage, config)
     plan_variant_configs((), config, workload, source)
+    fetch_model(config, quiet=options.quiet)
     workload = replace(workload, given_lengths=lengths_given_by(source.overrides))
 
     def plan(variants: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+from omni_cli.cli.download import fetch_model
 from omni_cli.cli.profile.options import ProfilingOptions
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.errors import ExitCode
@@ -25,6 +26,7 @@ def profile(options: ProfilingOptions) -> ExitCode:
     measured_stages(config, options.stage)
     workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
     check_devices(config)
+    fetch_model(config, quiet=options.quiet)
     from omni_cli.cli.profile.run import run_profile
 
     return run_profile(config, workload, options, command=("omni", *sys.argv[1:]))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from omni_cli.cli.download import fetch_model
 from omni_cli.cli.gate_options import check_model_based, read_fraction, read_quality
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
@@ -68,6 +69,7 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     from omni_cli.cli.tune.run import local_search, search
 
     limits = TuneLimits(max_memory_bytes, quality, bool(workload.slo) and options.objective != "goodput")
+    fetch_model(config, quiet=options.quiet)
     with scratch_folder("omni-tune-") as folder:
         wanted = local_search(
             source,

