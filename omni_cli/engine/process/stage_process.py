@@ -209,7 +209,9 @@ def load_failure(error: Exception, spec: StageSpec) -> Failure:
     if known is not None:
         return Failure.of(known, details=traceback.format_exc())
     missing = isinstance(error, OSError) and not isinstance(error, PermissionError)
-    hint = f"is {spec.model} a whole checkpoint? `-v` shows more" if missing else "`omni doctor` checks this machine; `-v` shows the traceback"
+    hint = "`omni doctor` checks this machine; `-v` shows the traceback"
+    if missing:
+        hint = f"is {spec.model} a whole checkpoint? `-v` shows more"
     message, better = translate(summary(error), spec.stage)
     failure = StageError(f"could not load {spec.model}: {message}", stage=spec.stage.name, hint=better or hint)
     return Failure.of(failure, details=traceback.format_exc())
