@@ -13,7 +13,9 @@ import yaml
 from omni_cli.cli.app import run
 from omni_cli.errors import ExitCode
 
-WORKFLOW = yaml.safe_load((Path(__file__).parents[2] / "docs" / "github-actions-gate.yml").read_text())
+ROOT = Path(__file__).parents[2]
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+WORKFLOW = yaml.safe_load((ROOT / "docs" / "github-actions-gate.yml").read_text())
 STEPS = WORKFLOW["jobs"]["gate"]["steps"]
 BY_NAME = {step.get("name"): step for step in STEPS}
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
@@ -33,47 +35,32 @@ def shell(step: str, folder: Path, **environment: str) -> subprocess.CompletedPr
     )
 
 
-def test_every_option_exists_in_omni_bench(capsys) -> None:
+def test_the_action_gets_inputs_that_it_has_and_options_of_omni_bench(capsys) -> None:
+    given = BY_NAME["Measure"]["with"]
+    assert given.keys() <= ACTION["inputs"].keys()
     assert run(["bench", "--help"]) == 0
-    known = set(OPTION.findall(capsys.readouterr().out))
-    command = BY_NAME["Measure"]["run"].partition("omni bench ")[2].partition("||")[0]
-    used = set(OPTION.findall(command))
-    assert {"--against", "--max-regression"} <= used
-    assert used <= known
+    assert set(OPTION.findall(given["args"])) <= set(OPTION.findall(capsys.readouterr().out))
 
 
 def test_it_may_only_read_and_every_action_has_a_whole_version() -> None:
     # YAML 1.1 reads the key `on` as true. `pull_request_target` would run a stranger's code with the base's rights.
     assert WORKFLOW[True] == {"pull_request": None}
     assert WORKFLOW["permissions"] == {"contents": "read"}
-    actions = [step["uses"] for step in STEPS if "uses" in step]
-    assert actions and all(re.fullmatch(r"[\w./-]+@v\d+\.\d+\.\d+", action) for action in actions)
+    actions = [step["uses"] for step in [*STEPS, *ACTION["runs"]["steps"]] if "uses" in step]
+    assert "./" in actions
+    actions.remove("./")
+    assert all(re.fullmatch(r"[\w./-]+@v\d+\.\d+\.\d+", action) for action in actions)
 
 
 def test_the_base_branch_is_fetched() -> None:
     (checkout,) = [step for step in STEPS if step.get("uses", "").startswith("actions/checkout@")]
     assert checkout["with"]["fetch-depth"] == 0
-    assert BY_NAME["Measure"]["env"]["BASE"] == "origin/${{ github.base_ref }}"
+    assert BY_NAME["Measure"]["with"]["against"] == "origin/${{ github.base_ref }}"
 
 
 def test_no_script_contains_text_of_a_pull_request() -> None:
     """An expression within `run` becomes a part of the script, whatever a branch is called."""
     assert not [step["name"] for step in STEPS if "${{" in step.get("run", "")]
-
-
-@pytest.mark.parametrize("code", [0, 1, 3, 130])
-def test_measuring_hands_the_exit_code_on_and_does_not_fail(tmp_path: Path, code: int) -> None:
-    omni = tmp_path / ".venv" / "bin" / "omni"
-    omni.parent.mkdir(parents=True)
-    omni.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > arguments\nexit {code}\n')
-    omni.chmod(0o755)
-    output = tmp_path / "output"
-    done = shell("Measure", tmp_path, BASE="origin/main", GITHUB_OUTPUT=str(output), GITHUB_STEP_SUMMARY="summary.md")
-    assert done.returncode == 0, done.stderr
-    assert output.read_text() == f"exit_code={code}\n"
-    arguments = (tmp_path / "arguments").read_text().splitlines()
-    assert arguments[arguments.index("--against") + 1] == "origin/main"
-    assert arguments[arguments.index("--markdown") + 1] == "summary.md"
 
 
 @pytest.mark.parametrize("code", ExitCode)
@@ -97,5 +84,7 @@ def test_the_record_is_kept_with_any_verdict() -> None:
     (upload,) = [step for step in STEPS if step.get("uses", "").startswith("actions/upload-artifact@")]
     assert upload["if"] == "always()"
     assert STEPS.index(upload) < STEPS.index(BY_NAME["Verdict"])
-    written = re.findall(r"--(?:output-json|junit) (\S+)", BY_NAME["Measure"]["run"])
-    assert len(written) == 2 and set(upload["with"]["path"].split()) == set(written)
+    assert BY_NAME["Measure"]["continue-on-error"] is True
+    kept = re.findall(r"steps\.gate\.outputs\.([\w-]+)", upload["with"]["path"])
+    assert kept == ["record", "junit"] and ACTION["outputs"].keys() >= {*kept, "exit-code"}
+    assert BY_NAME["Verdict"]["env"]["EXIT_CODE"] == "${{ steps.gate.outputs.exit-code }}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.omni_process import ROOT
 
 ACTION = yaml.safe_load((Path(__file__).parents[3] / "action.yml").read_text())
 (MEASURE,) = [step for step in ACTION["runs"]["steps"] if step.get("id") == "bench"]
@@ -67,6 +68,20 @@ def test_each_exit_code_has_a_verdict(tmp_path: Path, code: int, verdict: str) -
 def test_inconclusive_fails_with_its_exit_code(tmp_path: Path, first) -> None:
     code, outputs, _ = measure(tmp_path / "run", baseline=first[1]["record"], args=BRIEF)
     assert (code, outputs["verdict"], outputs["exit-code"]) == (3, "inconclusive", "3")
+
+
+def test_a_commit_that_slows_every_step_is_a_regression(tmp_path: Path) -> None:
+    clone, identity = tmp_path / "clone", ("-c", "user.name=Ada", "-c", "user.email=ada@example.com")
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(clone)], check=True)
+    changed, line = clone / "omni_cli/diffusers_integration/pipeline_run.py", "        def note_step() -> None:\n"
+    source = changed.read_text()
+    assert source.count(line) == 1
+    changed.write_text(source.replace(line, f"{line}            __import__('time').sleep(0.2)\n"))
+    subprocess.run(["git", "-C", str(clone), *identity, "commit", "--quiet", "--all", "--message", "Slow"], check=True)
+    program = f'export PYTHONPATH="{clone}"\nexec "{sys.executable}" -P -m omni_cli "$@"'
+    code, outputs, summary = measure(tmp_path / "run", program, against="HEAD~1", args="--num-iters-warmup 1")
+    assert (code, outputs["verdict"]) == (1, "regression"), summary
+    assert "slower" in summary and "<failure" in Path(outputs["junit"]).read_text()
 
 
 def test_inputs_are_data(tmp_path: Path) -> None:
