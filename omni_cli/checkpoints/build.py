@@ -82,21 +82,21 @@ def _build(name: str, folder: Path, seed: int, target: Path) -> None:
 
         prepare_libraries()
         load(builtins()[name].builtins[name])(folder, seed)
-    except ImportError as error:
-        raise OmniError(
-            f"building `{name}` needs a package that cannot be imported: {error}",
-            hint="run `omni doctor` to see what is missing",
-        ) from error
     except Exception as error:
-        if not _is_write_failure(error):
-            raise
-        raise _cannot_write(target, error) from error
+        if _is_write_failure(error):
+            raise _cannot_write(target, error) from error
+        if isinstance(error, (ImportError, OSError)):  # a library that the system's loader refuses is an OSError
+            raise OmniError(
+                f"building `{name}` needs a package that cannot be imported: {error}",
+                hint="run `omni doctor` to see what is missing",
+            ) from error
+        raise
 
 
 def _is_write_failure(error: Exception) -> bool:
     """True for a full disk, which safetensors, tokenizers and torch report in their own exceptions, as text only."""
-    text = str(error)
-    return isinstance(error, OSError) or _OS_ERROR.search(text) is not None or "PytorchStreamWriter" in text
+    text, number = str(error), getattr(error, "errno", None)
+    return number is not None or _OS_ERROR.search(text) is not None or "PytorchStreamWriter" in text
 
 
 def _require_same(name: str, seed: int, built: Path, target: Path) -> None:

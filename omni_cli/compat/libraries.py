@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 
@@ -14,8 +16,14 @@ _WARN_AT_IMPORT = (
 )  # fmt: skip
 
 
+# Like torchvision's, PyPI's builds are linked against CUDA. vLLM's CPU build requires them and works without.
+_CUDA_LINKED = ("torchaudio", "torchcodec")
+
+
 def prepare_libraries() -> None:
     """Set the environment variables of vLLM, Ray and cache-dit, quieten others, and make torchvision importable.
+
+    Packages that do not load beside a CPU build of torch are hidden from transformers, which imports what it finds.
 
     Call it once per process, before anything imports vLLM, diffusers or transformers. Processes that are forked or
     spawned afterwards inherit the variables.
@@ -34,3 +42,18 @@ def prepare_libraries() -> None:
     for name in _WARN_AT_IMPORT:
         logging.getLogger(name).setLevel(logging.ERROR)
     ensure_torchvision_importable()
+    _hide_cuda_linked()
+
+
+def _hide_cuda_linked() -> None:
+    import torch
+
+    if torch.version.cuda is not None or sys.platform != "linux":
+        return
+    for name in _CUDA_LINKED:
+        try:
+            is_cuda = "+cpu" not in version(name)
+        except PackageNotFoundError:
+            continue
+        if is_cuda and name not in sys.modules:
+            sys.modules[name] = None  # type: ignore[assignment]  # not installed, as far as imports can tell

@@ -109,3 +109,18 @@ def test_commands_that_start_together_build_a_model_once(folder: Path, tmp_path:
         ended = process.end()
         ended.check_clean()
         assert (ended.code, ended.output_files) == (0, ("0.png",)), ended.err
+
+
+@pytest.mark.parametrize("name", ["torchaudio", "torchcodec"])
+def test_a_package_for_gpus_beside_a_torch_for_processors_is_not_imported(folder: Path, name: str) -> None:
+    """PyPI's builds, which vLLM's CPU build requires: a build of the checkpoint and both stages import transformers."""
+    packages = folder / "packages"
+    for place, text in (
+        (f"{name}/__init__.py", "raise OSError('Could not load this library: libcudart.so.13')"),
+        (f"{name}-2.11.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.11.0\n"),
+    ):
+        (packages / place).parent.mkdir(parents=True)
+        (packages / place).write_text(text)
+    environment = {"PYTHONPATH": str(packages), "XDG_CACHE_HOME": str(folder / "cache")}
+    ended = run_omni(folder, *TEXT.split(), environment=environment)
+    assert ended.code == 0, ended.err
