@@ -60,12 +60,12 @@ def test_the_stars_are_at_the_rooms_that_import_torch() -> None:
 
 
 def test_the_diagrams_name_classes_that_exist() -> None:
-    (diagram,) = re.findall(r"```mermaid\n(.*?)```", TEXT, flags=re.DOTALL)
+    (diagram,) = re.findall(r"```text\n(user .*?)```", TEXT, flags=re.DOTALL)
     named = {*re.findall(r"\b(?:[A-Z][a-z]+){2,}\b|OmniLLM", diagram)}
     source = "\n".join(path.read_text() for path in (ROOT / "omni_cli").rglob("*.py"))
     assert [name for name in sorted(named) if f"class {name}" not in source] == []
     # Small enough to be read at a glance.
-    assert max(len(block.splitlines()) for block in re.findall(r"```(?:mermaid|text)\n(.*?)```", TEXT, re.DOTALL)) <= 40
+    assert max(len(block.splitlines()) for block in re.findall(r"```text\n(.*?)```", TEXT, re.DOTALL)) <= 40
 
 
 def test_the_entry_point_group_is_the_one_in_use() -> None:
