@@ -42,9 +42,9 @@ def main() -> int:
 
 def convert(source: Path, folder: Path) -> None:
     """Write a GGUF file's weights and tokenizer as transformers' own files."""
-    from omni_cli.compat.torchvision import ensure_torchvision_importable
+    from omni_cli.compat.libraries import prepare_libraries
 
-    ensure_torchvision_importable()
+    prepare_libraries()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -106,9 +106,9 @@ def as_transformers(tensors: Iterator[tuple[str, np.ndarray]]) -> Iterator[tuple
 def convert(source: Path, folder: Path) -> None:
     """Write CTranslate2's weights and the tokenizer as transformers' own files."""
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from omni_cli.compat.torchvision import ensure_torchvision_importable
+    from omni_cli.compat.libraries import prepare_libraries
 
-    ensure_torchvision_importable()
+    prepare_libraries()
     import torch
     from transformers import (
         AddedToken,
