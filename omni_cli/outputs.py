@@ -223,8 +223,14 @@ Output = TextOutput | AudioOutput | ImageOutput | VideoOutput | TensorOutput
 
 
 def audio_seconds(outputs: Iterable[Output]) -> float:
-    """Return the duration of all audio outputs."""
-    return float(sum(len(o.samples) / o.sample_rate for o in outputs if isinstance(o, AudioOutput)))
+    """Return the duration of all audio outputs, and of the sounds that are transcribed."""
+    seconds = 0.0
+    for output in outputs:
+        if isinstance(output, AudioOutput):
+            seconds += len(output.samples) / output.sample_rate
+        elif isinstance(output, TextOutput) and output.transcript is not None:
+            seconds += output.transcript.duration_s
+    return seconds
 
 
 @dataclass(frozen=True)

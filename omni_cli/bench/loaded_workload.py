@@ -13,13 +13,21 @@ import msgspec
 from omni_cli.bench.iteration import Finished, Iteration
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.request_file import MeasuredRequest, measured_requests
-from omni_cli.bench.workload import Workload, has_successor, measured_stages, stages_before, with_fixed_work
+from omni_cli.bench.workload import (
+    Workload,
+    has_successor,
+    measured_stages,
+    stages_before,
+    transcribes,
+    with_fixed_work,
+)
 from omni_cli.config.bounds import MAX_SEED
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
 from omni_cli.families import get_family_of_stages
+from omni_cli.inputs.media.spoken import read_speech
 from omni_cli.outputs import Event, GenerateRequest, RequestResult
 
 
@@ -41,6 +49,7 @@ class LoadedWorkload:
         # One fork server for all engines of this process, because its imports take seconds.
         self._fork_server = ForkServer(self.config.backends, verbose=verbose)
         self._prompts: Prompts | None = None
+        self._transcribes = transcribes(config)
         self._file_requests: tuple[MeasuredRequest, ...] = ()
         self._stage_outputs: list[bytes] = []
 
@@ -102,7 +111,7 @@ class LoadedWorkload:
         file = self._workload.requests
         if file is not None and not self._file_requests:
             self._file_requests = measured_requests(file.path, self.config)
-        if self._prompts is None and file is None and not self._stage_outputs:
+        if self._prompts is None and file is None and not self._stage_outputs and not self._transcribes:
             family = get_family_of_stages(self.config.model, self.config.stages)
             frame = ("", "") if family is None else family.prompt_frame
             self._prompts = Prompts(str(self.llm.checkpoint), self._workload.input_len, frame=frame)
@@ -127,6 +136,10 @@ class LoadedWorkload:
             seed = measured.request.seed if measured.has_seed else seed
             # Prompts and media repeat in each iteration; the salt keeps caches from using earlier ones.
             return dataclasses.replace(measured.request, seed=seed, cache_salt=f"iteration {number}")
+        if self._transcribes:
+            speech = read_speech()
+            sound = speech[(number * self._workload.batch_size + index) % len(speech)]
+            return GenerateRequest(request_id="", audio=(sound,), language="en", seed=seed)
         prompt = "" if self._prompts is None else self._prompts.draw(number, index)
         return GenerateRequest(request_id="", prompt=prompt, raw=True, seed=seed)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from omni_cli.bench.request_file import RequestFile
 from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig, profile_data
 from omni_cli.errors import UsageError
+from omni_cli.families import get_family_of_stages
 from omni_cli.record import workload_fingerprint
 from omni_cli.text import suggest
 
@@ -47,17 +48,24 @@ class Workload:
             "stage": self.stage,
             "stages": [stage.name for stage in self.measured(config)],
             "batch_size": self.batch_size,
-            **self._prompts(),
+            **self._prompts(config),
             "output_len": self.output_len,
             **({"slo": dict(self.slo)} if self.slo else {}),
             "settings": settings,
         }
         return {**described, "fingerprint": workload_fingerprint(described)}
 
-    def _prompts(self) -> dict[str, object]:
+    def _prompts(self, config: EngineConfig) -> dict[str, object]:
         if self.requests is None:
-            return {"input_len": self.input_len}
+            return {"input": "speech"} if transcribes(config) else {"input_len": self.input_len}
         return {"requests_sha256": self.requests.sha256}
+
+
+def transcribes(config: EngineConfig) -> bool:
+    """True for speech recognition, whose requests without a file are sentences in the package."""
+    family = get_family_of_stages(config.model, config.stages)
+    role = None if family is None else family.role(config.stages[0].name)
+    return role is not None and role.transcribes
 
 
 def measured_stages(config: EngineConfig, wanted: str) -> tuple[StageConfig, ...]:

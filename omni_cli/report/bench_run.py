@@ -113,7 +113,7 @@ def _lengths(workload: Mapping[str, Any]) -> str:
     """Format `32 tokens in, 32 out`; without an output length if no stage generates tokens."""
     stages = workload["settings"]["stages"].values()
     out = f", {workload['output_len']} out" if any(stage["kind"] == "ar" for stage in stages) else ""
-    into = f"{workload['input_len']} tokens" if "input_len" in workload else "given requests"
+    into = f"{workload['input_len']} tokens" if "input_len" in workload else workload.get("input", "given requests")
     return f"{into} in{out}"
 
 

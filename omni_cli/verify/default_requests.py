@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.media.reading import load_audio
+from omni_cli.inputs.media.spoken import read_speech
 from omni_cli.outputs import GenerateRequest, Video
 
 MAX_TOKENS = 24
 MAX_TOKENS_OF_LATER_STAGES = 64
 _RATE = 16_000
-_SPEECH = Path(__file__).parent / "speech"
 _TEXTS = ("hello", "Write three short sentences about the sea.", "The capital of France is")
 _LONG = "Tell me everything that you know about the sea, its shores, its ships and its weather. "
 _SCENES = ("a red lighthouse at dusk", "two boats on a calm sea")
@@ -72,11 +70,6 @@ def draw_sound(number: int, seconds: float = 1.0, rate: int = _RATE) -> tuple[np
     phase = 2 * np.pi * np.arange(round(seconds * rate)) / rate
     samples = 0.2 * np.sin((220 + 110 * number) * phase) + 0.1 * np.sin((300 + 30 * phase) * phase)
     return samples.astype(np.float32), rate
-
-
-def read_speech() -> list[tuple[np.ndarray, int]]:
-    """Read two English sentences, spoken by espeak-ng, as sounds like `draw_sound`'s."""
-    return [load_audio(file, lambda _note: None) for file in sorted(_SPEECH.glob("*.ogg"))]
 
 
 def draw_video(number: int, num_frames: int = 8) -> Video:

@@ -17,10 +17,11 @@ from omni_cli.cli.verify.profile import read_requests, request_hash
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import UsageError
 from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.media.spoken import read_speech
 from omni_cli.loadtest.client import Client
 from omni_cli.loadtest.target import find_targets, parse_url
 from omni_cli.outputs import GenerateRequest
-from omni_cli.verify.default_requests import default_requests, read_speech
+from omni_cli.verify.default_requests import default_requests
 from omni_cli.verify.server_checks import ServerChecks, ServerPlan
 from omni_cli.verify.server_reference import ServerReference
 

@@ -74,6 +74,19 @@ def test_what_cannot_be_transcribed_is_one_error(answers: dict[str, Any]) -> Non
     assert answers["left"] == [0, 0], "requests of the stage that have ended"
 
 
+def test_a_benchmark_hears_speech_of_its_own(folder: Path, tmp_path: Path) -> None:
+    arguments = ("--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "1", "--output-len", "8", "--json")
+    ended = run_omni(tmp_path, "bench", "--model", str(folder), *arguments)
+    assert ended.code == 0, ended.err
+    (variant,) = ended.document["variants"]
+    assert ended.document["workload"]["input"] == "speech" and "input_len" not in ended.document["workload"]
+    # Both sentences of the package, 3.973 s; eight tokens for each window of the model.
+    for sample in variant["samples"]:
+        assert sample["work"]["audio_s"] == pytest.approx(3.973, abs=1e-3)
+        assert sample["work"]["output_tokens"] % 8 == 0
+        assert sample["metrics"]["rtf"] == pytest.approx(sample["e2e_s"] / sample["work"]["audio_s"])
+
+
 @pytest.mark.nightly  # a download of 68 MiB
 @pytest.mark.skipif(not has_espeak(), reason="espeak-ng is not installed")
 def test_a_real_model_hears_twenty_sentences_as_transformers_does(whisper_tiny: Path, tmp_path: Path) -> None:
