@@ -27,7 +27,7 @@ from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
 from omni_cli.families import get_family_of_stages
-from omni_cli.inputs.media.spoken import read_speech
+from omni_cli.inputs.media.bundled_speech import read_speech
 from omni_cli.outputs import Event, GenerateRequest, RequestResult
 
 
