@@ -27,6 +27,8 @@ OF_THE_MODEL = (
 # Fields that contradict each other, limits that are options of the command, and a text that must be JSON.
 OF_OTHER_FIELDS = (
     "audio",
+    "voice",
+    "ref_audio",
     "audio.format",
     "response_format",
     "stream_options",
