@@ -11,7 +11,7 @@ from omni_cli.config.bounds import MAX_NAME_LENGTH
 from omni_cli.serve.schemas.fields import Form, Upload
 from omni_cli.serve.voice_store import NAME_PATTERN
 
-_NO_CONSENT = ("", "0", "false", "no", "none", "null")
+_NO_CONSENT = ("0", "false", "no", "none", "null")
 
 
 def _check_name(name: str) -> str:
@@ -21,7 +21,7 @@ def _check_name(name: str) -> str:
 
 
 def _check_consent(consent: str) -> str:
-    if consent.strip().lower() in _NO_CONSENT:
+    if consent.lower() in _NO_CONSENT or consent.isspace():
         raise ValueError("must say that the speaker agrees: a voice is cloned only with consent")
     return consent
 
@@ -32,7 +32,9 @@ class VoiceUpload(Form):
     )
     audio_sample: Upload = Field(description="Some seconds of one speaker: WAV, FLAC, MP3, Ogg, M4A, WebM, ...")
     consent: Annotated[str, AfterValidator(_check_consent)] = Field(
+        min_length=1,
         max_length=MAX_NAME_LENGTH,
+        json_schema_extra={"pattern": r"\S", "not": {"enum": list(_NO_CONSENT)}},
         description="The speaker's consent: the id of a recording of it, or a sentence. It is kept with the voice.",
     )
     ref_text: str | None = Field(

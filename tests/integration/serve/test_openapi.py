@@ -34,6 +34,6 @@ def test_schemathesis_finds_nothing_in_text_and_speech(omni: OmniServer, tmp_pat
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["image_server", "edit_server", "video_server"])
+@pytest.mark.parametrize("name", ["image_server", "edit_server", "video_server", "cloning_server"])
 def test_schemathesis_finds_nothing_elsewhere(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     check(request.getfixturevalue(name), tmp_path)
