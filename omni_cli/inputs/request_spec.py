@@ -14,6 +14,7 @@ from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import file_kind, load_tensor
+from omni_cli.inputs.media.audio import MAX_AUDIO_S
 from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.media.video import MAX_NUM_FRAMES
 from omni_cli.inputs.spoken import spoken
@@ -153,12 +154,13 @@ def build_request(spec: RequestSpec, config: EngineConfig) -> GenerateRequest:
 
 
 def _load_voices(spec: RequestSpec, config: EngineConfig, warn: Warn) -> tuple[ReferenceVoice, ...]:
-    cloning = Capabilities.of(config).cloning if "voice" in spec.media else None
-    if cloning is None:
+    if "voice" not in spec.media:
         return ()
+    cloning = Capabilities.of(config).cloning
+    max_s = MAX_AUDIO_S if cloning is None else cloning.max_s
     texts = spec.ref_texts or (None,) * len(spec.media["voice"])
     return tuple(
-        ReferenceVoice(*load_audio(path, warn, max_s=cloning.max_s), text, f"audio file `{path}`")
+        ReferenceVoice(*load_audio(path, warn, max_s=max_s), text, f"audio file `{path}`")
         for path, text in zip(spec.media["voice"], texts, strict=True)
     )
 
