@@ -42,6 +42,18 @@ class StageShape(Protocol):
 
 
 @dataclass(frozen=True)
+class Cloning:
+    """Voices that a stage clones from recordings: at most `max_voices` per request, each of at most `max_s` seconds.
+
+    `text` is about the words of a recording.
+    """
+
+    max_voices: int = 1
+    text: Literal["needed", "optional", "unused"] = "unused"
+    max_s: float = 60.0
+
+
+@dataclass(frozen=True)
 class StageRole:
     """One stage of a family's chain.
 
@@ -50,12 +62,13 @@ class StageRole:
     gets one. `takes` names request fields that affect it, beside those that follow from `makes`. Where the call of a
     pipeline decides both, `takes` is instead a function that returns the `PipelineCall` for a checkpoint's name; it is
     called in a process that has the libraries of the stage imported. With `transcribes`, a request is a sound, and a
-    prompt only helps to understand it. `settings` declares the stage's own profile keys:
-    a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no others. A checkpoint
-    must have at least one file of each group in `needed_files`, weights whose names begin with each of `needed_weights`
-    (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its configuration describes a vision or
-    audio encoder. A checkpoint in whose config.json the key `enabled_key` is false lacks the stage. `decoder` leads to
-    the configuration of an AR stage's language model: `KEY.KEY` of config.json, `FOLDER/KEY` of a component's.
+    prompt only helps to understand it. `clones` is set where the stage clones voices. `settings` declares the stage's
+    own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no
+    others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names begin with
+    each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
+    configuration describes a vision or audio encoder. A checkpoint in whose config.json the key `enabled_key` is false
+    lacks the stage. `decoder` leads to the configuration of an AR stage's language model: `KEY.KEY` of config.json,
+    `FOLDER/KEY` of a component's.
     """
 
     name: str
@@ -66,6 +79,7 @@ class StageRole:
     makes: Made | None = None
     takes: tuple[str, ...] | Reference = ()
     transcribes: bool = False
+    clones: Cloning | None = None
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
     processor_files: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ import numpy as np
 
 from omni_cli.errors import OmniError, StageError
 from omni_cli.machine import PlannedMemory
+from omni_cli.reference_voice import ReferenceVoice
 from omni_cli.tool_calls import ToolCall, ToolCallDelta, ToolUse
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
@@ -73,7 +74,8 @@ class GenerateRequest:
     stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...), and
     `call_files` are those that files hold: JSON with a `CallFile` in place of each file.
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
-    (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
+    (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints. `voices` are
+    recordings to clone, of the speakers in the order in which they first speak; `speaker` is one that the model has.
     `language` (ISO 639-1) is that of a sound to transcribe, None if the model detects it; the task `translate` makes
     English text of it, and with `timestamps` the text has the times of its parts.
     `prompt_token_ids` are a prompt in place of text. With `wants_prompt`, the text output has the prompt, too; with
@@ -114,6 +116,7 @@ class GenerateRequest:
     modalities: frozenset[Modality] | None = None
     raw: bool = False
     speaker: str | None = None
+    voices: tuple[ReferenceVoice, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_audio_tokens: int | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -36,7 +36,7 @@ def check_writable(folder: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
-def cannot_write(path: Path, error: OSError | ValueError) -> OutputError:
-    """The error of a file or folder below `--output-dir` that cannot be written."""
+def cannot_write(path: Path, error: OSError | ValueError, option: str = "--output-dir") -> OutputError:
+    """The error of a file or folder below that of an option that cannot be written."""
     reason = getattr(error, "strerror", None) or str(error)
-    return OutputError(f"cannot write `{path}`: {reason}", hint="choose another folder with `--output-dir`")
+    return OutputError(f"cannot write `{path}`: {reason}", hint=f"choose another folder with `{option}`")

@@ -41,7 +41,7 @@ _MOVED = {
 
 # Other tools' and people's words for options, and ours; a suggestion is for commands that have it.
 _SYNONYMS = {
-    "--voice": "--speaker", "--steps": "--num-inference-steps", "--num-steps": "--num-inference-steps",
+    "--steps": "--num-inference-steps", "--num-steps": "--num-inference-steps",
     "--n-frames": "--num-frames", "--frames": "--num-frames", "--cfg": "--guidance-scale",
     "--cfg-scale": "--guidance-scale", "--guidance": "--guidance-scale", "--output": "--output-dir",
     "--out": "--output-dir", "--max-new-tokens": "--max-tokens", "--temp": "--temperature",

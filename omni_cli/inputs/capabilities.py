@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
+from omni_cli.config.loader import load_bundled
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import UsageError
-from omni_cli.families import get_family_of_stages, load
+from omni_cli.families import Cloning, get_family_of_stages, load
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.pipeline_call import MEDIA_ARGUMENTS, Kind, PipelineCall
 from omni_cli.inputs.value_types import described
+from omni_cli.inputs.voices import check_voices
 from omni_cli.outputs import GenerateRequest, Modality
 
 _ALWAYS = frozenset({"request_id", "seed", "modalities"})
@@ -20,7 +23,7 @@ _OF_TRANSCRIPTION = frozenset({"audio", "language", "task", "timestamps", "sampl
 _OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
 _FIELDS: Mapping[Modality, frozenset[str]] = {
     "text": frozenset({"audio", "image", "video", "sampling", "max_tokens", "temperature", "raw"}),
-    "audio": frozenset({"speak", "speaker", "max_audio_tokens"}),
+    "audio": frozenset({"speak", "voice", "speaker", "max_audio_tokens"}),
     "image": frozenset({"negative_prompt", "height", "width"}),
     "video": frozenset({"height", "width", "fps"}),
 }
@@ -32,6 +35,7 @@ class Capabilities:
 
     `call` is that of a pipeline, if the first stage is one, and `preset` the arguments that the profile gives it;
     `check` is the family's own check of a request. If it `transcribes`, a request is a sound and needs no prompt.
+    `cloning` is None for a profile that clones no voices.
     """
 
     profile: str
@@ -41,6 +45,7 @@ class Capabilities:
     preset: frozenset[str] = frozenset()
     check: Callable[[GenerateRequest, EngineConfig], None] | None = None
     transcribes: bool = False
+    cloning: Cloning | None = None
 
     @classmethod
     def of(cls, config: EngineConfig, call: PipelineCall | None = None) -> Capabilities:
@@ -73,7 +78,10 @@ class Capabilities:
             fields |= set(role.takes) | own
         check = None if family.check is None else load(family.check)
         transcribes = any(role is not None and role.transcribes for role in roles)
-        return cls(config.name, tuple(modalities), fields, check=check, transcribes=transcribes)
+        cloning = next((role.clones for role in roles if role is not None and role.clones is not None), None)
+        if cloning is not None and cloning.text != "unused":
+            fields |= {"ref_text"}
+        return cls(config.name, tuple(modalities), fields, check=check, transcribes=transcribes, cloning=cloning)
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
         """Return True if a request for these modalities (None: all) writes to the output folder."""
@@ -116,6 +124,8 @@ class Capabilities:
         """
         if self.transcribes and not fields.get("audio"):
             raise UsageError(f"{label('audio')} is missing, which profile `{self.profile}` needs")
+        num_voices = sum(isinstance(voice, Path) for voice in fields.get("voice", ()))
+        self.check_cloned(num_voices, len(fields.get("ref_text", ())), label)
         if self.call is None:
             return
         self.call.check_set_once(fields)
@@ -128,11 +138,41 @@ class Capabilities:
                 hint=f"it takes {described(self.call.arguments[name].types)}: `{setting}`" if field == "arg" else None,
             )
 
+    def check_cloned(self, num_voices: int, num_texts: int, label: Callable[[str], str]) -> None:
+        """Raise `UsageError` for numbers of recordings of voices, and of their texts, that the profile does not take.
+
+        `label` maps the fields `voice` and `ref_text` to the user's names for them.
+        """
+        voice, text = label("voice"), label("ref_text")
+        if num_texts and not num_voices:
+            raise UsageError(f"{text} is the text of a recording, which is missing", hint=f"give it: {voice}")
+        if not num_voices:
+            return
+        if self.cloning is None:
+            raise UsageError(
+                f"{voice}: profile `{self.profile}` does not clone voices",
+                hint=f"name one of its speakers, or choose a profile that does: {', '.join(cloning_profiles())}",
+            )
+        if num_texts and self.cloning.text == "unused":
+            raise UsageError(
+                f"{text} has no effect with profile `{self.profile}`: it clones a voice from its sound alone"
+            )
+        if not num_texts and self.cloning.text == "needed":
+            raise UsageError(
+                f"{text} is missing, which profile `{self.profile}` needs", hint=f"give the words of {voice}"
+            )
+        if num_texts not in (0, num_voices):
+            what = f"{num_voices} recording{'s' if num_voices > 1 else ''} of voices"
+            raise UsageError(
+                f"{text} is given {num_texts} times for {what}", hint="give one for each, in the same order"
+            )
+
     def _missing(self, fields: Mapping[str, Any]) -> list[str]:
         return [] if self.call is None else [name for name in self.call.missing(fields) if name not in self.preset]
 
     def check_request(self, request: GenerateRequest, config: EngineConfig) -> None:
         """Raise `InputError` for a request whose values or files the model family rejects."""
+        check_voices(request.voices, self.cloning)
         if self.check is not None:
             self.check(request, config)
 
@@ -147,3 +187,8 @@ class Capabilities:
 
     def _made(self) -> str:
         return " and ".join(self.modalities) if self.modalities else "nothing"
+
+
+def cloning_profiles() -> list[str]:
+    """Return the names of the bundled profiles that clone voices."""
+    return [name for name, config in load_bundled().items() if Capabilities.of(config).cloning is not None]

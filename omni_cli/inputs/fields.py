@@ -102,6 +102,24 @@ def _paths(value: object) -> tuple[Path, ...]:
     return tuple(Path(path) for path in paths)
 
 
+def _voices(value: object) -> tuple[str | Path, ...]:
+    """Return the name of a speaker, or files, which have a suffix or a folder: no speaker's name has a `.` or `/`."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not words:
+        raise ValueError("must be the name of a speaker, or one or several files")
+    voices = tuple(Path(word) if {".", "/"} & set(_text(word)) else _name(word) for word in words)
+    if len(voices) > 1 and not all(isinstance(voice, Path) for voice in voices):
+        raise ValueError("must be one speaker's name, or one or several files")
+    return voices
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    texts = tuple(map(_text, value if isinstance(value, list) else [value]))
+    if not all(text.strip() for text in texts) or not texts:
+        raise ValueError("is empty")
+    return texts
+
+
 def _path(value: object) -> tuple[Path, ...]:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a file name")
@@ -176,6 +194,8 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "modalities": _modalities,
     "raw": _flag,
     "speak": _flag,
+    "voice": _voices,
+    "ref_text": _texts,
     "speaker": _name,
     "negative_prompt": _text,
     # The pipeline decides what these values mean.

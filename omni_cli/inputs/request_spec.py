@@ -14,10 +14,12 @@ from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import file_kind, load_tensor
+from omni_cli.inputs.media.audio import MAX_AUDIO_S
 from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.media.video import MAX_NUM_FRAMES
 from omni_cli.inputs.spoken import spoken
 from omni_cli.outputs import GenerateRequest
+from omni_cli.reference_voice import ReferenceVoice
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")
@@ -30,12 +32,14 @@ Label = Callable[[str], str]
 class RequestSpec:
     """A checked request without its files: `media` by field, `call_files` by argument of the pipeline's call.
 
-    Without `has_seed`, its seed will be the profile's. `place` is FILE:LINE of a JSONL line.
+    `ref_texts` are the words of the files in `media["voice"]`, or none. Without `has_seed`, its seed will be the
+    profile's. `place` is FILE:LINE of a JSONL line.
     """
 
     request: GenerateRequest
     media: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     call_files: Mapping[str, Nested[Path]] = field(default_factory=dict)
+    ref_texts: tuple[str, ...] = ()
     has_seed: bool = False
     place: str | None = None
 
@@ -67,6 +71,10 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
             checked[name] = CHECKERS[name](value)
         except ValueError as error:
             raise InputError(f"{label(name)} {error}") from error
+    if "speaker" in checked:  # the name of `voice` before voices were cloned
+        if "voice" in checked:
+            raise UsageError(f"{label('speaker')} and {label('voice')} are the same", hint="remove one of them")
+        checked["voice"] = (checked.pop("speaker"),)
     if "modalities" in checked:
         capabilities.check_modalities(checked["modalities"], label("modalities"))
     call = capabilities.call
@@ -92,6 +100,8 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
     files = {name: value for name, value in arguments.items() if holds_files(value)}
     sampling = dict(checked.get("sampling", {}))
     sampling.update({name: checked[name] for name in _SAMPLING_FIELDS if name in checked})
+    voices = checked.get("voice", ())
+    recordings = tuple(voice for voice in voices if isinstance(voice, Path))
     request = GenerateRequest(
         request_id,
         checked.get("prompt"),
@@ -101,7 +111,7 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
         task=checked.get("task", "transcribe"),
         timestamps=checked.get("timestamps", False),
         raw=checked.get("raw", False),
-        speaker=checked.get("speaker"),
+        speaker=None if recordings or not voices else voices[0],
         sampling=sampling,
         max_audio_tokens=checked.get("max_audio_tokens"),
         diffusion={
@@ -112,7 +122,10 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
     if checked.get("speak") and request.prompt is not None:
         request = spoken(request, request.prompt)
     media = {name: checked[name] for name in FILE_FIELDS if name in checked}
-    return RequestSpec(request, media, files, "seed" in checked, place).with_files(lambda path: folder / path)
+    if recordings:
+        media["voice"] = recordings
+    spec = RequestSpec(request, media, files, checked.get("ref_text", ()), "seed" in checked, place)
+    return spec.with_files(lambda path: folder / path)
 
 
 def build_request(spec: RequestSpec, config: EngineConfig) -> GenerateRequest:
@@ -131,12 +144,25 @@ def build_request(spec: RequestSpec, config: EngineConfig) -> GenerateRequest:
         control_images=tuple(load_image(path, note) for path in media["control_image"]),
         videos=tuple(load_video(path, note, max_num_frames) for path in media["video"]),
         seed=spec.request.seed if spec.has_seed else config.seed,
+        voices=_load_voices(spec, config, note),
         call_files={
             name: changed_items(files, functools.partial(_call_file, note, isinstance(files, Path)))
             for name, files in spec.call_files.items()
         },
     )
     return replace(request, notes=tuple(notes))
+
+
+def _load_voices(spec: RequestSpec, config: EngineConfig, warn: Warn) -> tuple[ReferenceVoice, ...]:
+    if "voice" not in spec.media:
+        return ()
+    cloning = Capabilities.of(config).cloning
+    max_s = MAX_AUDIO_S if cloning is None else cloning.max_s
+    texts = spec.ref_texts or (None,) * len(spec.media["voice"])
+    return tuple(
+        ReferenceVoice(*load_audio(path, warn, max_s=max_s), text, f"audio file `{path}`")
+        for path, text in zip(spec.media["voice"], texts, strict=True)
+    )
 
 
 def _call_file(warn: Warn, is_alone: bool, path: Path) -> CallFile:

@@ -28,6 +28,7 @@ from omni_cli.serve.routes.speech import speech_routes
 from omni_cli.serve.routes.tokens import token_routes
 from omni_cli.serve.routes.transcriptions import transcription_routes
 from omni_cli.serve.routes.videos import kept_video_routes, video_routes
+from omni_cli.serve.routes.voices import voice_routes
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
 from omni_cli.serve.schemas.completions import CompletionRequest
 from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
@@ -36,6 +37,7 @@ from omni_cli.serve.schemas.speech import SpeechRequest
 from omni_cli.serve.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from omni_cli.serve.schemas.transcriptions import TranscriptionRequest, TranslationRequest
 from omni_cli.serve.schemas.videos import VideoRequest
+from omni_cli.serve.schemas.voices import VoiceUpload
 from omni_cli.serve.service import Service
 from omni_cli.serve.video_jobs import VIDEOS, VideoJobs
 
@@ -46,6 +48,7 @@ _KNOWN_FIELDS = {
     "/tokenize": tuple(TokenizeRequest.model_fields),
     "/detokenize": tuple(DetokenizeRequest.model_fields),
     "/v1/audio/speech": tuple(SpeechRequest.model_fields),
+    "/v1/audio/voices": tuple(VoiceUpload.model_fields),
     "/v1/audio/transcriptions": tuple(TranscriptionRequest.model_fields),
     "/v1/audio/translations": tuple(TranslationRequest.model_fields),
     "/v1/images/generations": tuple(ImageRequest.model_fields),
@@ -91,7 +94,8 @@ def create_app(
     """
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
     text_routes = (chat_routes, completion_routes, response_routes, token_routes)
-    for routes in (*text_routes, speech_routes, transcription_routes, image_routes, operation_routes, sleep_routes):
+    sound_routes = (speech_routes, voice_routes, transcription_routes)
+    for routes in (*text_routes, *sound_routes, image_routes, operation_routes, sleep_routes):
         api.include_router(routes(service))
     if has_page:
         api.include_router(page_routes())

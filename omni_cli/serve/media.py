@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -103,21 +104,22 @@ class MediaDecoder:
         self._video_pixels_left -= video.frames.size // 3
         return video
 
-    def audio(self, data: str, param: str) -> tuple[np.ndarray, int]:
-        """Decode a file, in base64 or by URL, to (float32 mono (num_samples,), sample rate in Hz).
+    def audio(self, data: str, param: str, *, max_s: float = math.inf) -> tuple[np.ndarray, int]:
+        """Decode a file of at most `max_s` seconds, in base64 or by URL, to float32 mono (num_samples,) and its rate.
 
         Raises `APIError` (400).
         """
         content = self._content(data, "audio", param) if _URL.match(data) else _from_base64(data, param)
-        return self._audio(content, param)
+        return self._audio(content, param, max_s)
 
-    def audio_file(self, file: BinaryIO, param: str) -> tuple[np.ndarray, int]:
+    def audio_file(self, file: BinaryIO, param: str, *, max_s: float = math.inf) -> tuple[np.ndarray, int]:
         """Decode a sound file to (float32 mono (num_samples,), sample rate in Hz); raises `APIError` (400)."""
-        return self._audio(file.read(), param)
+        return self._audio(file.read(), param, max_s)
 
-    def _audio(self, content: bytes, param: str) -> tuple[np.ndarray, int]:
+    def _audio(self, content: bytes, param: str, max_s: float) -> tuple[np.ndarray, int]:
+        max_s = min(max_s, self._audio_s_left)
         with in_memory(content) as file, _refused_as("audio", param):
-            samples, sample_rate = self._reader.audio(file, f"audio in `{param}`", max_s=self._audio_s_left)
+            samples, sample_rate = self._reader.audio(file, f"audio in `{param}`", max_s=max_s)
         self._audio_s_left -= len(samples) / sample_rate
         return samples, sample_rate
 

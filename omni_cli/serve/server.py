@@ -28,6 +28,7 @@ from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Engine, EngineState, Supervisor
 from omni_cli.serve.video_jobs import VideoJobs
 from omni_cli.serve.video_store import VideoStore
+from omni_cli.serve.voice_store import VoiceStore
 
 _BACKLOG = 512
 # Longer than clients keep an idle connection, because closing one under an arriving request is an error to the client.
@@ -40,8 +41,9 @@ class ServerSettings:
     """Server settings.
 
     `is_loopback` and `allowed_origins` are as in `SiteRule`. `drain_timeout_s` is the time for requests to end after a
-    stop signal, `output_dir` the folder for videos, `served_model_names` are further names of the model; `*` is any
-    name. `seed` and `media_prefixes` are as in `Service`, `has_page` as in `create_app`.
+    stop signal, `output_dir` the folder for videos, `voices_dir` that for saved voices, `served_model_names` are
+    further names of the model; `*` is any name. `seed` and `media_prefixes` are as in `Service`, `has_page` as in
+    `create_app`.
     """
 
     api_key: str | None
@@ -53,6 +55,7 @@ class ServerSettings:
     seed: int | None = None
     allowed_origins: tuple[str, ...] = ()
     media_prefixes: tuple[MediaPrefix, ...] = ()
+    voices_dir: Path | None = None
     has_page: bool = False
 
 
@@ -114,6 +117,7 @@ class Server:
             served_model_names=settings.served_model_names,
             seed=settings.seed,
             media_prefixes=settings.media_prefixes,
+            voices=self._open_voices(),
         )
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._videos = self._open_videos() if "video" in self.service.modalities else None
@@ -148,6 +152,15 @@ class Server:
         for name in store.open():
             self._log.event("video_unreadable", file=name)
         return VideoJobs(self.service, store)
+
+    def _open_voices(self) -> VoiceStore | None:
+        folder = self._settings.voices_dir
+        if folder is None:
+            return None
+        store = VoiceStore(folder, self._settings.limits.max_voices)
+        for name in store.open():
+            self._log.event("voice_unreadable", file=name)
+        return store
 
     async def run(
         self,

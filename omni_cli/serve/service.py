@@ -17,8 +17,9 @@ from omni_cli.config.loader import load_bundled
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import DeadlineError, OmniError, StageError
-from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.capabilities import Capabilities, cloning_profiles
 from omni_cli.inputs.media.pool import media_pool
+from omni_cli.models.voices import openai_voices
 from omni_cli.outputs import Event, GenerateRequest, Modality, RequestResult, TextOutput, audio_seconds
 from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.chat_reply import ChatReply
@@ -32,6 +33,7 @@ from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.schemas.sampling import SampledText
 from omni_cli.serve.schemas.structured_outputs import constraint
 from omni_cli.serve.supervisor import EngineState, Supervisor
+from omni_cli.serve.voice_store import VoiceStore
 
 T = TypeVar("T")
 # Of vLLM's modes; its third one, `keep`, freezes requests, which a chain of stages cannot continue.
@@ -57,6 +59,7 @@ class Service:
     """`config` is the served profile; a draining server finishes the requests that it has begun.
 
     `seed` is that of requests without one; None draws one for each. Media are fetched below `media_prefixes` only.
+    `voices` are the saved ones; None if the server keeps none.
     """
 
     config: EngineConfig
@@ -68,6 +71,7 @@ class Service:
     served_model_names: tuple[str, ...] = ()
     seed: int | None = None
     media_prefixes: tuple[MediaPrefix, ...] = ()
+    voices: VoiceStore | None = None
     transcripts: Transcripts = field(default_factory=Transcripts)
     _waits: set[asyncio.Timeout] = field(default_factory=set)
     _aborts: bool = False
@@ -125,6 +129,24 @@ class Service:
                 f"profile `{self.config.name}` does not transcribe speech: serve a model that does, such as Whisper"
             )
             raise APIError(404, message, code="unsupported_endpoint")
+
+    def check_clones(self) -> None:
+        """Raise `APIError` (404) for a profile that clones no voices."""
+        if self.capabilities.cloning is None:
+            others = ", ".join(cloning_profiles())
+            message = f"profile `{self.config.name}` does not clone voices; profiles that do: {others}"
+            raise APIError(404, message, code="unsupported_endpoint")
+
+    @property
+    def speakers(self) -> list[str]:
+        """The names of the loaded model's own speakers."""
+        return [voice for stage in self.supervisor.stages for voice in stage.voices]
+
+    def has_speaker(self, name: str) -> bool:
+        """True if a name is that of one of the model's speakers, or chooses one."""
+        speakers = self.speakers
+        own = (speaker.lower() for speaker in (*speakers, *openai_voices(speakers), "default"))
+        return name.lower() in own
 
     def check_sampled(self, body: SampledText) -> None:
         """Raise `APIError` for a request for text that this profile does not make, or whose fields do not agree."""

@@ -128,7 +128,8 @@ class VerifyClient:
                 probabilities = {"logprobs": NUM_CANDIDATES, "return_token_ids": True}
                 return {**shared, "prompt": request.prompt, **sampled, **probabilities}
             case "speech":
-                return {**shared, "input": request.prompt, "response_format": "wav", "seed": request.seed}
+                spoken = {"input": request.prompt, "response_format": "wav", "seed": request.seed}
+                return {**shared, **spoken, **_voice(request)}
             case "images":
                 image = {"n": 1, "response_format": "b64_json", "seed": request.seed}
                 return {**shared, "prompt": request.prompt, **image, **request.diffusion}
@@ -193,6 +194,17 @@ def _content(request: GenerateRequest) -> object:
         data = base64.b64encode(encode_wav(samples, rate)).decode()
         parts.append({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
     return [*parts, {"type": "text", "text": request.prompt}] if parts else request.prompt
+
+
+def _voice(request: GenerateRequest) -> dict[str, Any]:
+    """Return the fields of a speech request's speaker, or of the recordings of its voices."""
+    if not request.voices:
+        return {} if request.speaker is None else {"voice": request.speaker}
+    files = (encode_wav(voice.samples, voice.sample_rate) for voice in request.voices)
+    recordings = [f"data:audio/wav;base64,{base64.b64encode(file).decode()}" for file in files]
+    texts = [voice.text for voice in request.voices if voice.text is not None]
+    fields = {"ref_audio": recordings, "ref_text": texts}
+    return {name: values[0] if len(values) == 1 else values for name, values in fields.items() if values}
 
 
 def _encoded(body: Mapping[str, Any], request: GenerateRequest, route: str) -> tuple[bytes, str]:

@@ -23,10 +23,13 @@ OF_THE_MODEL = (
     "missing_input",
     "invalid_base64",
     "unknown_audio",
+    "voice_exists",
 )
 # Fields that contradict each other, limits that are options of the command, and a text that must be JSON.
 OF_OTHER_FIELDS = (
     "audio",
+    "voice",
+    "ref_audio",
     "audio.format",
     "response_format",
     "stream_options",

@@ -42,7 +42,10 @@ def read_specs(
                 f"{_label(name)} and `--requests` exclude each other",
                 hint=f"put the {name} into the lines of the file",
             )
-    return read_requests(requests, capabilities, check_fields(fields, capabilities, _label))
+    defaults = check_fields(fields, capabilities, _label)
+    if "voice" in defaults:  # files of a line are relative to the folder of the lines
+        defaults["voice"] = tuple(voice if isinstance(voice, str) else voice.absolute() for voice in defaults["voice"])
+    return read_requests(requests, capabilities, defaults)
 
 
 def decode_specs(
@@ -113,7 +116,8 @@ def _label(name: str) -> str:
 def _decoded_bytes(request: GenerateRequest) -> int:
     masks = () if request.mask is None else (request.mask,)
     images = (*request.images, *masks, *request.control_images)
-    sounds, videos = (samples for samples, _ in request.audio), (video.frames for video in request.videos)
+    sounds = (*(samples for samples, _ in request.audio), *(voice.samples for voice in request.voices))
+    videos = (video.frames for video in request.videos)
     in_call = (file.array for files in request.call_files.values() for file in get_items(files))
     return sum(array.nbytes for array in (*sounds, *images, *videos, *in_call))
 

@@ -60,7 +60,19 @@ class RequestOptions:
     speak: Annotated[
         bool, option("--speak", None, "Speak the prompt itself, word for word, instead of an answer to it.")
     ] = False
-    speaker: Annotated[str | None, option("--speaker", "NAME", "Voice of the speech.")] = None
+    voice: Annotated[
+        list[str] | None,
+        option(
+            "--voice --speaker",
+            "NAME|FILE",
+            "Voice of the speech: a speaker of the model, or a recording to clone, which has a `.` or `/` in its name. "
+            "Repeatable for recordings, one per speaker of the text.",
+        ),
+    ] = None
+    ref_text: Annotated[
+        list[str] | None,
+        option("--ref-text", "TEXT", "Words spoken in the recording of `--voice`. Repeatable, one per recording."),
+    ] = None
     negative_prompt: Annotated[
         str | None, option("--negative-prompt", "TEXT", "Content to avoid in the image or video.")
     ] = None

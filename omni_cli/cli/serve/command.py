@@ -60,6 +60,8 @@ def serve(options: ServeOptions) -> int:
     fetch_model(config, quiet=quiet)
     if options.output_dir is not None and "video" not in capabilities.modalities:
         capabilities.check_field("output_dir", "`--output-dir`")
+    if options.voices_dir is not None and capabilities.cloning is None:
+        capabilities.check_cloned(1, 0, lambda _: "`--voices-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
     names = tuple(options.served_model_name or ())
     settings = ServerSettings(
@@ -72,6 +74,7 @@ def serve(options: ServeOptions) -> int:
         seed=options.seed,
         allowed_origins=origins,
         media_prefixes=prefixes,
+        voices_dir=options.voices_dir,
         has_page=not options.no_ui,
     )
     log = AccessLog(only_failures=quiet)

@@ -130,6 +130,14 @@ class ServeOptions(ProfileOptions):
         Path | None,
         option("--output-dir", "DIR", f"Folder for videos; a restart finds them again. Default: {DEFAULT_VIDEOS}."),
     ] = None
+    voices_dir: Annotated[
+        Path | None,
+        option(
+            "--voices-dir",
+            "DIR",
+            "Folder for the voices of `POST /v1/audio/voices`; a restart finds them again. Default: none are saved.",
+        ),
+    ] = None
     max_videos: Annotated[
         int, option("--max-videos", "N", "Limit of videos kept; the oldest ones make room for new ones.", min=1)
     ] = _DEFAULT.max_videos

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from omni_cli.cli.verify.finish import Checking, run_checks
 from omni_cli.cli.verify.profile import read_requests, request_hash
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import UsageError
+from omni_cli.families import Cloning
 from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.media.audio import MAX_AUDIO_S
 from omni_cli.inputs.media.bundled_speech import read_speech
 from omni_cli.loadtest.client import Client
 from omni_cli.loadtest.target import find_targets, parse_url
@@ -34,6 +37,8 @@ _REQUEST_TIMEOUT_S = 600.0
 # Takes what a chat takes: text, audio, images and video.
 _CHAT_PROFILE = "tiny-omni"
 _IMAGE_PROFILE = "tiny-image"
+# For speech: the server knows what it clones.
+_ANY_VOICES = Cloning(max_voices=64, text="optional", max_s=MAX_AUDIO_S)
 
 
 def verify_server(options: VerifyOptions) -> int:
@@ -64,6 +69,8 @@ def verify_server(options: VerifyOptions) -> int:
 def _read(options: VerifyOptions) -> tuple[GenerateRequest, ...]:
     config = load_profile(_IMAGE_PROFILE if options.route == "images" else _CHAT_PROFILE)
     capabilities = Capabilities.of(config)
+    if options.route == "speech":
+        capabilities = replace(capabilities, cloning=_ANY_VOICES, fields=capabilities.fields | {"ref_text"})
     if options.requests is not None:
         return read_requests(decode_specs(read_specs({}, options.requests, capabilities), config, capabilities))
     requests = default_requests(capabilities)

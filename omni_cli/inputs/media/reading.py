@@ -83,10 +83,10 @@ def load_image(path: Path, warn: Warn) -> np.ndarray:
         return MediaReader(warn).image(file, f"image file `{path}`")
 
 
-def load_audio(path: Path, warn: Warn, *, mono: bool = True) -> tuple[np.ndarray, int]:
+def load_audio(path: Path, warn: Warn, *, max_s: float = MAX_AUDIO_S, mono: bool = True) -> tuple[np.ndarray, int]:
     """Read an audio file, as `MediaReader.audio`."""
     with open_input(path, "audio file") as file:
-        return MediaReader(warn).audio(file, f"audio file `{path}`", mono=mono)
+        return MediaReader(warn).audio(file, f"audio file `{path}`", max_s=max_s, mono=mono)
 
 
 def load_video(path: Path, warn: Warn, max_num_frames: int | None = MAX_NUM_FRAMES) -> Video:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from omni_cli.families import CheckpointNeeds, Family, StageRole
+from omni_cli.families import CheckpointNeeds, Cloning, Family, StageRole
 
 _HERE = "omni_cli.models.vibevoice"
 # Architecture name in vLLM.
 SPEAKER = "VibeVoiceForSpeech"
+
+SPEAKERS = ("0", "1", "2", "3")
+CLONING = Cloning(max_voices=len(SPEAKERS), max_s=120.0)
 
 FAMILY = Family(
     name="vibevoice",
@@ -19,7 +22,8 @@ FAMILY = Family(
             backend="vllm",
             stage=f"{_HERE}.stage:SpeakerStage",
             makes="audio",
-            takes=("audio", "sampling", "max_tokens", "raw"),
+            takes=("sampling", "max_tokens", "raw"),
+            clones=CLONING,
             settings=f"{_HERE}.settings:SpeakerConfig",
             needed_files=(("tokenizer.json",), ("processor_config.json", "preprocessor_config.json")),
             needed_weights=("model.language_model.", "model.diffusion_head.", "model.audio_tower."),

@@ -6,15 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import soxr
-
 from omni_cli.errors import InputError
+from omni_cli.inputs.voices import at_rate, check_voices
+from omni_cli.models.vibevoice.family import CLONING, SPEAKERS
 from omni_cli.models.voices import speaker_for
 from omni_cli.outputs import GenerateRequest
 
-SPEAKERS = ("0", "1", "2", "3")
-_MAX_VOICE_S = 120
 _TURN = re.compile(r"^Speaker (\d+):[ \t]*", re.MULTILINE | re.IGNORECASE)
 
 
@@ -75,23 +72,14 @@ def make_inputs(processor: Any, request: GenerateRequest) -> Any:
     Raises `InputError` for one that the model cannot speak.
     """
     if request.raw:
-        if request.speaker is not None or request.audio:
-            what = "voices" if request.audio else "speaker"
+        if request.speaker is not None or request.voices:
+            what = "voices" if request.voices else "speaker"
             raise InputError(f"a raw prompt has no {what} beside it", hint=f"drop the {what}, or `raw`")
         return processor.tokenizer(request.prompt, return_tensors="pt")
-    messages = make_conversation(read_turns(request), len(request.audio))
+    check_voices(request.voices, CLONING)
+    messages = make_conversation(read_turns(request), len(request.voices))
     text = processor.apply_chat_template(messages, tokenize=False)
     rate = processor.feature_extractor.sampling_rate
-    voices = [_voice(samples, own_rate, rate) for samples, own_rate in request.audio]
+    voices = [at_rate(voice, rate) for voice in request.voices]
     media = {"audio": voices, "sampling_rate": rate} if voices else {}
     return processor(text=text, return_tensors="pt", **media)
-
-
-def _voice(samples: np.ndarray, own_rate: int, rate: int) -> np.ndarray:
-    """Return a recording at another rate; raises `InputError` for silence and for one that is too long."""
-    if not np.any(samples):
-        raise InputError("the recording of a voice has no sound")
-    if len(samples) > _MAX_VOICE_S * own_rate:
-        raise InputError(f"the recording of a voice is longer than {_MAX_VOICE_S} s", hint="cut it: 10 s are enough")
-    resampled: np.ndarray = soxr.resample(samples, own_rate, rate)
-    return resampled

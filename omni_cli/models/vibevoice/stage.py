@@ -12,9 +12,10 @@ from transformers import AutoProcessor
 from vllm.outputs import RequestOutput
 
 from omni_cli.errors import InputError, StageError
+from omni_cli.inputs.voices import rate_notes
 from omni_cli.models.codec.frame_stage import FRAMES_PER_PART, StepStage
-from omni_cli.models.vibevoice.family import SPEAKER
-from omni_cli.models.vibevoice.prompts import SPEAKERS, make_inputs
+from omni_cli.models.vibevoice.family import SPEAKER, SPEAKERS
+from omni_cli.models.vibevoice.prompts import make_inputs
 from omni_cli.models.vibevoice.settings import SpeakerConfig
 from omni_cli.models.vibevoice.speech_frames import LAST_TOKEN, NOISE
 from omni_cli.models.voices import note_on_voice, speaker_for
@@ -87,8 +88,10 @@ class SpeakerStage(StepStage):
             num_frames = [-(-count // hop_length) for count in inputs["padding_mask"].sum(dim=-1).tolist()]
             voices = self.model.voice_rows(inputs["input_values"], num_frames, noise)
             rows[inputs["input_ids"][0] == self.config.audio_token_id] = voices.to(rows)
-        if request.speaker is not None:
-            active.context["notes"] = note_on_voice(request.speaker, speaker_for(request.speaker, SPEAKERS))
+        named = (
+            () if request.speaker is None else note_on_voice(request.speaker, speaker_for(request.speaker, SPEAKERS))
+        )
+        active.context["notes"] = (*named, *rate_notes(request.voices, self._sample_rate))
         sampling = {**self.spec.ar.sampling.set_values(), **request.sampling}
         if sampling.get("temperature"):
             raise InputError("control tokens are not sampled: this model has no `temperature`")

@@ -14,17 +14,16 @@ from omni_cli.config.schema import ARStageConfig
 from omni_cli.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.errors import OmniError
 from omni_cli.inputs.spoken import spoken
-from omni_cli.models.voices import openai_voices
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 from omni_cli.serve.chat_reply import split_audio, usage
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id
 from omni_cli.serve.parsed_route import parsed_routes
-from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, content, errors
-from omni_cli.serve.schemas.fields import voice_name
-from omni_cli.serve.schemas.replies import SpeechEvent, VoiceItem, VoiceList
+from omni_cli.serve.routes.documented import RUNNING, content, errors
+from omni_cli.serve.schemas.replies import SpeechEvent
 from omni_cli.serve.schemas.speech import SpeechRequest
 from omni_cli.serve.service import Service
+from omni_cli.serve.speech_voices import voice_fields
 from omni_cli.serve.sse import begin, event_stream
 
 
@@ -43,9 +42,9 @@ def speech_routes(service: Service) -> APIRouter:
         settings = GenerateRequest(
             request_id=new_id("speech"),
             seed=service.choose_seed(body.seed, exchange),
-            speaker=voice_name(body.voice),
             stream_audio=body.stream_format is not None,
             max_audio_tokens=body.max_audio_tokens,
+            **await voice_fields(service, body),
         )
         generate = spoken(settings, body.input, _system_prompt(service, body))
         if body.stream_format == "sse":
@@ -57,19 +56,6 @@ def speech_routes(service: Service) -> APIRouter:
         exchange.headers[FINISH_REASON] = audio.finish_reason
         content = await asyncio.to_thread(encode_audio, audio.samples, audio.sample_rate, body.audio_format)
         return Response(content, media_type=AUDIO_TYPES[body.audio_format])
-
-    @router.get("/v1/audio/voices", responses=errors(404, 503, *WITH_KEY))
-    async def audio_voices() -> VoiceList:
-        """List the model's speakers, and OpenAI's voices with the speaker of each."""
-        service.check_makes("audio")
-        service.check_ready()
-        speakers = [voice for stage in service.supervisor.stages for voice in stage.voices]
-        own: list[VoiceItem] = [{"id": name, "name": name, "speaker": name} for name in speakers]
-        others: list[VoiceItem] = [
-            {"id": voice, "name": f"{voice} ({name})", "speaker": name}
-            for voice, name in openai_voices(speakers).items()
-        ]
-        return {"voices": [*own, *others]}
 
     return router
 

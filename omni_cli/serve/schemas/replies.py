@@ -214,10 +214,28 @@ class VoiceItem(TypedDict):
     speaker: str
 
 
+class SavedVoiceItem(TypedDict):
+    """`seconds` is the length of the recording."""
+
+    id: str
+    object: Literal["audio.voice"]
+    name: str
+    created_at: int
+    consent: str
+    ref_text: str | None
+    seconds: float
+
+
+class DeletedVoice(TypedDict):
+    id: str
+    object: Literal["audio.voice.deleted"]
+    deleted: bool
+
+
 class VoiceList(TypedDict):
     """`speaker` is the model's own that speaks for one of OpenAI's voices."""
 
-    voices: list[VoiceItem]
+    voices: list[VoiceItem | SavedVoiceItem]
 
 
 class SpeechEvent(TypedDict):

@@ -32,6 +32,7 @@ FILES = {
     "bad.jsonl": b'{"prompt": ""}\nnot json\n{"prompt": "hi", "speaker": 3}\n{"prompt": "hi", "audio": "text.txt"}\n',
     "head.wav": b"RIFF\x24\x00\x00\x00WAVEfmt \x10\x00\x00\x00",
 }
+VOICED = ("-p", "tiny-vibevoice", "--voice")
 WITHOUT_ENGINE = {
     "unknown profile": (["hi", "-p", "tiny-omny"], "tiny-omny"),
     "wrong kind of stage": (["hi", "-p", "bad.yaml"], "bad.yaml:6:13: invalid value for `kind`"),
@@ -53,6 +54,16 @@ WITHOUT_ENGINE = {
     "audio that is only a header": (["hi", "--audio", "head.wav"], "audio file `head.wav`"),
     "audio without samples": (["hi", "--audio", "silent.wav"], "no samples"),
     "audio that is a folder": (["hi", "--audio", "."], "is a folder"),
+    "voice that is text": (["hi", *VOICED, "text.txt"], "cannot read the audio file `text.txt`"),
+    "voice that is empty": (["hi", *VOICED, "./empty"], "the audio file `empty` is empty"),
+    "voice without a sound": (["hi", *VOICED, "still.wav"], "the audio file `still.wav` has no sound"),
+    "voice that is missing": (["hi", *VOICED, "none.wav"], "none.wav`: No such file"),
+    "voice of a model that clones none": (["hi", "--voice", "still.wav"], "`tiny-omni` does not clone voices"),
+    "words of no voice": (["hi", "-p", "tiny-vibevoice", "--ref-text", "hello"], "`--ref-text` has no effect"),
+    "words that the model does not use": (
+        ["hi", *VOICED, "still.wav", "--ref-text", "a"],
+        "`--ref-text` has no effect",
+    ),
     "image that is text": (["hi", "--image", "text.txt"], "its format is not recognised"),
     "image that is empty": (["hi", "--image", "empty"], "is empty"),
     "image with a profile without eyes": (["hi", "-p", "tiny-image", "--image", "text.txt"], "no effect"),
@@ -77,6 +88,9 @@ def folder(folder: Path) -> Path:
         (folder / name).write_bytes(content)
     with wave.open(str(folder / "silent.wav"), "wb") as file:
         file.setparams((1, 2, 16000, 0, "NONE", ""))
+    with wave.open(str(folder / "still.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(bytes(32_000))
     return folder
 
 

@@ -155,6 +155,14 @@ def video_server(start_session_server: Any, tmp_path_factory: pytest.TempPathFac
     return start_session_server("--profile", "tiny-video", "--output-dir", str(folder), *limits)
 
 
+@pytest.fixture(scope="session")
+def cloning_server(start_session_server: Any, tmp_path_factory: pytest.TempPathFactory) -> OmniServer:
+    """Speaks up to 20 tokens, and keeps voices in the folder `voices` of its own."""
+    folder = tmp_path_factory.mktemp("saved") / "voices"
+    limits = ("--set", "speaker.sampling.max_tokens=20", "--max-audio-seconds", "200")
+    return start_session_server("--profile", "tiny-vibevoice", *limits, "--voices-dir", str(folder))
+
+
 @pytest.fixture
 def page(browser: Chromium) -> Iterator[ServedPage]:
     yield ServedPage(browser)

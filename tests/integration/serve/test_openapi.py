@@ -26,7 +26,7 @@ def check(server: OmniServer, folder: Path) -> None:
         env={**os.environ, "SCHEMATHESIS_HOOKS": "support.schemathesis_hooks", "PYTHONPATH": str(TESTS)},
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "24 selected / 25 total" in ended.stdout
+    assert "26 selected / 27 total" in ended.stdout
 
 
 def test_schemathesis_finds_nothing_in_text_and_speech(omni: OmniServer, tmp_path: Path) -> None:
@@ -34,6 +34,6 @@ def test_schemathesis_finds_nothing_in_text_and_speech(omni: OmniServer, tmp_pat
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["image_server", "edit_server", "video_server"])
+@pytest.mark.parametrize("name", ["image_server", "edit_server", "video_server", "cloning_server"])
 def test_schemathesis_finds_nothing_elsewhere(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     check(request.getfixturevalue(name), tmp_path)

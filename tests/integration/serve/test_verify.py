@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.media_samples import tone
 from support.omni_process import run_omni
 from support.omni_server import OmniServer
+
+from omni_cli.encoding import encode_wav
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +37,18 @@ def test_chats(tmp_path: Path, omni: OmniServer) -> None:
 def test_speech(tmp_path: Path, omni: OmniServer) -> None:
     found = verify(tmp_path, omni, "--route", "speech")
     assert found["alone = batched", None] == found["repeat", None] == found["seed", None] == "equal"
+
+
+def test_cloned_voices_of_request_lines(tmp_path: Path, cloning_server: OmniServer) -> None:
+    (tmp_path / "a.wav").write_bytes(encode_wav(*tone(0, 12_345)))
+    voices = [{"voice": "a.wav"}, {"voice": ["a.wav"] * 2}, {"voice": "2"}]
+    texts = ["A day in May.", "Speaker 1: Hello!\nSpeaker 2: And you?", "hello"]
+    lines = [{"prompt": text, **voice} for text, voice in zip(texts, voices, strict=True)]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = verify(tmp_path, cloning_server, "--route", "speech", "--requests", str(tmp_path / "lines.jsonl"))
+    assert found["alone = batched", None] == found["repeat", None] == found["seed", None] == "equal"
+    notes = [note for line in cloning_server.log("request") for note in line.get("notes", ()) if "12345 Hz" in note]
+    assert any("`ref_audio[1]`" in note for note in notes) and any("`ref_audio`" in note for note in notes)
 
 
 def test_images(tmp_path: Path, image_server: OmniServer) -> None:

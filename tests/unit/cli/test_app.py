@@ -126,7 +126,6 @@ def test_usage_errors(run: Run, argv: list[str], error: str, hint: str | None) -
 @pytest.mark.parametrize(
     ("option", "meant"),
     [
-        ("--voice", "`--speaker`"),
         ("--steps", "`--num-inference-steps`"),
         ("--size", "`--width PIXELS --height PIXELS`"),
         ("--true-cfg-scale", "`--arg true_cfg_scale=VALUE`"),
