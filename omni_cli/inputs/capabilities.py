@@ -14,7 +14,7 @@ from omni_cli.inputs.pipeline_call import MEDIA_ARGUMENTS, Kind, PipelineCall
 from omni_cli.inputs.value_types import described
 from omni_cli.outputs import GenerateRequest, Modality
 
-_ALWAYS = frozenset({"request_id", "seed", "modalities"})
+_ALWAYS = frozenset({"request_id", "seed", "modalities", "lora"})
 _OF_CHAINS = frozenset({"prompt"})
 _OF_TRANSCRIPTION = frozenset({"audio", "language", "task", "timestamps", "sampling", "max_tokens", "temperature"})
 _OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
@@ -34,7 +34,7 @@ class Capabilities:
     `check` is the family's own check of a request. If it `transcribes`, a request is a sound and needs no prompt.
     """
 
-    profile: str
+    config: EngineConfig
     modalities: tuple[Modality, ...]
     fields: frozenset[str]
     call: PipelineCall | None = None
@@ -62,7 +62,7 @@ class Capabilities:
             named: Kind = next((kind for kind in get_args(Kind) if kind == first.name), "image")
             standard = [name for name in PIPELINE_ARGUMENTS if getattr(first, name) is not None]
             preset = frozenset({*standard, *first.call})
-            return cls(config.name, (call.makes or named,), _ALWAYS | call.fields, call, preset)
+            return cls(config, (call.makes or named,), _ALWAYS | call.fields, call, preset)
         modalities: list[Modality] = []
         fields = _ALWAYS | _OF_CHAINS
         for stage, role in zip(config.stages, roles, strict=True):
@@ -73,7 +73,11 @@ class Capabilities:
             fields |= set(role.takes) | own
         check = None if family.check is None else load(family.check)
         transcribes = any(role is not None and role.transcribes for role in roles)
-        return cls(config.name, tuple(modalities), fields, check=check, transcribes=transcribes)
+        return cls(config, tuple(modalities), fields, check=check, transcribes=transcribes)
+
+    @property
+    def profile(self) -> str:
+        return self.config.name
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
         """Return True if a request for these modalities (None: all) writes to the output folder."""

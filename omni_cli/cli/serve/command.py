@@ -62,6 +62,8 @@ def serve(options: ServeOptions) -> int:
         capabilities.check_field("output_dir", "`--output-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
     names = tuple(options.served_model_name or ())
+    if taken := config.adapters.keys() & {config.name, config.model, *names}:
+        raise UsageError(f"the LoRA adapter `{min(taken)}` has a name of the model", hint="give it another name")
     settings = ServerSettings(
         api_key,
         loopback,
