@@ -43,6 +43,7 @@ def speech_routes(service: Service) -> APIRouter:
         settings = GenerateRequest(
             request_id=new_id("speech"),
             seed=service.choose_seed(body.seed, exchange),
+            lora=service.adapter(body.model),
             speaker=voice_name(body.voice),
             stream_audio=body.stream_format is not None,
             max_audio_tokens=body.max_audio_tokens,
