@@ -27,6 +27,11 @@ class Adapter:
     source: str
 
     @property
+    def module_name(self) -> str:
+        """Its name in PEFT's modules, where `half` and others are names of methods."""
+        return f"lora_{self.name}"
+
+    @property
     def path(self) -> Path:
         return Path(_SCALE.sub("", self.source))
 
