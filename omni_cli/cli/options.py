@@ -120,6 +120,5 @@ class ProfileOptions(DisplayOptions):
     profile: ProfileOption = None
     model: ModelOption = None
     set_: SetOption = None
-    lora: LoraOption = None
     seed: SeedOption = None
     trust_remote_code: TrustRemoteCodeOption = False

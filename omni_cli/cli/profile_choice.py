@@ -20,18 +20,21 @@ if TYPE_CHECKING:
     from omni_cli.families import Machine
 
 
-def profile_source(options: ProfileOptions) -> ProfileSource:
-    """Return the profile of a command, named or derived, with the options over it. Raises `OmniError`."""
+def profile_source(options: ProfileOptions, lora: Sequence[str] | None = None) -> ProfileSource:
+    """Return the profile of a command, named or derived, with the options over it. Raises `OmniError`.
+
+    `lora` are those of `--lora`.
+    """
     from omni_cli.bench.profile_source import ProfileSource
     from omni_cli.config.bundled import find_profile
 
     path = find_profile(choose_profile(options.profile, options.model, quiet=options.quiet))
     overrides = tuple(options.set_ or ())
     source = ProfileSource(str(path.absolute()), overrides, options.model, options.seed, options.trust_remote_code)
-    if not options.lora:
+    if not lora:
         return source
     first = source.load().stages[0].name
-    return replace(source, overrides=(*overrides, *_lora_overrides(options.lora, first)))
+    return replace(source, overrides=(*overrides, *_lora_overrides(lora, first)))
 
 
 def _lora_overrides(options: Sequence[str], stage: str) -> list[str]:

@@ -26,7 +26,7 @@ def check_lora(config: DiffusionStageConfig, pipeline: Any) -> None:
         )
 
 
-class Adapters:
+class PipelineAdapters:
     """The adapters of one pipeline, of which `use` chooses that of the next call."""
 
     def __init__(self, pipeline: Any, config: DiffusionStageConfig) -> None:

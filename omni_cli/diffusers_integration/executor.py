@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.adapters import Adapters
+from omni_cli.diffusers_integration.adapters import PipelineAdapters
 from omni_cli.diffusers_integration.arguments import (
     foreign_arguments,
     grey_media,
@@ -134,7 +134,7 @@ class DiffusersPipelineExecutor:
         self.config = stage_for(self.call, self.config)
         self._precision = precision_in(pipeline)
         # Before hooks and caches, which find their modules by their classes.
-        self._adapters = Adapters(pipeline, self.config)
+        self._adapters = PipelineAdapters(pipeline, self.config)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
         # After compilation, because caches decide between compiled blocks.
         caches = StepCaches.of(pipeline, self.config)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from omni_cli.diffusers_integration.adapters import Adapters
+from omni_cli.diffusers_integration.adapters import PipelineAdapters
 from omni_cli.diffusers_integration.arguments import call_arguments
 from omni_cli.diffusers_integration.frames import Frames
 from omni_cli.diffusers_integration.notes import heard_messages, notes_of_call
@@ -135,7 +135,7 @@ class PipelineRunner:
         output_copy: OutputCopy,
         prompt_cache_entries: int,
         step_caches: StepCaches,
-        adapters: Adapters,
+        adapters: PipelineAdapters,
     ) -> None:
         self._adapters = adapters
         self.step_caches = step_caches

@@ -18,7 +18,7 @@ from omni_cli.stage.protocol import StageSpec
 _UNSUPPORTED = "does not support LoRA"
 
 
-class Adapters:
+class EngineAdapters:
     """The adapters of one stage, by name."""
 
     def __init__(self, spec: StageSpec) -> None:

@@ -30,7 +30,7 @@ from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
 from omni_cli.vllm_integration.active_request import ActiveRequest as ActiveRequest  # for stages of families
-from omni_cli.vllm_integration.adapters import Adapters
+from omni_cli.vllm_integration.adapters import EngineAdapters
 from omni_cli.vllm_integration.output_processor import TextEngine
 from omni_cli.vllm_integration.prompts import PromptMaker, as_logprobs, one_line
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
@@ -76,7 +76,7 @@ class VllmStage(SleepMode, WarmUp):
         if spec.stage.has_ranks_elsewhere:
             prepare_ranks(spec.stage.num_ranks, spec.stage.name)
         prepare_models(spec)
-        self.adapters = Adapters(spec)
+        self.adapters = EngineAdapters(spec)
         with naming_missing_weights(spec), self.adapters.naming_unsupported():
             arguments = device_settings.with_given_cache(self.engine_args())
             self.engine = self.engine_cls.from_engine_args(EngineArgs(**arguments))

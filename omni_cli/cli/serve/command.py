@@ -38,7 +38,7 @@ def serve(options: ServeOptions) -> int:
         raise UsageError(
             "the API key is empty", hint="omit `--api-key` and unset `OMNI_API_KEY` to serve without a key"
         )
-    config = profile_source(options).load()
+    config = profile_source(options, options.lora).load()
     if options.hang_timeout is not None:
         timeouts = {"step_timeout_s": options.hang_timeout}
         config = config.with_stages(stage.model_copy(update=timeouts) for stage in config.stages)

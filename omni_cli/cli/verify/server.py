@@ -77,7 +77,7 @@ def _reference(options: VerifyOptions) -> ServerReference | None:
         return None
     if options.route not in ("chat", "completions"):
         raise UsageError("`--model` with `--url` is for `--route chat` and `completions`", hint="leave it out")
-    source = profile_source(options)
+    source = profile_source(options, options.lora)
     folder = Path(resolve_model(source.load().model))
     return ServerReference(
         source, source.load(), folder, options.route == "completions", options.low_memory, options.verbose

@@ -13,7 +13,7 @@ from PIL import Image
 
 from omni_cli.checkpoints.files import MODULAR_INDEX, index_file
 from omni_cli.config.schema import DiffusionStageConfig, EngineConfig
-from omni_cli.diffusers_integration.adapters import Adapters
+from omni_cli.diffusers_integration.adapters import PipelineAdapters
 from omni_cli.diffusers_integration.arguments import call_arguments, resolve_request, stage_for
 from omni_cli.diffusers_integration.conditions import get_conditions
 from omni_cli.diffusers_integration.description import described_pipeline
@@ -50,7 +50,7 @@ class PipelineReference:
         self._pipeline = DiffusionPipeline.from_pretrained(folder, dtype=dtypes, **trust).to(self._device)
         self._pipeline.set_progress_bar_config(disable=True)
         self._call = described_pipeline(self._pipeline)
-        self._adapters = Adapters(self._pipeline, self._stage)
+        self._adapters = PipelineAdapters(self._pipeline, self._stage)
 
     @property
     def is_exact(self) -> bool:
