@@ -12,11 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from support.lora_adapters import PeftTokens, language_adapter
+from support.lora_adapters import PeftTokens, language_adapter, save_adapter
 from support.omni_process import Ended, run_omni
 from support.omni_server import CHAT, OmniServer
 from support.tiny_models import qwen3
+from transformers import (
+    AutoProcessor,
+    Qwen2_5OmniTalkerForConditionalGeneration,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+)
+
+from omni_cli.checkpoints.resolve import resolve_model
 
 MAX_TOKENS = 12
 PROMPTS = ("hello", "the long road home", "rain on a tin roof")
@@ -186,3 +194,47 @@ def server_answer(server: OmniServer, name: str) -> dict[str, Any]:
     answer = server.request("POST", CHAT, {**body, "return_token_ids": True})
     assert answer.status == 200, answer.body
     return answer.document
+
+
+@pytest.fixture(scope="module")
+def thinker_adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an adapter that was made for transformers' thinker, whose modules have other names in the checkpoint."""
+    modules = r"model\..*(q_proj|o_proj|up_proj|down_proj)"
+    return save_adapter(load_thinker(), tmp_path_factory.mktemp("thinker"), 5, modules=modules)
+
+
+def load_thinker() -> Any:
+    folder = resolve_model("builtin:tiny-omni")
+    return Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def test_a_chain_speaks_with_an_adapter_of_its_thinker(thinker_adapter: Path, tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [{"prompt": "hello"}, {"prompt": "hello", "lora": None}]
+    options = ("--lora", f"own={thinker_adapter}", "--max-audio-tokens", "8")
+    results = generate(tmp_path, "-p", "tiny-omni", *options, lines=lines).document["results"]
+    processor = AutoProcessor.from_pretrained(resolve_model("builtin:tiny-omni"))
+    turn = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    text = processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    inputs = processor.tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    models = (PeftModel.from_pretrained(load_thinker(), thinker_adapter).eval(), load_thinker())
+    answers = []
+    for result, thinker in zip(results, models, strict=True):
+        spoken = thinker.generate(**inputs, do_sample=False, max_new_tokens=MAX_TOKENS)
+        answers.append(spoken[0, inputs["input_ids"].shape[1] :].tolist())
+        assert result["outputs"][0]["token_ids"] == answers[-1]
+        assert result["outputs"][1]["type"] == "audio"
+    assert answers[0] != answers[1]
+
+
+def test_a_talker_takes_none(tmp_path: Path) -> None:
+    folder = resolve_model("builtin:tiny-omni")
+    talker = Qwen2_5OmniTalkerForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    adapter = save_adapter(talker, tmp_path / "adapter", 6, modules=["q_proj"])
+    ended = generate(tmp_path / "run", "-p", "tiny-omni", "--set", f"talker.lora.own={adapter}", "hello")
+    ended.check_error(2, "stage `talker` takes no LoRA adapters: vLLM has none for Qwen2_5OmniTalker", "remove `lora`")
+
+
+def test_vision_modules_are_one_error(tmp_path: Path) -> None:
+    adapter = save_adapter(load_thinker(), tmp_path / "adapter", 7, modules=["down_proj"])
+    ended = generate(tmp_path / "run", "-p", "tiny-omni", "--lora", f"own={adapter}", "hello")
+    ended.check_error(2, "vLLM has no LoRA for this model's `visual.blocks.0.mlp.down_proj`")
