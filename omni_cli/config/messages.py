@@ -69,6 +69,8 @@ def describe_error(error: Mapping[str, Any], path: Path, tree: Tree, models: Mod
     if error["loc"][-1] == "[key]":
         if len(path) == 2:
             return f"invalid stage name {name}", notes_on(PROFILE_KEYS["stages"]).pattern
+        if path[-2] == "lora":
+            return f"invalid adapter name {name}{_where(path[:-1])}", "use letters, digits, `_` and `-`"
         return f"invalid argument name {name}{_where(path[:-1])}", None
     if (expected := _union_expected(path)) is not None:
         return f"invalid type for {name}: expected {expected}, got {_describe_type(value)}", None
