@@ -42,7 +42,7 @@ class PipelineAdapters:
 
     @property
     def effective(self) -> dict[str, object]:
-        return {"lora": list(self._adapters)} if self._adapters else {}
+        return {"lora": {name: adapter.source for name, adapter in self._adapters.items()}} if self._adapters else {}
 
     def use(self, name: str | None) -> bool:
         """Switch to an adapter, None for the base model; return True if another one was in use."""

@@ -28,7 +28,7 @@ class EngineAdapters:
 
     @property
     def effective(self) -> dict[str, object]:
-        return {"lora": list(self._requests)} if self._requests else {}
+        return {"lora": dict(self._stage.lora)} if self._requests else {}
 
     def engine_args(self) -> dict[str, object]:
         """Return vLLM's `EngineArgs` that keep all adapters loaded; a stage without any pays nothing for LoRA."""

@@ -75,7 +75,7 @@ def test_adapters_and_base_share_a_batch(model: Model, tmp_path: Path) -> None:
             continue
         answers[prompt, lora] = result["outputs"][0]["token_ids"]
         assert answers[prompt, lora] == model.peft.tokens(prompt, MAX_TOKENS, lora)
-        assert result["stages"][0]["effective"]["lora"] == ["formal", "terse"]
+        assert list(result["stages"][0]["effective"]["lora"]) == ["formal", "terse"]
     assert len(set(map(tuple, answers.values()))) == len(answers)
     assert ended.code == 2
 
