@@ -76,6 +76,7 @@ class GenerateRequest:
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints. `voices` are
     recordings to clone, of the speakers in the order in which they first speak; `speaker` is one that the model has.
+    `lora` names the adapter that the stages use which have it, "" none; None leaves it to the profile, see `LoraKeys`.
     `language` (ISO 639-1) is that of a sound to transcribe, None if the model detects it; the task `translate` makes
     English text of it, and with `timestamps` the text has the times of its parts.
     `prompt_token_ids` are a prompt in place of text. With `wants_prompt`, the text output has the prompt, too; with
@@ -110,6 +111,7 @@ class GenerateRequest:
     control_images: tuple[np.ndarray, ...] = ()
     videos: tuple[Video, ...] = ()
     language: str | None = None
+    lora: str | None = None
     task: SpeechTask = "transcribe"
     timestamps: bool = False
     seed: int = 0

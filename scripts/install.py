@@ -207,7 +207,7 @@ def fingerprint() -> str:
 
 
 def dev_requirements() -> list[str]:
-    names = ("dev", "ray", "quantization", "cache-dit", "quality")
+    names = ("dev", "ray", "quantization", "cache-dit", "lora", "quality")
     return [requirement for name in names for requirement in extras()[name]]
 
 

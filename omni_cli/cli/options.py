@@ -66,6 +66,17 @@ SetOption = Annotated[
 ]
 
 
+LoraOption = Annotated[
+    list[str] | None,
+    option(
+        "--lora",
+        "NAME=DIR",
+        "LoRA adapter of the first stage; for pipelines of diffusers also `NAME=DIR@SCALE`. Requests use the only one; "
+        "of several, a request line names one by `lora`. In a server, `model` names one. Repeatable.",
+    ),
+]
+
+
 def parse_seed(text: str) -> int:
     """Parse a seed; `random` draws one."""
     if text == "random":

@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.options import DEFAULT_PROFILE, ProfileOptions
 from omni_cli.cli.terminal import console
+from omni_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from omni_cli.bench.profile_source import ProfileSource
     from omni_cli.families import Machine
 
 
-def profile_source(options: ProfileOptions) -> ProfileSource:
-    """Return the profile of a command, named or derived, with the options over it. Raises `OmniError`."""
+def profile_source(options: ProfileOptions, lora: Sequence[str] | None = None) -> ProfileSource:
+    """Return the profile of a command, named or derived, with the options over it. Raises `OmniError`.
+
+    `lora` are those of `--lora`.
+    """
     from omni_cli.bench.profile_source import ProfileSource
     from omni_cli.config.bundled import find_profile
 
     path = find_profile(choose_profile(options.profile, options.model, quiet=options.quiet))
     overrides = tuple(options.set_ or ())
-    return ProfileSource(str(path.absolute()), overrides, options.model, options.seed, options.trust_remote_code)
+    source = ProfileSource(str(path.absolute()), overrides, options.model, options.seed, options.trust_remote_code)
+    if not lora:
+        return source
+    first = source.load().stages[0].name
+    return replace(source, overrides=(*overrides, *_lora_overrides(lora, first)))
+
+
+def _lora_overrides(options: Sequence[str], stage: str) -> list[str]:
+    """Return `--lora NAME=DIR` options as overrides of a stage's keys. Raises `UsageError`."""
+    from omni_cli.config.lora_keys import ADAPTER_NAME_PATTERN
+
+    adapters: dict[str, str] = {}
+    for text in options:
+        name, _, folder = text.partition("=")
+        if not re.fullmatch(ADAPTER_NAME_PATTERN, name) or not folder:
+            hint = "names have letters, digits, `_` and `-`: `--lora style=adapters/style`"
+            raise UsageError(f"`--lora {text}` is not NAME=DIR", hint=hint)
+        if name in adapters:
+            raise UsageError(f"`--lora` names the adapter `{name}` twice", hint="give each a name of its own")
+        adapters[name] = str(Path(folder).absolute())
+    return [f"{stage}.lora.{name}={json.dumps(folder)}" for name, folder in adapters.items()]
 
 
 def choose_profile(profile: str | None, model: str | None, *, quiet: bool = False) -> str:

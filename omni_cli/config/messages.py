@@ -55,6 +55,10 @@ def to_path(location: tuple[str | int, ...], data: Any) -> Path:
     return tuple(path)
 
 
+# What the names of a mapping's keys are, and what they may contain.
+_KEYS: dict[str, tuple[str, str | None]] = {"lora": ("adapter", "use letters, digits, `_` and `-`")}
+
+
 def value_at(data: Any, path: Path) -> Any:
     for part in path:
         data = data[part]
@@ -69,7 +73,8 @@ def describe_error(error: Mapping[str, Any], path: Path, tree: Tree, models: Mod
     if error["loc"][-1] == "[key]":
         if len(path) == 2:
             return f"invalid stage name {name}", notes_on(PROFILE_KEYS["stages"]).pattern
-        return f"invalid argument name {name}{_where(path[:-1])}", None
+        what, hint = _KEYS.get(str(path[-2]), ("argument", None))
+        return f"invalid {what} name {name}{_where(path[:-1])}", hint
     if (expected := _union_expected(path)) is not None:
         return f"invalid type for {name}: expected {expected}, got {_describe_type(value)}", None
     if kind in _EXPECTED_TYPE:

@@ -24,9 +24,12 @@ from omni_cli.config.bounds import (
     MIN_SEED,
 )
 from omni_cli.config.key_notes import DIFFUSERS_ONLY, VLLM_ONLY, Backend, KeyNotes, StrictKeys, has_effect
+from omni_cli.config.lora_keys import Adapter, LoraKeys
 from omni_cli.config.pipeline_keys import AccelerationKeys, ArgumentName, Dtype, MemoryKeys, ParallelKeys, Ranks
 from omni_cli.config.sampling_keys import Fraction, Sampling, Tokens
+from omni_cli.errors import InputError
 from omni_cli.families import BUILTIN_PREFIX, builtins
+from omni_cli.text import suggest
 
 CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
 Execution = Literal["eager", "compile", "cudagraph", "compile_cudagraph"]
@@ -63,7 +66,7 @@ _KIND = KeyNotes(missing="add `kind: ar` (makes tokens) or `kind: diffusion` (de
 _RANKS = KeyNotes(backend="vllm", reason="a pipeline's layers stay whole", hint=_CONTEXT_PARALLEL)
 
 
-class _Stage(StrictKeys):
+class _Stage(LoraKeys):
     input: NonEmpty | None = Field(
         None, description="The earlier stage whose output this one takes; absent for the first stage."
     )
@@ -173,6 +176,9 @@ class ARStageConfig(_Stage):
         ),
     ] = Field(
         None, description="The launcher of a parallel stage's ranks: `mp` on this machine, `ray` on CUDA devices."
+    )
+    max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] | None = Field(
+        None, description="Largest rank of the adapters in `lora`. Default: vLLM's, 16."
     )
     limit_mm_per_prompt: dict[Literal["audio", "image", "video"], Annotated[int, Field(ge=0, le=999)]] | None = Field(
         None,
@@ -323,6 +329,20 @@ class EngineConfig(StrictKeys):
     def stage(self, name: str) -> StageConfig:
         """Return the stage of that name; raises `KeyError` if there is none."""
         return self.stages_by_name[name]
+
+    @property
+    def adapters(self) -> dict[str, Adapter]:
+        """The LoRA adapters of all stages by name."""
+        return {adapter.name: adapter for stage in self.stages for adapter in stage.adapters}
+
+    def check_adapter(self, name: str | None) -> None:
+        """Raise `InputError` for an adapter that no stage has; None and "" name none."""
+        known = list(self.adapters)
+        if name and name not in known:
+            hint = suggest(name, known) or (
+                f"loaded are {', '.join(known)}" if known else f"load it: `--lora {name}=DIR`"
+            )
+            raise InputError(f"no LoRA adapter `{name}` is loaded", hint=hint)
 
     def with_stages(self, stages: Iterable[StageConfig]) -> EngineConfig:
         """Return the same model with these stages."""

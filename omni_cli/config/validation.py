@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.key_notes import Backend, has_effect, notes_on
+from omni_cli.config.lora_keys import Adapter
 from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.pipeline_keys import CACHE_FIELDS, CACHES_BETWEEN_BLOCKS
 from omni_cli.config.roles import find_family, find_stage_class
@@ -175,6 +176,7 @@ class _Checker:
         if not isinstance(stage, dict):
             return
         self._check_backends(path, stage)
+        self._check_lora(path, stage)
         if stage["kind"] == "ar":
             self._check_ar(path, stage)
         else:
@@ -190,6 +192,22 @@ class _Checker:
                 f"`devices` names {devices.count(',') + 1}, but the stage has {ranks} ranks",
                 f"ranks are {sizes[0]} times {sizes[1]}",
             )
+
+    def _check_lora(self, path: Path, stage: Mapping[str, object]) -> None:
+        adapters = _mapping(stage, "lora")
+        is_pipeline = stage["kind"] == "diffusion" and stage.get("backend") != "vllm"
+        if adapters and stage["kind"] == "diffusion" and not is_pipeline:
+            message = "`lora` has no effect in a diffusion stage with `backend: vllm`"
+            self._add(
+                (*path, "lora"), message, "move it to a stage that vLLM or a pipeline of diffusers runs", at_key=True
+            )
+        for name, source in adapters.items() if not is_pipeline else ():
+            if isinstance(source, str) and Adapter(name, source).scale is not None:
+                message = "an adapter's scale is for pipelines of diffusers; vLLM takes it from adapter_config.json"
+                self._add((*path, "lora", name), message, f"write `{Adapter(name, source).path}`")
+        if adapters and is_pipeline and stage.get("execution", "eager") != "eager":
+            message = f"`execution: {visible(str(stage['execution']), 80)}` cannot be used with `lora`"
+            self._add((*path, "execution"), message, "write `execution: eager`: adapters change what is compiled")
 
     def _check_ar(self, path: Path, stage: Mapping[str, object]) -> None:
         if stage.get("kv_cache_memory_bytes") is not None and stage.get("gpu_memory_utilization") is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.adapters import PipelineAdapters
 from omni_cli.diffusers_integration.arguments import (
     foreign_arguments,
     grey_media,
@@ -132,11 +133,19 @@ class DiffusersPipelineExecutor:
         self.dropped_arguments += foreign_arguments(self.config, self.call)
         self.config = stage_for(self.call, self.config)
         self._precision = precision_in(pipeline)
+        # Before hooks and caches, which find their modules by their classes.
+        self._adapters = PipelineAdapters(pipeline, self.config)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
         # After compilation, because caches decide between compiled blocks.
         caches = StepCaches.of(pipeline, self.config)
         self._runner = PipelineRunner(
-            pipeline, self.call, clock_for(self.device), self._output_copy, self.prompt_cache_entries, caches
+            pipeline,
+            self.call,
+            clock_for(self.device),
+            self._output_copy,
+            self.prompt_cache_entries,
+            caches,
+            self._adapters,
         )
         self.sample_rate = get_sample_rate(pipeline)
         if self.sample_rate is None and makes_sound(pipeline, self.call):
@@ -164,6 +173,7 @@ class DiffusersPipelineExecutor:
             **self._memory.effective,
             **get_sharing(self._pipeline, self.config),
             **runner.step_caches.effective,
+            **self._adapters.effective,
         }
         if self.dropped_arguments:
             values["dropped_arguments"] = list(self.dropped_arguments)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omni_cli.checkpoints.files import MODULAR_INDEX, Component, index_file, read_components, read_object
 from omni_cli.checkpoints.missing import lacking
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.adapters import check_lora
 from omni_cli.diffusers_integration.arguments import stage_for
 from omni_cli.diffusers_integration.memory import check_parts
 from omni_cli.diffusers_integration.parallel import check_denoiser, denoiser_classes
@@ -165,6 +166,8 @@ def _check_folder(folder: Path, config: DiffusionStageConfig, trust_remote_code:
         if part.library == "diffusers" and part.class_name:
             class_named(part.class_name)
     name = read_object(index).get("_class_name")
+    if index.name != MODULAR_INDEX and hasattr(diffusers, str(name)):
+        check_lora(config, getattr(diffusers, str(name)))
     missing = {name for name, part in parts.items() if part.folder is not None and not part.folder.is_dir()}
     if missing and isinstance(name, str) and index.name != MODULAR_INDEX:
         # A pipeline makes parts itself whose argument has a default, and diffusers saves none of those.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from omni_cli.diffusers_integration.adapters import PipelineAdapters
 from omni_cli.diffusers_integration.arguments import call_arguments
 from omni_cli.diffusers_integration.frames import Frames
 from omni_cli.diffusers_integration.notes import heard_messages, notes_of_call
@@ -134,7 +135,9 @@ class PipelineRunner:
         output_copy: OutputCopy,
         prompt_cache_entries: int,
         step_caches: StepCaches,
+        adapters: PipelineAdapters,
     ) -> None:
+        self._adapters = adapters
         self.step_caches = step_caches
         self._pipeline = pipeline
         self._call = call
@@ -180,6 +183,8 @@ class PipelineRunner:
         Exceptions of `on_step` and of the pipeline propagate, with the pipeline ready for its next call.
         """
         self.has_denoised = False
+        if self._adapters.use(requests[0].lora) and self.prompt_cache is not None:
+            self.prompt_cache.clear()  # of a text encoder with another adapter
         arguments = self._arguments(requests)
         self.step_caches.start(requests[0].num_inference_steps)
         self._marks = marks = _Marks(self._clock.mark())

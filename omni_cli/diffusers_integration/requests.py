@@ -27,7 +27,8 @@ class DiffusionRequest:
     negative prompt for each of the pipeline's tokenizers, set by `DiffusersPipelineExecutor.resolve`; None means "not
     checked yet". `conditions` are arguments of the call from the previous stage, such as tensors; only requests without
     them can be stacked. `fps` is the rate of the video's file, and of calls that take it; a Fraction once it is
-    resolved. `notes` are sentences on what is changed about it.
+    resolved. `lora` names the adapter of the call, None for the base model. `notes` are sentences on what is changed
+    about it.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class DiffusionRequest:
     num_prompt_tokens: tuple[int, ...] | None = None
     conditions: Mapping[str, object] = field(default_factory=dict)
     fps: Fraction | float | str | None = None
+    lora: str | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -72,6 +74,7 @@ def batch_key(request: DiffusionRequest) -> Hashable:
         request.num_inference_steps,
         request.guidance_scale,
         request.negative_prompt is not None,
+        request.lora,
         freeze(request.call),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -65,6 +65,7 @@ class DiffusersStage:
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None], rank: Rank | None = None) -> None:
         """Load the stage. `rank` is that of this process, if another one started it as part of its own stage."""
         assert isinstance(spec.stage, DiffusionStageConfig)
+        self.config = spec.stage
         self.emit = emit
         self.leads = rank is None
         self.ranks: Ranks | None = None
@@ -110,7 +111,8 @@ class DiffusersStage:
         return self.executor.execution_counters
 
     def add(self, request: GenerateRequest) -> None:
-        resolved = self.executor.resolve(self.diffusion_request(request))
+        unresolved = replace(self.diffusion_request(request), lora=self.config.choose_adapter(request.lora))
+        resolved = self.executor.resolve(unresolved)
         self.waiting[request.request_id] = _Waiting(
             time.perf_counter(), resolved, request.diffusion, bool(request.stream_audio), request.wants_frames
         )

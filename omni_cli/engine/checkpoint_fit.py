@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from omni_cli.checkpoints.adapters import check_adapters
 from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_shapes
 from omni_cli.checkpoints.hub import download
 from omni_cli.checkpoints.resolve import find_folder
@@ -51,6 +52,7 @@ def check_fit(config: EngineConfig, folder: Path) -> None:
                 raise CheckpointError(
                     f"`{folder}` has no {names[0]}, which stage `{stage.name}` needs", hint=_INCOMPLETE
                 )
+        check_adapters(stage, folder, role)
         for part in role.needed_weights:
             component, _, prefix = part.rpartition("/")
             names_of_weights = names_of(folder / component)

@@ -222,10 +222,12 @@ class OmniLLM:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Run one request; the last event is its `RequestResult`, which carries the error if it failed.
 
-        Leaving the iterator early (`aclose`) aborts the request in its stages.
+        Leaving the iterator early (`aclose`) aborts the request in its stages. Raises `InputError` for an unknown LoRA
+        adapter.
         """
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is already in use")
+        self.config.check_adapter(request.lora)
         early = {stage.name for stage in self.config.stages if stage.starts_early}
         streams = _streams(request, self.config)
         run = RequestRun(request, self._chain(request), self._running, self._trace, streams=streams, early=early)

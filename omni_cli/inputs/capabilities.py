@@ -17,7 +17,7 @@ from omni_cli.inputs.value_types import described
 from omni_cli.inputs.voices import check_voices
 from omni_cli.outputs import GenerateRequest, Modality
 
-_ALWAYS = frozenset({"request_id", "seed", "modalities"})
+_ALWAYS = frozenset({"request_id", "seed", "modalities", "lora"})
 _OF_CHAINS = frozenset({"prompt"})
 _OF_TRANSCRIPTION = frozenset({"audio", "language", "task", "timestamps", "sampling", "max_tokens", "temperature"})
 _OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
@@ -38,7 +38,7 @@ class Capabilities:
     `cloning` is None for a profile that clones no voices.
     """
 
-    profile: str
+    config: EngineConfig
     modalities: tuple[Modality, ...]
     fields: frozenset[str]
     call: PipelineCall | None = None
@@ -67,7 +67,7 @@ class Capabilities:
             named: Kind = next((kind for kind in get_args(Kind) if kind == first.name), "image")
             standard = [name for name in PIPELINE_ARGUMENTS if getattr(first, name) is not None]
             preset = frozenset({*standard, *first.call})
-            return cls(config.name, (call.makes or named,), _ALWAYS | call.fields, call, preset)
+            return cls(config, (call.makes or named,), _ALWAYS | call.fields, call, preset)
         modalities: list[Modality] = []
         fields = _ALWAYS | _OF_CHAINS
         for stage, role in zip(config.stages, roles, strict=True):
@@ -81,7 +81,11 @@ class Capabilities:
         cloning = next((role.clones for role in roles if role is not None and role.clones is not None), None)
         if cloning is not None and cloning.text != "unused":
             fields |= {"ref_text"}
-        return cls(config.name, tuple(modalities), fields, check=check, transcribes=transcribes, cloning=cloning)
+        return cls(config, tuple(modalities), fields, check=check, transcribes=transcribes, cloning=cloning)
+
+    @property
+    def profile(self) -> str:
+        return self.config.name
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
         """Return True if a request for these modalities (None: all) writes to the output folder."""

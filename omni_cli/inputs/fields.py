@@ -38,6 +38,11 @@ def _name(value: object) -> str:
     return name
 
 
+def _adapter(value: object) -> str:
+    """Return an adapter's name, "" for null: the base model."""
+    return "" if value is None else _name(value)
+
+
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, not {_kind(value)}")
@@ -184,6 +189,7 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "control_image": _paths,
     "video": _paths,
     "language": _name,
+    "lora": _adapter,
     "task": _task,
     "timestamps": _flag,
     "seed": _whole_number(MIN_SEED, MAX_SEED),

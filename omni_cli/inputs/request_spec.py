@@ -77,6 +77,7 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
         checked["voice"] = (checked.pop("speaker"),)
     if "modalities" in checked:
         capabilities.check_modalities(checked["modalities"], label("modalities"))
+    capabilities.config.check_adapter(checked.get("lora"))
     call = capabilities.call
     if call is not None:
         arguments = {name: call.checked(name, value) for name, value in checked.get("arg", {}).items()}
@@ -108,6 +109,7 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
         seed=checked.get("seed", 0),
         modalities=checked.get("modalities"),
         language=checked.get("language"),
+        lora=checked.get("lora"),
         task=checked.get("task", "transcribe"),
         timestamps=checked.get("timestamps", False),
         raw=checked.get("raw", False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -200,6 +201,24 @@ def load_model(
             folder, **options, device_map="auto", max_memory=resident, offload_folder=copies
         ).eval()
     return model_class.from_pretrained(folder, **options).eval().to(get_device())
+
+
+def load_adapters(model: Any, stage: ARStageConfig) -> None:
+    """Load a stage's LoRA adapters into a model of transformers. Raises `NoReferenceError` without PEFT."""
+    if stage.lora and importlib.util.find_spec("peft") is None:
+        raise NoReferenceError("a reference with LoRA adapters needs peft: `pip install 'omni-cli[lora]'`")
+    for adapter in stage.adapters:
+        model.load_adapter(str(adapter.path), adapter_name=adapter.module_name)
+
+
+def use_adapter(model: Any, stage: ARStageConfig, request: GenerateRequest) -> None:
+    """Switch a model to the adapter of a request, if its stage has any."""
+    name = stage.choose_adapter(request.lora)
+    if name is not None:
+        model.enable_adapters()
+        model.set_adapter(next(adapter.module_name for adapter in stage.adapters if adapter.name == name))
+    elif stage.lora:
+        model.disable_adapters()
 
 
 def check_whole(way: Way) -> None:

@@ -94,11 +94,15 @@ class Service:
         return self.capabilities.modalities
 
     def check_model(self, name: str | None) -> None:
-        """Accept the profile's name and its checkpoint's for the same model; raise `APIError` (404) for others."""
-        known = (None, self.config.name, self.config.model, *self.served_model_names)
+        """Accept names of the model, and of its LoRA adapters; raise `APIError` (404) for others."""
+        known = (None, self.config.name, self.config.model, *self.served_model_names, *self.config.adapters)
         if name not in known and "*" not in self.served_model_names:
             message = f"the model `{name}` is not served here; `{self.config.name}` is"
             raise APIError(404, message, code="model_not_found", param="model")
+
+    def adapter(self, model: str | None) -> str:
+        """Return the LoRA adapter that a request names as its model, "" for the base model."""
+        return model if model in self.config.adapters else ""
 
     def choose_seed(self, wanted: int | None, exchange: Exchange) -> int:
         """Return the seed of a request, else the server's, else a random one; the response and the log name it."""

@@ -29,6 +29,8 @@ def run(work: Work, say: Callable[[str], None]) -> Answer:
     reference_class = load(work.reference)
     config = for_family(work.source.load(work.overrides), read_family(work.folder))
     results: Results = []
+    if config.adapters and not getattr(reference_class, "takes_adapters", False):
+        return Answer(why="the reference of this model family takes no LoRA adapters")
     for number, way in enumerate(work.ways):
         name = f"reference in {way.dtype}, {way.attention} attention ({number + 1} of {len(work.ways)})"
         say(f"{name}: loading")

@@ -30,6 +30,7 @@ from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
 from omni_cli.vllm_integration.active_request import ActiveRequest as ActiveRequest  # for stages of families
+from omni_cli.vllm_integration.adapters import EngineAdapters
 from omni_cli.vllm_integration.output_processor import TextEngine
 from omni_cli.vllm_integration.prompts import PromptMaker, as_logprobs, one_line
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
@@ -75,9 +76,11 @@ class VllmStage(SleepMode, WarmUp):
         if spec.stage.has_ranks_elsewhere:
             prepare_ranks(spec.stage.num_ranks, spec.stage.name)
         prepare_models(spec)
-        with naming_missing_weights(spec):
+        self.adapters = EngineAdapters(spec)
+        with naming_missing_weights(spec), self.adapters.naming_unsupported():
             arguments = device_settings.with_given_cache(self.engine_args())
             self.engine = self.engine_cls.from_engine_args(EngineArgs(**arguments))
+            self.adapters.load(self.engine)
         if spec.stage.has_ranks_elsewhere:
             forget_shared_memory(self.engine)
         self.payload_limits = PayloadLimits.of(spec.stage)
@@ -101,6 +104,7 @@ class VllmStage(SleepMode, WarmUp):
             # vLLM 0.32 would normalize videos with the mean and deviation of images on the device.
             "mm_device_do_normalize": False,
             "worker_cls": self.worker_cls(stage.kind),
+            **self.adapters.engine_args(),
             **device_settings.execution_args(getattr(stage, "cudagraph_mode", "none")),
             **(_DIFFUSION_ARGS if stage.kind == "diffusion" else {}),
             # vLLM would compile kernels for every way of sampling, for a minute or two; `warm_up` needs the profile's.
@@ -115,7 +119,7 @@ class VllmStage(SleepMode, WarmUp):
 
     @property
     def effective(self) -> dict[str, object]:
-        return {"output_copy": self._output_copy}
+        return {"output_copy": self._output_copy, **self.adapters.effective}
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -157,7 +161,8 @@ class VllmStage(SleepMode, WarmUp):
             if active.request.prompt_only:
                 self.emit(self.only_prompt(active, engine_input["prompt_token_ids"]))
                 return
-            active.engine_id = self.engine.add_request(request_id, engine_input, params)
+            lora = self.adapters.choose(active.request)
+            active.engine_id = self.engine.add_request(request_id, engine_input, params, lora_request=lora)
         except (ValueError, VLLMClientError) as error:
             # How vLLM rejects a prompt that is too long or not decodable, or media that its processor cannot use.
             raise self.refused(error) from error

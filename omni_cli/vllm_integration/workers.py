@@ -77,6 +77,11 @@ class OmniWorkerMixin(VllmWorker):
         """Unlink this rank's message queues. `collective_rpc` calls this on every rank, once the engine is loaded."""
         forget_message_queues()
 
+    def unused_modules(self, adapter: int) -> list[str]:
+        """Return the modules of a loaded LoRA adapter that this rank's part of the model lacks."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        return [name for name in manager.get_adapter(adapter).loras if name not in manager.modules]
+
     def use_payload_limits(self, limits: PayloadLimits) -> None:
         """Set the limits of requests' payloads from now on. `collective_rpc` calls this on every rank."""
         self.model_runner.payload_limits = limits

@@ -42,6 +42,7 @@ def chat(options: ChatOptions) -> int:
         given = {
             "--profile": options.profile,
             "--set": options.set_,
+            "--lora": options.lora,
             "--trust-remote-code": options.trust_remote_code,
         }
         if unused := next((name for name, value in given.items() if value), None):
@@ -51,7 +52,7 @@ def chat(options: ChatOptions) -> int:
         (target,) = find_targets([parse_url(options.url)], options.model, options.api_key)
         _run(_talk(target.url, target.model, conversation, options, options.api_key))
         return ExitCode.OK
-    config = profile_source(options).load()
+    config = profile_source(options, options.lora).load()
     from omni_cli.engine.describing import get_capabilities
 
     capabilities = get_capabilities(config, verbose=options.verbose)
@@ -107,7 +108,8 @@ async def _talk_to_own(config: EngineConfig, conversation: Conversation, options
             await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
             progress.hide()
             if ready.is_set():
-                await _talk(get_address(listener)[2], config.name, conversation, options, key)
+                model = config.stages[0].choose_adapter(None) or config.name
+                await _talk(get_address(listener)[2], model, conversation, options, key)
         finally:
             progress.hide()
             waiting.cancel()

@@ -38,7 +38,10 @@ def generate(options: GenerateOptions) -> int:
     replicas, requests = options.replicas, options.requests
     if replicas is not None and requests is None:
         raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
-    config = profile_source(options).load()
+    if len(options.lora or ()) > 1 and requests is None:
+        hint = 'give one `--lora`, or requests with `"lora": "NAME"` as `--requests FILE.jsonl`'
+        raise UsageError("a prompt on the command line cannot choose between several `--lora`", hint=hint)
+    config = profile_source(options, options.lora).load()
     began_s = time.monotonic()
     capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
     if options.help_inputs:

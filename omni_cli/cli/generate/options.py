@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from omni_cli.cli.options import OutputDirOption, ProfileOptions, TimeoutOption, argument, option
+from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, TimeoutOption, argument, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,7 @@ class RunOptions(ProfileOptions):
             "Many requests, one JSON object per line; a field that a line lacks has the value of its option.",
         ),
     ] = None
+    lora: LoraOption = None
     replicas: Annotated[
         int | None,
         option(

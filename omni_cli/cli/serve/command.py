@@ -38,7 +38,7 @@ def serve(options: ServeOptions) -> int:
         raise UsageError(
             "the API key is empty", hint="omit `--api-key` and unset `OMNI_API_KEY` to serve without a key"
         )
-    config = profile_source(options).load()
+    config = profile_source(options, options.lora).load()
     if options.hang_timeout is not None:
         timeouts = {"step_timeout_s": options.hang_timeout}
         config = config.with_stages(stage.model_copy(update=timeouts) for stage in config.stages)
@@ -64,6 +64,8 @@ def serve(options: ServeOptions) -> int:
         capabilities.check_cloned(1, 0, lambda _: "`--voices-dir`")
     folder = options.output_dir or DEFAULT_VIDEOS
     names = tuple(options.served_model_name or ())
+    if taken := config.adapters.keys() & {config.name, config.model, *names}:
+        raise UsageError(f"the LoRA adapter `{min(taken)}` has a name of the model", hint="give it another name")
     settings = ServerSettings(
         api_key,
         loopback,

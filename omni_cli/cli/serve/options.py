@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from omni_cli.cli.options import ProfileOptions, option, positive_seconds
+from omni_cli.cli.options import LoraOption, ProfileOptions, option, positive_seconds
 from omni_cli.serve.limits import Limits
 
 _DEFAULT = Limits()
@@ -23,6 +23,7 @@ class ServeOptions(ProfileOptions):
         int | None,
         option("--seed", "N", "Seed of requests without one. Default: a random one for each."),
     ] = None
+    lora: LoraOption = None
     served_model_name: Annotated[
         list[str] | None,
         option(

@@ -18,7 +18,9 @@ def verify(options: VerifyOptions) -> int:
     """
     check_output_files(options.output_json, options.junit, options.markdown)
     if options.url is not None:
-        wrong = next((name for name in _OF_PROFILES if getattr(options, name)), None)
+        # With `--model`, the reference uses the adapter.
+        names = _OF_PROFILES if options.model is not None else (*_OF_PROFILES, "lora")
+        wrong = next((name for name in names if getattr(options, name)), None)
         if wrong is not None:
             raise UsageError(f"`--{wrong.rstrip('_')}` is for profiles, and `--url` names a server")
         from omni_cli.cli.verify.server import verify_server

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def verify_profile(options: VerifyOptions) -> int:
     """Verify a profile and return the exit code. Raises `OmniError` if nothing was checked."""
     began_s = time.monotonic()
-    source = profile_source(options)
+    source = profile_source(options, options.lora)
     config = source.load()
     capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
     requests = _read(options, config, capabilities)

@@ -86,7 +86,7 @@ def _reference(options: VerifyOptions) -> ServerReference | None:
         return None
     if options.route not in ("chat", "completions"):
         raise UsageError("`--model` with `--url` is for `--route chat` and `completions`", hint="leave it out")
-    source = profile_source(options)
+    source = profile_source(options, options.lora)
     config = source.load()
     fetch_model(config, quiet=options.quiet)
     folder = Path(resolve_model(config.model))

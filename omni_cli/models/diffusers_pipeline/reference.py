@@ -13,6 +13,7 @@ from PIL import Image
 
 from omni_cli.checkpoints.files import MODULAR_INDEX, index_file
 from omni_cli.config.schema import DiffusionStageConfig, EngineConfig
+from omni_cli.diffusers_integration.adapters import PipelineAdapters
 from omni_cli.diffusers_integration.arguments import call_arguments, resolve_request, stage_for
 from omni_cli.diffusers_integration.conditions import get_conditions
 from omni_cli.diffusers_integration.description import described_pipeline
@@ -31,6 +32,8 @@ class PipelineReference:
     A stage without keys that change rounding must make the same output to the bit.
     """
 
+    takes_adapters = True
+
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
         self._stage = get_diffusion_stage(config)
         for key in _CHANGING_KEYS:
@@ -47,6 +50,7 @@ class PipelineReference:
         self._pipeline = DiffusionPipeline.from_pretrained(folder, dtype=dtypes, **trust).to(self._device)
         self._pipeline.set_progress_bar_config(disable=True)
         self._call = described_pipeline(self._pipeline)
+        self._adapters = PipelineAdapters(self._pipeline, self._stage)
 
     @property
     def is_exact(self) -> bool:
@@ -64,6 +68,7 @@ class PipelineReference:
             request.request_id, request.prompt, request.seed, request.diffusion, conditions
         )
         arguments = call_arguments(resolve_request(unresolved, stage, self._pipeline, self._call), self._call)
+        self._adapters.use(self._stage.choose_adapter(request.lora))
         # Some pipelines draw from the global generator, with or without another.
         torch.manual_seed(request.seed)
         if "generator" in inspect.signature(self._pipeline.__call__).parameters:

@@ -9,13 +9,25 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
-from omni_cli.models.reference import ForcedTokens, forced, get_device, get_limits, led_by, load_model, processor_inputs
+from omni_cli.models.reference import (
+    ForcedTokens,
+    forced,
+    get_device,
+    get_limits,
+    led_by,
+    load_adapters,
+    load_model,
+    processor_inputs,
+    use_adapter,
+)
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.outputs import GenerateRequest
 
 
 class LanguageModelReference:
     """A model of transformers with its tokenizer or processor."""
+
+    takes_adapters = True
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
         (stage,) = config.stages
@@ -30,11 +42,13 @@ class LanguageModelReference:
         self._model = load_model(
             AutoModelForMultimodalLM if is_multimodal else AutoModelForCausalLM, folder, way, config
         )
+        load_adapters(self._model, stage)
 
     def generate(self, request: GenerateRequest, max_tokens: int, tokens: ForcedTokens | None = None) -> list[int]:
         """Return the ids of the greedy answer, or those of `tokens`."""
         inputs = processor_inputs(self._processor, request, self._stage.system_prompt).to(get_device())
         inputs = inputs.to(self._model.dtype)
+        use_adapter(self._model, self._stage, request)
         limits = {**self._limits, "max_new_tokens": max_tokens}
         with torch.no_grad(), led_by(self._model, tokens):
             output = self._model.generate(**inputs, do_sample=False, **limits)

@@ -128,6 +128,7 @@ def text_request(
     service.check_prompt_length(sum(len(part.text) for turn in conversation["messages"] for part in turn.parts))
     return GenerateRequest(
         request_id=request_id,
+        lora=service.adapter(body.model),
         seed=seed,
         modalities=frozenset({"text"}),
         sampling=body.sampling(),

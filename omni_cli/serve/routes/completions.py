@@ -42,7 +42,7 @@ def completion_routes(service: Service) -> APIRouter:
             wants_token_ids=bool(body.return_token_ids),
             seed=service.choose_seed(body.seed, exchange),
         )
-        requests = _generate_requests(body, reply)
+        requests = _generate_requests(body, reply, service.adapter(body.model))
         if body.stream:
             documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
             return await event_stream(documents, exchange, service.log, end=DONE)
@@ -62,7 +62,7 @@ def _check(service: Service, body: CompletionRequest) -> None:
         raise APIError(400, "`max_tokens: 0` needs `echo: true`", code="invalid_value", param="max_tokens")
 
 
-def _generate_requests(body: CompletionRequest, reply: CompletionReply) -> list[GenerateRequest]:
+def _generate_requests(body: CompletionRequest, reply: CompletionReply, lora: str) -> list[GenerateRequest]:
     requests = []
     for number, prompt in enumerate(body.prompts):
         request = GenerateRequest(
@@ -73,6 +73,7 @@ def _generate_requests(body: CompletionRequest, reply: CompletionReply) -> list[
             add_special_tokens=body.add_special_tokens,
             wants_prompt=reply.echoes or reply.wants_token_ids,
             seed=reply.seed,
+            lora=lora,
             modalities=frozenset({"text"}),
             sampling=body.sampling(),
             cache_salt=body.cache_salt,

@@ -50,7 +50,9 @@ def image_routes(service: Service) -> APIRouter:
 
 async def _reply(service: Service, body: ImageFields, request: Request, **media: Any) -> Response:
     exchange = Exchange.from_scope(request.scope)
-    requests = _generate_requests(service.choose_seed(body.seed, exchange), body, **media)
+    requests = _generate_requests(
+        service.choose_seed(body.seed, exchange), body, lora=service.adapter(body.model), **media
+    )
     results = await service.results(requests, exchange)
     data = await asyncio.to_thread(lambda: [item for result in results for item in _items(result, body)])
     reply: ImagesReply = {

@@ -19,8 +19,8 @@ _MEDIA = ("image", "audio", "video")
 _METRICS = content("Prometheus' text format.", CONTENT_TYPE_LATEST)
 
 
-def operation_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+def _served(service: Service) -> dict[str, Model]:
+    """Describe the model under each of its names, and its LoRA adapters."""
     text = [] if service.capabilities.transcribes else ["text"]
     model: Model = {
         "id": service.config.name,
@@ -28,23 +28,31 @@ def operation_routes(service: Service) -> APIRouter:
         "created": unix_now(),
         "owned_by": "omni-cli",
         "root": service.config.model,
+        "parent": None,
         "modalities": list(service.modalities),
         "input_modalities": [*text, *(kind for kind in _MEDIA if kind in service.capabilities.fields)],
     }
-
     names = [service.config.name, *(name for name in service.served_model_names if name != "*")]
-    served: list[Model] = [{**model, "id": name} for name in names]
+    served: dict[str, Model] = {name: {**model, "id": name} for name in names}
+    for name, adapter in service.config.adapters.items():
+        served[name] = {**model, "id": name, "root": str(adapter.path), "parent": service.config.name}
+    return served
+
+
+def operation_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    served = _served(service)
 
     @router.get("/v1/models", responses=errors(*WITH_KEY))
     async def models() -> ModelList:
-        """List the one model that is served, under each of its names."""
-        return {"object": "list", "data": served}
+        """List the model that is served, under each of its names, and its LoRA adapters."""
+        return {"object": "list", "data": list(served.values())}
 
     @router.get("/v1/models/{name:path}", responses=errors(404, *WITH_KEY))
     async def model_named(name: str) -> Model:
-        """Look up one model, by the profile's name or the checkpoint's."""
+        """Look up one model, by the profile's name or the checkpoint's, or a LoRA adapter."""
         service.check_model(name)
-        return model
+        return served[name] if name in service.config.adapters else served[service.config.name]
 
     # Not in the document: nothing is there to be described.
     @router.post("/v1/embeddings", include_in_schema=False)

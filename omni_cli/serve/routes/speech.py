@@ -42,6 +42,7 @@ def speech_routes(service: Service) -> APIRouter:
         settings = GenerateRequest(
             request_id=new_id("speech"),
             seed=service.choose_seed(body.seed, exchange),
+            lora=service.adapter(body.model),
             stream_audio=body.stream_format is not None,
             max_audio_tokens=body.max_audio_tokens,
             **await voice_fields(service, body),

@@ -76,6 +76,7 @@ async def _request(
     return GenerateRequest(
         request_id=new_id("transcription"),
         prompt=body.prompt or None,
+        lora=service.adapter(body.model),
         language=language,
         task=task,
         timestamps=body.has_times,

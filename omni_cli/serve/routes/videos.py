@@ -137,6 +137,7 @@ async def _generate_request(service: Service, body: VideoRequest, exchange: Exch
     return GenerateRequest(
         request_id=new_id("video"),
         prompt=body.prompt,
+        lora=service.adapter(body.model),
         seed=service.choose_seed(body.seed, exchange),
         modalities=frozenset({"video"}),
         diffusion=body.diffusion(),

@@ -353,13 +353,17 @@ class DeletedVideo(TypedDict):
 
 
 class Model(TypedDict):
-    """`root` is the checkpoint, `modalities` are outputs; a language model may take fewer `input_modalities`."""
+    """`root` is the checkpoint, `modalities` are outputs; a language model may take fewer `input_modalities`.
+
+    A LoRA adapter is a model, too: its `root` is its folder, and `parent` the model that it is for.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
+    parent: str | None
     modalities: list[str]
     input_modalities: list[str]
 

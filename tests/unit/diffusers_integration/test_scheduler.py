@@ -39,6 +39,7 @@ def test_only_equal_calls_share_a_batch():
         "guidance": {"guidance_scale": 2.0},
         "negative": {"negative_prompt": ""},
         "call": {"call": {"true_cfg_scale": 2.0}},
+        "adapter": {"lora": "style"},
     }
     scheduler.add_request(request("plain"))
     for name, values in different.items():

@@ -1,0 +1,111 @@
+"""Check that LoRA adapters fit a checkpoint, reading only headers and small files; rename their weights as its are."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from omni_cli.checkpoints.files import read_header, read_object, weight_shapes
+from omni_cli.config.lora_keys import Adapter
+from omni_cli.config.schema import ARStageConfig, StageConfig
+from omni_cli.errors import CheckpointError
+from omni_cli.families import StageRole
+
+# vLLM's default of `max_lora_rank`, and the values that it can have.
+_DEFAULT_RANK, _RANKS = 16, (8, 16, 32, 64, 128, 256, 320, 512)
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_SUFFIXES = (".weight", ".qweight", ".weight_packed")
+_WRONG_MODEL = "use an adapter of this model"
+
+
+def check_adapters(stage: StageConfig, folder: Path, role: StageRole) -> None:
+    """Raise `CheckpointError` for an adapter of a stage that is missing, or that the checkpoint cannot take.
+
+    A pipeline of diffusers checks ranks and modules itself.
+    """
+    for adapter in stage.adapters:
+        if not adapter.path.exists():
+            raise unusable(adapter, f"there is no folder `{adapter.path}`", "write `--lora NAME=DIR`")
+        if isinstance(stage, ARStageConfig):
+            _check_rank(adapter, stage)
+            _find_modules(adapter, folder, role)
+
+
+def renamed(adapter: Adapter, folder: Path, role: StageRole) -> Path:
+    """Return the adapter's folder, or that of a copy whose modules have the names of the checkpoint's weights.
+
+    vLLM knows those, and ignores modules that a class of transformers names otherwise.
+    """
+    names = _find_modules(adapter, folder, role)
+    if all(before == after for before, after in names.items()):
+        return adapter.path
+    from safetensors.torch import load_file, save_file
+
+    copy = Path(tempfile.mkdtemp(prefix="adapter-"))
+    shutil.copy(adapter.path / _CONFIG, copy)
+    weights = {}
+    for name, weight in load_file(adapter.path / _WEIGHTS).items():
+        module, dot, part = name.rpartition(".lora_")
+        weights[names.get(module, module) + dot + part] = weight
+    save_file(weights, copy / _WEIGHTS)
+    return copy
+
+
+def unusable(adapter: Adapter, why: str, hint: str = _WRONG_MODEL) -> CheckpointError:
+    return CheckpointError(f"the LoRA adapter `{adapter.name}` cannot be used: {why}", hint=hint)
+
+
+def _check_rank(adapter: Adapter, stage: ARStageConfig) -> None:
+    for name in (_CONFIG, _WEIGHTS):
+        if not (adapter.path / name).is_file():
+            raise unusable(
+                adapter, f"`{adapter.path}` has no {name}", "name the folder that PEFT's `save_pretrained` wrote"
+            )
+    config = read_object(adapter.path / _CONFIG)
+    patterns = config.get("rank_pattern")
+    ranks = [config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())]
+    rank = max((rank for rank in ranks if isinstance(rank, int)), default=0)
+    limit = stage.max_lora_rank or _DEFAULT_RANK
+    if rank > limit:
+        enough = next((each for each in _RANKS if each >= rank), None)
+        hint = f"--set {stage.name}.max_lora_rank={enough}" if enough else f"vLLM takes ranks up to {_RANKS[-1]}"
+        raise unusable(adapter, f"its rank is {rank}, above `max_lora_rank` {limit}", hint)
+
+
+def _find_modules(adapter: Adapter, folder: Path, role: StageRole) -> dict[str, str]:
+    """Map an adapter's names of modules to the checkpoint's, whose shapes must be those of the adapter's base.
+
+    vLLM compares neither. Left out are experts, which adapters or checkpoints fuse, and weights in other formats.
+    """
+    component, _, _ = "".join(role.needed_weights[:1]).rpartition("/")
+    prefixes = tuple(part.rpartition("/")[2] for part in role.needed_weights) or ("",)
+    shapes = weight_shapes(folder / component)
+    weights = {name: shape for name, shape in shapes.items() if name.startswith(prefixes) and name.endswith(_SUFFIXES)}
+    parts = {name: entry["shape"] for name, entry in read_header(adapter.path / _WEIGHTS).items()}
+    names = {}
+    for name, (rank, size) in ((name, shape) for name, shape in parts.items() if name.endswith(".lora_A.weight")):
+        module = name.removesuffix(".lora_A.weight")
+        output = parts.get(f"{module}.lora_B.weight", [0, rank])[0]
+        if weights and "experts" not in module:
+            names[module] = _PREFIX + _find(adapter, module.removeprefix(_PREFIX), (output, size), weights)
+    return names
+
+
+def _find(adapter: Adapter, module: str, shape: Sequence[int], weights: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the name of a module's weight, whatever precedes the number of its layer. Raises `CheckpointError`."""
+    words = module.split(".")
+    number = next((index for index, word in enumerate(words) if word.isdigit()), 1)
+    found: list[str] = []
+    for end in (".".join(words[start:]) for start in range(number)):
+        found = found or [name for name in weights if f".{name.rpartition('.')[0]}".endswith(f".{end}")]
+    if not found:
+        raise unusable(adapter, f"the model has no module `{module}`")
+    # Those of a quantized model are packed, and those of GPT-2 transposed.
+    fitting = [name for name in found if not name.endswith(".weight") or sorted(weights[name]) == sorted(shape)]
+    if not fitting:
+        sizes = [" x ".join(map(str, each)) for each in (shape, weights[found[0]])]
+        raise unusable(adapter, f"its `{module}` is for a weight of {sizes[0]}, and the model's has {sizes[1]}")
+    return fitting[0].rpartition(".")[0] if len(fitting) == 1 else module
