@@ -78,7 +78,7 @@ def _check_rank(adapter: Adapter, stage: ARStageConfig) -> None:
 def _find_modules(adapter: Adapter, folder: Path, role: StageRole) -> dict[str, str]:
     """Map an adapter's names of modules to the checkpoint's, whose shapes must be those of the adapter's base.
 
-    vLLM compares neither. Left out are experts, which adapters or checkpoints fuse, and weights in other formats.
+    vLLM compares neither. Left out are experts, which adapters or checkpoints fuse, convolutions, and other formats.
     """
     component, _, _ = "".join(role.needed_weights[:1]).rpartition("/")
     prefixes = tuple(part.rpartition("/")[2] for part in role.needed_weights) or ("",)
@@ -86,11 +86,11 @@ def _find_modules(adapter: Adapter, folder: Path, role: StageRole) -> dict[str, 
     weights = {name: shape for name, shape in shapes.items() if name.startswith(prefixes) and name.endswith(_SUFFIXES)}
     parts = {name: entry["shape"] for name, entry in read_header(adapter.path / _WEIGHTS).items()}
     names = {}
-    for name, (rank, size) in ((name, shape) for name, shape in parts.items() if name.endswith(".lora_A.weight")):
-        module = name.removesuffix(".lora_A.weight")
-        output = parts.get(f"{module}.lora_B.weight", [0, rank])[0]
-        if weights and "experts" not in module:
-            names[module] = _PREFIX + _find(adapter, module.removeprefix(_PREFIX), (output, size), weights)
+    for name, down in parts.items():
+        module, end, _ = name.partition(".lora_A.weight")
+        up = parts.get(f"{module}.lora_B.weight", [])
+        if end and weights and "experts" not in module and len(down) == len(up) == 2:
+            names[module] = _PREFIX + _find(adapter, module.removeprefix(_PREFIX), (up[0], down[1]), weights)
     return names
 
 
