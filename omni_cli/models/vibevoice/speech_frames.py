@@ -45,6 +45,7 @@ class SpeechStore(FrameStore):
         self._sound, self._begin = config.audio_token_id, config.audio_bos_token_id
         self._allowed = torch.full((config.text_config.vocab_size,), float("-inf"), device=device)
         self._allowed[[self._sound, self._begin, config.audio_eos_token_id, config.eos_token_id]] = 0.0
+        self._begin_id = torch.tensor([self._begin], device=device)
 
     def begin(
         self, request_id: str, num_prompt_tokens: int, params: SamplingParams, information: Mapping[str, Any]
@@ -70,8 +71,9 @@ class SpeechStore(FrameStore):
             rows = self._model.embed_tokens(self._latest_tokens([requests[index] for index in new]))
             slots = [requests[index].slot + self._model.num_slots for index in new]
             plain = self._model.compute_logits(self._model.branches.advance(slots, rows)).float().log_softmax(-1)
-            guided = logits[new].log_softmax(-1)
-            logits[new] = self._model.guidance_scale * (guided - plain) + plain
+            which = self._on_device(new)
+            guided = logits[which].log_softmax(-1)
+            logits[which] = self._model.guidance_scale * (guided - plain) + plain
         logits = logits + self._allowed
         for index, (span, request) in enumerate(zip(spans, requests, strict=True)):
             frame = self._frame(span)
@@ -95,8 +97,8 @@ class SpeechStore(FrameStore):
             if tokens[index] == self._begin:
                 self._model.branches.clear(requests[index].slot)
         if spoken:
-            speaking = [requests[index] for index in spoken]
-            sounds[spoken], rows[spoken] = self._speak(speaking, hidden[spoken])
+            which = self._on_device(spoken)
+            sounds[which], rows[which] = self._speak([requests[index] for index in spoken], hidden[which])
         for index, (request, frame) in enumerate(zip(requests, frames, strict=True)):
             if index in new:
                 request.put(frame, rows[index])
@@ -111,7 +113,7 @@ class SpeechStore(FrameStore):
 
     def _speak(self, requests: list[SpokenFrames], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples and the next input rows of requests whose latest token is sound."""
-        first = self._model.embed_tokens(torch.tensor([self._begin], device=hidden.device))[0]
+        first = self._model.embed_tokens(self._begin_id)[0]
         rows = torch.stack([request.codes[-1] if request.codes else first for request in requests])
         slots = [request.slot for request in requests]
         negatives = self._model.branches.advance(slots, rows)
@@ -123,7 +125,10 @@ class SpeechStore(FrameStore):
 
     def _latest_tokens(self, requests: list[SpokenFrames]) -> torch.Tensor:
         latest = [request.tokens[-1] if request.tokens else request.last_token for request in requests]
-        return torch.tensor(latest, device=self._device)
+        return self._on_device(latest)
+
+    def _on_device(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers).to(self._device, non_blocking=True)  # `torch.tensor` itself would wait for it
 
     def _frame(self, span: ComputedSpan) -> int:
         return span.end - self._requests[span.request_id].num_prompt_tokens
