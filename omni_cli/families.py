@@ -55,7 +55,8 @@ class StageRole:
     must have at least one file of each group in `needed_files`, weights whose names begin with each of `needed_weights`
     (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its configuration describes a vision or
     audio encoder. A checkpoint in whose config.json the key `enabled_key` is false lacks the stage. `decoder` leads to
-    the configuration of an AR stage's language model: `KEY.KEY` of config.json, `FOLDER/KEY` of a component's.
+    the configuration of an AR stage's language model: `KEY.KEY` of config.json, `FOLDER/KEY` of a component's. Beside a
+    request's keys and values, that model has those of `num_branches` sequences as long, within the same memory.
     """
 
     name: str
@@ -72,6 +73,7 @@ class StageRole:
     needed_weights: tuple[str, ...] = ()
     enabled_key: str | None = None
     decoder: str = ""
+    num_branches: int = 0
 
     def fits(self, stage: StageShape) -> bool:
         """True if a profile's stage can have this role, under any name."""

@@ -59,9 +59,7 @@ class OmniWorkerMixin(VllmWorker):
     def determine_available_memory(self) -> int:
         with mark("memory profiling"):
             available = int(super().determine_available_memory())
-        # A size that is given is that of vLLM's cache alone.
-        shares = 1 if self.cache_config.kv_cache_memory_bytes else 1 + self.model_runner.num_branches
-        return available // shares
+        return available // (1 + self.model_runner.num_branches)
 
     def initialize_from_config(self, *args: object, **kwargs: object) -> None:
         with mark("KV cache"):

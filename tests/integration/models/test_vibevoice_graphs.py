@@ -8,21 +8,21 @@ from omni_cli.compat.libraries import prepare_libraries  # isort: skip
 
 prepare_libraries()
 
-import numpy as np
-import pytest
-import torch
-from support.fake_graphs import FakeBackend
-from support.media_samples import tone
-from support.references import vibevoice_reference
-from support.stage_specs import get_spec
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from support.fake_graphs import FakeBackend  # noqa: E402
+from support.media_samples import tone  # noqa: E402
+from support.references import vibevoice_reference  # noqa: E402
+from support.stage_specs import get_spec  # noqa: E402
 
-from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.config.loader import load_profile
-from omni_cli.execution.row_graphs import RowGraphs
-from omni_cli.models.vibevoice.branches import BranchCache
-from omni_cli.models.vibevoice.stage import SpeakerStage
-from omni_cli.outputs import GenerateRequest
-from omni_cli.stage.messages import RequestDone
+from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
+from omni_cli.config.loader import load_profile  # noqa: E402
+from omni_cli.execution.row_graphs import RowGraphs  # noqa: E402
+from omni_cli.models.vibevoice.branches import BranchCache  # noqa: E402
+from omni_cli.models.vibevoice.stage import SpeakerStage  # noqa: E402
+from omni_cli.outputs import GenerateRequest  # noqa: E402
+from omni_cli.stage.messages import RequestDone  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_TOKENS = 12
