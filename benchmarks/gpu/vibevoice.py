@@ -105,7 +105,7 @@ def write_folder(folder: Path, *, tiny: bool) -> None:
     tokenizer = make_tokenizer(sizes.vocab_size, sizes.max_position_embeddings)
     parts = vibevoice_config(sizes, tokenizer).to_dict()
     if not tiny:
-        parts["text_config"]["vocab_size"] = VOCABULARY
+        parts["vocab_size"] = parts["text_config"]["vocab_size"] = VOCABULARY
         parts["diffusion_head_config"] = {}
         for codec in ("audio_config", "semantic_model_config"):
             parts[codec]["depths"] = DEPTHS

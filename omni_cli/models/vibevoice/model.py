@@ -135,7 +135,7 @@ class VibeVoiceSpeaker(InputEmbedsModel):
     def speak(
         self, slots: Sequence[int], conditions: torch.Tensor, negatives: torch.Tensor, noise: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return samples (num_requests, samples_per_frame), and the rows (num_requests, hidden_size) of the next step.
+        """Return samples (num_requests, samples_per_frame), float32, and the rows (num_requests, hidden_size) of next steps.
 
         `conditions` and `negatives` are hidden states (num_requests, hidden_size), `noise` (num_requests, latent_size).
         """
@@ -156,7 +156,7 @@ class VibeVoiceSpeaker(InputEmbedsModel):
         sound = speech.audio_tower.decoder(scaled.transpose(1, 2), padding_cache=acoustic).audio
         heard = speech.semantic_tokenizer_encoder(sound, padding_cache=semantic).latents
         rows = speech.multi_modal_projector(latents) + speech.semantic_connector(heard)
-        return sound[:, 0], rows[:, 0]
+        return sound[:, 0].float(), rows[:, 0]
 
     def _denoise(self, conditions: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         self._scheduler.set_timesteps(num_inference_steps=self.num_steps)

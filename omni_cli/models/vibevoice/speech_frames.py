@@ -85,13 +85,13 @@ class SpeechStore(FrameStore):
         return logits
 
     def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
-        """Make the sound (num_requests, samples_per_frame) of the frames of these tokens; zeros for control tokens."""
+        """Make the sound (num_requests, samples_per_frame), float32, of these tokens; zeros for control tokens."""
         tokens = first_codes.tolist()
         requests = [self._requests[span.request_id] for span in spans]
         frames = [self._frame(span) for span in spans]
         new = [index for index, request in enumerate(requests) if frames[index] == len(request.codes)]
         rows = self._model.embed_tokens(first_codes.long())
-        sounds = hidden.new_zeros((len(spans), self._model.samples_per_frame))
+        sounds = hidden.new_zeros((len(spans), self._model.samples_per_frame), dtype=torch.float32)
         spoken = [index for index in new if tokens[index] == self._sound]
         for index in new:
             if tokens[index] == self._begin:
