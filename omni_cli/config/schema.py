@@ -155,7 +155,7 @@ class ARStageConfig(_Stage):
         None,
         ge=1,
         le=_MAX_BYTES,
-        description="Size of the KV cache, branches of guidance included; gpu_memory_utilization is without effect then, "
+        description="Size of the KV cache, with branches of guidance; gpu_memory_utilization is without effect then, "
         "and on a GPU the stage loads beside others.",
     )
     block_size: int | None = Field(None, ge=1, le=1024, description="Tokens per block of the KV cache.")
