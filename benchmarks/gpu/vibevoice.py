@@ -9,10 +9,9 @@ another; all requests of an engine's round enter at once and are streamed, and t
 round warms up. `--folder` writes the checkpoint there, or reads the one that is there.
 
 RTF is a request's time over that of its audio, `audio_rate` the seconds of audio that all requests make in one second.
-A step has the backbone's forward pass, then `head`: the diffusion's branch, the diffusion, the decoder and the encoder;
-both by the device's clock. The rest is the host's, the control tokens' branch and the sampler. Medians over requests
-and steps. `memory_gib` is what the side has taken of the device, its KV cache of `--kv-cache` bytes and the branches',
-twice as large, included.
+A step has the backbone's forward pass, then `head`: the diffusion, the decoder and the encoder; both by the device's
+clock. The rest is the host's, the branches' and the sampler's. Medians over requests and steps. `memory_gib` is what
+the side has taken of the device, its KV cache of `--kv-cache` bytes included.
 
 DIR gets one `omni.bench/1` record and the printed summary. `--tiny` runs a small model on any device that vLLM
 supports, and is meaningless for speed.

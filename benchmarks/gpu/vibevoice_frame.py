@@ -41,7 +41,10 @@ def main() -> int:
     options = _options()
     options.output_dir.mkdir(parents=True, exist_ok=True)
     largest = max(options.batches)
-    settings = [f"speaker.max_num_seqs={largest}", *([] if options.tiny else ["speaker.max_model_len=8192"])]
+    settings = [
+        f"speaker.max_num_seqs={largest}",
+        *([] if options.tiny else ["speaker.max_model_len=8192", "speaker.kv_cache_memory_bytes=2147483648"]),
+    ]
     folder = resolve_model(options.folder)
     (stage,) = load_profile("tiny-vibevoice", settings).stages
     dtype = "float32" if options.tiny else "bfloat16"

@@ -3,7 +3,7 @@
 A request has a slot. Its two branches are sequences of the backbone that do not see the prompt: that of the diffusion
 has the inputs of the steps that made sound since speech last began, and that of the control tokens, which transformers
 also guides, has all tokens. They start and end apart from the prompt, so they are in a cache of their own: one batch of
-branches per step, through the layers of vLLM's backbone with attention of PyTorch's.
+both branches of all requests per step, through the layers of vLLM's backbone with attention of PyTorch's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BranchCache:
     def __init__(self, decoder: nn.Module, num_branches: int, max_length: int, graphs: RowGraphs) -> None:
         self._decoder = (decoder,)  # not as a submodule: the weights belong to the model
         self._graphs = graphs
-        self._lengths = np.zeros(num_branches, np.int64)
+        self._lengths, self._num_blocks = np.zeros((2, num_branches), np.int64)
         # Of each branch, its blocks and then its last one again.
         self._tables = np.full((num_branches, -(-max_length // _BLOCK)), _SPARE)
         self._free: list[int] = []
@@ -51,7 +51,7 @@ class BranchCache:
 
     def capture(self, backend: GraphBackend, like: torch.Tensor) -> None:
         """Capture the graphs of all numbers of branches at once; `like` is an input row (hidden_size,)."""
-        most_at_once = len(self._lengths) // 2
+        most_at_once = len(self._lengths)
         for width in self._widths():
             for size in batch_sizes(most_at_once, min(_SMALLEST, most_at_once)):
                 positions = torch.zeros(size, dtype=torch.long, device=like.device)
@@ -61,19 +61,23 @@ class BranchCache:
 
     def clear(self, branch: int) -> None:
         """Forget a branch and give its blocks back."""
-        num_blocks = -(-int(self._lengths[branch]) // _BLOCK)
-        self._free += self._tables[branch, :num_blocks].tolist()
-        self._lengths[branch] = 0
+        self._free += self._tables[branch, : self._num_blocks[branch]].tolist()
+        self._lengths[branch] = self._num_blocks[branch] = 0
 
-    def advance(self, branches: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
-        """Append one input row (num_branches, hidden_size) to each branch; return its hidden state of the same shape.
+    def keep(self, branches: Sequence[int]) -> None:
+        """Make the latest row of each branch a part of it; else the next one replaces it."""
+        self._lengths[list(branches)] += 1
+
+    def look_ahead(self, branches: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states of one input row per branch, (num_branches, hidden_size), at the branches' ends.
 
         Raises `RuntimeError` if there is no block left.
         """
         lengths = self._lengths[list(branches)]
         for branch, length in zip(branches, lengths, strict=True):
-            if length % _BLOCK == 0:
+            if length == self._num_blocks[branch] * _BLOCK:
                 self._tables[branch, length // _BLOCK :] = self._take_block()
+                self._num_blocks[branch] += 1
         width = int(lengths.max()) // _BLOCK + 1
         if self._graphs.is_captured:
             width = next(wider for wider in self._widths() if wider >= width)
@@ -84,7 +88,6 @@ class BranchCache:
         tables[: len(branches)] = self._tables[list(branches), :width]
         values = [rows, torch.from_numpy(positions), torch.from_numpy(tables)]
         (states,) = self._graphs.run(width, self._step, len(branches), values)
-        self._lengths[list(branches)] += 1
         return states
 
     def _widths(self) -> list[int]:
