@@ -264,7 +264,8 @@ def cache_bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
     kv_heads = decoder.get("num_key_value_heads") or heads
     if not isinstance(kv_heads, int):
         return None
-    return (1 + decoder.get(NUM_BRANCHES, 0)) * 2 * layers * kv_heads * head_dim * ITEMSIZES[dtype]
+    num_branches: int = decoder.get(NUM_BRANCHES, 0)
+    return (1 + num_branches) * 2 * layers * kv_heads * head_dim * ITEMSIZES[dtype]
 
 
 def _share(use: MemoryUse, ranks: list[_Rank]) -> None:

@@ -59,7 +59,8 @@ class OmniWorkerMixin(VllmWorker):
     def determine_available_memory(self) -> int:
         with mark("memory profiling"):
             available = int(super().determine_available_memory())
-        return available // (1 + self.model_runner.num_branches)
+        num_branches: int = self.model_runner.num_branches
+        return available // (1 + num_branches)
 
     def initialize_from_config(self, *args: object, **kwargs: object) -> None:
         with mark("KV cache"):

@@ -135,7 +135,7 @@ class VibeVoiceSpeaker(InputEmbedsModel):
     def speak(
         self, slots: Sequence[int], conditions: torch.Tensor, negatives: torch.Tensor, noise: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return float32 samples (num_requests, samples_per_frame) and input rows (num_requests, hidden_size) of a frame.
+        """Return float32 samples (num_requests, samples_per_frame), and input rows (num_requests, hidden_size).
 
         `conditions` and `negatives` are hidden states (num_requests, hidden_size), `noise` (num_requests, latent_size).
         """
