@@ -68,7 +68,8 @@ class StageRole:
     each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
     configuration describes a vision or audio encoder. A checkpoint in whose config.json the key `enabled_key` is false
     lacks the stage. `decoder` leads to the configuration of an AR stage's language model: `KEY.KEY` of config.json,
-    `FOLDER/KEY` of a component's.
+    `FOLDER/KEY` of a component's. Beside a request's keys and values, that
+    model has those of `num_branches` sequences as long, within the same memory.
     """
 
     name: str
@@ -86,6 +87,7 @@ class StageRole:
     needed_weights: tuple[str, ...] = ()
     enabled_key: str | None = None
     decoder: str = ""
+    num_branches: int = 0
 
     def fits(self, stage: StageShape) -> bool:
         """True if a profile's stage can have this role, under any name."""

@@ -67,10 +67,10 @@ def main() -> None:
             **{**parts, "talker_config": talker, "token2wav_config": token2wav, "dtype": "bfloat16"}
         )
     options.folder.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(options.folder, config, tokenizer, seed=0, draw=_on_device)
+    write_checkpoint(options.folder, config, tokenizer, seed=0, draw=drawn_on_device)
 
 
-def _on_device(name: str, shape: tuple[int, ...], mean: float, std: float, seed: int) -> torch.Tensor:
+def drawn_on_device(name: str, shape: tuple[int, ...], mean: float, std: float, seed: int) -> torch.Tensor:
     """bfloat16, on a CUDA device if there is one; the values depend on the device."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()) + (seed << 32))

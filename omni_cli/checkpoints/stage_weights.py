@@ -28,6 +28,9 @@ Parts = Mapping[str, int]
 Weights = Mapping[str, Parts]
 """By the stage's name."""
 
+NUM_BRANCHES = "num_branches"
+"""A key of a decoder: of the stage's role (`families.py`)."""
+
 Decoders = Mapping[str, Mapping[str, Any]]
 """The configuration of each AR stage's language model, by the stage's name; those that were found."""
 
@@ -91,7 +94,7 @@ def stage_weights(config: EngineConfig, folder: Path | None, *, is_complete: boo
 
 
 def stage_decoders(config: EngineConfig, folder: Path) -> Decoders:
-    """Read the decoders' configurations from the checkpoint in `folder`."""
+    """Read the decoders' configurations from the checkpoint in `folder`; the branches of the stage are added."""
     if not any((folder / name).is_file() for name in ("config.json", "model_index.json")):
         return {}
     family = read_family(folder)
@@ -107,7 +110,8 @@ def stage_decoders(config: EngineConfig, folder: Path) -> Decoders:
             part = part.get(key) if isinstance(part, dict) else None
         if isinstance(part, dict):
             inner = part.get("text_config")
-            decoders[stage.name] = inner if isinstance(inner, dict) else part
+            num_branches = role.num_branches if role is not None else 0
+            decoders[stage.name] = {**(inner if isinstance(inner, dict) else part), NUM_BRANCHES: num_branches}
     return decoders
 
 

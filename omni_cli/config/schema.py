@@ -158,8 +158,8 @@ class ARStageConfig(_Stage):
         None,
         ge=1,
         le=_MAX_BYTES,
-        description="Size of the KV cache; gpu_memory_utilization is without effect then, and on a GPU the stage loads "
-        "beside others.",
+        description="Size of the KV cache, with branches of guidance; gpu_memory_utilization is without effect then, "
+        "and on a GPU the stage loads beside others.",
     )
     block_size: int | None = Field(None, ge=1, le=1024, description="Tokens per block of the KV cache.")
     enable_prefix_caching: bool | None = Field(

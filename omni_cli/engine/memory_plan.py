@@ -14,7 +14,15 @@ from typing import Any
 
 from omni_cli.checkpoints.derive import ITEMSIZES
 from omni_cli.checkpoints.hub import hub_cache_folder
-from omni_cli.checkpoints.stage_weights import Decoders, Parts, Weights, find_weights, stage_decoders, stage_weights
+from omni_cli.checkpoints.stage_weights import (
+    NUM_BRANCHES,
+    Decoders,
+    Parts,
+    Weights,
+    find_weights,
+    stage_decoders,
+    stage_weights,
+)
 from omni_cli.config.pipeline_keys import DENOISERS
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig, StageConfig
 from omni_cli.engine.devices import Devices, read_devices
@@ -247,14 +255,17 @@ def _needed_cache(stage: ARStageConfig, decoder: Mapping[str, Any], dtype: str, 
 
 
 def cache_bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
-    """Return the bytes of a token's keys and values in all layers of an ordinary transformer; None for another."""
+    """Return the bytes of a token's keys and values in all layers, those of branches included; None if unknown."""
     sizes = [decoder.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
     layers, heads, hidden = (size if isinstance(size, int) else 0 for size in sizes)
     if not (layers and heads and hidden):
         return None
     head_dim = decoder.get("head_dim") or hidden // heads
     kv_heads = decoder.get("num_key_value_heads") or heads
-    return 2 * layers * kv_heads * head_dim * ITEMSIZES[dtype] if isinstance(kv_heads, int) else None
+    if not isinstance(kv_heads, int):
+        return None
+    num_branches: int = decoder.get(NUM_BRANCHES, 0)
+    return (1 + num_branches) * 2 * layers * kv_heads * head_dim * ITEMSIZES[dtype]
 
 
 def _share(use: MemoryUse, ranks: list[_Rank]) -> None:

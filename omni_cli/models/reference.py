@@ -228,13 +228,18 @@ def check_whole(way: Way) -> None:
 
 
 @contextlib.contextmanager
-def noise_in(dtype: torch.dtype) -> Iterator[None]:
-    """Draw noise in `dtype` and then convert it: the numbers that torch draws depend on the type."""
+def noise_in(dtype: torch.dtype, *, on_host: bool = False) -> Iterator[None]:
+    """Draw noise in `dtype` and then convert it: the numbers that torch draws depend on the type.
+
+    They depend on the device, too; `on_host` is for models whose engine draws there.
+    """
     draw = torch.randn
 
     def randn(*size: Any, **options: Any) -> torch.Tensor:
         wanted = options.pop("dtype", None) or torch.get_default_dtype()
-        return draw(*size, dtype=dtype, **options).to(wanted)
+        device = options.pop("device", None)
+        drawn = draw(*size, dtype=dtype, device="cpu" if on_host else device, **options)
+        return drawn.to(device, wanted)
 
     with replaced(torch, "randn", randn):
         yield

@@ -57,7 +57,9 @@ def judge_tokens(
         return Row(check="reference", stage=stage, verdict="not checked", why="; ".join(whys) or "no tokens")
     gaps = [differences(tokens.logprobs, scores.logprobs) for _, tokens, scores in pairs]
     every = np.concatenate([item[np.isfinite(item)] for item in gaps])
-    floor = ROUNDING * max(float(np.nanmax(np.abs(scores.logprobs), initial=1.0)) for _, _, scores in pairs)
+    # A token that cannot be chosen has no number to round.
+    known = (scores.logprobs[np.isfinite(scores.logprobs)] for _, _, scores in pairs)
+    floor = ROUNDING * max(float(np.abs(numbers).max(initial=1.0)) for numbers in known)
     spread = MeanMax(mean=float(every.mean()), max=float(every.max())) if every.size else None
     limit = SIDES * (own.max + floor)
     rows = [
@@ -210,7 +212,8 @@ def _divergence(tokens: EngineTokens, scores: TokenScores) -> float:
     reference, engine = (
         side[:num, 1:] if side.shape[1] > 1 else side[:num] for side in (scores.logprobs, tokens.logprobs)
     )
-    terms = np.exp(reference) * (reference - engine)
+    with np.errstate(invalid="ignore"):  # of a token that neither side can choose
+        terms = np.exp(reference) * (reference - engine)
     return float(max(np.nan_to_num(terms, nan=0.0, posinf=0.0, neginf=0.0).sum(axis=1).mean(), 0.0))
 
 

@@ -64,6 +64,14 @@ class CodeRunnerMixin(ARRunnerMixin):
         self._codes: StepCodes | None = None
         self._clock = clock_for(self.device.type)
 
+    @property
+    def num_branches(self) -> int:
+        return getattr(self.get_model(), "num_branches", 0)
+
+    def allocate_branches(self, num_tokens: int) -> None:
+        if self.num_branches:
+            self.get_model().allocate_branches(num_tokens)
+
     def capture_model(self) -> int:
         num_bytes: int = super().capture_model()
         captures = self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE

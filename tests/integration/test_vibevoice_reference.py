@@ -122,8 +122,9 @@ def test_streamed_requests_equal_the_reference(engine, references):
         assert len(chunks) == events[-1].stages[0].num_chunks > 1
 
 
-# A block of the KV cache: keys and values, layers, key-value heads, head size, float32, tokens.
-BLOCK_BYTES = 2 * 2 * 2 * 32 * 4 * 32
+# A block of the KV cache: the request and two branches, keys and values, layers, key-value heads, head size, float32,
+# tokens.
+BLOCK_BYTES = 3 * 2 * 2 * 2 * 32 * 4 * 32
 
 
 def test_equal_under_pressure(references, start_brief_engine):

@@ -108,6 +108,7 @@ CALLABLES = [
     ("vllm.v1.worker.gpu_worker:Worker.load_model", [], "is overridden to mark what loading does"),
     ("vllm.v1.worker.gpu_worker:Worker.determine_available_memory", [], "is overridden to mark what loading does"),
     ("vllm.v1.worker.gpu_worker:Worker.initialize_from_config", [], "is overridden to mark what loading does"),
+    ("vllm.v1.worker.gpu_worker:Worker._maybe_get_memory_pool_context", ["tag"], "holds the branches' cache, too"),
     ("vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model", [], "is overridden to mark what loading does"),
     ("vllm.v1.worker.gpu_worker:Worker.init_device", [], "is overridden to build our runner"),
     ("vllm.v1.worker.cpu_worker:CPUWorker.init_device", [], "is overridden to build our runner"),

@@ -142,7 +142,7 @@ class Qwen2_5OmniReference:
                 self.model.token2wav.double()
                 args = tuple(map(_widened, args))
                 kwargs = {name: _widened(value) for name, value in kwargs.items()}
-            with noise_in(torch.float32):
+            with noise_in(torch.float32, on_host=True):
                 result: torch.Tensor = forward(*args, **kwargs)
             return result
 

@@ -28,6 +28,7 @@ FAMILY = Family(
             needed_files=(("tokenizer.json",), ("processor_config.json", "preprocessor_config.json")),
             needed_weights=("model.language_model.", "model.diffusion_head.", "model.audio_tower."),
             decoder="text_config",
+            num_branches=2,
         ),
     ),
     vllm_models={SPEAKER: f"{_HERE}.model:VibeVoiceSpeaker"},

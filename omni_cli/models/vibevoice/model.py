@@ -17,16 +17,22 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, m
 
 from omni_cli.checkpoints.missing import lacking
 from omni_cli.execution.counters import ExecutionCounters
-from omni_cli.execution.graphs import GraphBackend
+from omni_cli.execution.graphs import GraphBackend, batch_sizes
+from omni_cli.execution.row_graphs import RowGraphs
 from omni_cli.models.vibevoice.branches import BranchCache, ConvolutionCache
 from omni_cli.models.vibevoice.speech_frames import SpeechStore
 from omni_cli.vllm_integration.input_embeds_model import InputEmbedsModel
 
 
 class VibeVoiceSpeaker(InputEmbedsModel):
-    """vLLM's Qwen2 samples control tokens; `speak` turns the hidden states of those that are sound into samples."""
+    """vLLM's Qwen2 samples control tokens; `speak` turns the hidden states of those that are sound into samples.
+
+    Steps and guidance are those of the stage, which come as `num_diffusion_steps` and `cfg_scale` of the config, else
+    those of the generation config.
+    """
 
     frame_store = SpeechStore
+    num_branches = 2
     hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={"model.language_model.": "model."})
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -46,22 +52,34 @@ class VibeVoiceSpeaker(InputEmbedsModel):
         self.make_input_buffers(vllm_config.scheduler_config.max_num_batched_tokens, text.hidden_size, text.hidden_size)
         self.samples_per_frame = config.audio_config.hop_length
         self.num_slots: int = vllm_config.scheduler_config.max_num_seqs
-        self.predictor_counters = ExecutionCounters()
-        self.set_diffusion(None, None)
-        # Slots of the branches: the diffusion's, then the control tokens'.
-        self.branches = BranchCache(self.model, 2 * self.num_slots)
-        self._acoustic, self._semantic = ConvolutionCache(self.num_slots), ConvolutionCache(self.num_slots)
+        self._graphs = RowGraphs()
+        self._make_scheduler(getattr(config, "num_diffusion_steps", None), getattr(config, "cfg_scale", None))
+        # The diffusion's of each slot, then the control tokens'.
+        num_branches = self.num_branches * self.num_slots
+        self.branches = BranchCache(self.model, num_branches, vllm_config.model_config.max_model_len, self._graphs)
+        # A graph's rows without a request use a slot that no request has.
+        self._acoustic, self._semantic = (ConvolutionCache(self.num_slots + 1) for _ in range(2))
 
-    def set_diffusion(self, num_steps: int | None, guidance_scale: float | None) -> tuple[int, float]:
-        """Set, and return, the steps and the guidance; None for the generation config's."""
+    def _make_scheduler(self, num_steps: int | None, guidance_scale: float | None) -> None:
         generation = GenerationConfig.from_pretrained(self._folder)
         self.num_steps: int = num_steps or getattr(generation, "num_diffusion_steps", None) or 10
         own = 1.0 if generation.guidance_scale is None else generation.guidance_scale
         self.guidance_scale: float = own if guidance_scale is None else guidance_scale
         name = getattr(generation, "noise_scheduler_class", "DPMSolverMultistepScheduler")
         default = {"beta_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction"}
-        self._scheduler: Any = getattr(diffusers, name)(**getattr(generation, "noise_scheduler_config", default))
-        return self.num_steps, self.guidance_scale
+        with torch.device("cpu"):  # it computes its numbers on the host, and multiplies tensors of any device by them
+            self._scheduler: Any = getattr(diffusers, name)(**getattr(generation, "noise_scheduler_config", default))
+            self._scheduler.set_timesteps(num_inference_steps=self.num_steps)
+        self.register_buffer("timesteps", self._scheduler.timesteps.to(self.inputs.device), persistent=False)
+
+    @property
+    def predictor_counters(self) -> ExecutionCounters:
+        """Counters of the calls of `speak` and of the branches."""
+        return self._graphs.counters
+
+    def allocate_branches(self, num_tokens: int) -> None:
+        """Make room for the branches of as many tokens as vLLM's KV cache holds."""
+        self.branches.allocate(self.num_branches * num_tokens, self.lm_head.weight)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return zeros (num_tokens, hidden_size): all inputs come as rows."""
@@ -85,7 +103,14 @@ class VibeVoiceSpeaker(InputEmbedsModel):
         self.input_embeds[: rows.shape[0]] += rows
 
     def capture_predictor(self, backend: GraphBackend, *, compiles: bool) -> None:
-        """Capture nothing: diffusion and tokenizers run as plain PyTorch."""
+        """Capture the branches' steps and `speak`, as plain PyTorch."""
+        weight = self.lm_head.weight
+        self.branches.capture(backend, weight[0])
+        for size in batch_sizes(self.num_slots):
+            slots = torch.full((size,), self.num_slots, device=weight.device)
+            states = [weight.new_zeros((size, weight.shape[1])) for _ in range(2)]
+            noise = weight.new_zeros((size, self.config.audio_config.hidden_size))
+            self._graphs.capture(backend, "speak", self._speak, [slots, *states, noise])
 
     def clear_slot(self, slot: int) -> None:
         """Forget the request that had a slot."""
@@ -110,25 +135,34 @@ class VibeVoiceSpeaker(InputEmbedsModel):
     def speak(
         self, slots: Sequence[int], conditions: torch.Tensor, negatives: torch.Tensor, noise: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return samples (num_requests, samples_per_frame), and the rows (num_requests, hidden_size) of the next step.
+        """Return float32 samples (num_requests, samples_per_frame), and input rows (num_requests, hidden_size).
 
         `conditions` and `negatives` are hidden states (num_requests, hidden_size), `noise` (num_requests, latent_size).
         """
-        speech, device = self.speech, conditions.device
-        self.predictor_counters.eager_calls += 1
+        count = len(slots)
+        idle = self._graphs.size("speak", count) - count
+        values = [torch.tensor([*slots, *[self.num_slots] * idle]), conditions, negatives, noise]
+        sounds, rows = self._graphs.run("speak", self._speak, count, values)
+        return sounds, rows
+
+    def _speak(
+        self, slots: torch.Tensor, conditions: torch.Tensor, negatives: torch.Tensor, noise: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        speech = self.speech
+        slots = slots.to(conditions.device, non_blocking=True)
         latents = self._denoise(torch.cat([conditions, negatives]), noise.to(conditions))[:, None]
         scaled = latents / speech.latent_scaling_factor - speech.latent_bias_factor
-        acoustic, semantic = self._acoustic.use(slots, device), self._semantic.use(slots, device)
+        acoustic, semantic = self._acoustic.use(slots), self._semantic.use(slots)
         sound = speech.audio_tower.decoder(scaled.transpose(1, 2), padding_cache=acoustic).audio
         heard = speech.semantic_tokenizer_encoder(sound, padding_cache=semantic).latents
         rows = speech.multi_modal_projector(latents) + speech.semantic_connector(heard)
-        return sound[:, 0], rows[:, 0]
+        return sound[:, 0].float(), rows[:, 0]
 
     def _denoise(self, conditions: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         self._scheduler.set_timesteps(num_inference_steps=self.num_steps)
-        for timestep in self._scheduler.timesteps:
+        for timestep, on_device in zip(self._scheduler.timesteps, self.timesteps, strict=True):
             both = torch.cat([latents, latents])
-            times = timestep.repeat(len(both)).to(both)
+            times = on_device.expand(len(both)).to(both)
             guided, plain = self.speech.diffusion_head(both, times, condition=conditions).chunk(2)
             latents = self._scheduler.step(
                 plain + self.guidance_scale * (guided - plain), timestep, latents

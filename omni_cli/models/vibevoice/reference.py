@@ -81,9 +81,9 @@ class VibeVoiceReference:
     @contextlib.contextmanager
     def _noise(self) -> Iterator[None]:
         def randn_like(like: torch.Tensor) -> torch.Tensor:
-            return torch.empty_like(like, dtype=self._noise_dtype).normal_().to(like.dtype)
+            return torch.empty_like(like, dtype=self._noise_dtype, device="cpu").normal_().to(like)
 
-        with noise_in(self._noise_dtype), replaced(torch, "randn_like", randn_like):
+        with noise_in(self._noise_dtype, on_host=True), replaced(torch, "randn_like", randn_like):
             yield
 
     def _inputs(self, request: GenerateRequest) -> Any:

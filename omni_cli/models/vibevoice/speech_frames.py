@@ -21,7 +21,10 @@ NOISE, LAST_TOKEN = "noise", "last_token"
 
 @dataclass
 class SpokenFrames(RequestFrames):
-    """The frames of one request; `codes` are input rows (hidden_size,), one for each of the `tokens`."""
+    """The frames of one request; `codes` are input rows (hidden_size,), one for each of the `tokens`.
+
+    `negative` is the state (hidden_size,) of the diffusion's branch, for the next frame if that is sound.
+    """
 
     slot: int = 0
     noise: torch.Generator = field(default_factory=torch.Generator)
@@ -29,6 +32,7 @@ class SpokenFrames(RequestFrames):
     tokens: list[int] = field(default_factory=list)
     sounds: dict[int, torch.Tensor] = field(default_factory=dict)
     scores: dict[int, torch.Tensor] = field(default_factory=dict)
+    negative: torch.Tensor | None = None
 
 
 class SpeechStore(FrameStore):
@@ -45,6 +49,7 @@ class SpeechStore(FrameStore):
         self._sound, self._begin = config.audio_token_id, config.audio_bos_token_id
         self._allowed = torch.full((config.text_config.vocab_size,), float("-inf"), device=device)
         self._allowed[[self._sound, self._begin, config.audio_eos_token_id, config.eos_token_id]] = 0.0
+        self._begin_id = torch.tensor([self._begin], device=device)
 
     def begin(
         self, request_id: str, num_prompt_tokens: int, params: SamplingParams, information: Mapping[str, Any]
@@ -66,12 +71,12 @@ class SpeechStore(FrameStore):
         requests = [self._requests[span.request_id] for span in spans]
         new = [index for index, span in enumerate(spans) if self._frame(span) == len(requests[index].codes)]
         logits = logits.float()
-        if new and self._model.guidance_scale != 1:
-            rows = self._model.embed_tokens(self._latest_tokens([requests[index] for index in new]))
-            slots = [requests[index].slot + self._model.num_slots for index in new]
-            plain = self._model.compute_logits(self._model.branches.advance(slots, rows)).float().log_softmax(-1)
-            guided = logits[new].log_softmax(-1)
-            logits[new] = self._model.guidance_scale * (guided - plain) + plain
+        plain_states = self._look_ahead([requests[index] for index in new]) if new else None
+        if plain_states is not None:
+            plain = self._model.compute_logits(plain_states).float().log_softmax(-1)
+            which = self._on_device(new)
+            guided = logits[which].log_softmax(-1)
+            logits[which] = self._model.guidance_scale * (guided - plain) + plain
         logits = logits + self._allowed
         for index, (span, request) in enumerate(zip(spans, requests, strict=True)):
             frame = self._frame(span)
@@ -83,20 +88,20 @@ class SpeechStore(FrameStore):
         return logits
 
     def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
-        """Make the sound (num_requests, samples_per_frame) of the frames of these tokens; zeros for control tokens."""
+        """Make the sound (num_requests, samples_per_frame), float32, of these tokens; zeros for control tokens."""
         tokens = first_codes.tolist()
         requests = [self._requests[span.request_id] for span in spans]
         frames = [self._frame(span) for span in spans]
         new = [index for index, request in enumerate(requests) if frames[index] == len(request.codes)]
         rows = self._model.embed_tokens(first_codes.long())
-        sounds = hidden.new_zeros((len(spans), self._model.samples_per_frame))
+        sounds = hidden.new_zeros((len(spans), self._model.samples_per_frame), dtype=torch.float32)
         spoken = [index for index in new if tokens[index] == self._sound]
         for index in new:
             if tokens[index] == self._begin:
                 self._model.branches.clear(requests[index].slot)
         if spoken:
-            speaking = [requests[index] for index in spoken]
-            sounds[spoken], rows[spoken] = self._speak(speaking, hidden[spoken])
+            which = self._on_device(spoken)
+            sounds[which], rows[which] = self._speak([requests[index] for index in spoken], hidden[which])
         for index, (request, frame) in enumerate(zip(requests, frames, strict=True)):
             if index in new:
                 request.put(frame, rows[index])
@@ -111,19 +116,38 @@ class SpeechStore(FrameStore):
 
     def _speak(self, requests: list[SpokenFrames], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples and the next input rows of requests whose latest token is sound."""
-        first = self._model.embed_tokens(torch.tensor([self._begin], device=hidden.device))[0]
-        rows = torch.stack([request.codes[-1] if request.codes else first for request in requests])
         slots = [request.slot for request in requests]
-        negatives = self._model.branches.advance(slots, rows)
+        self._model.branches.keep(slots)
+        negatives = torch.stack([request.negative for request in requests if request.negative is not None])
         latent_size = self._model.config.audio_config.hidden_size
         # The reference draws a second row per request, without use for it.
         noise = [torch.randn((2, latent_size), generator=request.noise, dtype=torch.float32)[0] for request in requests]
         made: tuple[torch.Tensor, torch.Tensor] = self._model.speak(slots, hidden, negatives, torch.stack(noise))
         return made
 
+    def _look_ahead(self, requests: list[SpokenFrames]) -> torch.Tensor | None:
+        """Note the state of each diffusion's branch; return those of the control tokens', None if nothing guides them.
+
+        Both are of inputs that are known before the token, so that one batch has them; sound keeps the first.
+        """
+        branches, first = self._model.branches, self._model.embed_tokens(self._begin_id)[0]
+        slots = [request.slot for request in requests]
+        rows = torch.stack([request.codes[-1] if request.codes else first for request in requests])
+        controls = [slot + self._model.num_slots for slot in slots] if self._model.guidance_scale != 1 else []
+        if controls:
+            rows = torch.cat([rows, self._model.embed_tokens(self._latest_tokens(requests))])
+        states = branches.look_ahead([*slots, *controls], rows)
+        for request, state in zip(requests, states, strict=False):
+            request.negative = state
+        branches.keep(controls)
+        return states[len(slots) :] if controls else None
+
     def _latest_tokens(self, requests: list[SpokenFrames]) -> torch.Tensor:
         latest = [request.tokens[-1] if request.tokens else request.last_token for request in requests]
-        return torch.tensor(latest, device=self._device)
+        return self._on_device(latest)
+
+    def _on_device(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers).to(self._device, non_blocking=True)  # `torch.tensor` itself would wait for it
 
     def _frame(self, span: ComputedSpan) -> int:
         return span.end - self._requests[span.request_id].num_prompt_tokens

@@ -53,14 +53,16 @@ class SpeakerStage(StepStage):
             raise StageError("VibeVoice runs on one rank", stage=spec.stage.name, hint="`--replicas N` starts several")
         super().__init__(spec, emit)
         (self.model,) = self.engine.collective_rpc("get_model")
-        self.model.set_diffusion(spec.stage.num_diffusion_steps, spec.stage.cfg_scale)
         self.num_codebooks = self.model.samples_per_frame
         self._processor: Any = AutoProcessor.from_pretrained(spec.model)
         self._sample_rate: int = self._processor.feature_extractor.sampling_rate
         self._embed = EmbeddingTable(spec.model, "model.language_model.embed_tokens.weight", self.dtype)
 
     def engine_args(self) -> dict[str, object]:
-        return {**super().engine_args(), "hf_overrides": {"architectures": [SPEAKER]}}
+        assert isinstance(self.spec.stage, SpeakerConfig)
+        steps, guidance = self.spec.stage.num_diffusion_steps, self.spec.stage.cfg_scale
+        overrides = {"architectures": [SPEAKER], "num_diffusion_steps": steps, "cfg_scale": guidance}
+        return {**super().engine_args(), "hf_overrides": overrides}
 
     @property
     def voices(self) -> tuple[str, ...]:

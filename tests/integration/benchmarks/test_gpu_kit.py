@@ -184,6 +184,29 @@ def test_the_chain_of_qwen3_omni_on_a_cpu(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.slow
+def test_vibevoice_beside_transformers_on_a_cpu(tmp_path):
+    folder = tmp_path / "model"
+    run_script(
+        "vibevoice.py", "-o", str(tmp_path), "--folder", str(folder), "--clients", "1", "2", "--frames", "6",
+        "--rounds", "1", "--kv-cache", str(64 << 20),
+    )  # fmt: skip
+    variants = {variant.name: variant for variant in load_record(tmp_path / "vibevoice.json").variants}
+    assert variants.keys() == {"clients=1,side=eager", "clients=1,side=transformers", "clients=2,side=eager"}
+    for name, variant in variants.items():
+        (sample,) = variant.samples
+        assert sample.work["audio_s"] == pytest.approx(6 * 3200 / 24_000 * variant.settings["clients"]), name
+        assert sample.metrics["rtf"] > 0 and sample.metrics["ttfp_s"] <= sample.e2e_s
+    (eager,) = variants["clients=2,side=eager"].samples
+    assert eager.execution_counters["speaker"]["predictor_eager_calls"] >= 2 * 6
+    parts = [eager.metrics[f"{name}_s"] for name in ("backbone", "head", "rest")]
+    assert sum(parts) == pytest.approx(eager.metrics["step_s"]) and min(parts[:2]) > 0
+    run_script("vibevoice_frame.py", str(folder), "-o", str(tmp_path), "--batches", "2")
+    lines = (tmp_path / "vibevoice-frame.txt").read_text().splitlines()
+    assert [line.split()[2] for line in lines] == ["branch", "denoise", "decode", "encode", "speak"]
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
 def test_codec_calls_on_a_cpu(tmp_path):
     run_script("codec_calls.py", "-o", str(tmp_path), "--batches", "2")
     summary = (tmp_path / "codec-calls.txt").read_text()

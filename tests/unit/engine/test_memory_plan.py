@@ -106,6 +106,10 @@ def test_layers_that_differ_are_unknown(key: str) -> None:
     assert cache_bytes_per_token({**DECODER, key: [3] * 30}, "bfloat16") is None
 
 
+def test_a_token_has_keys_and_values_in_each_branch() -> None:
+    assert cache_bytes_per_token({**DECODER, "num_branches": 2}, "bfloat16") == 3 * TOKEN_BYTES
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     config = {

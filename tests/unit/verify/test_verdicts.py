@@ -78,6 +78,16 @@ def test_one_log_probability_beyond_the_noise_is_different(shift: float) -> None
     assert row.why is not None and "log-probabilities differ" in row.why
 
 
+def test_a_token_that_cannot_be_chosen_hides_no_difference() -> None:
+    truth = logprobs()
+    truth[:, -1] = -np.inf
+    values = truth.copy()
+    assert judged(tokens(values), scores(truth)).verdict == "equal"
+    values[17, 2] += 1.0
+    row = judged(tokens(values), scores(truth))
+    assert (row.verdict, row.position) == ("different", 17)
+
+
 def test_small_differences_everywhere_are_different() -> None:
     row = judged(tokens(logprobs() + 2 * NOISE), scores(logprobs()))
     assert row.verdict == "different" and row.why is not None and "on average" in row.why

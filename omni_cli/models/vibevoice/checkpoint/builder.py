@@ -11,7 +11,7 @@ from transformers import GenerationConfig, Qwen2Tokenizer, VibeVoiceConfig, Vibe
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
 from omni_cli.checkpoints.sizes import DecoderSizes
-from omni_cli.checkpoints.weights import normal_tensor, random_state_dict
+from omni_cli.checkpoints.weights import Draw, normal_tensor, random_state_dict
 from omni_cli.models.vibevoice.checkpoint.processor import (
     AUDIO,
     BEGIN_AUDIO,
@@ -70,16 +70,31 @@ def write_vibevoice(output_dir: Path, sizes: VibeVoiceSizes, seed: int) -> None:
     tokenizer = make_tokenizer(sizes.vocab_size, sizes.max_position_embeddings)
     with quiet_transformers():
         config = vibevoice_config(sizes, tokenizer)
+    diffusion = {"guidance_scale": sizes.guidance_scale, "num_diffusion_steps": sizes.num_diffusion_steps}
+    write_checkpoint(output_dir, config, tokenizer, diffusion, seed)
+
+
+def write_checkpoint(
+    output_dir: Path,
+    config: VibeVoiceConfig,
+    tokenizer: Qwen2Tokenizer,
+    diffusion: dict[str, float],
+    seed: int,
+    *,
+    draw: Draw = normal_tensor,
+    audio_logit: float = _AUDIO_LOGIT,
+) -> None:
+    """Write a checkpoint's files. With a larger `audio_logit`, speech does not end."""
+    with quiet_transformers():
         with torch.device("meta"):
             model = VibeVoiceForConditionalGeneration(config)
-        model.load_state_dict(_weights(model, config, seed), assign=True)
+        model.load_state_dict(_weights(model, config, seed, draw, audio_logit), assign=True)
         model.generation_config = GenerationConfig(
             eos_token_id=config.eos_token_id,
             pad_token_id=config.pad_token_id,
-            guidance_scale=sizes.guidance_scale,
-            num_diffusion_steps=sizes.num_diffusion_steps,
             noise_scheduler_class="DPMSolverMultistepScheduler",
             noise_scheduler_config={"beta_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction"},
+            **diffusion,
         )
         model.save_pretrained(output_dir)
         write_processor(output_dir, tokenizer, config.audio_config.hop_length)
@@ -118,15 +133,17 @@ def vibevoice_config(sizes: VibeVoiceSizes, tokenizer: Qwen2Tokenizer) -> VibeVo
     )
 
 
-def _weights(model: VibeVoiceForConditionalGeneration, config: VibeVoiceConfig, seed: int) -> dict[str, torch.Tensor]:
+def _weights(
+    model: VibeVoiceForConditionalGeneration, config: VibeVoiceConfig, seed: int, draw: Draw, audio_logit: float
+) -> dict[str, torch.Tensor]:
     """Draw weights with which speech ends now and then, and begins again."""
-    state = random_state_dict(model, seed, gains=_GAINS)
+    state = random_state_dict(model, seed, gains=_GAINS, draw=draw)
     hidden_size = config.text_config.hidden_size
-    common = normal_tensor("common direction", (hidden_size,), 0.0, 1.0, seed)
+    common = draw("common direction", (hidden_size,), 0.0, 1.0, seed)
     state["model.language_model.embed_tokens.weight"] += _COMMON_INPUT * common
     state["model.multi_modal_projector.linear_2.bias"] += _COMMON_INPUT * common
     head = state["lm_head.weight"]
     controls = [config.eos_token_id, config.audio_bos_token_id, config.audio_eos_token_id]
     head[controls] *= _OTHER_LOGIT
-    head[config.audio_token_id] += _AUDIO_LOGIT * math.sqrt(128 / hidden_size) * common
+    head[config.audio_token_id] += audio_logit * math.sqrt(128 / hidden_size) * common
     return state
