@@ -210,7 +210,8 @@ def _divergence(tokens: EngineTokens, scores: TokenScores) -> float:
     reference, engine = (
         side[:num, 1:] if side.shape[1] > 1 else side[:num] for side in (scores.logprobs, tokens.logprobs)
     )
-    terms = np.exp(reference) * (reference - engine)
+    with np.errstate(invalid="ignore"):  # a candidate that both sides forbid
+        terms = np.exp(reference) * (reference - engine)
     return float(max(np.nan_to_num(terms, nan=0.0, posinf=0.0, neginf=0.0).sum(axis=1).mean(), 0.0))
 
 
