@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from omni_cli.checkpoints.files import weight_files
 from omni_cli.models.codec.decoder_model import CodecForDiffusion
 from omni_cli.models.codec.lookahead import LookaheadDecoder
-from omni_cli.models.higgs_audio.tokenizer import tokenizer_class, tokenizer_folder
+from omni_cli.models.higgs_audio.tokenizer import load_tokenizer, tokenizer_class, tokenizer_folder
 
 
 class HiggsCodec(CodecForDiffusion):
@@ -23,8 +22,10 @@ class HiggsCodec(CodecForDiffusion):
 
     def make_codec(self, config: Any) -> nn.Module:
         kind = tokenizer_class()
-        self._codec_folder = tokenizer_folder(self._model)
-        own = kind.config_class.from_pretrained(self._codec_folder)
+        folder = tokenizer_folder(self._model)
+        # Read only to see whether a weight is missing or not a number.
+        self.secondary_weights = (DefaultModelLoader.Source(str(folder), revision=None, prefix="codec."),)
+        own = kind.config_class.from_pretrained(folder)
         self.sample_rate, self.codebook_size, self.num_codebooks = (
             own.sample_rate,
             own.codebook_size,
@@ -41,5 +42,6 @@ class HiggsCodec(CodecForDiffusion):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the codec's own weights instead of those of the language model, which are not read."""
-        own = (load_file(file).items() for file in weight_files(self._codec_folder))
-        return super().load_weights(item for items in own for item in items)
+        whole = load_tokenizer(self._model, next(self.codec.parameters()).dtype)
+        self.codec.load_state_dict(whole.state_dict(), strict=False)
+        return {f"codec.{name}" for name, _ in self.codec.named_parameters()}

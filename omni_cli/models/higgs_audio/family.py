@@ -19,9 +19,15 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:HiggsBackboneStage",
-            takes=("audio", "sampling", "max_tokens", "temperature", "raw"),
+            takes=("audio", "instructions", "sampling", "max_tokens", "temperature", "raw"),
             needed_files=(("tokenizer.json",), ("processor_config.json",)),
-            needed_weights=("model.", "audio_lm_head."),
+            # A codec that is not in the folder is looked for where processor_config.json names it.
+            needed_weights=(
+                "model.",
+                "audio_lm_head.",
+                "audio_tokenizer/acoustic_encoder.",
+                "audio_tokenizer/semantic_model.",
+            ),
         ),
         StageRole(
             name="codec",
@@ -32,6 +38,7 @@ FAMILY = Family(
             makes="audio",
             settings="omni_cli.models.codec.settings:CodecConfig",
             needed_files=(("processor_config.json",),),
+            needed_weights=("audio_tokenizer/quantizer.", "audio_tokenizer/acoustic_decoder."),
         ),
     ),
     vllm_models={BACKBONE: f"{_HERE}.backbone:HiggsBackbone", CODEC: f"{_HERE}.codec:HiggsCodec"},

@@ -18,15 +18,17 @@ _SYSTEM, _SCENE = "Generate audio following instruction.", "Audio is recorded fr
 _MIN_VOICE_S, _MAX_VOICE_S = 0.1, 60
 
 
-def make_conversation(request: GenerateRequest) -> list[dict[str, object]]:
+def make_conversation(request: GenerateRequest, scene_text: str | None = None) -> list[dict[str, object]]:
     """Return a request's messages for the processor's chat template.
 
-    A system message describes the scene. Recordings beside a plain text are those of its speakers, with unknown words;
-    in messages, the assistant's turns are recordings of the user's before them.
+    A system message describes the scene, else `scene_text`. Recordings beside a plain text are those of its speakers,
+    of unknown words; in messages, the assistant's turns are recordings of the user's before them.
     Raises `InputError` for a conversation that the model cannot continue.
     """
     messages = list(request.messages)
-    scene = messages.pop(0).parts if messages and messages[0].role == "system" else (Part("text", _SCENE),)
+    scene = (
+        messages.pop(0).parts if messages and messages[0].role == "system" else (Part("text", scene_text or _SCENE),)
+    )
     if request.reply is not None:
         messages = [Message("user", (Part("text", request.reply),))]
     elif not messages:
@@ -73,14 +75,15 @@ def _of_speaker(message: Message, speaker: str | None) -> Message:
     return Message(message.role, (Part("text", f"[SPEAKER{number}] "), *message.parts))
 
 
-def make_inputs(processor: Any, request: GenerateRequest) -> Any:
-    """Return the inputs of transformers' `processor` for a request, without the mask of attention.
+def make_inputs(processor: Any, request: GenerateRequest, scene_text: str | None = None) -> Any:
+    """Return the inputs of transformers' `processor` for a request; `scene_text` describes the scene by default.
 
     Raises `InputError` for one that the model cannot speak.
     """
     if request.raw:
         return _raw_inputs(processor, request)
-    text = processor.apply_chat_template(make_conversation(request), tokenize=False, add_generation_prompt=True)
+    conversation = make_conversation(request, scene_text)
+    text = processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
     rate = processor.feature_extractor.sampling_rate
     media: dict[str, Any] = {}
     if request.audio:
@@ -94,13 +97,13 @@ def _raw_inputs(processor: Any, request: GenerateRequest) -> Any:
         raise InputError(f"a raw prompt has no {what} beside it", hint=f"drop the {what}, or `raw`")
     inputs = processor.tokenizer(request.prompt, return_tensors="pt")
     ids = inputs["input_ids"][0].tolist()
-    num_codebooks = processor.audio_tokenizer.config.num_quantizers
-    if len(ids) < num_codebooks:
-        raise InputError(f"a raw prompt has as many tokens as there are codebooks, {num_codebooks}, or more")
-    if ids[-1] != processor.audio_bos_token_id:
+    if ids[-1:] != [processor.audio_bos_token_id]:
         raise InputError(
             "a raw prompt ends where the sound begins", hint=f"put `{processor.audio_bos_token}` at its end"
         )
+    num_codebooks = processor.audio_tokenizer.config.num_quantizers
+    if len(ids) < num_codebooks:
+        raise InputError(f"a raw prompt has as many tokens as there are codebooks, {num_codebooks}, or more")
     if {processor.audio_token_id, processor.audio_delay_token_id} & set(ids):
         raise InputError(f"a raw prompt has no sound in place of `{processor.audio_token}`")
     return inputs

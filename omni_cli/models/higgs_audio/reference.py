@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor
 
-from omni_cli.config.schema import EngineConfig
+from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.higgs_audio.prompts import make_inputs
 from omni_cli.models.higgs_audio.tokenizer import load_processor, load_tokenizer
 from omni_cli.models.reference import ForcedTokens, forced, get_device, get_limits, load_model, replaced
@@ -54,16 +54,15 @@ class HiggsAudioReference:
     """Greedy, with the profile's maximum of tokens unless tokens are given."""
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
-        self._stage, *others = [stage.name for stage in config.stages]
-        self._codec = others[0] if others else None
+        backbone, *others = config.stages
+        assert isinstance(backbone, ARStageConfig)
+        self._stage, self._scene = backbone.name, backbone.system_prompt
+        self._codec = others[0].name if others else None
         self._config = config
-        codec = load_tokenizer(folder).to(get_device())
         # Codes of recordings are the engine's input and are made in float32; samples are made in the way's type.
-        self._listener: Any = load_processor(folder, codec)
-        speaker = (
-            codec if way.dtype == "float32" else load_tokenizer(folder).to(get_device(), getattr(torch, way.dtype))
-        )
-        self._processor: Any = load_processor(folder, speaker)
+        heard, spoken = (load_tokenizer(folder, getattr(torch, dtype)) for dtype in ("float32", way.dtype))
+        self._listener: Any = load_processor(folder, heard.to(get_device()))
+        self._processor: Any = load_processor(folder, spoken.to(get_device()))
         self._model: Any = load_model(HiggsAudioV2ForConditionalGeneration, folder, way, config)
 
     def expected(self, output: EngineOutput) -> Expected:
@@ -104,4 +103,4 @@ class HiggsAudioReference:
             yield
 
     def _inputs(self, request: GenerateRequest) -> Any:
-        return make_inputs(self._listener, request).to(get_device())
+        return make_inputs(self._listener, request, self._scene).to(get_device())

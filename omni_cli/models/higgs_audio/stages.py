@@ -18,6 +18,7 @@ from omni_cli.models.higgs_audio.family import BACKBONE, CODEC
 from omni_cli.models.higgs_audio.prompts import SPEAKERS, make_inputs
 from omni_cli.models.higgs_audio.tokenizer import load_processor
 from omni_cli.models.voices import note_on_voice, speaker_for
+from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import Report
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
@@ -68,6 +69,9 @@ class HiggsBackboneStage(FrameStage):
         overrides = {"architectures": [BACKBONE], "vocab_size": codes, "eos_token_id": None}
         return {**super().engine_args(), "hf_overrides": overrides}
 
+    def warm_up_request(self) -> GenerateRequest:
+        return GenerateRequest("", prompt="hello")
+
     @property
     def voices(self) -> tuple[str, ...]:
         return SPEAKERS
@@ -78,7 +82,7 @@ class HiggsBackboneStage(FrameStage):
         if useless:
             raise InputError(f"this model's codes are not sampled with `{min(useless)}`", hint="drop it")
         with torch.inference_mode():
-            inputs = make_inputs(self._processor, request)
+            inputs = make_inputs(self._processor, request, self.spec.ar.system_prompt)
         token_ids = inputs["input_ids"][0]
         rows = self._embed(token_ids.tolist())
         is_audio = (token_ids == self.config.audio_token_id) | (token_ids == self.config.audio_delay_token_id)

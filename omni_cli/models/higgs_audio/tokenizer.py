@@ -13,6 +13,7 @@ import torch
 from transformers import AutoTokenizer, DacFeatureExtractor, HiggsAudioV2Processor
 
 from omni_cli.checkpoints.files import read_object
+from omni_cli.checkpoints.missing import lacking, of_another_model
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.compat.torchaudio import import_with_torchaudio
 from omni_cli.errors import CheckpointError
@@ -43,9 +44,20 @@ def tokenizer_folder(model: str | Path) -> Path:
     return inside if inside.is_dir() else Path(resolve_model(source))
 
 
-def load_tokenizer(model: str | Path) -> Any:
-    """Return the whole codec, in float32: codes of a recording must not depend on a profile's dtype."""
-    return tokenizer_class().from_pretrained(tokenizer_folder(model), dtype=torch.float32).eval()
+def load_tokenizer(model: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the whole codec, for recordings in float32: their codes must not depend on a profile's dtype.
+
+    Raises `CheckpointError` for one whose weights are missing or of another model.
+    """
+    folder = tokenizer_folder(model)
+    codec, found = tokenizer_class().from_pretrained(
+        folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    for name, shape, expected in found["mismatched_keys"]:
+        raise of_another_model(folder, name, shape, expected)
+    if found["missing_keys"]:
+        raise lacking(folder, sorted(found["missing_keys"]))
+    return codec.eval()
 
 
 def load_processor(model: str | Path, audio_tokenizer: Any) -> Any:

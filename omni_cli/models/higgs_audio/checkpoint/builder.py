@@ -24,7 +24,7 @@ from omni_cli.models.higgs_audio.tokenizer import tokenizer_class
 
 CODEC = "audio_tokenizer"
 _SAMPLE_RATE, _SEMANTIC_RATE = 24_000, 16_000
-_RATIOS = (8, 5, 4, 2, 3)  # 960 samples a frame, as in the release
+_RATIOS = (8, 5, 4, 2, 3)  # 960 samples per frame, as in the release
 _SEMANTIC_RATIO = 320
 
 _GAINS = {
