@@ -50,7 +50,7 @@ _SPEECH_END_GAIN = 0.33
 
 
 @dataclass(frozen=True)
-class CodecSizes:
+class HiggsCodecSizes:
     """The codec: acoustic encoder and decoder, and the semantic model. Convolutions halve their channels five times."""
 
     hidden_size: int
@@ -76,7 +76,7 @@ class HiggsAudioSizes:
     num_codebooks: int = 8
     max_position_embeddings: int = 2048
     backbone: DecoderSizes = field(default_factory=lambda: DecoderSizes(128, 256, 2, 4, 2, 32))
-    codec: CodecSizes = field(default_factory=lambda: CodecSizes(32, 4, 64, 16, 32, 64, 2, 2, 16))
+    codec: HiggsCodecSizes = field(default_factory=lambda: HiggsCodecSizes(32, 4, 64, 16, 32, 64, 2, 2, 16))
 
 
 def tiny_higgs_audio(output_dir: Path, seed: int) -> None:
