@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -184,3 +186,13 @@ def test_a_raw_prompt_is_that_of_the_template(engine, references):
     before, after = FAMILY.prompt_frame
     raw = GenerateRequest("raw", f"{system}{scene}{before}hello{after}", raw=True)
     assert_equal(engine.run(raw), references["hello"])
+
+
+def test_sampling_that_is_missing_is_noted(references, start_brief_engine, tmp_path):
+    folder = tmp_path / "released"
+    shutil.copytree(resolve_model("builtin:tiny-higgs-audio"), folder)
+    generation = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**generation, "ras_win_len": 7}))
+    result = start_brief_engine("tiny-higgs-audio", *LIMITS, f"model={folder}").run(REQUESTS[0])
+    assert_equal(result, references[REQUESTS[0].request_id])
+    assert any("`ras_win_len`" in note for note in result.notes)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from omni_cli.checkpoints.derive import read_config
+from omni_cli.checkpoints.files import read_object
 from omni_cli.errors import InputError, StageError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
@@ -24,6 +25,7 @@ from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
 from omni_cli.vllm_integration.stage import ActiveRequest
 
+_WITHOUT_RESAMPLING = "codes that repeat are not drawn again, though the checkpoint's `ras_win_len` asks for it"
 # Those that apply to every codebook.
 _SAMPLING = {"temperature", "top_k", "top_p", "max_tokens", "min_tokens", "ignore_eos", "logprobs"}
 
@@ -60,6 +62,9 @@ class HiggsBackboneStage(FrameStage):
         self.num_codebooks = self.config.num_codebooks
         (model,) = self.engine.collective_rpc("get_model")
         self._processor: Any = load_processor(spec.model, model.codec)
+        generation = Path(spec.model, "generation_config.json")
+        resamples = generation.is_file() and read_object(generation).get("ras_win_len") is not None
+        self._notes = (_WITHOUT_RESAMPLING,) if resamples else ()
         self._embed = EmbeddingTable(spec.model, "model.embed_tokens.weight", self.dtype)
         self._embed_code = EmbeddingTable(spec.model, "model.embed_audio_tokens.embed_audio_tokens.weight", self.dtype)
 
@@ -89,8 +94,8 @@ class HiggsBackboneStage(FrameStage):
         if "audio_input_ids" in inputs:
             codes = inputs["audio_input_ids"][0].cpu() + torch.arange(self.num_codebooks) * self.config.codebook_size
             rows[is_audio] = self._embed_code(codes.flatten().tolist()).unflatten(0, codes.shape).sum(dim=1)
-        if request.speaker is not None:
-            active.context["notes"] = note_on_voice(request.speaker, speaker_for(request.speaker, SPEAKERS))
+        voice = request.speaker and speaker_for(request.speaker, SPEAKERS)
+        active.context["notes"] = (*note_on_voice(request.speaker, voice or ""), *self._notes)
         return PromptRows(torch.cat([rows, is_audio[:, None].to(rows)], dim=1)), {}
 
     def is_end(self, active: ActiveRequest) -> bool:

@@ -1,4 +1,4 @@
-"""A codec that looks ahead, decoded piece by piece; and what stands in for torchaudio where there is none."""
+"""A codec that looks ahead, decoded piece by piece; and the replacement of torchaudio where there is none."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def test_what_is_above_the_new_rate_is_filtered():
     assert float(resample(tone, 24_000, 16_000)[100:-100].abs().max()) < 0.02
 
 
-def test_nothing_stands_in_for_longer_than_the_import(codec):
+def test_the_replacement_is_there_for_one_import(codec):
     assert not isinstance(getattr(sys.modules.get("torchaudio"), "functional", None), SimpleNamespace)
