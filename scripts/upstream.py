@@ -33,6 +33,7 @@ TESTS = {
         "test_qwen3_reference.py",
         "test_csm_reference.py",
         "test_vibevoice_reference.py",
+        "test_higgs_audio_reference.py",
         "models/test_glm_image.py",
         "models/test_language_models.py",
     ),

@@ -45,12 +45,16 @@ def find_fault(folder: Path, aliases: Iterable[str], prefix: str, *, is_loaded: 
         return lacking(folder, missing)  # they are not there under other names
     for name, shape in saved.items():
         if expected.get(name, shape) != shape:
-            return CheckpointError(
-                f"`{folder}` has weights of another model: {name} has the shape {_text(shape)} instead of "
-                f"{_text(expected[name])}",
-                hint="config.json and weights must be of the same checkpoint: get it again",
-            )
+            return of_another_model(folder, name, shape, expected[name])
     return None
+
+
+def of_another_model(folder: Path, name: str, shape: Sequence[int], expected: Sequence[int]) -> CheckpointError:
+    """Return the error of a checkpoint with a weight of another shape."""
+    return CheckpointError(
+        f"`{folder}` has weights of another model: {name} has the shape {_text(shape)} instead of {_text(expected)}",
+        hint="config.json and weights must be of the same checkpoint: get it again",
+    )
 
 
 def _pickled_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

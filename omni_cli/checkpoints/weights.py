@@ -16,7 +16,6 @@ from torch import nn
 
 _BIAS_STD = 0.05
 _NORM_STD = 0.05
-_CODEBOOK_ONES = ("cluster_usage", "initialized")
 
 Draw = Callable[[str, tuple[int, ...], float, float, int], torch.Tensor]
 """Draw a tensor from its name, shape, mean, standard deviation and seed."""
@@ -70,13 +69,14 @@ def fill(model: nn.Module, component: str, seed: int, gains: Mapping[str, float]
 
 
 def _codebooks(model: nn.Module, seed: int, prefix: str, draw: Draw) -> dict[str, torch.Tensor]:
-    """Draw the vectors of residual quantizers, which are stored as sums over `cluster_usage` occurrences."""
+    """Draw the vectors of residual quantizers; a vector's number of occurrences, by which some divide it, is one."""
     state: dict[str, torch.Tensor] = {}
     for path, module in model.named_modules():
         if type(module).__name__.endswith("EuclideanCodebook"):
-            vectors = f"{path}.embed_sum"
-            state[vectors] = draw(prefix + vectors, tuple(module.embed_sum.shape), 0.0, 1.0, seed)
-            state |= {f"{path}.{name}": torch.ones(module.get_buffer(name).shape) for name in _CODEBOOK_ONES}
+            for leaf, buffer in module.named_buffers(recurse=False):
+                name, shape = f"{path}.{leaf}", tuple(buffer.shape)
+                is_vectors = len(shape) == 2
+                state[name] = draw(prefix + name, shape, 0.0, 1.0, seed) if is_vectors else torch.ones(shape)
     return state
 
 
@@ -117,10 +117,10 @@ def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float)
         return (0.0 if leaf == "bias" else 1.0), _NORM_STD
     if leaf == "bias":
         return 0.0, _BIAS_STD
-    if isinstance(module, nn.Embedding):
+    if isinstance(module, nn.Embedding) or leaf == "original1":
         return 0.0, gain
-    if leaf == "weight_g":
-        # The length of a row whose direction is in another parameter.
+    if leaf in ("weight_g", "original0"):
+        # The length of a row whose direction is in another parameter, here `original1`.
         return gain, 0.1 * gain
     if kind.endswith(("TopKRouter", "Experts")) or leaf == "scale_shift_table":
         # Rows, or one matrix per expert, that are not modules.

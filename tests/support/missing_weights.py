@@ -64,13 +64,15 @@ def errors_of(config: Any, folder: str, every: int) -> dict[str, list[str | None
 
     stage: Any = load_stage(get_spec(config, folder), lambda report: None)
     role = stage.spec.family.role(config.name)
-    prefixes = tuple(part.rpartition("/")[2] for part in role.needed_weights) or ("",)
+    # Of the checkpoint itself, or of a component that is all that the role names.
+    (component, *_) = sorted({part.rpartition("/")[0] for part in role.needed_weights}) or [""]
+    prefixes = tuple(part.rpartition("/")[2] for part in role.needed_weights if part.rpartition("/")[0] == component)
     model = Path(stage.spec.model)
-    names = kinds(model, prefixes)[::every]
+    names = kinds(model / component, prefixes or ("",))[::every]
     found: dict[str, list[str | None]] = {}
     for name in names:
         ways = ("missing", "larger") if found else ("missing", "larger", "nan")
-        found[name] = [error_of(stage, changed) for changed in changes(model, name, ways)]
+        found[name] = [error_of(stage, changed) for changed in changes(model, component, name, ways)]
     stage.close()
     return found
 
@@ -83,8 +85,8 @@ def kinds(folder: Path, prefixes: tuple[str, ...]) -> list[str]:
     return [*{re.sub(r"\d+", "N", name): name for name in names}.values()]
 
 
-def changes(folder: Path, name: str, ways: tuple[str, ...]) -> Iterator[str]:
-    """Copies of a checkpoint with a change of one weight."""
+def changes(folder: Path, component: str, name: str, ways: tuple[str, ...]) -> Iterator[str]:
+    """Copies of a checkpoint with a change of one weight of a component."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -92,7 +94,7 @@ def changes(folder: Path, name: str, ways: tuple[str, ...]) -> Iterator[str]:
         with tempfile.TemporaryDirectory() as work:
             broken = Path(work, "broken")
             shutil.copytree(folder, broken, copy_function=os.link)
-            (file,) = broken.glob("*.safetensors")
+            (file,) = (broken / component).glob("*.safetensors")
             weights = load_file(file)
             weight = weights.pop(name)
             if way == "larger":

@@ -12,6 +12,7 @@ from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
 from omni_cli.families import builtins, load
 from omni_cli.models.csm.reference import CsmReference
+from omni_cli.models.higgs_audio.reference import HiggsAudioReference
 from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
 from omni_cli.models.scores import Way
@@ -58,6 +59,10 @@ def csm_reference(folder: str | Path, max_tokens: int) -> CsmReference:
 
 def vibevoice_reference(folder: str | Path, *settings: str) -> VibeVoiceReference:
     return VibeVoiceReference(Path(folder), load_profile("tiny-vibevoice", overrides=settings), WAY)
+
+
+def higgs_audio_reference(folder: str | Path, *settings: str) -> HiggsAudioReference:
+    return HiggsAudioReference(Path(folder), load_profile("tiny-higgs-audio", overrides=settings), WAY)
 
 
 class LanguageReference:

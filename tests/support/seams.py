@@ -11,6 +11,8 @@ import inspect
 import re
 from typing import Any
 
+from omni_cli.compat.torchaudio import import_with_torchaudio
+
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 LOADER = "vllm.model_executor.model_loader.default_loader:DefaultModelLoader"
 
@@ -23,6 +25,10 @@ SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler"
 VIBEVOICE = "transformers.models.vibevoice.modeling_vibevoice"
 VIBEVOICE_CODEC = (
     "transformers.models.vibevoice_acoustic_tokenizer.modeling_vibevoice_acoustic_tokenizer:VibeVoiceAcousticTokenizer"
+)
+HIGGS = "transformers.models.higgs_audio_v2.generation_higgs_audio_v2"
+HIGGS_CODEC = (
+    "transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer:HiggsAudioV2TokenizerModel"
 )
 CSM = "transformers.models.csm.modeling_csm"
 CODE2WAV = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe:Qwen3OmniMoeCode2WavTransformerModel"
@@ -310,6 +316,35 @@ CALLABLES = [
         ["hidden_states", "cache_key", "conv_module"],
         "is what `ConvolutionCache` has",
     ),
+    (
+        "vllm.model_executor.models.llama:LlamaDecoderLayer.forward",
+        ["positions", "hidden_states", "residual"],
+        "runs with norms and feed-forward networks of two modules",
+    ),
+    (
+        "vllm.model_executor.models.llama:LlamaMLP.__init__",
+        ["hidden_size", "intermediate_size", "hidden_act", "quant_config", "bias", "prefix"],
+        "is Higgs Audio's for sound",
+    ),
+    (
+        "vllm.model_executor.layers.layernorm:RMSNorm.__init__",
+        ["hidden_size", "eps"],
+        "is Higgs Audio's for sound",
+    ),
+    (
+        "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p",
+        ["logits", "k", "p"],
+        "is called for the codes after a frame's first",
+    ),
+    (f"{LOADER}.Source.__init__", ["model_or_path", "revision", "prefix"], "is the folder of Higgs Audio's codec"),
+    (
+        f"{HIGGS}:HiggsAudioV2DelayPatternLogitsProcessor.__call__",
+        ["input_ids", "scores"],
+        "is what `DelayedFrames` does",
+    ),
+    (f"{HIGGS}:HiggsAudioV2GenerationMixin._get_logits_processor", [], "is followed by the reference's own"),
+    (f"{HIGGS_CODEC}.encode", ["input_values"], "makes codes of recordings"),
+    (f"{HIGGS_CODEC}.decode", ["audio_codes"], "makes samples"),
     ("vllm.model_executor.models.qwen2:Qwen2Attention.forward", ["positions", "hidden_states"], "is done per branch"),
     ("vllm.model_executor.models.qwen2:Qwen2DecoderLayer.forward", ["residual"], "is done per branch"),
     ("transformers.cache_utils:Cache.update", ["key_states", "value_states", "layer_idx"], "is what `FrameCache` has"),
@@ -786,11 +821,16 @@ READS = {
 }
 
 
+def imported(module: str) -> Any:
+    """Import a module; transformers' codec of Higgs Audio as we do."""
+    return import_with_torchaudio(module) if module in HIGGS_CODEC else importlib.import_module(module)
+
+
 def find(where: str) -> Any:
     """Return the module, class or function at `where`; `AssertionError` with one sentence if it is gone."""
     module, _, path = where.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = imported(module)
     except ImportError as error:
         raise AssertionError(f"{where} is gone: {error}") from error
     for name in path.split("."):

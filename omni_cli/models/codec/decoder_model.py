@@ -31,6 +31,8 @@ class CodecForDiffusion(DiffusionModel):
     """
 
     weights_prefix: ClassVar[str]
+    # True if the last frames of a piece wait for the next one, unless it is the stream's last.
+    looks_ahead: ClassVar[bool] = False
     sample_rate: int
     codebook_size: int
     num_codebooks: int
@@ -40,7 +42,7 @@ class CodecForDiffusion(DiffusionModel):
         self._model = vllm_config.model_config.model
         self.allow_patterns_overrides = shards_with_prefix(self._model, self.weights_prefix)
         self.codec = self.make_codec(vllm_config.model_config.hf_config)
-        self._decoder = StreamingCodecDecoder(self.codec)
+        self._decoder = self.make_decoder(self.codec)
         self._states: dict[str, DecoderState] = {}
         self._clock = clock_for(vllm_config.device_config.device_type)
         self._marks: tuple[object, object] | None = None
@@ -48,6 +50,10 @@ class CodecForDiffusion(DiffusionModel):
     def make_codec(self, config: Any) -> nn.Module:
         """Create the codec from its configuration; set `sample_rate`, `codebook_size` and `num_codebooks`."""
         raise NotImplementedError
+
+    def make_decoder(self, codec: nn.Module) -> Any:
+        """Create what decodes pieces, with the interface of `StreamingCodecDecoder`."""
+        return StreamingCodecDecoder(codec)
 
     def use_graphs(self, stage: str, max_num_seqs: int, *, first: Sequence[int], later: Sequence[int]) -> None:
         """Replay pieces of these numbers of frames, a stream's first and later ones, from CUDA graphs."""
@@ -58,7 +64,8 @@ class CodecForDiffusion(DiffusionModel):
     @property
     def counters(self) -> ExecutionCounters:
         """Counters of the decoder's calls."""
-        return self._decoder.counters
+        counters: ExecutionCounters = self._decoder.counters
+        return counters
 
     @torch.inference_mode()
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:

@@ -40,8 +40,11 @@ class CodeStream:
     # Codes (num_codebooks, num_frames) that are in no piece yet.
     waiting: torch.Tensor
     has_all_codes: bool = False
+    # Frames that stay until it is known whether they are the last.
+    num_held: int = 0
     num_frames: int = 0
     num_pieces: int = 0
+    num_chunks: int = 0
     is_decoding: bool = False
     decode_s: float = 0.0
     samples: list[torch.Tensor] = field(default_factory=list)
@@ -54,7 +57,7 @@ class CodeStream:
     def take(self, size: int) -> torch.Tensor | None:
         """Return the codes of the next piece of `size` frames; None if there are too few and more will come."""
         num_waiting = self.waiting.shape[1]
-        if num_waiting < (1 if self.has_all_codes else size):
+        if num_waiting < (1 if self.has_all_codes else size + self.num_held):
             return None
         piece, self.waiting = self.waiting[:, :size], self.waiting[:, size:]
         self.num_pieces += 1
@@ -134,7 +137,8 @@ class CodecStage(VllmStage):
     def add(self, request: GenerateRequest) -> None:
         if request.diffusion:
             raise InputError(f"`{next(iter(request.diffusion))}` has no effect: a codec decoder denoises nothing")
-        stream = CodeStream(request, time.perf_counter(), torch.empty((self.model.num_codebooks, 0), dtype=torch.long))
+        no_codes = torch.empty((self.model.num_codebooks, 0), dtype=torch.long)
+        stream = CodeStream(request, time.perf_counter(), no_codes, num_held=int(self.model.looks_ahead))
         self._streams[request.request_id] = stream
         self._feed(stream, request.stage_output, is_last=not request.more_follows)
 
@@ -205,10 +209,11 @@ class CodecStage(VllmStage):
         stream.is_decoding = False
         stream.decode_s += self.model.latest_s
         reports: list[Report] = []
-        if stream.request.stream_audio:
-            reports.append(WaveformChunk(stream.request.request_id, self._audio(samples)))
-        else:
+        if not stream.request.stream_audio:
             stream.samples.append(samples)
+        elif len(samples):
+            stream.num_chunks += 1
+            reports.append(WaveformChunk(stream.request.request_id, self._audio(samples)))
         self._next_piece(stream)
         if stream.has_all_codes and not stream.is_decoding:
             reports.append(self._done(stream))
@@ -222,7 +227,7 @@ class CodecStage(VllmStage):
             "vocoder_s": stream.decode_s,
         }
         if stream.request.stream_audio:
-            return RequestDone(stream.request.request_id, {**trace, "num_chunks": stream.num_pieces})
+            return RequestDone(stream.request.request_id, {**trace, "num_chunks": stream.num_chunks})
         return RequestDone(stream.request.request_id, trace, audio=self._audio(torch.cat(stream.samples)))
 
     def _audio(self, samples: torch.Tensor) -> AudioOutput:

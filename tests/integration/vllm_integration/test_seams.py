@@ -23,6 +23,7 @@ from support.seams import (
     change_in_fields,
     change_in_source,
     find,
+    imported,
 )
 
 import omni_cli
@@ -112,7 +113,7 @@ def parts_of(where: str) -> Iterator[Any]:
     """Yield the module of a row, and everything on the path to its target."""
     module, _, path = where.partition(":")
     names = path.split(".")
-    yield importlib.import_module(module)
+    yield imported(module)
     for end in range(1, len(names) + 1):
         yield find(f"{module}:{'.'.join(names[:end])}")
 

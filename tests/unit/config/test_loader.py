@@ -34,6 +34,7 @@ NAMES = [
     "tiny-csm",
     "tiny-edit",
     "tiny-glm-image",
+    "tiny-higgs-audio",
     "tiny-image",
     "tiny-omni",
     "tiny-qwen3-omni",

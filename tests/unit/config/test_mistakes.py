@@ -133,7 +133,7 @@ SINGLE = {
         ("builtin:tiny-omni", "builtin:tiny-onmi"),
         "3:8 'builtin:tiny-onmi': unknown builtin model `tiny-onmi`: expected one of small-omni,"
         " tiny-audio, tiny-csm, tiny-edit,"
-        " tiny-glm-image, tiny-image, tiny-omni, tiny-qwen3-omni, tiny-vibevoice, tiny-video"
+        " tiny-glm-image, tiny-higgs-audio, tiny-image, tiny-omni, tiny-qwen3-omni, tiny-vibevoice, tiny-video"
         " (did you mean `tiny-omni`?)",
     ),
     "no value": (

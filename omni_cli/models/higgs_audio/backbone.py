@@ -1,0 +1,147 @@
+"""Higgs Audio v2's language model as a vLLM model: frames of codes, each from one hidden state.
+
+vLLM's Llama has a second feed-forward network, and second norms, for positions that are sound. The input of a position
+is a row: of a prompt from the request, of a frame the sum of its codes' embeddings. The last number of a row is one for
+sound and zero for text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaMLP, LlamaModel
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+
+from omni_cli.execution.counters import ExecutionCounters
+from omni_cli.execution.graphs import GraphBackend
+from omni_cli.models.higgs_audio.delayed_frames import DelayedFrames
+from omni_cli.models.higgs_audio.tokenizer import load_tokenizer
+from omni_cli.vllm_integration.input_embeds_model import InputEmbedsModel
+
+
+class Dual(nn.Module):
+    """Two modules, of which each position takes one; both are computed, so that shapes do not depend on the input."""
+
+    is_audio: torch.Tensor
+
+    def __init__(self, text: nn.Module, audio: nn.Module) -> None:
+        super().__init__()
+        self.text, self.audio = text, audio
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.is_audio[: len(hidden)], self.audio(hidden), self.text(hidden))
+
+
+class DualNorm(Dual):
+    """A norm with vLLM's interface: with a residual, it returns the sum, too."""
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            return super().forward(hidden)
+        total = hidden + residual
+        return super().forward(total), total
+
+
+class DualLayer(LlamaDecoderLayer):
+    """vLLM's layer, in which text and sound have norms and feed-forward networks of their own."""
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config, prefix)
+        config = vllm_config.model_config.hf_config
+        audio_mlp = LlamaMLP(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            hidden_act=config.hidden_act,
+            quant_config=self.get_quant_config(vllm_config),
+            bias=config.mlp_bias,
+            prefix=f"{prefix}.audio_mlp",
+        )
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            audio_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            setattr(self, name, DualNorm(self.get_submodule(name), audio_norm))
+        self.mlp = Dual(self.get_submodule("mlp"), audio_mlp)
+
+
+class HiggsBackbone(InputEmbedsModel):
+    """Loads the language model except its text embeddings, and the codec for recordings of voices."""
+
+    frame_store = DelayedFrames
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "model.embed_tokens.": None,
+            "model.embed_audio_tokens.embed_audio_tokens.": "code_embeddings.",
+            # The first is of another task, the others are copies.
+            "text_lm_head.": None,
+            "audio_decoder_proj.": None,
+        },
+        orig_to_new_substr={
+            f".{where}{name}.": f".{name}.{part}."
+            for where, part in (("", "text"), ("audio_", "audio"))
+            for name in ("mlp", "input_layernorm", "post_attention_layernorm")
+        },
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.config = config
+        self._folder = vllm_config.model_config.model
+        self.num_codebooks: int = config.num_codebooks
+        num_rows, hidden_size = vllm_config.scheduler_config.max_num_batched_tokens, config.hidden_size
+        self.model = LlamaModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), layer_type=DualLayer)
+        self.model.embed_tokens = nn.Identity()
+        num_codes = config.num_codebooks * config.codebook_size
+        self.code_embeddings = nn.Embedding(num_codes, hidden_size)
+        self.audio_lm_head = nn.Linear(hidden_size, num_codes, bias=False)
+        self.make_input_buffers(num_rows, hidden_size + 1, hidden_size)
+        self.register_buffer("is_audio", torch.zeros(num_rows, 1, dtype=torch.bool), persistent=False)
+        for module in self.model.modules():
+            if isinstance(module, Dual):
+                module.is_audio = self.is_audio
+        self.predictor_counters = ExecutionCounters()
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return zeros (num_tokens, hidden_size + 1): all inputs come as rows."""
+        return self.input_embeds.new_zeros((len(input_ids), self.input_embeds.shape[1]))
+
+    def project_input(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings (num_tokens, hidden_size) of rows, and note which of them are sound."""
+        self.is_audio[: len(rows)].copy_(rows[:, -1:] != 0)
+        return rows[:, :-1]
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return the logits (num_requests, codebook_size) of the first codebook."""
+        return nn.functional.linear(hidden_states, self.audio_lm_head.weight[: self.config.codebook_size])
+
+    def compute_other_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return the logits (num_requests, num_codebooks - 1, codebook_size) of the other codebooks."""
+        size = self.config.codebook_size
+        logits = nn.functional.linear(hidden_states, self.audio_lm_head.weight[size:])
+        return logits.unflatten(-1, (-1, size))
+
+    def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return input rows (num_frames, hidden_size + 1) of codes (num_frames, num_codebooks)."""
+        offsets = torch.arange(self.num_codebooks, device=codes.device) * self.config.codebook_size
+        rows = self.code_embeddings(codes + offsets).sum(dim=-2)
+        return torch.cat([rows, rows.new_ones((len(rows), 1))], dim=-1)
+
+    def add_rows(self, rows: torch.Tensor) -> None:
+        """Add rows (num_tokens, hidden_size + 1) to the input rows of the next forward pass."""
+        self.input_embeds[: len(rows)] += rows
+
+    def capture_predictor(self, backend: GraphBackend, *, compiles: bool) -> None:
+        """Capture nothing: codes are drawn by plain PyTorch."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the model, and the encoder of the codec from the checkpoint's other folder."""
+        mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
+        self.codec = load_tokenizer(self._folder).to(self.audio_lm_head.weight.device)
+        self.codec.acoustic_decoder = self.codec.decoder_semantic = None
+        return loaded | {f"codec.{name}" for name, _ in self.codec.named_parameters()}

@@ -1,0 +1,1 @@
+"""The built-in Higgs Audio v2 checkpoint."""

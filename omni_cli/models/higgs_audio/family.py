@@ -1,0 +1,52 @@
+"""Higgs Audio v2: language model with delayed codebooks -> codec."""
+
+from __future__ import annotations
+
+from omni_cli.families import Family, StageRole
+
+_HERE = "omni_cli.models.higgs_audio"
+# Architecture names in vLLM.
+BACKBONE = "HiggsAudioV2ForFrames"
+CODEC = "HiggsAudioV2CodecForDiffusion"
+
+FAMILY = Family(
+    name="higgs_audio",
+    title="Higgs Audio v2",
+    architectures=("HiggsAudioV2ForConditionalGeneration",),
+    roles=(
+        StageRole(
+            name="backbone",
+            kind="ar",
+            backend="vllm",
+            stage=f"{_HERE}.stages:HiggsBackboneStage",
+            takes=("audio", "instructions", "sampling", "max_tokens", "temperature", "raw"),
+            needed_files=(("tokenizer.json",), ("processor_config.json",)),
+            # A codec that is not in the folder is looked for where processor_config.json names it.
+            needed_weights=(
+                "model.",
+                "audio_lm_head.",
+                "audio_tokenizer/acoustic_encoder.",
+                "audio_tokenizer/semantic_model.",
+            ),
+        ),
+        StageRole(
+            name="codec",
+            kind="diffusion",
+            backend="vllm",
+            stage=f"{_HERE}.stages:HiggsCodecStage",
+            input="backbone",
+            makes="audio",
+            settings="omni_cli.models.codec.settings:CodecConfig",
+            needed_files=(("processor_config.json",),),
+            needed_weights=("audio_tokenizer/quantizer.", "audio_tokenizer/acoustic_decoder."),
+        ),
+    ),
+    vllm_models={BACKBONE: f"{_HERE}.backbone:HiggsBackbone", CODEC: f"{_HERE}.codec:HiggsCodec"},
+    builtins={"tiny-higgs-audio": f"{_HERE}.checkpoint.builder:tiny_higgs_audio"},
+    profile=f"{_HERE}.profile:derive_stages",
+    prompt_frame=(
+        "<|start_header_id|>user<|end_header_id|>\n\n",
+        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n<|audio_out_bos|>",
+    ),
+    reference=f"{_HERE}.reference:HiggsAudioReference",
+)

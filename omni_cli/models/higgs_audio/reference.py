@@ -1,0 +1,108 @@
+"""transformers' Higgs Audio v2 as the family's reference: language model and codec."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor
+
+from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.models.higgs_audio.prompts import make_inputs
+from omni_cli.models.higgs_audio.tokenizer import load_processor, load_tokenizer
+from omni_cli.models.reference import ForcedTokens, forced, get_device, get_limits, load_model, replaced
+from omni_cli.models.scores import EngineOutput, Expected, TokenScores, Way
+from omni_cli.outputs import GenerateRequest
+
+
+@dataclass(frozen=True)
+class DelayedSpeech:
+    """`codes` has a frame of one code per codebook for each step, as they are generated; `waveform` is float32."""
+
+    codes: tuple[tuple[int, ...], ...]
+    waveform: np.ndarray
+
+
+class ForcedFrames(LogitsProcessor):
+    """Leads `generate` through the engine's frames; scores have one row per codebook."""
+
+    def __init__(self, tokens: ForcedTokens, frames: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self._tokens, self._others = tokens, [ForcedTokens(codes) for codes in zip(*frames, strict=True)][1:]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        codebooks = (self._tokens, *self._others)
+        rows = scores.split(1)
+        return torch.cat([codes(input_ids, row) for codes, row in zip(codebooks, rows, strict=True)])
+
+    @property
+    def scores(self) -> TokenScores:
+        found = [codes.scores for codes in self._others]
+        return replace(
+            self._tokens.scores,
+            code_ids=np.stack([item.top_ids for item in found], axis=1),
+            code_gaps=np.stack([item.gaps for item in found], axis=1),
+        )
+
+
+class HiggsAudioReference:
+    """Greedy, with the profile's maximum of tokens unless tokens are given."""
+
+    def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        backbone, *others = config.stages
+        assert isinstance(backbone, ARStageConfig)
+        self._stage, self._scene = backbone.name, backbone.system_prompt
+        self._codec = others[0].name if others else None
+        self._config = config
+        # Codes of recordings are the engine's input and are made in float32; samples are made in the way's type.
+        heard, spoken = (load_tokenizer(folder, getattr(torch, dtype)) for dtype in ("float32", way.dtype))
+        self._listener: Any = load_processor(folder, heard.to(get_device()))
+        self._processor: Any = load_processor(folder, spoken.to(get_device()))
+        self._model: Any = load_model(HiggsAudioV2ForConditionalGeneration, folder, way, config)
+        # The engine does not draw repeated codes again; with it, not even greedy codes would be the same twice.
+        self._model.generation_config.ras_win_len = None
+
+    def expected(self, output: EngineOutput) -> Expected:
+        engine = output.tokens[self._stage]
+        frames = ForcedFrames(forced(engine), engine.codes or ())
+        spoken = self.speak(output.request, frames, len(engine.token_ids))
+        arrays = {name: spoken.waveform for name in output.arrays}
+        num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
+        return Expected({self._stage: frames.scores}, arrays, self._codec, num_input_tokens=num_input_tokens)
+
+    def speak(
+        self, request: GenerateRequest, frames: ForcedFrames | None = None, num_frames: int | None = None
+    ) -> DelayedSpeech:
+        inputs = self._inputs(request)
+        limits = get_limits(self._config, self._stage) if num_frames is None else {"max_new_tokens": num_frames}
+        with torch.no_grad(), self._led_by(frames):
+            sequence = self._model.generate(**inputs, do_sample=False, **limits)
+        num_heard = inputs["audio_input_ids"].shape[1] if "audio_input_ids" in inputs else 0
+        codes = tuple(map(tuple, sequence[0, num_heard:].tolist()))
+        with torch.no_grad():
+            waveform = self._processor.decode(sequence[:, num_heard:])
+        return DelayedSpeech(codes, waveform.reshape(-1).float().numpy())
+
+    @contextlib.contextmanager
+    def _led_by(self, frames: ForcedFrames | None) -> Iterator[None]:
+        """Put frames after the model's own processors: it accepts no others."""
+        if frames is None:
+            yield
+            return
+        own = self._model._get_logits_processor
+
+        def processors(*args: Any, **kwargs: Any) -> Any:
+            made = own(*args, **kwargs)
+            made.append(frames)
+            return made
+
+        with replaced(self._model, "_get_logits_processor", processors):
+            yield
+
+    def _inputs(self, request: GenerateRequest) -> Any:
+        return make_inputs(self._listener, request, self._scene).to(get_device())

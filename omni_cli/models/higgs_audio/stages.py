@@ -1,0 +1,133 @@
+"""Higgs Audio v2's language model and codec on vLLM engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_cli.checkpoints.derive import read_config
+from omni_cli.checkpoints.files import read_object
+from omni_cli.errors import InputError, StageError
+from omni_cli.models.codec.decoder_stage import CodecStage
+from omni_cli.models.codec.frame_stage import FrameStage
+from omni_cli.models.codec.settings import CodecConfig
+from omni_cli.models.higgs_audio.family import BACKBONE, CODEC
+from omni_cli.models.higgs_audio.prompts import SPEAKERS, make_inputs
+from omni_cli.models.higgs_audio.tokenizer import load_processor
+from omni_cli.models.voices import note_on_voice, speaker_for
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.messages import Report
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
+from omni_cli.vllm_integration.stage import ActiveRequest
+
+_WITHOUT_RESAMPLING = "codes that repeat are not drawn again, though the checkpoint's `ras_win_len` asks for it"
+# Those that apply to every codebook.
+_SAMPLING = {"temperature", "top_k", "top_p", "max_tokens", "min_tokens", "ignore_eos", "logprobs"}
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """The input rows (num_tokens, hidden_size + 1) of a prompt."""
+
+    prompt_embeds: torch.Tensor
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Arbitrary codes: all inputs come as rows."""
+        return [0] * len(self.prompt_embeds)
+
+    @property
+    def decode_embeds(self) -> torch.Tensor:
+        """No rows: the worker makes those of frames."""
+        return torch.zeros_like(self.prompt_embeds[:1])
+
+    def information(self) -> dict[str, object]:
+        return {"decode_embeds": self.decode_embeds}
+
+
+class HiggsBackboneStage(FrameStage):
+    """Generates frames of delayed codes; vLLM samples those of the first codebook as tokens."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        if spec.stage.has_ranks_elsewhere:
+            raise StageError(
+                "Higgs Audio v2 runs on one rank", stage=spec.stage.name, hint="`--replicas N` starts several"
+            )
+        super().__init__(spec, emit)
+        self.num_codebooks = self.config.num_codebooks
+        (model,) = self.engine.collective_rpc("get_model")
+        self._processor: Any = load_processor(spec.model, model.codec)
+        generation = Path(spec.model, "generation_config.json")
+        resamples = generation.is_file() and read_object(generation).get("ras_win_len") is not None
+        self._notes = (_WITHOUT_RESAMPLING,) if resamples else ()
+        self._embed = EmbeddingTable(spec.model, "model.embed_tokens.weight", self.dtype)
+        self._embed_code = EmbeddingTable(spec.model, "model.embed_audio_tokens.embed_audio_tokens.weight", self.dtype)
+
+    def engine_args(self) -> dict[str, object]:
+        codes = read_config(Path(self.spec.model))["codebook_size"]
+        # What vLLM samples are codes, whose end it does not know.
+        overrides = {"architectures": [BACKBONE], "vocab_size": codes, "eos_token_id": None}
+        return {**super().engine_args(), "hf_overrides": overrides}
+
+    def warm_up_request(self) -> GenerateRequest:
+        return GenerateRequest("", prompt="hello")
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return SPEAKERS
+
+    def begin(self, active: ActiveRequest) -> tuple[PromptRows, dict[str, object]]:
+        request = active.request
+        useless = {*self.spec.ar.sampling.set_values(), *request.sampling} - _SAMPLING
+        if useless:
+            raise InputError(f"this model's codes are not sampled with `{min(useless)}`", hint="drop it")
+        with torch.inference_mode():
+            inputs = make_inputs(self._processor, request, self.spec.ar.system_prompt)
+        token_ids = inputs["input_ids"][0]
+        rows = self._embed(token_ids.tolist())
+        is_audio = (token_ids == self.config.audio_token_id) | (token_ids == self.config.audio_delay_token_id)
+        if "audio_input_ids" in inputs:
+            codes = inputs["audio_input_ids"][0].cpu() + torch.arange(self.num_codebooks) * self.config.codebook_size
+            rows[is_audio] = self._embed_code(codes.flatten().tolist()).unflatten(0, codes.shape).sum(dim=1)
+        voice = request.speaker and speaker_for(request.speaker, SPEAKERS)
+        active.context["notes"] = (*note_on_voice(request.speaker, voice or ""), *self._notes)
+        return PromptRows(torch.cat([rows, is_audio[:, None].to(rows)], dim=1)), {}
+
+    def is_end(self, active: ActiveRequest) -> bool:
+        """All codes of the last frame are the end."""
+        return bool((active.context["codes"][-1] == self.config.audio_stream_eos_id).all())
+
+    def num_spoken(self, active: ActiveRequest) -> int:
+        """Count the frames without the delay: the first frame of all is the begin, and one after the last the end."""
+        num_codes = len(active.context.get("codes", [])) - 1 - ("ended" in active.context)
+        return max(0, num_codes - self.num_codebooks + 1)
+
+    def num_reported(self, active: ActiveRequest) -> int:
+        return len(active.token_ids)
+
+    def speech(self, active: ActiveRequest, begin: int, end: int) -> torch.Tensor:
+        """Undo the delay; begins and ends among the codes become the last code, as in the reference."""
+        delayed = self.frames(active, begin + 1, end + self.num_codebooks)
+        codes = [delayed[index : index + end - begin, index] for index in range(self.num_codebooks)]
+        return torch.stack(codes, dim=1).clamp(max=self.config.audio_stream_bos_id - 1)
+
+
+class HiggsCodecStage(CodecStage):
+    """Decodes frames of codes to a waveform."""
+
+    architecture = CODEC
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        assert isinstance(spec.stage, CodecConfig)
+        if spec.stage.execution == "cudagraph":
+            raise StageError(
+                "this codec has no `execution: cudagraph`",
+                stage=spec.stage.name,
+                hint=f"--set {spec.stage.name}.execution=eager",
+            )
+        super().__init__(spec, emit)
