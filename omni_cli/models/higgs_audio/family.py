@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from omni_cli.families import Family, StageRole
+from omni_cli.families import Cloning, Family, StageRole
 
 _HERE = "omni_cli.models.higgs_audio"
 # Architecture names in vLLM.
 BACKBONE = "HiggsAudioV2ForFrames"
 CODEC = "HiggsAudioV2CodecForDiffusion"
+# Tags of turns in a text: `[SPEAKER1] Hello.`
+SPEAKERS = ("0", "1", "2", "3")
+CLONING = Cloning(max_voices=len(SPEAKERS), text="optional", max_s=60)
 
 FAMILY = Family(
     name="higgs_audio",
@@ -19,7 +22,8 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:HiggsBackboneStage",
-            takes=("audio", "instructions", "sampling", "max_tokens", "temperature", "raw"),
+            takes=("instructions", "sampling", "max_tokens", "temperature", "raw"),
+            clones=CLONING,
             needed_files=(("tokenizer.json",), ("processor_config.json",)),
             # A codec that is not in the folder is looked for where processor_config.json names it.
             needed_weights=(

@@ -12,11 +12,12 @@ import torch
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.checkpoints.files import read_object
 from omni_cli.errors import InputError, StageError
+from omni_cli.inputs.voices import rate_notes
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
 from omni_cli.models.codec.settings import CodecConfig
-from omni_cli.models.higgs_audio.family import BACKBONE, CODEC
-from omni_cli.models.higgs_audio.prompts import SPEAKERS, make_inputs
+from omni_cli.models.higgs_audio.family import BACKBONE, CODEC, SPEAKERS
+from omni_cli.models.higgs_audio.prompts import make_inputs
 from omni_cli.models.higgs_audio.tokenizer import load_processor
 from omni_cli.models.voices import note_on_voice, speaker_for
 from omni_cli.outputs import GenerateRequest
@@ -95,7 +96,9 @@ class HiggsBackboneStage(FrameStage):
             codes = inputs["audio_input_ids"][0].cpu() + torch.arange(self.num_codebooks) * self.config.codebook_size
             rows[is_audio] = self._embed_code(codes.flatten().tolist()).unflatten(0, codes.shape).sum(dim=1)
         voice = request.speaker and speaker_for(request.speaker, SPEAKERS)
-        active.context["notes"] = (*note_on_voice(request.speaker, voice or ""), *self._notes)
+        rate = self._processor.feature_extractor.sampling_rate
+        notes = (*note_on_voice(request.speaker, voice or ""), *rate_notes(request.voices, rate))
+        active.context["notes"] = (*notes, *self._notes)
         return PromptRows(torch.cat([rows, is_audio[:, None].to(rows)], dim=1)), {}
 
     def is_end(self, active: ActiveRequest) -> bool:
