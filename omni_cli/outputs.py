@@ -11,7 +11,7 @@ import numpy as np
 
 from omni_cli.errors import OmniError, StageError
 from omni_cli.machine import PlannedMemory
-from omni_cli.reference_voice import ReferenceVoice
+from omni_cli.speech import ReferenceVoice, Transcript
 from omni_cli.tool_calls import ToolCall, ToolCallDelta, ToolUse
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
@@ -134,25 +134,6 @@ class GenerateRequest:
     wants_frames: bool = False
     stream_audio: bool | None = None
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A part of a transcript, with its times in seconds from the beginning of the sound."""
-
-    start_s: float
-    end_s: float
-    text: str
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """A transcribed sound; `language` is its ISO 639-1 code, the request's or the one that the model detected."""
-
-    language: str | None
-    duration_s: float
-    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sou
 from omni_cli.inputs.media.video import MAX_NUM_FRAMES
 from omni_cli.inputs.spoken import spoken
 from omni_cli.outputs import GenerateRequest
-from omni_cli.reference_voice import ReferenceVoice
+from omni_cli.speech import ReferenceVoice
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")

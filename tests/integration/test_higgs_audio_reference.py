@@ -15,7 +15,7 @@ from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.higgs_audio.family import FAMILY
 from omni_cli.models.higgs_audio.reference import DelayedSpeech
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
-from omni_cli.reference_voice import ReferenceVoice
+from omni_cli.speech import ReferenceVoice
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LIMITS = ("backbone.sampling.max_tokens=40",)

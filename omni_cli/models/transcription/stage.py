@@ -22,7 +22,8 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from omni_cli.errors import InputError
 from omni_cli.models.transcription.logits import TIMESTAMPS, WhisperRules
-from omni_cli.outputs import GenerateRequest, Segment, TextOutput, Transcript
+from omni_cli.outputs import GenerateRequest, TextOutput
+from omni_cli.speech import Segment, Transcript
 from omni_cli.stage.messages import Report, RequestDone, TextChunk
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.active_request import ActiveRequest
