@@ -28,7 +28,7 @@ def import_with_torchaudio(module: str) -> ModuleType:
         try:
             return importlib.import_module(module)
         finally:
-            del sys.modules["torchaudio"]
+            sys.modules["torchaudio"] = None  # type: ignore[assignment]  # as `prepare_libraries` leaves it
     return importlib.import_module(module)
 
 
