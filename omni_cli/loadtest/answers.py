@@ -74,9 +74,13 @@ class ServerAnswer:
     output_tokens: int | None = None
     audio_tokens: int = 0
     finish_reason: str | None = None
+    heard_s: float | None = None
 
     @property
     def audio_s(self) -> float | None:
+        """Seconds of the sound that was made, or that was transcribed."""
+        if self.heard_s is not None:
+            return self.heard_s
         return len(self.pcm) / 2 / SAMPLE_RATE if self.pcm else None
 
 
@@ -172,6 +176,21 @@ class ImagesReader:
             raise AnswerError("incomplete answer", "it contains no image")
 
 
+class TranscriptReader:
+    """Reader of one JSON document with a transcript."""
+
+    def __init__(self) -> None:
+        self.answer = ServerAnswer()
+        self._body = bytearray()
+
+    def feed(self, chunk: bytes, at_s: float) -> None:
+        self._body += chunk
+
+    def finish(self) -> None:
+        document = _decoded(bytes(self._body), _TRANSCRIPT)
+        self.answer.content, self.answer.heard_s = [document.text], document.duration
+
+
 def error_message(error: object) -> str:
     """Return the message of OpenAI's `error`, or of whatever a server puts there."""
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
@@ -220,6 +239,14 @@ class _Images(msgspec.Struct):
     data: list[_Image]
 
 
+class _Transcript(msgspec.Struct):
+    """Some servers write the duration as text."""
+
+    text: str
+    duration: float
+
+
+_TRANSCRIPT = msgspec.json.Decoder(_Transcript, strict=False)
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _IMAGES = msgspec.json.Decoder(_Images)
 

@@ -7,21 +7,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 from omni_cli.errors import UsageError
-from omni_cli.loadtest.answers import ChatReader, ImagesReader, Reader, SpeechReader
+from omni_cli.loadtest.answers import ChatReader, ImagesReader, Reader, SpeechReader, TranscriptReader
+from omni_cli.loadtest.multipart import CONTENT_TYPE
 from omni_cli.loadtest.slo import OF_AUDIO, OF_TEXT
 
-EndpointName = Literal["chat", "speech", "images"]
+EndpointName = Literal["chat", "speech", "images", "transcriptions"]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """`body(model, prompt, seed)` is one request; `metrics` are those that an SLO may limit."""
+    """`body(model, prompt, seed)` is one request; `metrics` are those that an SLO may limit.
+
+    With `sends_speech`, a request is a form with a sentence of the package as its file.
+    """
 
     name: EndpointName
     path: str
     body: Callable[[str, str, int], dict[str, object]]
     reader: Callable[[], Reader]
     metrics: tuple[str, ...]
+    sends_speech: bool = False
+
+    @property
+    def content_type(self) -> str:
+        return CONTENT_TYPE if self.sends_speech else "application/json"
 
 
 def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> Endpoint:
@@ -63,6 +72,16 @@ def images() -> Endpoint:
         return {"model": model, "prompt": prompt, "n": 1, "seed": seed, "response_format": "b64_json"}
 
     return Endpoint("images", "/v1/images/generations", body, ImagesReader, ("e2e",))
+
+
+def transcriptions() -> Endpoint:
+    """One sentence to transcribe per request; `verbose_json` also has the seconds that were heard."""
+
+    def body(model: str, prompt: str, seed: int) -> dict[str, object]:
+        return {"model": model, "language": "en", "response_format": "verbose_json"}
+
+    metrics = ("e2e", "rtf")
+    return Endpoint("transcriptions", "/v1/audio/transcriptions", body, TranscriptReader, metrics, sends_speech=True)
 
 
 def parse_modalities(text: str) -> tuple[str, ...]:

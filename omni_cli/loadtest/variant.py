@@ -71,7 +71,8 @@ class ServerVariant:
         endpoint = self._workload.endpoint
 
         async def send(index: int, due_s: float) -> Outcome:
-            return await self._client.post(endpoint.path, bodies[index], endpoint.reader(), due_s)
+            reader, content_type = endpoint.reader(), endpoint.content_type
+            return await self._client.post(endpoint.path, bodies[index], reader, due_s, content_type=content_type)
 
         began_s = time.perf_counter()
         outcomes = await self._traffic.run(send, len(bodies), number)

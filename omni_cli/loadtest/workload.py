@@ -10,8 +10,10 @@ import msgspec
 
 from omni_cli.bench.prompts import Prompts
 from omni_cli.config.bounds import MAX_NUMPY_SEED
+from omni_cli.inputs.media.bundled_speech import read_speech
 from omni_cli.loadtest.dataset import Dataset
 from omni_cli.loadtest.endpoints import Endpoint
+from omni_cli.loadtest.multipart import with_sound
 from omni_cli.loadtest.slo import SLO
 from omni_cli.record import workload_fingerprint
 
@@ -53,6 +55,8 @@ class ServerWorkload:
 
     def _prompts(self) -> dict[str, object]:
         unit = "words" if self.tokenizer is None else "tokens"
+        if self.endpoint.sends_speech:
+            return {"input": "speech"}
         if self.dataset is None:
             return {"input_len": self.input_len, "input_unit": unit}
         return {"requests_sha256": self.dataset.sha256, "input_unit": unit}
@@ -71,8 +75,15 @@ class RequestMaker:
         self._salt = {"cache_salt": uuid.uuid4().hex} if salts_caches and workload.endpoint.name == "chat" else {}
 
     def bodies(self, number: int) -> list[bytes]:
-        """Return the window's requests as JSON."""
-        return [msgspec.json.encode(self._body(number, index)) for index in range(self._count)]
+        """Return the window's requests as JSON, or as forms."""
+        return [self._encoded(number, index) for index in range(self._count)]
+
+    def _encoded(self, number: int, index: int) -> bytes:
+        body = self._body(number, index)
+        if not self._workload.endpoint.sends_speech:
+            return msgspec.json.encode(body)
+        speech = read_speech()
+        return with_sound(body, *speech[(number * self._count + index) % len(speech)])
 
     def _body(self, number: int, index: int) -> dict[str, object]:
         workload = self._workload

@@ -34,6 +34,8 @@ def request_text(workload: Mapping[str, object]) -> str:
     """Format `32 words in, 32 tokens out`, or `given requests`."""
     if "requests_sha256" in workload:
         return "given requests"
+    if "input" in workload:
+        return f"{shown(workload['input'])} in"
     into = f"{shown(workload.get('input_len', '?'))} {shown(workload.get('input_unit', 'tokens'))} in"
     out = workload.get("output_len")
     return into if out is None else f"{into}, {shown(out)} tokens out"

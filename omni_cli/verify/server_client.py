@@ -7,7 +7,6 @@ import base64
 import io
 import json
 import time
-import uuid
 import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ import numpy as np
 from omni_cli.encoding import encode_png, encode_wav
 from omni_cli.loadtest.answers import AnswerError, EventParser, ServerAnswer
 from omni_cli.loadtest.client import Client, RequestFailure
+from omni_cli.loadtest.multipart import CONTENT_TYPE, with_sound
 from omni_cli.models.scores import EngineOutput, EngineTokens
 from omni_cli.outputs import GenerateRequest
 
@@ -210,15 +210,7 @@ def _voice(request: GenerateRequest) -> dict[str, Any]:
 def _encoded(body: Mapping[str, Any], request: GenerateRequest, route: str) -> tuple[bytes, str]:
     if route != "transcriptions":
         return json.dumps(body).encode(), "application/json"
-    boundary = uuid.uuid4().hex
-    parts = [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-        for name, value in body.items()
-    ]
-    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="sound.wav"\r\n'
-    samples, rate = request.audio[0]
-    file = head.encode() + b"Content-Type: audio/wav\r\n\r\n" + encode_wav(samples, rate)
-    return b"".join([*parts, file, f"\r\n--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}"
+    return with_sound(body, *request.audio[0]), CONTENT_TYPE
 
 
 def _parsed(route: str, request: GenerateRequest, reader: _Reader) -> ServerRun:

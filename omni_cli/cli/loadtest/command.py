@@ -59,6 +59,7 @@ def loadtest(options: LoadtestOptions) -> int:
 def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
     """Return the loads to measure and the requests of a window. Raises `OmniError`."""
     from omni_cli.cli.loadtest.reading import (
+        check_speech,
         read_endpoint,
         read_extra_body,
         read_requests_file,
@@ -70,6 +71,8 @@ def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
 
     output_len = options.output_len or DEFAULT_LEN
     called = read_endpoint(options.endpoint, options.modalities, output_len, ignore_eos=options.ignore_eos)
+    if called.sends_speech:
+        check_speech(options)
     dataset = read_requests_file(options, is_chat=called.name == "chat")
     trace = None if dataset is None else dataset.arrivals_s
     traffics = read_traffics(options.vary, options.concurrency, options.request_rate, options.seed, trace)

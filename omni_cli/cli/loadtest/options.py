@@ -36,9 +36,9 @@ class LoadtestOptions(MeasureOptions):
     url: Annotated[
         list[str], argument("URL...", "OpenAI-compatible servers; further ones are compared with the first.")
     ]
-    endpoint: Annotated[Literal["chat", "speech", "images"], option("--endpoint", None, "The endpoint to call.")] = (
-        "chat"
-    )
+    endpoint: Annotated[
+        Literal["chat", "speech", "images", "transcriptions"], option("--endpoint", None, "The endpoint to call.")
+    ] = "chat"
     modalities: Annotated[str, option("--modalities", "LIST", "Modalities of chats: `text`, or `text,audio`.")] = "text"
     concurrency: Annotated[
         int | None,

@@ -15,7 +15,7 @@ from omni_cli.cli.gate_options import read_fraction
 from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, LoadtestOptions
 from omni_cli.errors import UsageError
 from omni_cli.loadtest.dataset import Dataset, read_dataset
-from omni_cli.loadtest.endpoints import Endpoint, chat, images, parse_modalities, speech
+from omni_cli.loadtest.endpoints import Endpoint, EndpointName, chat, images, parse_modalities, speech, transcriptions
 from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, trace_rate
 from omni_cli.text import visible
 
@@ -36,7 +36,7 @@ def check_counts(urls: Sequence[str], traffics: Sequence[Traffic], num_requests:
     return count
 
 
-def read_endpoint(name: str, modalities: str, output_len: int, *, ignore_eos: bool) -> Endpoint:
+def read_endpoint(name: EndpointName, modalities: str, output_len: int, *, ignore_eos: bool) -> Endpoint:
     wanted = parse_modalities(modalities)
     if name != "chat" and modalities != "text":
         raise UsageError("`--modalities` applies to chats only", hint="omit it, or use `--endpoint chat`")
@@ -45,6 +45,8 @@ def read_endpoint(name: str, modalities: str, output_len: int, *, ignore_eos: bo
             return speech()
         case "images":
             return images()
+        case "transcriptions":
+            return transcriptions()
     return chat(wanted, output_len, ignore_eos=ignore_eos)
 
 
@@ -90,6 +92,17 @@ def read_traffics(
     if key == _RATE:
         return [OpenLoop(_rate(option, value), seed, trace) for value in values]
     return [ClosedLoop(_concurrency(value, option)) for value in values]
+
+
+def check_speech(options: LoadtestOptions) -> None:
+    """Raise `UsageError` for options that have no effect on requests to transcribe the package's sentences."""
+    given = {"--requests": options.requests, "--input-len": options.input_len, "--tokenizer": options.tokenizer}
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"`{name}` has no effect with `--endpoint {options.endpoint}`, which sends sentences of the package",
+                hint="omit it",
+            )
 
 
 def read_requests_file(options: LoadtestOptions, *, is_chat: bool) -> Dataset | None:

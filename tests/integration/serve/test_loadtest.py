@@ -115,6 +115,17 @@ def test_images(image_server: OmniServer, bench: Any, tmp_path: Path) -> None:
         assert sample.metrics["images_per_second"] == pytest.approx(sample.metrics["requests_per_second"])
 
 
+def test_transcriptions(whisper_server: OmniServer, bench: Any, tmp_path: Path) -> None:
+    ended = bench(whisper_server.url, "--endpoint", "transcriptions", "--concurrency", "2", *FEW)
+    assert ended.code == 0, ended.err
+    assert ", speech in, " in ended.out
+    for sample in samples_of(tmp_path):
+        assert sample.work["audio_s"] == pytest.approx(2 * 3.973, abs=0.01), "each of the two sentences twice"
+        assert sample.metrics["rtf"] > 0
+    refused = bench(whisper_server.url, "--endpoint", "transcriptions", "--input-len", "9")
+    refused.check_error(2, "`--input-len` has no effect with `--endpoint transcriptions`")
+
+
 def test_an_endpoint_that_it_lacks(omni: OmniServer, bench: Any) -> None:
     ended = bench(omni.url, "--endpoint", "images", *FEW)
     ended.check_error(6, "answered none of 4 requests", "HTTP 404 unsupported_endpoint", "makes text and audio")

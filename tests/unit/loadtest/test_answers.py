@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_cli.loadtest.answers import AnswerError, ChatReader, ImagesReader, SpeechReader
+from omni_cli.loadtest.answers import AnswerError, ChatReader, ImagesReader, SpeechReader, TranscriptReader
 
 
 def event(document: Any) -> bytes:
@@ -96,6 +96,23 @@ def test_images() -> None:
 )
 def test_invalid_images(body: bytes) -> None:
     reader = ImagesReader()
+    reader.feed(body, 1.0)
+    with pytest.raises(AnswerError):
+        reader.finish()
+
+
+@pytest.mark.parametrize("duration", ["2.5", '"2.5"'])
+def test_transcripts(duration: str) -> None:
+    reader = TranscriptReader()
+    reader.feed(b'{"text": "Hello.", "dura', 1.0)
+    reader.feed(f'tion": {duration}, "segments": []}}'.encode(), 2.0)
+    reader.finish()
+    assert (reader.answer.content, reader.answer.audio_s) == (["Hello."], 2.5)
+
+
+@pytest.mark.parametrize("body", [b'{"text": "Hello."}', b'{"text": "a", "duration": "long"}', b"Hello.", b""])
+def test_invalid_transcripts(body: bytes) -> None:
+    reader = TranscriptReader()
     reader.feed(body, 1.0)
     with pytest.raises(AnswerError):
         reader.finish()
