@@ -134,7 +134,7 @@ class DiffusersPipelineExecutor:
         self.config = stage_for(self.call, self.config)
         self._precision = precision_in(pipeline)
         # Before hooks and caches, which find their modules by their classes.
-        self._adapters = PipelineAdapters(pipeline, self.config)
+        adapters = PipelineAdapters(pipeline, self.config)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
         # After compilation, because caches decide between compiled blocks.
         caches = StepCaches.of(pipeline, self.config)
@@ -145,7 +145,7 @@ class DiffusersPipelineExecutor:
             self._output_copy,
             self.prompt_cache_entries,
             caches,
-            self._adapters,
+            adapters,
         )
         self.sample_rate = get_sample_rate(pipeline)
         if self.sample_rate is None and makes_sound(pipeline, self.call):
@@ -173,7 +173,7 @@ class DiffusersPipelineExecutor:
             **self._memory.effective,
             **get_sharing(self._pipeline, self.config),
             **runner.step_caches.effective,
-            **self._adapters.effective,
+            **runner.adapters.effective,
         }
         if self.dropped_arguments:
             values["dropped_arguments"] = list(self.dropped_arguments)

@@ -137,7 +137,7 @@ class PipelineRunner:
         step_caches: StepCaches,
         adapters: PipelineAdapters,
     ) -> None:
-        self._adapters = adapters
+        self.adapters = adapters
         self.step_caches = step_caches
         self._pipeline = pipeline
         self._call = call
@@ -183,7 +183,7 @@ class PipelineRunner:
         Exceptions of `on_step` and of the pipeline propagate, with the pipeline ready for its next call.
         """
         self.has_denoised = False
-        if self._adapters.use(requests[0].lora) and self.prompt_cache is not None:
+        if self.adapters.use(requests[0].lora) and self.prompt_cache is not None:
             self.prompt_cache.clear()  # of a text encoder with another adapter
         arguments = self._arguments(requests)
         self.step_caches.start(requests[0].num_inference_steps)

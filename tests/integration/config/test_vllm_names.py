@@ -22,6 +22,7 @@ OURS = {
     "devices",
     "sampling",
     "cudagraph_mode",
+    "lora",  # vLLM has a switch, and a request for each adapter
     "system_prompt",
     "tool_call_parser",
     "load_timeout_s",
@@ -36,6 +37,7 @@ OURS = {
 def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
+    from omni_cli.vllm_integration.adapters import EngineAdapters
     from omni_cli.vllm_integration.stage import VllmStage
 
     arguments = {item.name for item in fields(EngineArgs)}
@@ -53,8 +55,9 @@ def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
     of_pipelines = {"attention_backend", "quantization"}
     assert DiffusionStageConfig.model_fields.keys() & arguments == shared | of_pipelines
     stage = DiffusionStageConfig.named("vocoder", max_num_seqs=3)
-    spec = SimpleNamespace(stage=stage, model="m", dtype="float32", seed=0, trust_remote_code=False)
-    passed = VllmStage.engine_args(SimpleNamespace(spec=spec, worker_cls=VllmStage.worker_cls))  # type: ignore[arg-type]
+    spec: Any = SimpleNamespace(stage=stage, model="m", dtype="float32", seed=0, trust_remote_code=False)
+    unbuilt: Any = SimpleNamespace(spec=spec, worker_cls=VllmStage.worker_cls, adapters=EngineAdapters(spec))
+    passed = VllmStage.engine_args(unbuilt)
     assert passed["max_num_seqs"] == 3 and not of_pipelines & passed.keys()
 
 

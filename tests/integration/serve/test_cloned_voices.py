@@ -219,7 +219,10 @@ def test_a_restart_finds_the_voices(start_server: Any, tmp_path: Path, server: O
 
 def test_a_model_that_does_not_clone(omni: OmniServer) -> None:
     answer = upload(omni, "anne")
-    assert answer.status_code == 404 and "does not clone voices; profiles that do: tiny-vibevoice" in answer.text
+    assert (
+        answer.status_code == 404
+        and "does not clone voices; profiles that do: tiny-higgs-audio, tiny-vibevoice" in answer.text
+    )
     status, message, param = refused(omni, ref_audio=sent(wav(0)))
     assert (status, param) == (400, "ref_audio") and "does not clone voices" in message
 
