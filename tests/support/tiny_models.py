@@ -364,6 +364,35 @@ def whisper(folder: Path) -> Path:
     return _save(folder, model, transformers.WhisperProcessor(extractor, tokenizer), embedding_std=0.3)
 
 
+def qwen3_asr(folder: Path) -> Path:
+    """Qwen3-ASR, whose answer begins with the language that it heard."""
+    special = ["<|audio_start|>", "<|audio_pad|>", "<|audio_end|>", "<|im_start|>", "<|im_end|>"]
+    template = _template(audio="<|audio_start|><|audio_pad|><|audio_end|>")
+    template = template.replace("<|start|>", "<|im_start|>").replace("<|end|>", "<|im_end|>")
+    tokenizer = _tokenizer(special, template=template)
+    names = ("audio_bos_token", "audio_token", "audio_eos_token")
+    tokenizer._set_model_specific_special_tokens(dict(zip(names, special[:3], strict=True)))
+    tokenizer.add_tokens([AddedToken("<asr_text>", special=False)])
+    number = tokenizer.convert_tokens_to_ids
+    text = transformers.Qwen3Config(**_DECODER, **_ids(tokenizer))
+    audio = transformers.Qwen3ASREncoderConfig(
+        d_model=64, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=128, output_dim=64,
+        downsample_hidden_size=16,
+    )  # fmt: skip
+    config = transformers.Qwen3ASRConfig(
+        text_config=text.to_dict(),
+        audio_config=audio.to_dict(),
+        audio_token_id=number("<|audio_pad|>"),
+        timestamp_token_id=number("<asr_text>"),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=[tokenizer.eos_token_id, number("<|im_end|>")],
+    )
+    processor = transformers.Qwen3ASRProcessor(
+        transformers.Qwen3ASRFeatureExtractor(), tokenizer, chat_template=template
+    )
+    return _save(folder, transformers.Qwen3ASRForConditionalGeneration(config), processor, embedding_std=0.3)
+
+
 BUILDERS: dict[str, Callable[[Path], Path]] = {
     builder.__name__: builder
     for builder in (qwen3, llama, gemma3, qwen3_moe, idefics3, qwen2_audio, qwen2_5_vl, qwen3_vl)

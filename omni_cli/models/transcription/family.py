@@ -9,7 +9,7 @@ _HERE = "omni_cli.models.transcription"
 FAMILY = Family(
     name="transcription",
     title="a speech recognition model",
-    architectures=("WhisperForConditionalGeneration",),
+    architectures=("WhisperForConditionalGeneration", "Qwen3ASRForConditionalGeneration"),
     roles=(
         StageRole(
             name="transcriber",

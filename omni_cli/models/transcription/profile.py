@@ -8,13 +8,14 @@ from typing import Any
 from omni_cli.checkpoints.derive import decoder_settings, read_config
 from omni_cli.families import Machine
 
-_MAX_MODEL_LEN = {"cpu": 448, "cuda": 448}
+_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 4096}
 _MAX_NUM_SEQS = {"cpu": 8, "cuda": 64}
 
 
 def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return one stage, which is greedy, as transformers is for such models."""
     config = read_config(folder)
-    decoder = {"max_position_embeddings": config["max_target_positions"]}
+    whisper = {"max_position_embeddings": config.get("max_target_positions")}
+    decoder = config.get("thinker_config", config).get("text_config", whisper)
     settings = decoder_settings(decoder, machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
     return {"transcriber": {"kind": "ar", "backend": "vllm", **settings, "sampling": {"temperature": 0.0}}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import soxr
 import torch
 from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
@@ -32,28 +33,37 @@ class TranscriptionReference:
         extractor = self._processor.feature_extractor
         ((samples, sample_rate),) = request.audio
         samples = soxr.resample(samples, sample_rate, extractor.sampling_rate)
-        if len(samples) > extractor.n_samples:
+        if len(samples) > extractor.chunk_length * extractor.sampling_rate:
             raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
+        arguments: dict[str, Any] = {**self._limits, "max_new_tokens": max_tokens, "do_sample": False}
+        with torch.no_grad(), led_by(self._model, tokens):
+            if self._model.config.is_encoder_decoder:
+                return self._of_whisper(request, samples, arguments)
+            inputs = self._processor.apply_transcription_request(
+                samples, language=request.language, prompt=request.prompt or None
+            ).to(self._model.device, self._model.dtype)
+            self.num_input_tokens = inputs["input_ids"].shape[1]
+            ids: list[int] = self._model.generate(**inputs, **arguments)[0].tolist()
+            return ids[self.num_input_tokens :]
+
+    def _of_whisper(self, request: GenerateRequest, samples: np.ndarray, arguments: dict[str, Any]) -> list[int]:
+        extractor, own = self._processor.feature_extractor, self._model.generation_config
         inputs = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
         features = inputs["input_features"].to(self._model.device, self._model.dtype)
-        arguments: dict[str, Any] = {**self._limits, "max_new_tokens": max_tokens}
-        own = self._model.generation_config
         is_multilingual = getattr(own, "is_multilingual", True)
         if is_multilingual:
             arguments |= {"task": request.task, "language": request.language}
         if request.prompt:
             prompt_ids = self._processor.get_prompt_ids(request.prompt, return_tensors="pt")
             arguments["prompt_ids"] = prompt_ids.to(self._model.device)
-        with torch.no_grad(), led_by(self._model, tokens):
-            # The tokens of one window, with the prompt before them and the end after them.
-            output = self._model.generate(
-                features,
-                do_sample=False,
-                return_timestamps=request.timestamps,
-                force_unique_generate_call=True,
-                return_dict_in_generate=True,
-                **arguments,
-            )
+        # The tokens of one window, with the prompt before them and the end after them.
+        output = self._model.generate(
+            features,
+            return_timestamps=request.timestamps,
+            force_unique_generate_call=True,
+            return_dict_in_generate=True,
+            **arguments,
+        )
         ids: list[int] = output.sequences[0].tolist()
         # The start, language and task of a model that has several, and the mark of a text without timestamps.
         length = 1 + 2 * is_multilingual + (not request.timestamps)

@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 from vllm import SamplingParams
 from vllm.config.speech_to_text import SpeechToTextParams
 from vllm.model_executor.model_loader import get_model_cls
+from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProcessor
 from vllm.multimodal.audio import split_audio
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -32,14 +33,19 @@ from omni_cli.vllm_integration.stage import TextStage
 # A shorter sound has not one frame of a spectrogram.
 _MIN_SAMPLES = 400
 _TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
+_LANGUAGE = re.compile(r"\s*language (.+?)<asr_text>")
 
 
 @dataclass
 class SoundWindow:
-    """A part of a sound that fits the model's window; its text waits for that of the pieces before it."""
+    """A part of a sound that fits the model's window; its text waits for that of the pieces before it.
+
+    `reader` leaves out what the model writes before the transcript.
+    """
 
     start_s: float
     samples: np.ndarray
+    reader: StreamingTranscriptionPostProcessor
     chunks: list[TextChunk] = field(default_factory=list)
     has_text: bool = False
     done: RequestDone | None = None
@@ -65,8 +71,11 @@ class TranscriptionStage(TextStage):
         self._config = self.engine.vllm_config.model_config
         self._model: Any = get_model_cls(self._config)
         self._hearing = self._model.get_speech_to_text_config(self._config, "transcribe")
-        # A prompt of text that came before begins with another token than vLLM's start, which it would add.
-        self.engine.renderer.get_mm_processor().skip_decoder_start_token = True
+        # Whisper's tokens of a prompt name the language, the task and whether times are wanted.
+        self._has_marks: bool = self._config.is_encoder_decoder
+        if self._has_marks:
+            # A prompt of text that came before begins with another token than vLLM's start, which it would add.
+            self.engine.renderer.get_mm_processor().skip_decoder_start_token = True
         self._own = GenerationConfig.from_pretrained(self._config.model)
         self._transcriptions: dict[str, Transcription] = {}
 
@@ -91,12 +100,15 @@ class TranscriptionStage(TextStage):
             self._hearing.min_energy_split_window_size,
         )
         starts_s = np.cumsum([0, *(len(part) for part in parts)]) / rate
-        pieces = [SoundWindow(float(start_s), part) for start_s, part in zip(starts_s, parts, strict=False)]
+        new_reader = self._model.get_streaming_post_processor_cls()
+        pieces = [
+            SoundWindow(float(start_s), part, new_reader()) for start_s, part in zip(starts_s, parts, strict=False)
+        ]
         language = request.language if self._is_multilingual else "en"
         transcription = Transcription(request, pieces, language, time.perf_counter())
         self._transcriptions[request.request_id] = transcription
         try:
-            if language is None:
+            if language is None and self._model.supports_explicit_language_detection:
                 self._admit(transcription, None)
             else:
                 self._admit_all(transcription)
@@ -114,6 +126,8 @@ class TranscriptionStage(TextStage):
             raise InputError("this model transcribes speech: it does not chat")
         if len(request.audio) != 1 or request.images or request.videos:
             raise InputError(f"this model transcribes one sound per request, not {len(request.audio)}")
+        if request.timestamps and not self._has_marks:
+            raise InputError("this model tells no times", hint="drop `timestamps`")
         if not self._is_multilingual and (request.language not in (None, "en") or request.task == "translate"):
             raise InputError("this model hears English only: it takes no other `language` and does not translate")
         if request.language is not None and request.language not in self._model.supported_languages:
@@ -146,10 +160,13 @@ class TranscriptionStage(TextStage):
                 model_config=self._config,
                 language=transcription.language,
                 task_type=request.task,
+                to_language="en" if request.task == "translate" else None,
                 request_prompt=request.prompt or "",
             )
         )
         prompt = parse_model_prompt(self._config, prompt)
+        if not self._has_marks:
+            return prompt, self.sampling_params(request)
         prompt["decoder_prompt"]["prompt"] = self._decoder_prompt(prompt["decoder_prompt"]["prompt"], request)
         return prompt, self.sampling_params(request, extra_args={TIMESTAMPS: request.timestamps})
 
@@ -184,12 +201,16 @@ class TranscriptionStage(TextStage):
         reports: list[Report] = []
         for piece in transcription.pieces[transcription.num_sent :]:
             for chunk in piece.chunks:
-                text = self._joined(transcription, piece, chunk.text)
+                text = self._joined(transcription, piece, piece.reader.process_delta(chunk.text, False))
                 if text or chunk.logprobs:
                     reports.append(msgspec.structs.replace(chunk, request_id=request_id, text=text))
             piece.chunks.clear()
             if piece.done is None:
                 return reports
+            rest = self._joined(transcription, piece, piece.reader.process_delta("", True))
+            if rest:
+                counts = (piece.done.trace["num_input_tokens"], piece.done.trace["num_output_tokens"])
+                reports.append(TextChunk(request_id, rest, *counts))
             transcription.num_sent += 1
         del self._transcriptions[request_id]
         return [*reports, self._whole(transcription)]
@@ -230,14 +251,21 @@ class TranscriptionStage(TextStage):
             "token_times_s": sorted(time_s for each in traces for time_s in each["token_times_s"]),
             "output_logprobs": [item for each in traces for item in each["output_logprobs"] or ()] or None,
         }
-        transcript = Transcript(transcription.language, duration_s, segments)
+        language = transcription.language or self._get_language(texts[0].text)
+        transcript = Transcript(language, duration_s, segments)
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text)
+
+    def _get_language(self, text: str) -> str | None:
+        """Return the code of the language that a model names before its transcript."""
+        named = _LANGUAGE.match(text)
+        codes = {name: code for code, name in self._model.supported_languages.items()}
+        return None if named is None else codes.get(named[1])
 
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
         """Yield the parts of a piece's text between its timestamps; without timestamps it is one part."""
         first_id = self._own.no_timestamps_token_id + 1 if transcription.request.timestamps else math.inf
-        second = (self._config.hf_config.max_source_positions - 1) // self._hearing.max_audio_clip_s + 1
+        second = math.ceil(getattr(self._config.hf_config, "max_source_positions", 0) / self._hearing.max_audio_clip_s)
         end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
         start_s, ids = piece.start_s, list[int]()
         for token_id in (*text.token_ids, None):
@@ -246,7 +274,8 @@ class TranscriptionStage(TextStage):
                 continue
             # The window may be longer than the piece, and so may be a last part.
             time_s = end_s if token_id is None else min(piece.start_s + (token_id - first_id) / second, end_s)
-            words = self.engine.renderer.get_tokenizer().decode(ids, skip_special_tokens=True).strip()
+            words = self.engine.renderer.get_tokenizer().decode(ids, skip_special_tokens=True)
+            words = self._model.post_process_output(words).strip()
             if words:
                 yield Segment(round(start_s, 3), round(time_s, 3), words, tuple(ids))
             start_s, ids = time_s, []

@@ -11,7 +11,7 @@ from support.answers import answer_of
 from support.omni_process import run_omni
 from support.references import TranscriptionReferenceAlone
 from support.spoken_sentences import SENTENCES, has_espeak, speak
-from support.tiny_models import whisper
+from support.tiny_models import qwen3_asr, whisper
 
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"seed": 0},
@@ -53,6 +53,30 @@ def test_tokens_are_those_of_transformers(folder: Path, answers: dict[str, Any])
     for way in ("alone", "once"):
         found = answers[way][: len(REQUESTS)]
         assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in found] == expected
+
+
+def test_a_model_that_writes_the_language_itself(tmp_path: Path) -> None:
+    """Qwen3-ASR: no tokens of language and task, but words before the transcript.
+
+    Sounds have at least a second: vLLM pads a shorter one to the longest beside it, and transformers to a second.
+    """
+    folder = qwen3_asr(tmp_path / "qwen3_asr")
+    requests: list[dict[str, Any]] = [
+        {"seed": 0, "seconds": 1.0},
+        {"seed": 1, "seconds": 1.3, "language": "fr"},
+        {"seed": 2, "seconds": 2.0, "language": "de", "prompt": "grey skies"},
+        {"seed": 3, "seconds": 3.9},
+    ]
+    answers = answer_of(
+        "transcriptions", {"folder": str(folder), "requests": [*requests, {"timestamps": True}]}, tmp_path
+    )
+    reference = TranscriptionReferenceAlone(folder)
+    expected = [reference.tokens(**request) for request in requests]
+    assert len({tuple(tokens) for tokens, _ in expected}) > 2, "answers that depend on the sound"
+    for way in ("alone", "once"):
+        found = answers[way][: len(requests)]
+        assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in found] == expected
+    assert answers["alone"][-1] == "InputError: this model tells no times"
 
 
 def test_a_long_sound_is_cut_into_windows_whose_texts_are_joined(answers: dict[str, Any]) -> None:
