@@ -183,6 +183,11 @@ CALLABLES = [
         ["model_config"],
         "is called for the interface of transcription",
     ),
+    (
+        "vllm.model_executor.models.interfaces:StreamingTranscriptionPostProcessor.process_delta",
+        ["self", "text_delta", "finished"],
+        "is called for each piece of a transcript's text",
+    ),
     (f"{WHISPER}.get_speech_to_text_config", ["model_config", "task_type"], "is called for the window"),
     (f"{WHISPER}.get_generation_prompt", ["stt_params"], "is called for a prompt, whose text is changed"),
     (f"{WHISPER}.get_language_detection_prompt", ["audio", "stt_config"], "is called to detect a language"),
@@ -662,7 +667,7 @@ IMPORTED = [
     ("vllm.renderers:ChatParams", ["chat_template_kwargs"], "goes to the chat template"),
     (
         "vllm.config.speech_to_text:SpeechToTextParams",
-        ["audio", "stt_config", "model_config", "language", "task_type", "request_prompt"],
+        ["audio", "stt_config", "model_config", "language", "task_type", "to_language", "request_prompt"],
         "are what a transcription's prompt is made of",
     ),
     (
