@@ -23,6 +23,7 @@ from common import interleaved, machine_line, ratio_of_medians
 
 from omni_cli.checkpoints.files import read_family
 from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.families import load
@@ -46,6 +47,7 @@ def overrides(profile: str) -> list[str]:
 
 def serve(profile: str, connection: Connection) -> None:
     """Run transformers' side on request, in a process of its own: omni's settings of OpenMP must not slow it down."""
+    prepare_libraries()
     config = load_profile(profile, overrides(profile))
     folder = Path(resolve_model(config.model))
     reference = load(read_family(folder).reference)(folder, config, Way("float32"))
@@ -104,6 +106,7 @@ def main() -> int:
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(arguments.profile, theirs), daemon=True)
     process.start()
+    theirs.close()  # so that its end is noticed here
     ours.recv()
     try:
         times = asyncio.run(measure(arguments.profile, ours, arguments.rounds))
