@@ -18,7 +18,6 @@ from omni_cli.bench.workload import (
     has_successor,
     measured_stages,
     stages_before,
-    transcribes,
     with_fixed_work,
 )
 from omni_cli.config.bounds import MAX_SEED
@@ -27,6 +26,7 @@ from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
 from omni_cli.families import get_family_of_stages
+from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.media.bundled_speech import read_speech
 from omni_cli.outputs import Event, GenerateRequest, RequestResult
 
@@ -49,7 +49,7 @@ class LoadedWorkload:
         # One fork server for all engines of this process, because its imports take seconds.
         self._fork_server = ForkServer(self.config.backends, verbose=verbose)
         self._prompts: Prompts | None = None
-        self._transcribes = transcribes(config)
+        self._transcribes = Capabilities.of(config).transcribes
         self._file_requests: tuple[MeasuredRequest, ...] = ()
         self._stage_outputs: list[bytes] = []
 

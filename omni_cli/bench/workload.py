@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omni_cli.bench.request_file import RequestFile
 from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig, profile_data
 from omni_cli.errors import UsageError
-from omni_cli.families import get_family_of_stages
+from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.record import workload_fingerprint
 from omni_cli.text import suggest
 
@@ -57,15 +57,9 @@ class Workload:
 
     def _prompts(self, config: EngineConfig) -> dict[str, object]:
         if self.requests is None:
-            return {"input": "speech"} if transcribes(config) else {"input_len": self.input_len}
+            # A model that transcribes hears sentences of the package.
+            return {"input": "speech"} if Capabilities.of(config).transcribes else {"input_len": self.input_len}
         return {"requests_sha256": self.requests.sha256}
-
-
-def transcribes(config: EngineConfig) -> bool:
-    """True for speech recognition, whose requests without a file are sentences in the package."""
-    family = get_family_of_stages(config.model, config.stages)
-    role = None if family is None else family.role(config.stages[0].name)
-    return role is not None and role.transcribes
 
 
 def measured_stages(config: EngineConfig, wanted: str) -> tuple[StageConfig, ...]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.compat.torchvision import ensure_torchvision_importable, lacks_cpu_mark
 
 # diffusers imports torchao and bitsandbytes wherever they are installed, and they then warn of their own kernels for
 # other devices and of how they use torch; diffusers warns of types that this version no longer has.
@@ -51,9 +50,5 @@ def _hide_cuda_linked() -> None:
     if torch.version.cuda is not None or sys.platform != "linux":
         return
     for name in _CUDA_LINKED:
-        try:
-            is_cuda = "+cpu" not in version(name)
-        except PackageNotFoundError:
-            continue
-        if is_cuda and name not in sys.modules:
+        if lacks_cpu_mark(name) and name not in sys.modules:
             sys.modules[name] = None  # type: ignore[assignment]  # not installed, as far as imports can tell

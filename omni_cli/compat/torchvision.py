@@ -21,7 +21,7 @@ def ensure_torchvision_importable() -> None:
     global _library
     import torch
 
-    if _library is not None or torch.version.cuda is not None or _torchvision_matches():
+    if _library is not None or torch.version.cuda is not None or not lacks_cpu_mark("torchvision"):
         return
     _library = torch.library.Library("torchvision", "FRAGMENT")
     for name, schema in _SCHEMAS.items():
@@ -29,11 +29,11 @@ def ensure_torchvision_importable() -> None:
             _library.define(schema)
 
 
-def _torchvision_matches() -> bool:
-    """True for a CPU build of torchvision (by its version), which needs no workaround."""
+def lacks_cpu_mark(name: str) -> bool:
+    """True for an installed package that its version does not mark as a CPU build."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return "+cpu" in version("torchvision")
+        return "+cpu" not in version(name)
     except PackageNotFoundError:
-        return True
+        return False

@@ -156,8 +156,8 @@ class SpeechReader:
             raise AnswerError("incomplete answer", "it contains no audio")
 
 
-class ImagesReader:
-    """Reader of one JSON document with all images."""
+class _DocumentReader:
+    """Reader of one JSON document."""
 
     def __init__(self) -> None:
         self.answer = ServerAnswer()
@@ -165,6 +165,10 @@ class ImagesReader:
 
     def feed(self, chunk: bytes, at_s: float) -> None:
         self._body += chunk
+
+
+class ImagesReader(_DocumentReader):
+    """Reader of all images."""
 
     def finish(self) -> None:
         document = _decoded(bytes(self._body), _IMAGES)
@@ -176,15 +180,8 @@ class ImagesReader:
             raise AnswerError("incomplete answer", "it contains no image")
 
 
-class TranscriptReader:
-    """Reader of one JSON document with a transcript."""
-
-    def __init__(self) -> None:
-        self.answer = ServerAnswer()
-        self._body = bytearray()
-
-    def feed(self, chunk: bytes, at_s: float) -> None:
-        self._body += chunk
+class TranscriptReader(_DocumentReader):
+    """Reader of a transcript, and of the seconds that were heard."""
 
     def finish(self) -> None:
         document = _decoded(bytes(self._body), _TRANSCRIPT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from vllm.outputs import RequestOutput
 
@@ -41,6 +43,26 @@ class StepStage(InputEmbedsStage):
         report = super().done(active, output)
         report.trace.update({name: active.context.get(name, []) for name in _STEP_TIMES})
         return report
+
+
+@dataclass(frozen=True)
+class RowsPrompt:
+    """The input rows (num_tokens, hidden_size) of a prompt without token ids; the worker makes those of frames."""
+
+    prompt_embeds: torch.Tensor
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Arbitrary codes: all inputs come as rows."""
+        return [0] * len(self.prompt_embeds)
+
+    @property
+    def decode_embeds(self) -> torch.Tensor:
+        """No rows: nothing is added to the frames."""
+        return torch.zeros_like(self.prompt_embeds[:1])
+
+    def information(self) -> dict[str, object]:
+        return {"decode_embeds": self.decode_embeds}
 
 
 class FrameStage(StepStage):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers import AutoProcessor
 
 from omni_cli.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
-from omni_cli.models.codec.frame_stage import FrameStage
+from omni_cli.models.codec.frame_stage import FrameStage, RowsPrompt
 from omni_cli.models.csm.family import BACKBONE, CODEC
 from omni_cli.models.csm.speakers import SPEAKERS, pick_speaker
 from omni_cli.models.voices import note_on_voice
@@ -23,24 +21,11 @@ from omni_cli.vllm_integration.prompts import get_conversation
 from omni_cli.vllm_integration.stage import ActiveRequest
 
 
-@dataclass(frozen=True)
-class TextPrompt:
-    """A text's embeddings (num_tokens, hidden_size)."""
-
-    prompt_embeds: torch.Tensor
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        """Arbitrary codes, whose embeddings are not added."""
-        return [0] * len(self.prompt_embeds)
-
-    @property
-    def decode_embeds(self) -> torch.Tensor:
-        """No rows: nothing is added to the frames."""
-        return torch.zeros_like(self.prompt_embeds[:1])
+class TextPrompt(RowsPrompt):
+    """A text's embeddings (num_tokens, hidden_size), to which none of codes are added."""
 
     def information(self) -> dict[str, object]:
-        return {"decode_embeds": self.decode_embeds, "tokens_without_embedding": [len(self.prompt_embeds)]}
+        return {**super().information(), "tokens_without_embedding": [len(self.prompt_embeds)]}
 
 
 class BackboneStage(FrameStage):

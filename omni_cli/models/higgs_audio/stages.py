@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from omni_cli.checkpoints.files import read_object
 from omni_cli.errors import InputError, StageError
 from omni_cli.inputs.voices import rate_notes
 from omni_cli.models.codec.decoder_stage import CodecStage
-from omni_cli.models.codec.frame_stage import FrameStage
+from omni_cli.models.codec.frame_stage import FrameStage, RowsPrompt
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.models.higgs_audio.family import BACKBONE, CODEC, SPEAKERS
 from omni_cli.models.higgs_audio.prompts import make_inputs
@@ -29,26 +28,6 @@ from omni_cli.vllm_integration.stage import ActiveRequest
 _WITHOUT_RESAMPLING = "codes that repeat are not drawn again, though the checkpoint's `ras_win_len` asks for it"
 # Those that apply to every codebook.
 _SAMPLING = {"temperature", "top_k", "top_p", "max_tokens", "min_tokens", "ignore_eos", "logprobs"}
-
-
-@dataclass(frozen=True)
-class PromptRows:
-    """The input rows (num_tokens, hidden_size + 1) of a prompt."""
-
-    prompt_embeds: torch.Tensor
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        """Arbitrary codes: all inputs come as rows."""
-        return [0] * len(self.prompt_embeds)
-
-    @property
-    def decode_embeds(self) -> torch.Tensor:
-        """No rows: the worker makes those of frames."""
-        return torch.zeros_like(self.prompt_embeds[:1])
-
-    def information(self) -> dict[str, object]:
-        return {"decode_embeds": self.decode_embeds}
 
 
 class HiggsBackboneStage(FrameStage):
@@ -82,7 +61,7 @@ class HiggsBackboneStage(FrameStage):
     def voices(self) -> tuple[str, ...]:
         return SPEAKERS
 
-    def begin(self, active: ActiveRequest) -> tuple[PromptRows, dict[str, object]]:
+    def begin(self, active: ActiveRequest) -> tuple[RowsPrompt, dict[str, object]]:
         request = active.request
         useless = {*self.spec.ar.sampling.set_values(), *request.sampling} - _SAMPLING
         if useless:
@@ -99,7 +78,7 @@ class HiggsBackboneStage(FrameStage):
         rate = self._processor.feature_extractor.sampling_rate
         notes = (*note_on_voice(request.speaker, voice or ""), *rate_notes(request.voices, rate))
         active.context["notes"] = (*notes, *self._notes)
-        return PromptRows(torch.cat([rows, is_audio[:, None].to(rows)], dim=1)), {}
+        return RowsPrompt(torch.cat([rows, is_audio[:, None].to(rows)], dim=1)), {}
 
     def is_end(self, active: ActiveRequest) -> bool:
         """All codes of the last frame are the end."""
