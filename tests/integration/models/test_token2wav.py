@@ -246,6 +246,7 @@ def test_buckets_grow_by_the_smallest_or_less_than_a_quarter(smallest):
 
 # With 384 there are stages of 192, 96, 48 and 24 channels, which have several samples in a row.
 @pytest.mark.parametrize("channels", [64, 384])
+@torch.inference_mode()  # with gradients, the activations of float64 take 8 GiB
 def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alone(monkeypatch, channels):
     # Calls of 107 frames, of 66 and of 46.
     monkeypatch.setattr("omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder.MAX_FRAMES_PER_CALL", 110)
