@@ -1,4 +1,4 @@
-"""One server per profile for the whole session, and small inputs."""
+"""One server per profile for this folder, whose tests run one after another, and small inputs."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         assert ended.code in (0, 130), server.raw_log
 
 
-start_session_server = pytest.fixture(_servers, scope="session", name="start_session_server")
+start_shared_server = pytest.fixture(_servers, scope="package", name="start_shared_server")
 start_server = pytest.fixture(_servers, scope="module", name="start_server")
 
 
-@pytest.fixture(scope="session")
-def omni(start_session_server: Any) -> OmniServer:
-    return start_session_server(*TINY_OMNI)
+@pytest.fixture(scope="package")
+def omni(start_shared_server: Any) -> OmniServer:
+    return start_shared_server(*TINY_OMNI)
 
 
 @pytest.fixture(scope="session")
@@ -62,27 +62,27 @@ def tool_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tool_caller(tmp_path_factory.mktemp("models") / "tool_caller")
 
 
-@pytest.fixture(scope="session")
-def tools_server(tool_folder: Path, start_session_server: Any) -> OmniServer:
+@pytest.fixture(scope="package")
+def tools_server(tool_folder: Path, start_shared_server: Any) -> OmniServer:
     """Its tool parser is found by the checkpoint's template."""
-    return start_session_server("--model", str(tool_folder))
+    return start_shared_server("--model", str(tool_folder))
 
 
-@pytest.fixture(scope="session")
-def whisper_server(tmp_path_factory: pytest.TempPathFactory, start_session_server: Any) -> OmniServer:
+@pytest.fixture(scope="package")
+def whisper_server(tmp_path_factory: pytest.TempPathFactory, start_shared_server: Any) -> OmniServer:
     """Whisper with random weights."""
-    return start_session_server("--model", str(whisper(tmp_path_factory.mktemp("models") / "whisper")))
+    return start_shared_server("--model", str(whisper(tmp_path_factory.mktemp("models") / "whisper")))
 
 
-@pytest.fixture(scope="session")
-def image_server(start_session_server: Any) -> OmniServer:
-    return start_session_server("--profile", "tiny-image")
+@pytest.fixture(scope="package")
+def image_server(start_shared_server: Any) -> OmniServer:
+    return start_shared_server("--profile", "tiny-image")
 
 
-@pytest.fixture(scope="session")
-def limited(start_session_server: Any) -> OmniServer:
+@pytest.fixture(scope="package")
+def limited(start_shared_server: Any) -> OmniServer:
     """A server with the key `KEY` and a value for every limit, for pages of `https://app.example`."""
-    return start_session_server(
+    return start_shared_server(
         *("--profile", "tiny-image", "--max-requests", "3", "--max-body-bytes", "100000", "--max-n", "2"),
         *("--max-prompt-chars", "500", "--timeout", "10", "--allow-origin", "https://app.example/"),
         environment={"OMNI_API_KEY": KEY},
@@ -90,16 +90,16 @@ def limited(start_session_server: Any) -> OmniServer:
     )
 
 
-@pytest.fixture(scope="session")
-def omni_engine(start_session_engine: Any) -> Any:
+@pytest.fixture(scope="module")
+def omni_engine(start_engine: Any) -> Any:
     """The same profile as `omni`, without a server."""
     overrides = [TINY_OMNI[index + 1] for index, word in enumerate(TINY_OMNI) if word == "--set"]
-    return start_session_engine("tiny-omni", *overrides)
+    return start_engine("tiny-omni", *overrides)
 
 
-@pytest.fixture(scope="session")
-def image_engine(start_session_engine: Any) -> Any:
-    return start_session_engine("tiny-image")
+@pytest.fixture(scope="module")
+def image_engine(start_engine: Any) -> Any:
+    return start_engine("tiny-image")
 
 
 @pytest.fixture(scope="session")
@@ -142,25 +142,25 @@ def inpainting(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return ("--profile", "tiny-image", "--model", str(folder))
 
 
-@pytest.fixture(scope="session")
-def edit_server(start_session_server: Any, inpainting: tuple[str, ...]) -> OmniServer:
-    return start_session_server(*inpainting)
+@pytest.fixture(scope="package")
+def edit_server(start_shared_server: Any, inpainting: tuple[str, ...]) -> OmniServer:
+    return start_shared_server(*inpainting)
 
 
-@pytest.fixture(scope="session")
-def video_server(start_session_server: Any, tmp_path_factory: pytest.TempPathFactory) -> OmniServer:
+@pytest.fixture(scope="package")
+def video_server(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> OmniServer:
     """Keeps six videos, and makes three at once."""
     limits = ("--max-videos", "6", "--max-requests", "3")
     folder = tmp_path_factory.mktemp("videos") / "kept"
-    return start_session_server("--profile", "tiny-video", "--output-dir", str(folder), *limits)
+    return start_shared_server("--profile", "tiny-video", "--output-dir", str(folder), *limits)
 
 
-@pytest.fixture(scope="session")
-def cloning_server(start_session_server: Any, tmp_path_factory: pytest.TempPathFactory) -> OmniServer:
+@pytest.fixture(scope="package")
+def cloning_server(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> OmniServer:
     """Speaks up to 20 tokens, and keeps voices in the folder `voices` of its own."""
     folder = tmp_path_factory.mktemp("saved") / "voices"
     limits = ("--set", "speaker.sampling.max_tokens=20", "--max-audio-seconds", "200")
-    return start_session_server("--profile", "tiny-vibevoice", *limits, "--voices-dir", str(folder))
+    return start_shared_server("--profile", "tiny-vibevoice", *limits, "--voices-dir", str(folder))
 
 
 @pytest.fixture
