@@ -168,8 +168,9 @@ def _config(folder: Path, mode: str, options: argparse.Namespace) -> Any:
         f"speaker.sampling.max_tokens={options.frames}", f"speaker.kv_cache_memory_bytes={options.kv_cache}",
     ]  # fmt: skip
     if not options.tiny:
-        settings += ["dtype=bfloat16", "speaker.max_model_len=8192", "speaker.max_num_seqs=32"]
-    return load_profile("tiny-vibevoice", (*settings, *options.set), model=str(folder))
+        settings += ["speaker.max_model_len=8192", "speaker.max_num_seqs=32"]
+    profile = "tiny-vibevoice" if options.tiny else "vibevoice-1.5b"
+    return load_profile(profile, (*settings, *options.set), model=str(folder))
 
 
 async def _request(llm: OmniLLM, prompt: str, seed: int) -> Served:

@@ -159,6 +159,9 @@ def test_each_command_is_accepted_and_its_configuration_loads(goals, monkeypatch
             config = module._config(model, options.model, options)
             assert [stage.sampling.min_tokens for stage in config.stages[:2]] == [128, model.codes]
             assert all(stage.kv_cache_memory_bytes for stage in config.stages[:2])
+        elif script == "vibevoice.py":
+            (stage,) = module._config(Path("builtin:tiny-vibevoice"), "none", options).stages
+            assert (stage.max_num_seqs, stage.kv_cache_memory_bytes) == (32, options.kv_cache)
         else:
             (name,) = options.only
             stage = sides.stage_of(pipelines[name], execution=load_profile(profile).stages[-1].execution)

@@ -40,6 +40,7 @@ NAMES = [
     "tiny-qwen3-omni",
     "tiny-vibevoice",
     "tiny-video",
+    "vibevoice-1.5b",
     "wan2.2-i2v",
     "wan2.2-t2v",
     "z-image-turbo",
