@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 
@@ -15,9 +16,10 @@ CONTENT_TYPE = f"multipart/form-data; boundary={_BOUNDARY}"
 
 def with_sound(fields: Mapping[str, object], samples: np.ndarray, sample_rate: int) -> bytes:
     """Return fields, and float32 mono samples (num_samples,) as the WAV file `file`, as a body of `CONTENT_TYPE`."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
     parts = [
-        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-        for name, value in fields.items()
+        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n'.encode()
+        for name, text in texts.items()
     ]
     head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="sound.wav"\r\n'
     file = head.encode() + b"Content-Type: audio/wav\r\n\r\n" + encode_wav(samples, sample_rate)

@@ -30,7 +30,10 @@ class FamilyReference(Protocol):
         """Load the model. Raises `NoReferenceError` for settings that it cannot follow."""
 
     def expected(self, output: EngineOutput) -> Expected:
-        """Run one request with the engine's tokens. Raises `NoReferenceError` for a request that it cannot run."""
+        """Run one request with the engine's tokens. Raises `NoReferenceError` for a request that it cannot run.
+
+        A reference of speech recognition has `tokens_of(request, text)`, too, for servers that tell no tokens.
+        """
 
 
 class ForcedTokens(LogitsProcessor):

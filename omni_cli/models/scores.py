@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,12 +41,19 @@ class EngineTokens:
     logprobs: np.ndarray
     codes: tuple[tuple[int, ...], ...] | None = None
 
+    @classmethod
+    def without_logprobs(cls, token_ids: Sequence[int]) -> EngineTokens:
+        """Create it from ids alone."""
+        candidates = np.array(token_ids, np.int64)[:, None]
+        return cls(tuple(token_ids), candidates, np.full(candidates.shape, np.nan))
+
 
 @dataclass(frozen=True)
 class EngineOutput:
     """An engine's output for a request: tokens by stage, and the arrays of its media by name.
 
-    `sample_rates` are those of its audio. `num_input_tokens` is the engine's count of the first stage's prompt.
+    `sample_rates` are those of its audio. `num_input_tokens` is the engine's count of the first stage's prompt. `text`
+    is the answer of a server that tells no tokens, which are then the reference's to find.
     """
 
     request: GenerateRequest
@@ -54,6 +61,7 @@ class EngineOutput:
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     sample_rates: Mapping[str, int] = field(default_factory=dict)
     num_input_tokens: int | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True)

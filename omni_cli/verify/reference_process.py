@@ -36,9 +36,10 @@ class Work:
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`why` is the reason why the reference cannot run at all."""
+    """`why` is the reason why the reference cannot run at all; `token_ids` are those of texts, by request."""
 
     results: Results = []
+    token_ids: dict[str, tuple[int, ...]] = {}
     why: str | None = None
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from omni_cli.checkpoints.files import read_family
@@ -19,7 +20,7 @@ from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.config.roles import for_family
 from omni_cli.errors import OmniError
 from omni_cli.families import load
-from omni_cli.models.scores import Expected, NoReferenceError
+from omni_cli.models.scores import EngineTokens, Expected, NoReferenceError
 from omni_cli.stage.messages import decoder, pack
 from omni_cli.verify.reference_process import Answer, Results, Work
 
@@ -29,6 +30,7 @@ def run(work: Work, say: Callable[[str], None]) -> Answer:
     reference_class = load(work.reference)
     config = for_family(work.source.load(work.overrides), read_family(work.folder))
     results: Results = []
+    outputs, token_ids = list(work.outputs), dict[str, tuple[int, ...]]()
     if config.adapters and not getattr(reference_class, "takes_adapters", False):
         return Answer(why="the reference of this model family takes no LoRA adapters")
     for number, way in enumerate(work.ways):
@@ -39,9 +41,14 @@ def run(work: Work, say: Callable[[str], None]) -> Answer:
         except NoReferenceError as error:
             return Answer(why=str(error))
         found: list[Expected | str] = []
-        for count, output in enumerate(work.outputs):
-            say(f"{name}: request {count + 1} of {len(work.outputs)}")
+        for count, output in enumerate(outputs):
+            say(f"{name}: request {count + 1} of {len(outputs)}")
             try:
+                if output.text is not None:
+                    ids = reference.tokens_of(output.request, output.text)
+                    token_ids[output.request.request_id] = tuple(ids)
+                    tokens = {config.stages[0].name: EngineTokens.without_logprobs(ids)}
+                    outputs[count] = output = replace(output, tokens=tokens, text=None)
                 found.append(reference.expected(output))
             except (NoReferenceError, OmniError) as error:
                 found.append(str(error))
@@ -51,7 +58,7 @@ def run(work: Work, say: Callable[[str], None]) -> Answer:
         results.append(found)
         del reference
         gc.collect()
-    return Answer(results)
+    return Answer(results, token_ids)
 
 
 def main() -> None:

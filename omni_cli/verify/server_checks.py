@@ -66,10 +66,14 @@ class ServerChecks:
             await self._batched(outputs)
             await self._repeat(outputs)
             await self._seeds()
-            if self._stage == TEXT and self.plan.route in _TEXT_ROUTES:
+            if self._stage == TEXT:
                 await self._streamed(alone)
+            if self.plan.route in _TEXT_ROUTES:
                 await self._choices()
                 await self._limits(alone)
+            elif self._stage == TEXT:
+                why = "transcription has no stop strings and no maximum of tokens"
+                self.rows.append(Row(check="limits", stage=TEXT, verdict="not checked", why=why))
             await self._modalities()
 
     async def _usable(self) -> tuple[GenerateRequest, ...]:
@@ -143,12 +147,14 @@ class ServerChecks:
             if run.failure is not None:
                 why = f"{run.failure.kind}: {run.failure.message}"
                 rows.append(_different("streamed = whole", name, why))
-            elif run.text != whole.text:
-                rows.append(broken("streamed = whole", TEXT, name, whole.text, run.text, "the streamed text differs"))
-            elif run.finish_reason != whole.finish_reason:
+            elif wrong := [text for text in run.texts if text != whole.text]:
+                rows.append(broken("streamed = whole", TEXT, name, whole.text, wrong[0], "the streamed text differs"))
+            elif whole.finish_reason is not None and run.finish_reason != whole.finish_reason:
                 why = f"streamed, finish_reason is `{run.finish_reason}`; whole, it is `{whole.finish_reason}`"
                 rows.append(_different("streamed = whole", name, why))
-            elif run.completion_tokens not in (None, whole.completion_tokens):
+            elif None not in (run.completion_tokens, whole.completion_tokens) and (
+                run.completion_tokens != whole.completion_tokens
+            ):
                 why = f"streamed, usage counts {run.completion_tokens} tokens; whole, {whole.completion_tokens}"
                 rows.append(_different("streamed = whole", name, why))
         self._add(rows)

@@ -32,6 +32,7 @@ _PATHS = {
     "images": "/v1/images/generations",
     "transcriptions": "/v1/audio/transcriptions",
 }
+_TRANSLATIONS = "/v1/audio/translations"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class ServerToken:
 @dataclass(frozen=True)
 class ServerRun:
     """One answer. `tokens` is None if the server gave no log-probabilities; `texts` are those of all `n` choices.
+
+    A streamed transcript has two, of its parts and of its last event.
 
     `token_ids` are those that vLLM returns beside the text.
     """
@@ -105,7 +108,7 @@ class VerifyClient:
         body = {name: value for name, value in body.items() if value is not None and name not in self.without}
         reader = _Reader(streams=bool(body.get("stream")))
         content, content_type = _encoded(body, request, self.route)
-        path = _PATHS[self.route]
+        path = _TRANSLATIONS if request.task == "translate" else _PATHS[self.route]
         outcome = await self._client.post(path, content, reader, time.perf_counter(), content_type=content_type)
         if outcome.failure is not None:
             return ServerRun(request, failure=outcome.failure)
@@ -133,7 +136,8 @@ class VerifyClient:
             case "images":
                 image = {"n": 1, "response_format": "b64_json", "seed": request.seed}
                 return {**shared, "prompt": request.prompt, **image, **request.diffusion}
-        return {**shared, "response_format": "json", "temperature": 0.0}
+        heard = {"language": request.language, "prompt": request.prompt}
+        return {**shared, **heard, "response_format": "json", "temperature": 0.0}
 
 
 def to_output(run: ServerRun, vocabulary: Vocabulary) -> EngineOutput:
@@ -246,17 +250,22 @@ def _from_events(request: GenerateRequest, events: Sequence[Mapping[str, Any]]) 
     run = ServerRun(request)
     text: list[str] = []
     tokens: list[ServerToken] = []
+    last: tuple[str, ...] = ()
     for event in events:
         for choice in event.get("choices") or ():
             text.append(_text(choice))
             tokens += _tokens(choice) or ()
             run = replace(run, finish_reason=choice.get("finish_reason") or run.finish_reason)
+        if event.get("type") == "transcript.text.delta":
+            text.append(str(event["delta"]))
+        elif event.get("type") == "transcript.text.done":
+            last = (str(event["text"]),)
         usage = event.get("usage")
         if usage:
             counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
             run = replace(run, **counts)
     joined = "".join(text)
-    return replace(run, text=joined, texts=(joined,), tokens=tuple(tokens) or None)
+    return replace(run, text=joined, texts=(joined, *last), tokens=tuple(tokens) or None)
 
 
 def _text(choice: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.checkpoints.files import read_family
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OmniError
+from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.models.scores import EngineOutput, EngineTokens, Expected
 from omni_cli.verify.noise import get_noise
 from omni_cli.verify.reference_memory import check_memory
@@ -22,15 +23,17 @@ from omni_cli.verify.tokens import get_probabilities, make_decoder
 from omni_cli.verify.verdicts import changed, judge_tokens
 from omni_cli.verify_record import Row, TokenProbability
 
+REFERENCE_ROUTES = ("chat", "completions", "transcriptions")
+
 
 @dataclass
 class ServerReference:
-    """The weights of a served model. `raw`: the route takes prompts without a chat template."""
+    """The weights of a served model, for one of `REFERENCE_ROUTES`."""
 
     source: ProfileSource
     config: EngineConfig
     folder: Path
-    raw: bool
+    route: str
     low_memory: bool
     verbose: bool
     _num_prompt_tokens: dict[str, int] = field(default_factory=dict)
@@ -41,21 +44,15 @@ class ServerReference:
         """Return the `reference` rows and the probabilities of all tokens; exchanges files in `folder`."""
         reference = read_family(self.folder).reference
         stage = self.config.stages[0].name
-        if reference is None or self.config.stages[0].kind != "ar":
+        transcribes = Capabilities.of(self.config).transcribes
+        if reference is None or self.config.stages[0].kind != "ar" or transcribes != (self.route == "transcriptions"):
             why = "this model's reference does not take a server's answers"
             return [Row(check="reference", stage=TEXT, verdict="not checked", why=why)], []
-        ids = _TokenIds(self.folder)
-        outputs: list[EngineOutput] = []
         rows: list[Row] = []
-        for run in runs:
-            tokens = ids.tokens(run)
-            if isinstance(tokens, str):
-                name = run.request.request_id
-                rows.append(Row(check="reference", stage=TEXT, verdict="not checked", request=name, why=tokens))
-                continue
-            outputs.append(
-                EngineOutput(replace(run.request, raw=self.raw), {stage: tokens}, num_input_tokens=run.prompt_tokens)
-            )
+        if transcribes:
+            outputs = [EngineOutput(run.request, {}, text=run.text) for run in runs]
+        else:
+            outputs, rows = self._with_tokens(runs)
         if not outputs:
             return rows, []
         ways = get_ways(self.config.dtype, low_memory=self.low_memory)
@@ -67,6 +64,13 @@ class ServerReference:
             return [*rows, Row(check="reference", stage=TEXT, verdict="not checked", why=error.message)], []
         if answer.why is not None:
             return [*rows, Row(check="reference", stage=TEXT, verdict="not checked", why=answer.why)], []
+        ids = answer.token_ids
+        outputs = [
+            replace(output, tokens={stage: EngineTokens.without_logprobs(ids[output.request.request_id])})
+            if output.request.request_id in ids
+            else output
+            for output in outputs
+        ]
         wide, decode = answer.results[0], make_decoder(self.folder, self.config)
         for output, item in zip(outputs, wide, strict=True):
             if isinstance(item, Expected) and item.num_input_tokens is not None:
@@ -75,6 +79,21 @@ class ServerReference:
         if row.logprob_diff is None and row.verdict != "not checked":
             row = changed(row, why="by the text: the server gives no log-probabilities")
         return [row, *rows], get_probabilities(outputs, wide, decode)
+
+    def _with_tokens(self, runs: Sequence[ServerRun]) -> tuple[list[EngineOutput], list[Row]]:
+        """Return the answers whose tokens are known, and rows of the others."""
+        ids, stage = _TokenIds(self.folder), self.config.stages[0].name
+        outputs: list[EngineOutput] = []
+        rows: list[Row] = []
+        for run in runs:
+            tokens = ids.tokens(run)
+            if isinstance(tokens, str):
+                name = run.request.request_id
+                rows.append(Row(check="reference", stage=TEXT, verdict="not checked", request=name, why=tokens))
+                continue
+            request = replace(run.request, raw=self.route == "completions")
+            outputs.append(EngineOutput(request, {stage: tokens}, num_input_tokens=run.prompt_tokens))
+        return outputs, rows
 
     def num_prompt_tokens(self, run: ServerRun) -> int | None:
         """Return the length of a prompt by the checkpoint's tokenizer; None if the reference has not run it."""
@@ -124,8 +143,7 @@ class _TokenIds:
         # An end token may be counted.
         if run.completion_tokens is not None and run.completion_tokens not in (len(ids), len(ids) + 1):
             return "the server gives no token ids, and its text does not tell them"
-        candidates = np.array(ids, np.int64)[:, None]
-        return EngineTokens(tuple(ids), candidates, np.full(candidates.shape, np.nan))
+        return EngineTokens.without_logprobs(ids)
 
     def _id(self, text: str, token_id: int | None) -> int | None:
         if token_id is not None:

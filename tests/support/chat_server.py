@@ -1,6 +1,7 @@
-"""A small server whose chats are a function of their request, with log-probabilities; a fault of a kind can be planted.
+"""A small server whose answers are a function of their request; a fault of a kind can be planted.
 
-Words are drawn from a hash of the prompt, of the images and, above temperature 0, of the seed.
+Words of a chat, with log-probabilities, are drawn from a hash of the prompt, of the images and, above temperature 0, of
+the seed; those of a transcript from a hash of the sound.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         state = self.server_state
         state.num_requests += 1
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/v1/audio/transcriptions":
+            self._transcribe(content)
+            return
+        body = json.loads(content)
         if "dies" in state.faults and state.num_requests > 12:
             self.close_connection = True
             self.connection.close()
@@ -78,6 +83,20 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             choice = self._choice(words, body)
             self._send(200, {"choices": [choice] * int(body.get("n", 1)), "usage": self._usage(words)})
+
+    def _transcribe(self, body: bytes) -> None:
+        """Answer a body of several parts, of which the last is the sound."""
+        sound = hashlib.sha256(body[body.index(b"RIFF") :]).hexdigest()
+        text = "".join(word for word, _ in _words(sound, {"max_tokens": 8}, self.server_state)).rstrip()
+        if b'name="stream"\r\n\r\ntrue' not in body:
+            self._send(200, {"text": text})
+            return
+        pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
+        if "loses a chunk" in self.server_state.faults:
+            del pieces[1]
+        events = [{"type": "transcript.text.delta", "delta": piece} for piece in pieces]
+        whole = text[:-1] if "cuts the last event" in self.server_state.faults else text
+        self._send_events([*events, {"type": "transcript.text.done", "text": whole}])
 
     def _choice(self, words: list[tuple[str, float]], body: dict[str, Any]) -> dict[str, Any]:
         text, reason = self._ended(words, body)
@@ -110,6 +129,9 @@ class _Handler(BaseHTTPRequestHandler):
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         if (body.get("stream_options") or {}).get("include_usage"):
             events.append({"choices": [], "usage": self._usage(words)})
+        self._send_events(events)
+
+    def _send_events(self, events: list[dict[str, Any]]) -> None:
         data = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
         self._answer(200, data.encode(), "text/event-stream")
 

@@ -99,6 +99,20 @@ class TranscriptionReferenceAlone:
         token_ids = self._reference.generate(request, request.sampling["max_tokens"])
         return token_ids, self._reference.num_input_tokens
 
+    def tokens_of(self, text: str | None, **fields: Any) -> tuple[list[int], str]:
+        """Return the token ids of a text that a server gave for a sound, of its own without one, and what they say."""
+        request = stage_request("0", **fields)
+        reference = self._reference
+        token_ids = reference.generate(request) if text is None else reference.tokens_of(request, text)
+        return token_ids, self.read(token_ids)
+
+    def read(self, token_ids: list[int]) -> str:
+        return self._reference.read(token_ids)
+
+    @property
+    def ends(self) -> list[int]:
+        return self._reference.ends
+
 
 def assert_spoken(result: RequestResult, reference: SpokenResult, *, atol: float) -> None:
     """The same tokens, the same codes, and samples within `atol`."""

@@ -26,7 +26,7 @@ from omni_cli.loadtest.target import find_targets, parse_url
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.default_requests import default_requests
 from omni_cli.verify.server_checks import ServerChecks, ServerPlan
-from omni_cli.verify.server_reference import ServerReference
+from omni_cli.verify.server_reference import REFERENCE_ROUTES, ServerReference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +39,7 @@ _CHAT_PROFILE = "tiny-omni"
 _IMAGE_PROFILE = "tiny-image"
 # For speech: the server knows what it clones.
 _ANY_VOICES = Cloning(max_voices=64, text="optional", max_s=MAX_AUDIO_S)
+_OF_TRANSCRIPTION = frozenset({"request_id", "prompt", "audio", "language", "task"})
 
 
 def verify_server(options: VerifyOptions) -> int:
@@ -71,11 +72,17 @@ def _read(options: VerifyOptions) -> tuple[GenerateRequest, ...]:
     capabilities = Capabilities.of(config)
     if options.route == "speech":
         capabilities = replace(capabilities, cloning=_ANY_VOICES, fields=capabilities.fields | {"ref_text"})
+    if options.route == "transcriptions":
+        capabilities = replace(capabilities, transcribes=True, fields=_OF_TRANSCRIPTION)
     if options.requests is not None:
         return read_requests(decode_specs(read_specs({}, options.requests, capabilities), config, capabilities))
     requests = default_requests(capabilities)
     if options.route == "transcriptions":
-        return tuple(GenerateRequest(f"speech {n}", audio=(speech,)) for n, speech in enumerate(read_speech()))
+        # With a language, Qwen3-ASR writes nothing but the transcript.
+        return tuple(
+            GenerateRequest(f"speech {number}", audio=(speech,), language="en")
+            for number, speech in enumerate(read_speech())
+        )
     if options.route == "chat":
         return tuple(request for request in requests if not request.videos)
     return tuple(request for request in requests if not (request.images or request.audio or request.videos))
@@ -84,10 +91,11 @@ def _read(options: VerifyOptions) -> tuple[GenerateRequest, ...]:
 def _reference(options: VerifyOptions) -> ServerReference | None:
     if options.model is None:
         return None
-    if options.route not in ("chat", "completions"):
-        raise UsageError("`--model` with `--url` is for `--route chat` and `completions`", hint="leave it out")
+    if options.route not in REFERENCE_ROUTES:
+        names = ", ".join(f"`{name}`" for name in REFERENCE_ROUTES)
+        raise UsageError(f"`--model` with `--url` is for the routes {names}", hint="leave it out")
     source = profile_source(options, options.lora)
     config = source.load()
     fetch_model(config, quiet=options.quiet)
     folder = Path(resolve_model(config.model))
-    return ServerReference(source, config, folder, options.route == "completions", options.low_memory, options.verbose)
+    return ServerReference(source, config, folder, options.route, options.low_memory, options.verbose)

@@ -10,10 +10,13 @@ import soxr
 import torch
 from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
 
-from omni_cli.config.schema import EngineConfig
+from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.reference import ForcedTokens, forced, get_limits, led_by, load_model
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
 from omni_cli.outputs import GenerateRequest
+
+# Of Qwen3-ASR, after the language.
+_TRANSCRIPT_MARK = "<asr_text>"
 
 
 class TranscriptionReference:
@@ -25,17 +28,31 @@ class TranscriptionReference:
         self._limits = get_limits(config, stage.name)
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
         self._processor: Any = AutoProcessor.from_pretrained(folder, **trust)
+        self._tokenizer: Any = self._processor.tokenizer
+        self._mark: int | None = self._tokenizer.get_vocab().get(_TRANSCRIPT_MARK)
         self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
+        assert isinstance(stage, ARStageConfig)
+        end = self._model.generation_config.eos_token_id
+        self.ends: list[int] = [end] if isinstance(end, int) else list(end or ())
+        sizes = self._model.config
+        if sizes.is_encoder_decoder:
+            self._max_length: int = sizes.max_target_positions
+        else:
+            self._max_length = stage.max_model_len or sizes.get_text_config().max_position_embeddings
         self.num_input_tokens = 0
 
-    def generate(self, request: GenerateRequest, max_tokens: int, tokens: ForcedTokens | None = None) -> list[int]:
-        """Return the ids of the greedy transcript, or those of `tokens`."""
+    def generate(
+        self, request: GenerateRequest, max_tokens: int | None = None, tokens: ForcedTokens | None = None
+    ) -> list[int]:
+        """Return the ids of the greedy transcript, by default as many as fit the model, or those of `tokens`."""
         extractor = self._processor.feature_extractor
         ((samples, sample_rate),) = request.audio
         samples = soxr.resample(samples, sample_rate, extractor.sampling_rate)
         if len(samples) > extractor.chunk_length * extractor.sampling_rate:
             raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
-        arguments: dict[str, Any] = {**self._limits, "max_new_tokens": max_tokens, "do_sample": False}
+        arguments: dict[str, Any] = {**self._limits, "do_sample": False}
+        if max_tokens is not None:
+            arguments["max_new_tokens"] = max_tokens
         with torch.no_grad(), led_by(self._model, tokens):
             if self._model.config.is_encoder_decoder:
                 return self._of_whisper(request, samples, arguments)
@@ -43,7 +60,8 @@ class TranscriptionReference:
                 samples, language=request.language, prompt=request.prompt or None
             ).to(self._model.device, self._model.dtype)
             self.num_input_tokens = inputs["input_ids"].shape[1]
-            ids: list[int] = self._model.generate(**inputs, **arguments)[0].tolist()
+            longest = {"max_new_tokens": self._max_length - self.num_input_tokens}
+            ids: list[int] = self._model.generate(**inputs, **{**longest, **arguments})[0].tolist()
             return ids[self.num_input_tokens :]
 
     def _of_whisper(self, request: GenerateRequest, samples: np.ndarray, arguments: dict[str, Any]) -> list[int]:
@@ -69,6 +87,29 @@ class TranscriptionReference:
         length = 1 + 2 * is_multilingual + (not request.timestamps)
         self.num_input_tokens = ids.index(own.decoder_start_token_id) + length
         return ids[self.num_input_tokens :]
+
+    def tokens_of(self, request: GenerateRequest, text: str) -> list[int]:
+        """Return the ids of a server's transcript: the reference's own while they say the same, then the rest's."""
+        own = self.generate(request)
+        words = own[:-1] if own[-1] in self.ends else own
+        texts = [self.read(words[:number]) for number in range(len(words) + 1)]
+        if texts[-1].rstrip() == text.strip():
+            return own
+        text = text.strip()
+        num_same = max(number for number, said in enumerate(texts) if text.startswith(said))
+        rest = text[len(texts[num_same]) :]
+        # Whisper writes a space before a transcript, which servers leave out.
+        if rest and not texts[num_same] and words and self._tokenizer.decode(words[:1]).startswith(" "):
+            rest = f" {rest}"
+        found = [*words[:num_same], *self._tokenizer.encode(rest, add_special_tokens=False), *self.ends[:1]]
+        return found[: self._max_length - self.num_input_tokens]
+
+    def read(self, token_ids: list[int]) -> str:
+        """Return what tokens say, without what Qwen3-ASR writes before a transcript."""
+        if self._mark in token_ids:
+            token_ids = token_ids[token_ids.index(self._mark) + 1 :]
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text.lstrip()
 
     def expected(self, output: EngineOutput) -> Expected:
         tokens = forced(output.tokens[self._name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,29 @@ def test_tokens_are_those_of_transformers(folder: Path, answers: dict[str, Any])
         assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in found] == expected
 
 
+def check_tokens_of_texts(folder: Path, requests: Sequence[dict[str, Any]]) -> None:
+    """Tokens of a text are the model's own as far as it says the same, whatever comes then, and the end."""
+    reference = TranscriptionReferenceAlone(folder)
+    for request in requests:
+        own, text = reference.tokens_of(None, **request)
+        assert reference.tokens_of(f" {text} ", **request) == (own, text)
+        half = len(text) // 2
+        for other in ("", text[:half], f"{text[:half]}zq{text[half + 1 :]}", f"{text} zq", f"zq{text}"):
+            found, said = reference.tokens_of(other, **request)
+            if found[-1] in reference.ends:
+                assert said == other.strip()
+            else:
+                assert len(found) == len(own), "as many as fit the model"
+                assert other.startswith(said.rstrip("\ufffd"))
+            pairs = enumerate(zip(own, found, strict=False))
+            same = next((number for number, (mine, its) in pairs if mine != its), len(own))
+            assert text.startswith(reference.read(found[:same]).rstrip("\ufffd"))
+
+
+def test_tokens_of_a_text_of_a_server(folder: Path) -> None:
+    check_tokens_of_texts(folder, REQUESTS[:4])
+
+
 def test_a_model_that_writes_the_language_itself(tmp_path: Path) -> None:
     """Qwen3-ASR: no tokens of language and task, but words before the transcript.
 
@@ -67,6 +91,7 @@ def test_a_model_that_writes_the_language_itself(tmp_path: Path) -> None:
         {"seed": 2, "seconds": 2.0, "language": "de", "prompt": "grey skies"},
         {"seed": 3, "seconds": 3.9},
     ]
+    check_tokens_of_texts(folder, requests)
     answers = answer_of(
         "transcriptions", {"folder": str(folder), "requests": [*requests, {"seed": 0, "timestamps": True}]}, tmp_path
     )

@@ -68,10 +68,15 @@ def tools_server(tool_folder: Path, start_shared_server: Any) -> OmniServer:
     return start_shared_server("--model", str(tool_folder))
 
 
-@pytest.fixture(scope="package")
-def whisper_server(tmp_path_factory: pytest.TempPathFactory, start_shared_server: Any) -> OmniServer:
+@pytest.fixture(scope="session")
+def whisper_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Whisper with random weights."""
-    return start_shared_server("--model", str(whisper(tmp_path_factory.mktemp("models") / "whisper")))
+    return whisper(tmp_path_factory.mktemp("models") / "whisper")
+
+
+@pytest.fixture(scope="package")
+def whisper_server(whisper_folder: Path, start_shared_server: Any) -> OmniServer:
+    return start_shared_server("--model", str(whisper_folder))
 
 
 @pytest.fixture(scope="package")

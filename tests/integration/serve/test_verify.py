@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from support.media_samples import tone
 from support.omni_process import run_omni
 from support.omni_server import OmniServer
@@ -16,12 +18,12 @@ from omni_cli.encoding import encode_wav
 pytestmark = pytest.mark.slow
 
 
-def verify(tmp_path: Path, server: OmniServer, *arguments: str) -> dict[tuple[str, str | None], str]:
-    """The verdicts by check and mode; the exit code is 0."""
+def verify(tmp_path: Path, server: OmniServer, *arguments: str, code: int = 0) -> dict[tuple[str, str | None], str]:
+    """The verdicts by check and mode."""
     folder = tmp_path / "run"
     folder.mkdir()
     ended = run_omni(folder, "verify", "--url", server.url, *arguments, "--json", warm=False)
-    assert ended.code == 0, ended.out + ended.err
+    assert ended.code == code, ended.out + ended.err
     ended.check_clean()
     rows: list[dict[str, Any]] = json.loads(ended.out)["rows"]
     return {(row["check"], row.get("mode")): row["verdict"] for row in rows}
@@ -56,6 +58,20 @@ def test_images(tmp_path: Path, image_server: OmniServer) -> None:
     assert found["alone = batched", None] == found["repeat", None] == found["seed", None] == "equal"
 
 
-def test_transcriptions(tmp_path: Path, whisper_server: OmniServer) -> None:
-    found = verify(tmp_path, whisper_server, "--route", "transcriptions")
-    assert found["alone = batched", None] == found["repeat", None] == found["modalities", None] == "equal"
+def test_transcriptions(tmp_path: Path, whisper_folder: Path, whisper_server: OmniServer) -> None:
+    arguments = ("--route", "transcriptions", "--model", str(whisper_folder))
+    found = verify(tmp_path, whisper_server, *arguments)
+    equal = ("reference", "alone = batched", "repeat", "streamed = whole", "modalities")
+    assert {check: found[check, None] for check in equal} == dict.fromkeys(equal, "equal")
+
+
+def test_other_weights_are_found_by_the_transcripts(
+    tmp_path: Path, whisper_folder: Path, whisper_server: OmniServer
+) -> None:
+    other = shutil.copytree(whisper_folder, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["model.decoder.layers.1.fc2.weight"] *= 1.3
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    arguments = ("--route", "transcriptions", "--model", str(other))
+    found = verify(tmp_path, whisper_server, *arguments, code=5)
+    assert [check for (check, _), verdict in found.items() if verdict == "different"] == ["reference"]

@@ -28,7 +28,10 @@ def nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["--url", URL, "--profile", "tiny-omni"], ["`--profile` is for profiles"]),
         (["--url", URL, "--vary", "a=1,2"], ["`--vary` is for profiles"]),
         (["--url", URL, "--set", "seed=1"], ["`--set` is for profiles"]),
-        (["--url", URL, "--route", "speech", "--model", "somewhere"], ["is for `--route chat` and `completions`"]),
+        (
+            ["--url", URL, "--route", "speech", "--model", "somewhere"],
+            ["is for the routes `chat`, `completions`, `transcriptions`"],
+        ),
         (["--url", URL, "--route", "videos"], ["`videos` is not one of"]),
         (["--route", "images"], ["for servers", "add `--url URL`"]),
         (["--profile", "tiny-image", "--vary", "execution=eager"], ["a single value"]),

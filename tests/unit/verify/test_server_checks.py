@@ -79,6 +79,30 @@ def test_a_server_without_log_probabilities_is_compared_by_its_text(tmp_path: Pa
     assert rows["alone = batched"]["why"] == "the server gives no log-probabilities, so a near tie cannot be told"
 
 
+def test_transcripts(tmp_path: Path) -> None:
+    with ChatServer() as server:
+        code, rows = verify(server, tmp_path, "--route", "transcriptions")
+    assert code == 0
+    assert verdicts(rows) == {
+        "reference": "not checked", "alone = batched": "equal", "repeat": "equal", "seed": "not checked",
+        "streamed = whole": "equal", "limits": "not checked", "modalities": "equal",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "row"),
+    [
+        ("loses a chunk", "streamed = whole"),
+        ("cuts the last event", "streamed = whole"),
+        ("neighbour", "alone = batched"),
+    ],
+)
+def test_a_fault_of_transcripts_is_named(fault: str, row: str, tmp_path: Path) -> None:
+    with ChatServer(fault) as server:
+        code, rows = verify(server, tmp_path, "--route", "transcriptions")
+    assert code == 5 and rows[row]["verdict"] == "different", verdicts(rows)
+
+
 def test_a_server_that_dies_is_6_with_what_was_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ChatServer("dies") as server:
         code, rows = verify(server, tmp_path)
