@@ -88,16 +88,26 @@ class EngineChecks:
             self._requests = await self._usable(session)
             alone = await self._alone(session, self._requests)
             outputs = [run.output for run in alone]
+            if not self.plan.low_memory:
+                await self._reference(first.overrides, config, outputs)
+                await self._others(session, alone)
+        if self.plan.low_memory:
+            # The engine, loaded again, and the reference are never in memory at once.
             await self._reference(first.overrides, config, outputs)
-            await self._batched(session, outputs)
-            await self._streamed(session, alone)
-            await self._repeat(session, outputs)
-            await self._seeds(session)
-            await self._limits(session, alone)
-            await self._modalities(session)
+            async with self._session(config) as session:
+                await self._others(session, alone)
         await self._pressed(first.overrides, config, outputs)
         for mode in others:
             await self._mode(mode, outputs)
+
+    async def _others(self, session: EngineSession, alone: Sequence[EngineRun]) -> None:
+        outputs = [run.output for run in alone]
+        await self._batched(session, outputs)
+        await self._streamed(session, alone)
+        await self._repeat(session, outputs)
+        await self._seeds(session)
+        await self._limits(session, alone)
+        await self._modalities(session)
 
     def _load(self, overrides: Sequence[str]) -> EngineConfig:
         return self.plan.source.load(tuple(overrides))
