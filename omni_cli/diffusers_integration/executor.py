@@ -227,6 +227,8 @@ class DiffusersPipelineExecutor:
                 break
         if output.error is not None:
             raise output.error
+        # Requests may be smaller than the stage's own size, whose memory the allocator would keep.
+        empty_cache(self.device)
 
     def execute_model(
         self,

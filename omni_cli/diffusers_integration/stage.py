@@ -166,16 +166,21 @@ class DiffusersStage:
             return []
         if self.ranks is not None:
             self.ranks.start_step()
-        reports: list[Report] = []
-        result = self.executor.execute_model(
-            batch,
-            on_step=self._on_step,
-            on_output=lambda output: reports.extend(self._report(output)),
-        )
+        last: list[Report] = []
+        num_running = len(batch.requests)
+
+        def finish(output: DiffusionOutput) -> None:
+            nonlocal num_running
+            num_running -= 1
+            for report in self._report(output):
+                # A request does not wait for those that run after it.
+                (self.emit if num_running else last.append)(report)
+
+        result = self.executor.execute_model(batch, on_step=self._on_step, on_output=finish)
         self.scheduler.update_from_output(result)
         if self.ranks is not None:
             self.ranks.finish_step(failed=any(output.error is not None for output in result.outputs))
-        return reports
+        return last
 
     def _on_step(self, request_id: str, done: int, total: int) -> None:
         if request_id in self.unwanted:

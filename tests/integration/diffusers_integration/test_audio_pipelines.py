@@ -13,7 +13,7 @@ import soundfile
 import soxr
 import torch
 from diffusers import DiffusionPipeline
-from support.stage_specs import get_spec
+from support.stage_specs import get_spec, step_outputs
 from support.tiny_pipelines.check import call_named
 
 from omni_cli.config.schema import DiffusionStageConfig
@@ -70,10 +70,11 @@ def test_audio_is_the_plain_call_s_bit_for_bit_alone_and_in_a_batch(executor, fo
 
 
 def test_streamed_audio_is_a_chunk_and_other_audio_is_with_the_report(folder):
-    stage = DiffusersStage(get_spec(STAGE, str(folder)), lambda report: None)
+    emitted: list[object] = []
+    stage = DiffusersStage(get_spec(STAGE, str(folder)), emitted.append)
     stage.add(GenerateRequest("whole", prompt="rain", diffusion={"duration": 0.25}))
     stage.add(GenerateRequest("streamed", prompt="rain", diffusion={"duration": 0.25}, stream_audio=True))
-    whole, chunk, done = stage.step()
+    whole, chunk, done = step_outputs(stage, emitted)
     assert isinstance(whole, RequestDone) and isinstance(chunk, WaveformChunk)
     np.testing.assert_array_equal(chunk.audio.samples, whole.audio.samples)
     assert chunk.audio.sample_rate == whole.audio.sample_rate == 44100
@@ -84,7 +85,8 @@ def test_streamed_audio_is_a_chunk_and_other_audio_is_with_the_report(folder):
 def test_given_audio_is_what_a_plain_call_gets(folder, tmp_path):
     plain = DiffusionPipeline.from_pretrained(folder)
     plain.set_progress_bar_config(disable=True)
-    stage = DiffusersStage(get_spec(STAGE, str(folder)), lambda report: None)
+    emitted: list[object] = []
+    stage = DiffusersStage(get_spec(STAGE, str(folder)), emitted.append)
     for rate, channels in ((44100, 2), (44100, 1), (16000, 1), (48000, 3)):
         samples = np.random.default_rng(0).uniform(-0.5, 0.5, (rate // 5, channels)).astype(np.float32)
         soundfile.write(tmp_path / "given.wav", samples, rate, subtype="FLOAT")
@@ -92,7 +94,7 @@ def test_given_audio_is_what_a_plain_call_gets(folder, tmp_path):
         np.testing.assert_array_equal(decoded[0].reshape(-1, channels), samples)
         stage.add(GenerateRequest("0", prompt="rain", seed=3, diffusion={"duration": 0.25}, audio=(decoded,)))
         stage.add(GenerateRequest("1", prompt="rain", seed=3, diffusion={"duration": 0.25}))
-        made, without = (report.audio.samples for report in stage.step())
+        made, without = (report.audio.samples for report in step_outputs(stage, emitted))
         rows = samples.T if rate == 44100 else soxr.resample(decoded[0], rate, 44100).reshape(-1, channels).T
         rows = rows if channels == 2 else np.repeat(rows.mean(axis=0, keepdims=True), 2, axis=0)
         given = {"initial_audio_waveforms": torch.tensor(rows)[None], "initial_audio_sampling_rate": 44100}

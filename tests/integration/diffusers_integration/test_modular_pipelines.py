@@ -18,7 +18,7 @@ from diffusers.modular_pipelines import minimax_h3
 from support.in_process import run_here
 from support.omni_process import run_omni
 from support.omni_server import IMAGES, OmniServer
-from support.stage_specs import get_spec
+from support.stage_specs import get_spec, step_outputs
 from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
 from support.tiny_pipelines.check import SEED
@@ -68,12 +68,13 @@ def test_steps_are_reported_and_an_interrupted_request_ends_at_one(folder):
 
 
 def test_inputs_that_the_chosen_blocks_ignore_are_noted(folder):
-    stage = DiffusersStage(get_spec(STAGE, str(folder)), lambda report: None)
+    emitted: list[object] = []
+    stage = DiffusersStage(get_spec(STAGE, str(folder)), emitted.append)
     changed = {"strength": 0.5, "num_inference_steps": 4}
     grey = np.full((32, 32, 3), 128, np.uint8)
     stage.add(GenerateRequest("0", prompt="a red cat", diffusion=changed))
     stage.add(GenerateRequest("1", prompt="a red cat", images=(grey,), diffusion=changed))
-    without, with_image = [report for _ in range(2) for report in stage.step()]
+    without, with_image = [report for _ in range(2) for report in step_outputs(stage, emitted)]
     assert isinstance(without, RequestDone) and "`strength` has no effect beside" in without.notes[0]
     assert isinstance(with_image, RequestDone) and with_image.notes == ()
     stage.close()

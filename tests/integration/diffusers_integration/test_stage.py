@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.stage_specs import get_spec
+from support.stage_specs import get_spec, step_outputs
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
@@ -54,12 +54,26 @@ def test_an_interrupt_that_comes_before_the_executor_has_the_batch_is_not_lost(s
     stage.close()
 
 
+def test_a_request_is_reported_when_it_is_done_while_others_of_its_batch_run(spec):
+    reports = []
+    stage = DiffusersStage(spec, reports.append)
+    for name in ("a", "b", "c"):
+        stage.add(GenerateRequest(name, prompt="snow"))
+    reports += stage.step()
+    ended = [number for number, report in enumerate(reports) if isinstance(report, RequestDone)]
+    assert [reports[number].request_id for number in ended] == ["a", "b", "c"]
+    for end, name in zip(ended, "bc", strict=False):
+        assert reports[end + 1] == Progress(name, 1, reports[end + 1].total, "step")
+    stage.close()
+
+
 def test_an_abort_drops_a_waiting_request_and_leaves_the_others(spec):
-    stage = DiffusersStage(spec, lambda report: None)
+    emitted: list[object] = []
+    stage = DiffusersStage(spec, emitted.append)
     for name in ("a", "b", "c"):
         stage.add(GenerateRequest(name, prompt="snow"))
     stage.abort("b")
     stage.abort("never heard of")
-    assert [report.request_id for report in stage.step()] == ["a", "c"]
+    assert [report.request_id for report in step_outputs(stage, emitted)] == ["a", "c"]
     assert not stage.has_work() and not stage.waiting
     stage.close()
