@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from safetensors.torch import load_file, save_file
 from support.omni_process import Ended, run_omni
 
 from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 
 PROMPT, SEED, SIZE, STEPS = "a red cube", 3, 64, 3
 WEIGHTS = "pytorch_lora_weights.safetensors"
@@ -80,6 +84,33 @@ def test_images_are_those_of_plain_diffusers(folder: Path, adapters: dict[str, P
     images = [image.tobytes() for image in expected.values()]
     assert len(set(images)) == len(images)
     assert list(results[0]["stages"][0]["effective"]["lora"]) == ["warm", "half", "to"]
+
+
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_steps_take_adapters(
+    compiler: str, folder: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced, images are the same to the bit; a compiler of kernels rounds otherwise. Nothing is compiled twice."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=compiler))
+    torch.compiler.reset()
+    lora = {name: f"{adapters[own]}@{scale:g}" for name, (own, scale) in WANTED.items() if own and name}
+    keys = {"num_inference_steps": STEPS, "height": SIZE, "width": SIZE, "execution": "compile", "lora": lora}
+    with torch._dynamo.config.patch(recompile_limit=1):  # the limit is for each adapter
+        executor = DiffusersPipelineExecutor(DiffusionStageConfig.named("image", **keys), str(folder), "float32", "cpu")
+    executor.compile_or_warm_up_model()
+    warm = executor.execution_counters
+    assert warm["compiled_graphs"] == len(WANTED) and warm["recompiles"] == len(WANTED) - 1
+    for name in [*WANTED, "half", None, "warm"]:
+        request = executor.resolve(DiffusionRequest("0", PROMPT, seed=SEED, lora=name))
+        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        assert output.error is None, output.error
+        own, scale = WANTED[name]
+        expected = plain(folder, adapters.get(own or ""), scale)
+        np.testing.assert_allclose(
+            output.pixels.astype(int), expected, atol=int(compiler != "eager"), err_msg=str(name)
+        )
+    assert executor.execution_counters["compiled_graphs"] == warm["compiled_graphs"]
+    executor.shutdown()
 
 
 def test_the_only_adapter_is_used(folder: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
