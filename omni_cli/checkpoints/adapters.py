@@ -14,7 +14,7 @@ from omni_cli.errors import CheckpointError
 from omni_cli.families import StageRole
 
 # vLLM's default of `max_lora_rank`, and the values that it can have.
-_DEFAULT_RANK, _RANKS = 16, (8, 16, 32, 64, 128, 256, 320, 512)
+DEFAULT_RANK, _RANKS = 16, (8, 16, 32, 64, 128, 256, 320, 512)
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _SUFFIXES = (".weight", ".qweight", ".weight_packed")
@@ -68,7 +68,7 @@ def _check_rank(adapter: Adapter, stage: ARStageConfig) -> None:
     patterns = config.get("rank_pattern")
     ranks = [config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())]
     rank = max((rank for rank in ranks if isinstance(rank, int)), default=0)
-    limit = stage.max_lora_rank or _DEFAULT_RANK
+    limit = stage.max_lora_rank or DEFAULT_RANK
     if rank > limit:
         enough = next((each for each in _RANKS if each >= rank), None)
         hint = f"--set {stage.name}.max_lora_rank={enough}" if enough else f"vLLM takes ranks up to {_RANKS[-1]}"
