@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from omni_cli.checkpoints.adapters import DEFAULT_RANK
 from omni_cli.checkpoints.derive import ITEMSIZES
 from omni_cli.checkpoints.files import read_header
-from omni_cli.config.lora_keys import Adapter
+from omni_cli.config.lora_keys import SECOND_DENOISER, Adapter
 from omni_cli.config.pipeline_keys import DENOISERS
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, StageConfig
 
@@ -55,9 +56,13 @@ def _sizes(decoder: Mapping[str, Any]) -> int | None:
     return int(layers * (attention + feed_forward) + 2 * (hidden + vocabulary))
 
 
+def _files_in(folder: Path) -> list[Path]:
+    return sorted((*folder.glob("*.safetensors"), *folder.glob(f"{SECOND_DENOISER}/*.safetensors")))
+
+
 def _count(adapter: Adapter) -> int | None:
     """Count the numbers in an adapter's file. Raises `CheckpointError` for one that cannot be read."""
-    files = [adapter.path] if adapter.path.is_file() else sorted(adapter.path.glob("*.safetensors"))
+    files = [adapter.path] if adapter.path.is_file() else _files_in(adapter.path)
     if not files or any(file.suffix != ".safetensors" for file in files):
         return None
     return sum(int(math.prod(entry["shape"])) for file in files for entry in read_header(file).values())
