@@ -62,6 +62,8 @@ class Gpus:
 class PlannedMemory:
     """Memory of one rank of a stage on its device, in bytes, as planned before it loads.
 
+    `adapters_bytes` is that of LoRA adapters, 0 without them, and None if unknown.
+
     `share_bytes` is set for a stage that states a share of the device instead of sizes. `other_bytes` is an estimate:
     the process, activations and graphs. `is_planned` is True if the profile states no size of the KV cache.
     """
@@ -73,6 +75,7 @@ class PlannedMemory:
     share_bytes: int | None
     other_bytes: int
     is_planned: bool
+    adapters_bytes: int | None = 0
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from omni_cli.errors import CheckpointError
 from omni_cli.families import StageRole
 
 # vLLM's default of `max_lora_rank`, and the values that it can have.
-_DEFAULT_RANK, _RANKS = 16, (8, 16, 32, 64, 128, 256, 320, 512)
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+DEFAULT_RANK, _RANKS = 16, (8, 16, 32, 64, 128, 256, 320, 512)
+_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _SUFFIXES = (".weight", ".qweight", ".weight_packed")
 _WRONG_MODEL = "use an adapter of this model"
@@ -47,10 +47,10 @@ def renamed(adapter: Adapter, folder: Path, role: StageRole) -> Path:
     copy = Path(tempfile.mkdtemp(prefix="adapter-"))
     shutil.copy(adapter.path / _CONFIG, copy)
     weights = {}
-    for name, weight in load_file(adapter.path / _WEIGHTS).items():
+    for name, weight in load_file(adapter.path / ADAPTER_WEIGHTS).items():
         module, dot, part = name.rpartition(".lora_")
         weights[names.get(module, module) + dot + part] = weight
-    save_file(weights, copy / _WEIGHTS)
+    save_file(weights, copy / ADAPTER_WEIGHTS)
     return copy
 
 
@@ -59,7 +59,7 @@ def unusable(adapter: Adapter, why: str, hint: str = _WRONG_MODEL) -> Checkpoint
 
 
 def _check_rank(adapter: Adapter, stage: ARStageConfig) -> None:
-    for name in (_CONFIG, _WEIGHTS):
+    for name in (_CONFIG, ADAPTER_WEIGHTS):
         if not (adapter.path / name).is_file():
             raise unusable(
                 adapter, f"`{adapter.path}` has no {name}", "name the folder that PEFT's `save_pretrained` wrote"
@@ -68,7 +68,7 @@ def _check_rank(adapter: Adapter, stage: ARStageConfig) -> None:
     patterns = config.get("rank_pattern")
     ranks = [config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())]
     rank = max((rank for rank in ranks if isinstance(rank, int)), default=0)
-    limit = stage.max_lora_rank or _DEFAULT_RANK
+    limit = stage.max_lora_rank or DEFAULT_RANK
     if rank > limit:
         enough = next((each for each in _RANKS if each >= rank), None)
         hint = f"--set {stage.name}.max_lora_rank={enough}" if enough else f"vLLM takes ranks up to {_RANKS[-1]}"
@@ -84,7 +84,7 @@ def _find_modules(adapter: Adapter, folder: Path, role: StageRole) -> dict[str, 
     prefixes = tuple(part.rpartition("/")[2] for part in role.needed_weights) or ("",)
     shapes = weight_shapes(folder / component)
     weights = {name: shape for name, shape in shapes.items() if name.startswith(prefixes) and name.endswith(_SUFFIXES)}
-    parts = {name: entry["shape"] for name, entry in read_header(adapter.path / _WEIGHTS).items()}
+    parts = {name: entry["shape"] for name, entry in read_header(adapter.path / ADAPTER_WEIGHTS).items()}
     names = {}
     for name, down in parts.items():
         module, end, _ = name.partition(".lora_A.weight")

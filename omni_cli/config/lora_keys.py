@@ -13,6 +13,8 @@ from omni_cli.config.key_notes import StrictKeys
 
 # torch's names of modules, which an adapter's is in a pipeline, have no dots.
 ADAPTER_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
+# The folder of an adapter, and the component of Wan 2.2's pipelines, that is for the steps of less noise.
+SECOND_DENOISER = "transformer_2"
 _SCALE = re.compile(r"@(\d+(?:\.\d+)?)$")
 
 AdapterName = Annotated[str, StringConstraints(pattern=ADAPTER_NAME_PATTERN)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 from omni_cli.checkpoints.adapters import unusable
-from omni_cli.config.lora_keys import Adapter
+from omni_cli.config.lora_keys import SECOND_DENOISER, Adapter
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.errors import UsageError
 
@@ -59,20 +60,31 @@ class PipelineAdapters:
 
 
 def _load(pipeline: Any, adapter: Adapter) -> None:
+    second = adapter.path / SECOND_DENOISER
+    if second.is_dir() and getattr(pipeline, SECOND_DENOISER, None) is None:
+        raise unusable(adapter, f"the pipeline has no `{SECOND_DENOISER}`, for which it has weights")
+    num_given = 0
     try:
-        weights = pipeline.lora_state_dict(str(adapter.path))
-        pipeline.load_lora_weights(str(adapter.path), adapter_name=adapter.module_name)
+        if not second.is_dir() or any(adapter.path.glob("*.safetensors")):
+            num_given += _load_part(pipeline, adapter, adapter.path)
+        if second.is_dir():
+            num_given += _load_part(pipeline, adapter, second, load_into_transformer_2=True)
     except MemoryError:
         raise
     except Exception as error:  # whatever the libraries raise for an adapter of another model or format
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise unusable(adapter, " ".join(lines[:2]) or type(error).__name__) from error
     # diffusers only logs which weights it leaves out, and that there is no module for any.
-    weights = weights[0] if isinstance(weights, tuple) else weights
-    num_given = sum(weight.ndim > 1 for weight in weights.values())
     num_used = sum(_count(model, adapter.module_name) for model in pipeline.components.values())
     if num_used < num_given:
         raise unusable(adapter, f"the pipeline has no place for {num_given - num_used} of its {num_given} weights")
+
+
+def _load_part(pipeline: Any, adapter: Adapter, path: Path, **options: bool) -> int:
+    """Load a file of an adapter and return how many matrices it has."""
+    weights = pipeline.lora_state_dict(str(path))
+    pipeline.load_lora_weights(str(path), adapter_name=adapter.module_name, **options)
+    return sum(weight.ndim > 1 for weight in (weights[0] if isinstance(weights, tuple) else weights).values())
 
 
 def _count(model: Any, name: str) -> int:

@@ -66,7 +66,10 @@ def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: st
 
     module = find_denoiser(pipeline)
     if module is not None:
-        return make_execution_mode(module, config.execution, stage=config.name, device=device)
+        num_variants = 1 + len(config.lora)
+        return make_execution_mode(
+            module, config.execution, stage=config.name, device=device, num_variants=num_variants
+        )
     if config.execution == "eager":
         return None
     raise StageError(

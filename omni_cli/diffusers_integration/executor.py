@@ -213,14 +213,19 @@ class DiffusersPipelineExecutor:
     def compile_or_warm_up_model(self) -> None:
         """Compile or capture in advance, for the stage's own size and guidance; does nothing in eager execution.
 
-        A prompt of another length may still need its own graph.
+        Each adapter is compiled, and the base model. A prompt of another length may still need its own graph.
         """
         if self.config.execution == "eager":
             return
+        for adapter in (None, *self.config.lora):
+            self._warm_up(adapter)
+
+    def _warm_up(self, adapter: str | None) -> None:
         prompt = "warm-up" if "prompt" in self.call.arguments else None
         for media in grey_media(self.call, self.config):
             # Two steps: some schedules divide by zero with one.
-            request = self.resolve(DiffusionRequest("warm-up", prompt, num_inference_steps=2, conditions=media))
+            wanted = DiffusionRequest("warm-up", prompt, num_inference_steps=2, conditions=media, lora=adapter)
+            request = self.resolve(wanted)
             with mark("warm-up"):
                 (output,) = self.execute_model(DiffusionSchedulerOutput((request,))).outputs
             if not isinstance(output.error, InputError):

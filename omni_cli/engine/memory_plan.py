@@ -25,6 +25,7 @@ from omni_cli.checkpoints.stage_weights import (
 )
 from omni_cli.config.pipeline_keys import DENOISERS
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig, StageConfig
+from omni_cli.engine.adapter_memory import adapter_bytes
 from omni_cli.engine.devices import Devices, read_devices
 from omni_cli.errors import OmniError, StageError
 from omni_cli.machine import Gpu, HostMemory, PlannedMemory, read_memory
@@ -129,6 +130,7 @@ class _Rank:
     share: float | None = None
     cache: _Cache | None = None
     cache_bytes: int | None = None
+    adapters: int | None = 0
 
 
 def plan_start(config: EngineConfig, folder: Path) -> MemoryPlan | None:
@@ -210,8 +212,12 @@ def plan_memory(
             memory.needed_bytes += sum(parts.values())
         ranks += [_rank(stage, memory, parts, is_cuda=False) for _ in range(stage.num_ranks if not assigned else 0)]
     for rank in ranks:
+        decoder = decoders.get(rank.stage.name, {})
+        is_cuda = bool(devices.of_stage(rank.stage))
+        rank.adapters = adapter_bytes(rank.stage, decoder, config.dtype, is_cuda=is_cuda)
+        rank.fixed += (rank.adapters or 0) if rank.share is None else 0
         if isinstance(rank.stage, ARStageConfig) and not _states_size(rank.stage):
-            rank.cache = _needed_cache(rank.stage, decoders.get(rank.stage.name, {}), config.dtype, shrink=shrink)
+            rank.cache = _needed_cache(rank.stage, decoder, config.dtype, shrink=shrink)
     used = tuple({id(use): use for use in (memory, *uses.values())}.values())
     for use in used:
         _share(use, [rank for rank in ranks if rank.use is use])
@@ -320,6 +326,7 @@ def _rows(ranks: Iterable[_Rank]) -> Iterator[PlannedMemory]:
             share_bytes=rank.fixed if rank.share is not None else None,
             other_bytes=_PROCESS_BYTES + rank.beside,
             is_planned=rank.cache is not None,
+            adapters_bytes=rank.adapters,
         )
 
 

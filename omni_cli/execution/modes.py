@@ -133,23 +133,26 @@ class CompiledMode(_ReplacedForward):
     """Compiled by torch, without graph breaks: only its repeated blocks if it has such, else all of it.
 
     A repeated block is compiled once for all. Repeated blocks are those that a diffusers model declares, or the
-    largest list of modules of one class. Modules are compiled in calls, where a failure is a `StageError`.
+    largest list of modules of one class. Modules are compiled in calls, where a failure is a `StageError`, and again
+    for each of their `num_variants`, such as LoRA adapters.
     """
 
     execution: Execution = "compile"
 
-    def __init__(self, module: torch.nn.Module, *, stage: str, dynamic: bool | None) -> None:
+    def __init__(self, module: torch.nn.Module, *, stage: str, dynamic: bool | None, num_variants: int = 1) -> None:
         super().__init__(module)
         self._stage = stage
+        limit = torch._dynamo.config.recompile_limit * num_variants
+        keys: dict[str, Any] = {"fullgraph": True, "dynamic": dynamic, "recompile_limit": limit}
         self._compile_start_s: float | None = None
         self._running = False
         self._blocks = repeated_blocks(module)
         self.counters.compiled_regions = len(self._blocks) or 1
         # Not `block.compile`, which would compile the hooks of the block too, and a cache's decide in Python.
         for block in self._blocks:
-            self._replace(block, unwatched(torch.compile(block.forward, fullgraph=True, dynamic=dynamic)))
+            self._replace(block, unwatched(torch.compile(block.forward, **keys)))
         forward = module.forward
-        self._call = forward if self._blocks else unwatched(torch.compile(forward, fullgraph=True, dynamic=dynamic))
+        self._call = forward if self._blocks else unwatched(torch.compile(forward, **keys))
         self._replace(module, self._run)
         # torch reports every compilation to every listener; those during our calls are ours.
         _callbacks().register_start_callback(self._on_compile_start)
@@ -213,19 +216,21 @@ def make_execution_mode(
     stage: str,
     device: str,
     dynamic: bool | None = None,
+    num_variants: int = 1,
     max_graphs: int = MAX_GRAPHS,
     clone_outputs: bool = True,
 ) -> ExecutionMode:
     """Make `module`, which is on `device` (torch's name for it), run in `mode`.
 
-    `dynamic` is torch.compile's: True for a module whose shapes differ between requests. Without `clone_outputs`, the
+    `dynamic` is torch.compile's: True for a module whose shapes differ between requests; `num_variants` is how many
+    programs the module may be for one shape. Without `clone_outputs`, the
     next call of a CUDA graph overwrites the outputs; see `GraphManager`. Raises `StageError` before anything is
     compiled or captured if the machine or the module does not support the mode.
     """
     if mode == "eager":
         return EagerMode(module)
     if mode == "compile":
-        return CompiledMode(module, stage=stage, dynamic=dynamic)
+        return CompiledMode(module, stage=stage, dynamic=dynamic, num_variants=num_variants)
     require_cuda(stage=stage, device=device, execution=mode)
     if getattr(module, "is_cache_enabled", False):
         raise StageError(

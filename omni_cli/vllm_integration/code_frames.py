@@ -91,9 +91,13 @@ class RequestFrames:
 
 
 class FrameStore:
-    """The frames of all requests in a worker. With `guides`, it changes the logits of first codes."""
+    """The frames of all requests in a worker.
+
+    With `guides`, it changes the logits of first codes; with `draws_first_again`, `predict` may return others.
+    """
 
     guides: ClassVar[bool] = False
+    draws_first_again: ClassVar[bool] = False
 
     def __init__(self, model: CodeModel, device: torch.device) -> None:
         self._model = model

@@ -153,10 +153,13 @@ class CodeRunnerMixin(ARRunnerMixin):
         kept, spans = self._whole_spans()
         if not spans:
             return None
+        rows: torch.Tensor | slice = slice(None)
         if len(kept) < len(hidden):
             rows = torch.from_numpy(kept).to(self.device, non_blocking=True)
-            hidden, sampled = hidden[rows], sampled[rows]
-        return spans, self.frames.predict(spans, hidden, sampled[:, 0])
+        codes = self.frames.predict(spans, hidden[rows], sampled[rows, 0])
+        if self.frames.draws_first_again:
+            sampled[rows, 0] = codes[:, 0].to(sampled.dtype)
+        return spans, codes
 
     def _whole_spans(self) -> tuple[np.ndarray, list[ComputedSpan]]:
         """The spans of the requests whose sampled token counts, and which of the step's they are."""

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from support.media_samples import tone
 from support.references import higgs_audio_reference
+from vllm import SamplingParams
 
 from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.models.higgs_audio.delayed_frames import CODES_BEFORE, DelayedFrames, RepeatLimit, read_repeat_limit
 from omni_cli.models.higgs_audio.family import FAMILY
 from omni_cli.models.higgs_audio.reference import DelayedSpeech
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
 from omni_cli.speech import ReferenceVoice
+from omni_cli.vllm_integration.code_frames import Draws
+from omni_cli.vllm_integration.hidden_states import ComputedSpan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LIMITS = ("backbone.sampling.max_tokens=40",)
@@ -181,11 +187,92 @@ def test_a_raw_prompt_is_that_of_the_template(engine, references):
     assert_equal(engine.run(raw), references["hello"])
 
 
-def test_sampling_that_is_missing_is_noted(references, start_brief_engine, tmp_path):
-    folder = tmp_path / "released"
+WINDOW = 7
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory) -> Path:
+    """A checkpoint with a limit on repeated codes, as the released one has it."""
+    folder = tmp_path_factory.mktemp("released") / "model"
     shutil.copytree(resolve_model("builtin:tiny-higgs-audio"), folder)
     generation = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**generation, "ras_win_len": 7}))
-    result = start_brief_engine("tiny-higgs-audio", *LIMITS, f"model={folder}").run(REQUESTS[0])
-    assert_equal(result, references[REQUESTS[0].request_id])
-    assert any("`ras_win_len`" in note for note in result.notes)
+    limit = {"ras_win_len": WINDOW, "ras_win_max_num_repeat": 1}
+    (folder / "generation_config.json").write_text(json.dumps({**generation, **limit}))
+    return folder
+
+
+def is_repeated(codes: np.ndarray, frame: int) -> np.ndarray:
+    """By codebook: whether a frame's code is among those of the window before it; begins and ends do not count."""
+    return (codes[frame] < 64) & (codes[max(0, frame - WINDOW) : frame] == codes[frame]).any(axis=0)
+
+
+def test_codes_that_repeat_are_drawn_again(engine, references, released, start_brief_engine):
+    limited = start_brief_engine("tiny-higgs-audio", *LIMITS, f"model={released}")
+    nearly_greedy = {"temperature": 0.05, "ignore_eos": True}
+    requests = [replace(request, sampling=nearly_greedy, seed=1) for request in (REQUESTS[0], REQUESTS[4])]
+    together = [codes_of(result) for result in limited.run_all([*requests, REQUESTS[1]])[:2]]
+    for request, codes in zip(requests, together, strict=True):
+        np.testing.assert_array_equal(codes, codes_of(limited.run(request)))
+        free = codes_of(engine.run(request))
+        first = next(frame for frame in range(len(free)) if is_repeated(free, frame).any())
+        np.testing.assert_array_equal(codes[:first], free[:first])
+        np.testing.assert_array_equal(codes[first] != free[first], is_repeated(free, first))
+    greedy = limited.run(REQUESTS[0])
+    assert_equal(greedy, references[REQUESTS[0].request_id])
+    assert any("greedy codes that repeat are not drawn again" in note for note in greedy.notes)
+    refused = limited.run(replace(requests[0], sampling={**nearly_greedy, "logprobs": 1}))
+    assert refused.error is not None and "have no logprobs" in str(refused.error)
+
+
+class Replayed:
+    """A model whose logits (num_codebooks, codebook_size) at a position are those that transformers computed."""
+
+    num_codebooks = 8
+
+    def __init__(self, config, logits: torch.Tensor, limit: RepeatLimit) -> None:
+        self.config, self.logits, self.repeat_limit = config, logits, limit
+
+    def compute_logits(self, positions: torch.Tensor) -> torch.Tensor:
+        return self.logits[positions[:, 0], 0]
+
+    def compute_other_logits(self, positions: torch.Tensor) -> torch.Tensor:
+        return self.logits[positions[:, 0], 1:]
+
+    def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes
+
+
+def median_code(probabilities: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    """Draw (num_rows, 1) codes as if every random number were a half."""
+    reached = probabilities.cumsum(dim=-1)
+    return torch.searchsorted(reached, reached[:, -1:] / 2, right=True)
+
+
+@pytest.mark.parametrize("request_", [REQUESTS[0], REQUESTS[1], REQUESTS[4]], ids=lambda request: request.request_id)
+def test_which_codes_are_drawn_again_is_as_in_transformers(released, request_, monkeypatch):
+    """With random numbers of a half on both sides, every code is the same; transformers' logits lead to them."""
+    reference = higgs_audio_reference(released, *LIMITS)
+    model, inputs = reference._model, reference._inputs(request_)
+    model.generation_config.ras_win_len = WINDOW
+    monkeypatch.setattr(torch, "multinomial", median_code)
+    monkeypatch.setattr(torch.Tensor, "multinomial", median_code)
+    # Sampled at a low temperature, codes repeat.
+    sampling = {"do_sample": True, "temperature": 0.05, "top_k": 0, "max_new_tokens": 40}
+    output = model.generate(**inputs, **sampling, return_dict_in_generate=True, output_logits=True)
+    model.generation_config.ras_win_len = None
+    assert not torch.equal(output.audio_sequences, model.generate(**inputs, **sampling))
+    heard = inputs["audio_input_ids"][0] if "audio_input_ids" in inputs else torch.zeros(0, 8, dtype=torch.long)
+    expected = output.audio_sequences[0, len(heard) :]
+    logits = torch.stack(output.logits)[:, 0].unflatten(-1, (8, -1)).float()
+
+    limit = read_repeat_limit(released)
+    monkeypatch.setattr(Draws, "get", lambda self, frame: np.full(self._per_frame, 0.5, np.float32))
+    frames = DelayedFrames(Replayed(model.config, logits, limit), torch.device("cpu"))
+    params = SamplingParams(temperature=0.05, top_k=0, seed=1)
+    frames.begin("it", 10, params, {CODES_BEFORE: heard[-limit.window :]} if len(heard) else {})
+    codes = []
+    for frame in range(len(expected)):
+        span = ComputedSpan("it", 0, 10 + frame, 0)
+        first = median_code((frames.guide([span], logits[frame, :1]) / 0.05).softmax(dim=-1))[:, 0]
+        codes.append(frames.predict([span], torch.tensor([[frame]]), first)[0])
+    assert torch.equal(torch.stack(codes), expected)

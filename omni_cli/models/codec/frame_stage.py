@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from vllm.outputs import RequestOutput
@@ -47,9 +48,13 @@ class StepStage(InputEmbedsStage):
 
 @dataclass(frozen=True)
 class RowsPrompt:
-    """The input rows (num_tokens, hidden_size) of a prompt without token ids; the worker makes those of frames."""
+    """The input rows (num_tokens, hidden_size) of a prompt without token ids; the worker makes those of frames.
+
+    `more` is what the worker's frames need beside the rows.
+    """
 
     prompt_embeds: torch.Tensor
+    more: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -62,7 +67,7 @@ class RowsPrompt:
         return torch.zeros_like(self.prompt_embeds[:1])
 
     def information(self) -> dict[str, object]:
-        return {"decode_embeds": self.decode_embeds}
+        return {"decode_embeds": self.decode_embeds, **self.more}
 
 
 class FrameStage(StepStage):

@@ -8,6 +8,7 @@ sound and zero for text.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, m
 
 from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graphs import GraphBackend
-from omni_cli.models.higgs_audio.delayed_frames import DelayedFrames
+from omni_cli.models.higgs_audio.delayed_frames import DelayedFrames, read_repeat_limit
 from omni_cli.models.higgs_audio.tokenizer import load_tokenizer
 from omni_cli.vllm_integration.input_embeds_model import InputEmbedsModel
 
@@ -92,6 +93,7 @@ class HiggsBackbone(InputEmbedsModel):
         config = vllm_config.model_config.hf_config
         self.config = config
         self._folder = vllm_config.model_config.model
+        self.repeat_limit = read_repeat_limit(Path(self._folder))
         self.num_codebooks: int = config.num_codebooks
         num_rows, hidden_size = vllm_config.scheduler_config.max_num_batched_tokens, config.hidden_size
         self.model = LlamaModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), layer_type=DualLayer)

@@ -2,18 +2,22 @@
 
 Codes that have not begun are the stream's begin, codes that have ended are its end. As in transformers, the first end
 in a frame, of any codebook, ends the first codebook from the next frame on, the second from the one after, and so on.
+With the checkpoint's limit on repeated codes, a sampled code that reaches it is drawn again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+from omni_cli.checkpoints.files import read_object
 from omni_cli.vllm_integration.code_frames import Draws, FrameStore, RequestFrames
 
 if TYPE_CHECKING:
@@ -21,7 +25,27 @@ if TYPE_CHECKING:
 
     from omni_cli.vllm_integration.hidden_states import ComputedSpan
 
+# In a request's information: the codes (num_frames, num_codebooks) int64 of the sound in its prompt.
+CODES_BEFORE = "codes_before"
 _GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True)
+class RepeatLimit:
+    """A code is drawn again if it is in `max_repeats` of the `window` frames before it."""
+
+    window: int
+    max_repeats: int
+
+
+def read_repeat_limit(folder: Path) -> RepeatLimit | None:
+    """Return the limit in a checkpoint's generation_config.json; None if it has none."""
+    file = folder / "generation_config.json"
+    generation = read_object(file) if file.is_file() else {}
+    window, max_repeats = (generation.get(key) for key in ("ras_win_len", "ras_win_max_num_repeat"))
+    if window is None or max_repeats is None:
+        return None
+    return RepeatLimit(int(window), int(max_repeats))
 
 
 @dataclass
@@ -33,35 +57,43 @@ class DelayedRequest(RequestFrames):
     top_p: float = 1.0
     # The end is not drawn before this frame.
     first_end: float = 0
+    # Those that draw codes again, and the frames of the prompt's sound, oldest first.
+    new_draws: Draws = field(default_factory=lambda: Draws(0, 0))
+    before: tuple[torch.Tensor, ...] = ()
     num_ended: list[torch.Tensor] = field(default_factory=list)
 
 
 class DelayedFrames(FrameStore):
     """The frames of all requests in a worker."""
 
-    guides = True
+    guides = draws_first_again = True
     _model: Any
     _requests: dict[str, DelayedRequest]  # type: ignore[assignment]
 
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__(model, device)
         config = model.config
+        self._begin: int = config.audio_stream_bos_id
         self._end: int = config.audio_stream_eos_id
         ids = torch.arange(config.codebook_size, device=device)
-        self._is_begin, self._is_end = ids == config.audio_stream_bos_id, ids == self._end
+        self._is_begin, self._is_end = ids == self._begin, ids == self._end
         self._codebooks = torch.arange(model.num_codebooks, device=device)
+        self._limit: RepeatLimit | None = model.repeat_limit
 
     def begin(
         self, request_id: str, num_prompt_tokens: int, params: SamplingParams, information: Mapping[str, Any]
     ) -> None:
+        seed = params.seed or 0
         self._requests[request_id] = DelayedRequest(
             num_prompt_tokens,
-            Draws(params.seed or 0, self.num_codebooks - 1),
+            Draws(seed, self.num_codebooks - 1),
             params.temperature < _GREEDY_BELOW,
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
             top_p=params.top_p,
             first_end=float("inf") if params.ignore_eos else params.min_tokens,
+            new_draws=Draws(~seed, self.num_codebooks),
+            before=tuple(information[CODES_BEFORE].to(self._device)) if CODES_BEFORE in information else (),
         )
 
     def guide(self, spans: Sequence[ComputedSpan], logits: torch.Tensor) -> torch.Tensor:
@@ -69,7 +101,8 @@ class DelayedFrames(FrameStore):
 
     def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
         requests, frames = self._frames(spans)
-        logits = self._masked(spans, self._model.compute_other_logits(hidden).float(), slice(1, None))
+        raw_logits = self._model.compute_other_logits(hidden).float()
+        logits = self._masked(spans, raw_logits, slice(1, None))
         others = logits.argmax(dim=-1)
         sampled = [index for index, request in enumerate(requests) if not request.is_greedy]
         if sampled:
@@ -77,6 +110,14 @@ class DelayedFrames(FrameStore):
                 [requests[index] for index in sampled], [frames[index] for index in sampled], logits[sampled]
             )
         codes = torch.cat([first_codes.long()[:, None], others], dim=1)
+        if sampled and self._limit is not None:
+            first = self._model.compute_logits(hidden[sampled]).float()
+            codes[sampled] = self._without_repeats(
+                [requests[index] for index in sampled],
+                [frames[index] for index in sampled],
+                torch.cat([first[:, None], raw_logits[sampled]], dim=1),
+                codes[sampled],
+            )
         before = self._num_ended(requests, frames)
         ended = torch.where(before > 0, before + 1, (codes == self._end).any(dim=1, keepdim=True).long())
         for request, frame, row, count in zip(requests, frames, codes.unbind(), ended.unbind(), strict=True):
@@ -124,10 +165,38 @@ class DelayedFrames(FrameStore):
         scaled = logits.flatten(0, 1) / per_row([request.temperature for request in requests])[:, None]
         top_k = per_row([min(request.top_k or size, size) for request in requests])
         top_p = per_row([request.top_p for request in requests])
-        reached = apply_top_k_top_p(scaled, top_k, top_p).softmax(dim=-1).cumsum(dim=-1)
+        probabilities = apply_top_k_top_p(scaled, top_k, top_p).softmax(dim=-1)
         drawn = np.stack([request.draws.get(frame) for request, frame in zip(requests, frames, strict=True)])
+        return self._invert(probabilities.view_as(logits), drawn)
+
+    def _without_repeats(
+        self, requests: Sequence[DelayedRequest], frames: Sequence[int], logits: torch.Tensor, codes: torch.Tensor
+    ) -> torch.Tensor:
+        """Return codes (num_requests, num_codebooks) in which those that repeat too often are drawn again.
+
+        They are drawn from `logits` (num_requests, num_codebooks, codebook_size) as the model gives them: as in
+        transformers, neither the sampling parameters nor the delay apply.
+        """
+        assert self._limit is not None
+        # Begins do not count, so that they fill windows that are shorter.
+        begin = self._codebooks.new_full((self.num_codebooks,), self._begin)
+        recent = [
+            torch.stack([*request.before, *request.codes[:frame]][-self._limit.window :] or [begin])
+            for request, frame in zip(requests, frames, strict=True)
+        ]
+        windows = pad_sequence(recent, batch_first=True, padding_value=self._begin)
+        counts = ~(self._is_begin | self._is_end)[windows] & (windows == codes[:, None])
+        early = [frame < request.first_end for request, frame in zip(requests, frames, strict=True)]
+        goes_on = torch.tensor(early, device=self._device)[:, None, None]
+        probabilities = logits.masked_fill(goes_on & self._is_end, float("-inf")).softmax(dim=-1)
+        drawn = np.stack([request.new_draws.get(frame) for request, frame in zip(requests, frames, strict=True)])
+        return torch.where(counts.sum(dim=1) >= self._limit.max_repeats, self._invert(probabilities, drawn), codes)
+
+    def _invert(self, probabilities: torch.Tensor, drawn: np.ndarray) -> torch.Tensor:
+        """Return the codes (...) of uniform numbers (...) float32 by probabilities (..., codebook_size)."""
+        reached = probabilities.cumsum(dim=-1)
         # Rounding must not lead past the last code that is possible.
-        wanted = torch.from_numpy(drawn).to(self._device).flatten()[:, None] * reached[:, -1:]
+        wanted = torch.from_numpy(drawn).to(self._device)[..., None] * reached[..., -1:]
         chosen = torch.searchsorted(reached, wanted, right=True)
-        last = (reached < reached[:, -1:]).sum(dim=-1, keepdim=True)
-        return torch.minimum(chosen, last).view(len(requests), num_codes)
+        last = (reached < reached[..., -1:]).sum(dim=-1, keepdim=True)
+        return torch.minimum(chosen, last).squeeze(-1)

@@ -64,7 +64,7 @@ class HiggsAudioReference:
         self._listener: Any = load_processor(folder, heard.to(get_device()))
         self._processor: Any = load_processor(folder, spoken.to(get_device()))
         self._model: Any = load_model(HiggsAudioV2ForConditionalGeneration, folder, way, config)
-        # The engine does not draw repeated codes again; with it, not even greedy codes would be the same twice.
+        # transformers draws repeated codes again even if they are greedy, so that they differ from time to time.
         self._model.generation_config.ras_win_len = None
 
     def expected(self, output: EngineOutput) -> Expected:

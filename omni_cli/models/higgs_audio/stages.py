@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from omni_cli.checkpoints.derive import read_config
-from omni_cli.checkpoints.files import read_object
 from omni_cli.errors import InputError, StageError
 from omni_cli.inputs.voices import rate_notes
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage, RowsPrompt
 from omni_cli.models.codec.settings import CodecConfig
+from omni_cli.models.higgs_audio.delayed_frames import CODES_BEFORE
 from omni_cli.models.higgs_audio.family import BACKBONE, CODEC, SPEAKERS
 from omni_cli.models.higgs_audio.prompts import make_inputs
 from omni_cli.models.higgs_audio.tokenizer import load_processor
@@ -25,7 +25,7 @@ from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
 from omni_cli.vllm_integration.stage import ActiveRequest
 
-_WITHOUT_RESAMPLING = "codes that repeat are not drawn again, though the checkpoint's `ras_win_len` asks for it"
+_GREEDY = "greedy codes that repeat are not drawn again, though the checkpoint's `ras_win_len` asks for it"
 # Those that apply to every codebook.
 _SAMPLING = {"temperature", "top_k", "top_p", "max_tokens", "min_tokens", "ignore_eos", "logprobs"}
 
@@ -42,9 +42,7 @@ class HiggsBackboneStage(FrameStage):
         self.num_codebooks = self.config.num_codebooks
         (model,) = self.engine.collective_rpc("get_model")
         self._processor: Any = load_processor(spec.model, model.codec)
-        generation = Path(spec.model, "generation_config.json")
-        resamples = generation.is_file() and read_object(generation).get("ras_win_len") is not None
-        self._notes = (_WITHOUT_RESAMPLING,) if resamples else ()
+        self._limit = model.repeat_limit
         self._embed = EmbeddingTable(spec.model, "model.embed_tokens.weight", self.dtype)
         self._embed_code = EmbeddingTable(spec.model, "model.embed_audio_tokens.embed_audio_tokens.weight", self.dtype)
 
@@ -63,22 +61,29 @@ class HiggsBackboneStage(FrameStage):
 
     def begin(self, active: ActiveRequest) -> tuple[RowsPrompt, dict[str, object]]:
         request = active.request
-        useless = {*self.spec.ar.sampling.set_values(), *request.sampling} - _SAMPLING
-        if useless:
+        sampling = {**self.spec.ar.sampling.set_values(), **request.sampling}
+        if useless := sampling.keys() - _SAMPLING:
             raise InputError(f"this model's codes are not sampled with `{min(useless)}`", hint="drop it")
+        is_greedy = sampling.get("temperature") == 0
+        if self._limit is not None and not is_greedy and sampling.get("logprobs") is not None:
+            why = "codes that are drawn again, as the checkpoint's `ras_win_len` asks, have no logprobs"
+            raise InputError(why, hint="drop `logprobs`, or set `temperature` to 0")
+        before = None
         with torch.inference_mode():
             inputs = make_inputs(self._processor, request, self.spec.ar.system_prompt)
         token_ids = inputs["input_ids"][0]
         rows = self._embed(token_ids.tolist())
         is_audio = (token_ids == self.config.audio_token_id) | (token_ids == self.config.audio_delay_token_id)
         if "audio_input_ids" in inputs:
-            codes = inputs["audio_input_ids"][0].cpu() + torch.arange(self.num_codebooks) * self.config.codebook_size
+            before = inputs["audio_input_ids"][0].cpu()
+            codes = before + torch.arange(self.num_codebooks) * self.config.codebook_size
             rows[is_audio] = self._embed_code(codes.flatten().tolist()).unflatten(0, codes.shape).sum(dim=1)
         voice = request.speaker and speaker_for(request.speaker, SPEAKERS)
         rate = self._processor.feature_extractor.sampling_rate
         notes = (*note_on_voice(request.speaker, voice or ""), *rate_notes(request.voices, rate))
-        active.context["notes"] = (*notes, *self._notes)
-        return RowsPrompt(torch.cat([rows, is_audio[:, None].to(rows)], dim=1)), {}
+        active.context["notes"] = (*notes, _GREEDY) if self._limit is not None and is_greedy else notes
+        information = {} if before is None or self._limit is None else {CODES_BEFORE: before[-self._limit.window :]}
+        return RowsPrompt(torch.cat([rows, is_audio[:, None].to(rows)], dim=1), information), {}
 
     def is_end(self, active: ActiveRequest) -> bool:
         """All codes of the last frame are the end."""

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
+from omni_cli.checkpoints.adapters import ADAPTER_WEIGHTS
+from omni_cli.checkpoints.files import read_header
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import pick_speaker
@@ -22,11 +24,13 @@ from omni_cli.models.reference import (
     get_device,
     get_limits,
     led_by,
+    load_adapters,
     load_model,
     noise_in,
     processor_inputs,
     recorded,
     replaced,
+    use_adapter,
 )
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
 from omni_cli.outputs import GenerateRequest
@@ -50,11 +54,13 @@ class Qwen2_5OmniReference:
 
     # transformers cannot speak a shorter answer: it has no reply row to put after the prompt.
     MIN_SPOKEN = 2
+    takes_adapters = True
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
         self.config, self._way = config, way
         self.processor: Any = Qwen2_5OmniProcessor.from_pretrained(folder)
         self.model: Any = load_model(Qwen2_5OmniForConditionalGeneration, folder, way, config)
+        self._load_adapters()
         talker = config.stages_by_name.get("talker")
         if isinstance(talker, TalkerConfig) and talker.talker_prompt == "full":
             self._keep_mask()
@@ -114,6 +120,20 @@ class Qwen2_5OmniReference:
             waveform.reshape(-1).float().cpu().numpy(),
         )
 
+    def _load_adapters(self) -> None:
+        """Load the thinker's adapters. Raises `NoReferenceError` for one with the checkpoint's names of modules."""
+        for adapter in self._thinker.adapters:
+            names = read_header(adapter.path / ADAPTER_WEIGHTS)
+            if any(name.startswith("base_model.model.thinker.") for name in names):
+                raise NoReferenceError(f"the adapter `{adapter.name}` is not one of transformers' thinker class")
+        load_adapters(self.model.thinker, self._thinker)
+
+    @property
+    def _thinker(self) -> ARStageConfig:
+        stage = self.config.stages[0]
+        assert isinstance(stage, ARStageConfig)
+        return stage
+
     @property
     def _ends(self) -> dict[str, Any]:
         """The thinker's end token, as an argument of `generate`, where its generation config lacks it."""
@@ -122,9 +142,8 @@ class Qwen2_5OmniReference:
     def inputs(self, request: GenerateRequest) -> Any:
         if request.reply is not None:
             raise NoReferenceError("its text is given, and not an answer")
-        stage = self.config.stages[0]
-        assert isinstance(stage, ARStageConfig)
-        inputs = processor_inputs(self.processor, request, stage.system_prompt).to(get_device())
+        inputs = processor_inputs(self.processor, request, self._thinker.system_prompt).to(get_device())
+        use_adapter(self.model.thinker, self._thinker, request)
         self._num_input_tokens = inputs["input_ids"].shape[1]
         return inputs.to(self.model.dtype)
 

@@ -23,6 +23,7 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
         self.config, self._way = config, way
         self.processor = Qwen3OmniMoeProcessor.from_pretrained(folder)
         self.model = load_model(Qwen3OmniMoeForConditionalGeneration, folder, way, config)
+        self._load_adapters()
         # transformers 5.19 reads the audio encoder's window from the talker's configuration, which has none.
         if self.model.has_talker:
             self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config

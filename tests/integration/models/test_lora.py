@@ -25,6 +25,9 @@ from transformers import (
 )
 
 from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.config.loader import load_profile
+from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference
+from omni_cli.models.scores import NoReferenceError, Way
 
 MAX_TOKENS = 12
 PROMPTS = ("hello", "the long road home", "rain on a tin roof")
@@ -224,6 +227,29 @@ def test_a_chain_speaks_with_an_adapter_of_its_thinker(thinker_adapter: Path, tm
         assert result["outputs"][0]["token_ids"] == answers[-1]
         assert result["outputs"][1]["type"] == "audio"
     assert answers[0] != answers[1]
+
+
+def test_verify_loads_the_adapter_of_a_chain(thinker_adapter: Path, tmp_path: Path) -> None:
+    lines = [{"prompt": "hello"}, {"prompt": "hello", "lora": None}]
+    (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = ("-p", "tiny-omni", "--lora", f"own={thinker_adapter}", "--requests", str(tmp_path / "requests.jsonl"))
+    short = (f"--set=thinker.sampling.max_tokens={MAX_TOKENS}", "--set=talker.sampling.max_tokens=8")
+    ended = run_omni(tmp_path, "verify", *options, *short, "--json", "-q")
+    rows = [row for row in ended.document["rows"] if row["check"].startswith("reference")]
+    assert {row["stage"] for row in rows} == {"thinker", "talker", "token2wav"}, ended.document["rows"]
+    assert {row["verdict"] for row in rows} == {"equal"}, rows
+    assert ended.code == 0
+
+
+def test_an_adapter_of_the_whole_chain_has_no_reference(thinker_adapter: Path, tmp_path: Path) -> None:
+    whole = changed(
+        thinker_adapter,
+        tmp_path / "whole",
+        lambda name, weight: (name.replace("base_model.model.", "base_model.model.thinker."), weight),
+    )
+    config = load_profile("tiny-omni", [f"thinker.lora.own={whole}"])
+    with pytest.raises(NoReferenceError, match="`own` is not one of transformers' thinker class"):
+        Qwen2_5OmniReference(resolve_model("builtin:tiny-omni"), config, Way("float32"))
 
 
 def test_a_talker_takes_none(tmp_path: Path) -> None:
