@@ -372,7 +372,7 @@ def _stage_data(stage: StageConfig) -> dict[str, object]:
     values = stage.model_dump(exclude_none=True)
     keys = type(stage).model_fields
     own = [name for name in keys if name not in _Stage.model_fields]
-    mappings = [name for name in own if isinstance(values.get(name), dict)]
+    mappings = [name for name in keys if isinstance(values.get(name), dict)]
     order = dict.fromkeys(["kind", "backend", "input", *(name for name in own if name not in mappings), *keys])
     names = [name for name in order if name not in mappings] + [name for name in mappings if values[name]]
     return {name: values[name] for name in names if name in values and has_effect(keys[name], stage.backend)}
