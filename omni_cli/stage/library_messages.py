@@ -126,7 +126,7 @@ def _table() -> Iterable[Translation]:
 
 
 def _table_of_sizes() -> Iterable[Translation]:
-    """Messages about lengths and batches while loading."""
+    """Messages about lengths, batches and files while loading."""
     yield Translation(
         re.compile(
             r"at least one request with the model's max seq len \((?P<asked>\d+)\), \((?P<needed>[\d.]+) GiB KV cache "
@@ -158,6 +158,13 @@ def _table_of_sizes() -> Iterable[Translation]:
         re.compile(r"max_num_batched_tokens \((?P<tokens>\d+)\) must be greater .* max_num_seqs \((?P<seqs>\d+)\)"),
         "`max_num_batched_tokens` ({tokens}) is smaller than `max_num_seqs` ({seqs})",
         lambda values: [("max_num_batched_tokens", values["seqs"]), ("max_num_seqs", values["tokens"])],
+    )
+    # Voxtral and other models of Mistral.
+    yield Translation(
+        re.compile(r"This model requires `--tokenizer-mode mistral`"),
+        "vLLM reads this model from Mistral's own files only (params.json, tekken.json), and omni does not use them yet",
+        lambda values: [],
+        advice="choose another model",
     )
 
 

@@ -166,6 +166,15 @@ def test_a_limit_of_the_model_has_no_option() -> None:
     assert translate(items({}, 1), STAGE) == ("stage `model` takes no image", None)
 
 
+def test_a_model_that_needs_files_of_mistral() -> None:
+    from vllm.model_executor.models import voxtral
+
+    needs = "This model requires `--tokenizer-mode mistral`"
+    assert needs in inspect.getsource(voxtral)
+    message, hint = translate(needs, STAGE)
+    assert "from Mistral's own files only" in message and hint == "choose another model"
+
+
 def test_messages_that_need_a_device() -> None:
     from vllm.v1.worker import gpu_model_runner
 
