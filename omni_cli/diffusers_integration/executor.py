@@ -232,8 +232,7 @@ class DiffusersPipelineExecutor:
                 break
         if output.error is not None:
             raise output.error
-        # Requests may be smaller than the stage's own size, whose memory the allocator would keep.
-        empty_cache(self.device)
+        empty_cache(self.device)  # requests may be smaller than the stage's own size
 
     def execute_model(
         self,

@@ -162,7 +162,7 @@ def _table_of_sizes() -> Iterable[Translation]:
     # Voxtral and other models of Mistral.
     yield Translation(
         re.compile(r"This model requires `--tokenizer-mode mistral`"),
-        "vLLM reads this model from Mistral's own files only (params.json, tekken.json), and omni does not use them yet",
+        "vLLM reads this model from Mistral's own files only (params.json, tekken.json), which omni does not use yet",
         lambda values: [],
         advice="choose another model",
     )
