@@ -219,6 +219,7 @@ class DiffusersPipelineExecutor:
             return
         for adapter in (None, *self.config.lora):
             self._warm_up(adapter)
+        empty_cache(self.device)  # requests may be smaller than the stage's own size
 
     def _warm_up(self, adapter: str | None) -> None:
         prompt = "warm-up" if "prompt" in self.call.arguments else None
@@ -232,7 +233,6 @@ class DiffusersPipelineExecutor:
                 break
         if output.error is not None:
             raise output.error
-        empty_cache(self.device)  # requests may be smaller than the stage's own size
 
     def execute_model(
         self,

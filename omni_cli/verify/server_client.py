@@ -49,9 +49,8 @@ class ServerToken:
 class ServerRun:
     """One answer. `tokens` is None if the server gave no log-probabilities; `texts` are those of all `n` choices.
 
-    A streamed transcript has two, of its parts and of its last event.
-
-    `token_ids` are those that vLLM returns beside the text.
+    A streamed transcript has two `texts`, of its parts and of its last event. `token_ids` are those that vLLM returns
+    beside the text.
     """
 
     request: GenerateRequest

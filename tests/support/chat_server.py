@@ -7,6 +7,7 @@ the seed; those of a transcript from a hash of the sound.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import threading
@@ -23,7 +24,8 @@ class ChatServer:
 
     def __init__(self, *faults: str) -> None:
         self.faults = frozenset(faults)
-        self.num_requests = 0
+        self.numbers = itertools.count(1)  # a number each, also of requests that arrive together
+        self.paths: set[str] = set()
         owner = self
 
         class Handler(_Handler):
@@ -57,13 +59,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         state = self.server_state
-        state.num_requests += 1
+        self.number = next(state.numbers)
+        state.paths.add(self.path)
         content = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path == "/v1/audio/transcriptions":
+        if self.path.startswith("/v1/audio/"):
             self._transcribe(content)
             return
         body = json.loads(content)
-        if "dies" in state.faults and state.num_requests > 12:
+        if "dies" in state.faults and self.number > 12:
             self.close_connection = True
             self.connection.close()
             return
@@ -77,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if isinstance(content, list) and "ignores images" in state.faults:
             content = content[-1]["text"]
-        words = list(_words(json.dumps(content), body, state))
+        words = list(_words(json.dumps(content), body, state.faults, self.number))
         if body.get("stream"):
             self._stream(words, body)
         else:
@@ -87,7 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _transcribe(self, body: bytes) -> None:
         """Answer a body of several parts, of which the last is the sound."""
         sound = hashlib.sha256(body[body.index(b"RIFF") :]).hexdigest()
-        text = "".join(word for word, _ in _words(sound, {"max_tokens": 8}, self.server_state)).rstrip()
+        words = _words(sound, {"max_tokens": 8}, self.server_state.faults, self.number)
+        text = "".join(word for word, _ in words).rstrip()
         if b'name="stream"\r\n\r\ntrue' not in body:
             self._send(200, {"text": text})
             return
@@ -146,12 +150,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _words(content: str, body: dict[str, Any], state: ChatServer) -> Iterator[tuple[str, float]]:
+def _words(content: str, body: dict[str, Any], faults: frozenset[str], number: int) -> Iterator[tuple[str, float]]:
     """Draw words with their log-probabilities, which are the same for all."""
     key = content
-    if body.get("temperature") and "ignores seed" not in state.faults:
+    if body.get("temperature") and "ignores seed" not in faults:
         key += str(body.get("seed"))
-    if "neighbour" in state.faults and state.num_requests % 7 == 0:
+    if "neighbour" in faults and number % 7 == 0:
         key += "another"
     for position in range(int(body["max_tokens"])):
         digest = hashlib.sha256(f"{key} {position}".encode()).digest()

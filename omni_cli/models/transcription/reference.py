@@ -92,10 +92,10 @@ class TranscriptionReference:
         """Return the ids of a server's transcript: the reference's own while they say the same, then the rest's."""
         own = self.generate(request)
         words = own[:-1] if own[-1] in self.ends else own
-        texts = [self.read(words[:number]) for number in range(len(words) + 1)]
-        if texts[-1].rstrip() == text.strip():
-            return own
         text = text.strip()
+        if self.read(words).rstrip() == text:
+            return own
+        texts = [self.read(words[:number]) for number in range(len(words) + 1)]
         num_same = max(number for number, said in enumerate(texts) if text.startswith(said))
         rest = text[len(texts[num_same]) :]
         # Whisper writes a space before a transcript, which servers leave out.

@@ -11,15 +11,17 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-SCRIPT = """
+LIBC = """
 import ctypes, resource, sys
-from omni_cli.engine.process.host_allocator import keep_freed_memory
+from pathlib import Path
+from omni_cli.engine.process.host_allocator import keep_freed_memory, return_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-
+"""
+SCRIPT = f"""{LIBC}
 def run():
     for size in (3, 12, 24, 5):
         block = libc.malloc(size * 2**20)
@@ -60,16 +62,7 @@ def test_the_users_allocator_settings_are_kept() -> None:
     assert answer == "False" and faults > 1000
 
 
-HOLES = """
-import ctypes, resource
-from pathlib import Path
-from omni_cli.engine.process.host_allocator import keep_freed_memory, return_freed_memory
-
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-libc.free.argtypes = [ctypes.c_void_p]
-libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-
+HOLES = f"""{LIBC}
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.chat_server import ChatServer
 
 from omni_cli.cli.app import run
+from omni_cli.encoding import encode_wav
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +103,17 @@ def test_a_fault_of_transcripts_is_named(fault: str, row: str, tmp_path: Path) -
     with ChatServer(fault) as server:
         code, rows = verify(server, tmp_path, "--route", "transcriptions")
     assert code == 5 and rows[row]["verdict"] == "different", verdicts(rows)
+
+
+def test_a_translation_is_asked_for_at_its_own_route_and_not_streamed(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(encode_wav(np.sin(np.arange(8000) * 0.1).astype(np.float32), 16_000))
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"audio": "a.wav", "task": "translate"}))
+    with ChatServer() as server:
+        code, rows = verify(server, tmp_path, "--route", "transcriptions", "--requests", str(lines))
+    assert code == 0 and rows["repeat"]["verdict"] == "equal"
+    assert rows["streamed = whole"]["why"] == "the route of translations has no streams"
+    assert server.paths == {"/v1/audio/translations"}
 
 
 def test_a_server_that_dies_is_6_with_what_was_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
