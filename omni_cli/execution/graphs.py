@@ -28,7 +28,7 @@ from omni_cli.execution.graph_inputs import (
 from omni_cli.execution.operation_watch import OperationWatch, UncapturableError, where_it_failed
 
 MAX_GRAPHS = 8
-# Runs before each rehearsal, in which libraries choose kernels and allocate workspaces, and models fill caches.
+# Runs before the first capture, in which libraries choose kernels and allocate workspaces, and models fill caches.
 NUM_WARMUPS = 2
 
 
@@ -107,7 +107,6 @@ class GraphManager:
         device: torch.device,
         counters: ExecutionCounters,
         max_graphs: int = MAX_GRAPHS,
-        num_warmups: int = NUM_WARMUPS,
         clone_outputs: bool = True,
         execution: Execution = "cudagraph",
     ) -> None:
@@ -119,7 +118,6 @@ class GraphManager:
         self._device = device
         self._counters = counters
         self._max_graphs = max_graphs
-        self._num_warmups = num_warmups
         self._clone_outputs = clone_outputs
         self._execution = execution
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
@@ -173,9 +171,11 @@ class GraphManager:
 
         watch = OperationWatch(self._device, strict=True)
         try:
-            for _ in range(self._num_warmups):
+            # A request waits for the graph of an unseen shape.
+            for _ in range(1 if self._graphs else NUM_WARMUPS):
                 self._backend.warm_up(run)
-            self._rehearse(run, watch, inputs, args, kwargs)
+            if not self._graphs:
+                self._rehearse(run, watch, inputs, args, kwargs)
             watch = OperationWatch(self._device, strict=False)
 
             def watched() -> Any:
