@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -198,8 +198,8 @@ def make_sana(device: torch.device, sizes: dict[str, Any], vae: dict[str, Any]) 
     return pipeline
 
 
-def make_qwen_image(device: torch.device, *, tiny: bool) -> Any:
-    """A `QwenImagePipeline` in bfloat16: 40 GB of weights at its real size."""
+def make_qwen_image(device: torch.device, *, tiny: bool, sizes: Mapping[str, int] | None = None) -> Any:
+    """A `QwenImagePipeline` in bfloat16: 40 GB of weights at its real size, or of other `sizes`."""
     from diffusers import (
         AutoencoderKLQwenImage,
         FlowMatchEulerDiscreteScheduler,
@@ -215,17 +215,17 @@ def make_qwen_image(device: torch.device, *, tiny: bool) -> Any:
 
     # diffusers warns at every call about a default that has no effect without a negative prompt.
     logging.set_verbosity_error()
-    sizes = _QWEN_IMAGE_TINY if tiny else _QWEN_IMAGE
+    config = {**(_QWEN_IMAGE_TINY if tiny else _QWEN_IMAGE), **(sizes or {})}
     scheduler = FlowMatchEulerDiscreteScheduler(**_QWEN_SCHEDULER)
     with drawn_on(device, torch.bfloat16):
         pipeline = RandomPromptQwenImage(
             tokenizer=None,
             text_encoder=None,
             vae=AutoencoderKLQwenImage(**({"base_dim": 16, "num_res_blocks": 1} if tiny else {})).eval(),
-            transformer=QwenImageTransformer2DModel(**sizes).eval(),
+            transformer=QwenImageTransformer2DModel(**config).eval(),
             scheduler=scheduler,
         )
-        RandomPromptQwenImage.random_prompt = torch.randn(1, 64, sizes["joint_attention_dim"])
+        RandomPromptQwenImage.random_prompt = torch.randn(1, 64, config["joint_attention_dim"])
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
