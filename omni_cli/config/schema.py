@@ -229,10 +229,11 @@ class DiffusionStageConfig(AccelerationKeys, ParallelKeys, MemoryKeys, ImageSize
         le=MAX_FPS,
         description="Frames per second of a video; passed to pipelines whose call takes it. Default: the pipeline's.",
     )
-    execution: Annotated[Execution, KeyNotes(values={"vllm": ("eager", "compile", "cudagraph")})] = Field(
-        "eager",
+    execution: Annotated[Execution | None, KeyNotes(values={"vllm": ("eager", "compile", "cudagraph")})] = Field(
+        None,
         description="Execution mode of a denoising step: as Python, with compiled blocks, from a CUDA graph, or from a "
-        "CUDA graph over compiled blocks (diffusers only).",
+        "CUDA graph over compiled blocks (diffusers only). Default: `eager`, and for a pipeline of diffusers on a CUDA "
+        "device what its calls are measured to need while it loads.",
     )
     batching: Annotated[Batching, KeyNotes(values={"vllm": ("exact", "padded"), "diffusers": ("exact", "stacked")})] = (
         Field(

@@ -284,7 +284,7 @@ class _Checker:
             message = "`convert_to_fp32` has no effect without `ring_degree` above 1"
             self._add((*path, "convert_to_fp32"), message, at_key=True)
         for key, value in (("offload", "none"), ("execution", "eager")) if keys else ():
-            if stage.get(key, value) != value:
+            if stage.get(key) not in (None, value):
                 message = f"`{key}: {visible(str(stage[key]), 80)}` cannot be used with `context_parallel`"
                 self._add((*path[:-1], key), message, f"write `{key}: {value}`, or remove `context_parallel`")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.key_notes import notes_on
-from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.config.lora_keys import SECOND_DENOISER
+from omni_cli.config.pipeline_keys import CACHES_BETWEEN_BLOCKS
+from omni_cli.config.schema import DiffusionStageConfig, Execution
 from omni_cli.diffusers_integration.pipeline_run import find_denoiser
 from omni_cli.errors import StageError
 
@@ -40,6 +42,16 @@ def check_device(config: DiffusionStageConfig, device: str) -> None:
         require_cuda(stage=config.name, device=device, execution=config.execution)
 
 
+def widest_execution(config: DiffusionStageConfig, device: str) -> Execution:
+    """Return the mode, of those that the stage's other keys allow, that contains the others."""
+    within_blocks = config.cache.method not in CACHES_BETWEEN_BLOCKS
+    if device == "cpu" or config.num_ranks > 1 or within_blocks or config.offload in ("sequential", "group"):
+        return "eager"
+    if config.lora or config.cache.method != "none" or config.offload != "none":
+        return "compile"
+    return "compile_cudagraph"
+
+
 def set_precision(config: DiffusionStageConfig, device: str) -> None:
     """Make float32's arithmetic that of the stage's `precision`, if it has one. Raises `StageError` without TF32."""
     if config.precision is not None:
@@ -60,17 +72,24 @@ def precision_in(pipeline: Any) -> str:
 def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> ExecutionMode | None:
     """Make the pipeline's denoiser run in mode `config.execution`; None for an eager pipeline without a known one.
 
-    Compilation and capture happen in later calls.
+    Where the stage leaves it open, the mode is one that contains all that may be chosen. Compilation and capture happen
+    in later calls.
     """
     from omni_cli.execution.modes import make_execution_mode
 
     module = find_denoiser(pipeline)
     if module is not None:
-        num_variants = 1 + len(config.lora)
+        execution = config.execution or widest_execution(config, device)
+        second = getattr(pipeline, SECOND_DENOISER, None)
         return make_execution_mode(
-            module, config.execution, stage=config.name, device=device, num_variants=num_variants
+            module,
+            execution,
+            stage=config.name,
+            device=device,
+            num_variants=1 + len(config.lora),
+            beside=() if second is None else (second,),
         )
-    if config.execution == "eager":
+    if config.execution in (None, "eager"):
         return None
     raise StageError(
         f"stage `{config.name}`: `execution: {config.execution}` needs a pipeline with a transformer or a UNet, "

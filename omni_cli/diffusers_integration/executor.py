@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.adapters import PipelineAdapters
-from omni_cli.diffusers_integration.arguments import (
-    foreign_arguments,
-    grey_media,
-    resolve_request,
-    stage_for,
-)
+from omni_cli.diffusers_integration.arguments import foreign_arguments, resolve_request, stage_for
 from omni_cli.diffusers_integration.batch_run import BatchRun, OnOutput, OnStep
 from omni_cli.diffusers_integration.execution import (
     check_device,
@@ -37,7 +32,8 @@ from omni_cli.diffusers_integration.requests import (
 )
 from omni_cli.diffusers_integration.samples import get_sample_rate, makes_sound
 from omni_cli.diffusers_integration.step_cache import StepCaches
-from omni_cli.errors import CheckpointError, InputError, OmniError, StageError, UsageError
+from omni_cli.diffusers_integration.warm_up import choose_mode, warm_up
+from omni_cli.errors import CheckpointError, OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import clock_for
@@ -105,6 +101,7 @@ class DiffusersPipelineExecutor:
         self._busy = threading.Lock()
         self._closing = threading.Event()
         self._failure: str | None = None
+        self._why_execution: str | None = None
         # Requests of the running batch, and those of them that were aborted.
         self._current: frozenset[str] = frozenset()
         self._aborted: set[str] = set()
@@ -175,6 +172,8 @@ class DiffusersPipelineExecutor:
             **runner.step_caches.effective,
             **runner.adapters.effective,
         }
+        if self._why_execution is not None:
+            values["execution_reason"] = self._why_execution
         if self.dropped_arguments:
             values["dropped_arguments"] = list(self.dropped_arguments)
         cache = runner.prompt_cache
@@ -211,28 +210,12 @@ class DiffusersPipelineExecutor:
         return resolve_request(request, self.config, self._pipeline, self.call)
 
     def compile_or_warm_up_model(self) -> None:
-        """Compile or capture in advance, for the stage's own size and guidance; does nothing in eager execution.
-
-        Each adapter is compiled, and the base model. A prompt of another length may still need its own graph.
-        """
-        if self.config.execution == "eager":
-            return
-        for adapter in (None, *self.config.lora):
-            self._warm_up(adapter)
-        empty_cache(self.device)  # requests may be smaller than the stage's own size
-
-    def _warm_up(self, adapter: str | None) -> None:
-        prompt = "warm-up" if "prompt" in self.call.arguments else None
-        for media in grey_media(self.call, self.config):
-            # Two steps: some schedules divide by zero with one.
-            wanted = DiffusionRequest("warm-up", prompt, num_inference_steps=2, conditions=media, lora=adapter)
-            request = self.resolve(wanted)
-            with mark("warm-up"):
-                (output,) = self.execute_model(DiffusionSchedulerOutput((request,))).outputs
-            if not isinstance(output.error, InputError):
-                break
-        if output.error is not None:
-            raise output.error
+        """Choose the execution mode if the stage leaves it open, and compile or capture in advance; see `warm_up`."""
+        if self.config.execution is None and self._denoiser is not None:
+            chosen, self._why_execution = choose_mode(self, self._denoiser)
+            # Also for weights that are loaded again.
+            self.config = self.config.model_copy(update=chosen)
+        warm_up(self)
 
     def execute_model(
         self,

@@ -244,7 +244,7 @@ def advised(config: DiffusionStageConfig, device: str) -> Iterator[str]:
         return
     if config.offload == "none":
         yield f"{config.name}.offload=model"
-    if config.offload in ("none", "model") and config.execution == "eager":
+    if config.offload in ("none", "model") and config.execution in (None, "eager"):
         yield f"{config.name}.offload=group"
 
 
@@ -254,3 +254,11 @@ def empty_cache(device: str) -> None:
         import torch
 
         torch.cuda.empty_cache()
+
+
+def synchronize(device: str) -> None:
+    """Wait until a CUDA device has ended its work."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)

@@ -19,6 +19,7 @@ Parts = Mapping[str, type[Any]]
 
 # Attention backends without the sums that ring attention combines.
 _WITHOUT_SUMS = frozenset({"native"})
+_HOPPER = 9  # the first number of its compute capability
 
 
 def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
@@ -102,8 +103,7 @@ def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, devic
     models = list(denoisers(pipeline))
     try:
         if config.attention_backend is not None:
-            for model in models:
-                model.set_attention_backend(config.attention_backend)
+            use_attention(pipeline, config.attention_backend)
         if config.num_ranks == 1:
             return
         rank.join()
@@ -125,6 +125,28 @@ def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, devic
     except (ValueError, RuntimeError, ImportError) as error:
         # The error names the package, device or type that a backend needs.
         raise _refusal(config, f"its parallel settings cannot be followed: {error}") from error
+
+
+def faster_attention(config: DiffusionStageConfig, device: str) -> str | None:
+    """Return an attention backend of diffusers that may be faster here than its own, unless the stage names one.
+
+    It is FlashAttention 3, where its package is installed and the device is of the generation that it is written for.
+    """
+    import torch
+    from diffusers.utils import is_flash_attn_3_available
+
+    if config.attention_backend is not None or not device.startswith("cuda") or not is_flash_attn_3_available():
+        return None
+    return "_flash_3" if torch.cuda.get_device_capability(device)[0] == _HOPPER else None
+
+
+def use_attention(pipeline: Any, backend: str | None) -> None:
+    """Set the denoiser's attention backend; None restores diffusers' own."""
+    for model in denoisers(pipeline):
+        if backend is None:
+            model.reset_attention_backend()
+        else:
+            model.set_attention_backend(backend)
 
 
 def stop_sharing() -> None:

@@ -81,7 +81,7 @@ def keys_for_cuda(stage: StageConfig) -> Iterator[tuple[str, str, str]]:
     if isinstance(stage, ARStageConfig):
         keys = [("cudagraph_mode", stage.cudagraph_mode, "none")]
     else:
-        keys = [("execution", stage.execution, "eager"), ("offload", stage.offload, "none")]
+        keys = [("execution", stage.execution or "eager", "eager"), ("offload", stage.offload, "none")]
         if stage.quantization == "float8_dynamic":
             keys.append(("quantization", stage.quantization, "none"))
     if stage.enable_sleep_mode:

@@ -10,7 +10,7 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -48,8 +48,9 @@ class EagerMode(ExecutionMode):
 
     execution: Execution = "eager"
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, counters: ExecutionCounters | None = None) -> None:
         super().__init__(module)
+        self.counters = counters or self.counters
         self._lock = threading.Lock()
         self._hook = module.register_forward_hook(self._count)
 
@@ -83,11 +84,11 @@ class _ReplacedForward(ExecutionMode):
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
-        self._is_eager = True
+        before, self._is_eager = self._is_eager, True
         try:
             yield
         finally:
-            self._is_eager = False
+            self._is_eager = before
 
     def close(self) -> None:
         self.forget()
@@ -134,36 +135,49 @@ class CompiledMode(_ReplacedForward):
 
     A repeated block is compiled once for all. Repeated blocks are those that a diffusers model declares, or the
     largest list of modules of one class. Modules are compiled in calls, where a failure is a `StageError`, and again
-    for each of their `num_variants`, such as LoRA adapters.
+    for each of their `num_variants`, such as LoRA adapters. The modules `beside` are compiled likewise.
     """
 
     execution: Execution = "compile"
 
-    def __init__(self, module: torch.nn.Module, *, stage: str, dynamic: bool | None, num_variants: int = 1) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        stage: str,
+        dynamic: bool | None,
+        num_variants: int = 1,
+        beside: Sequence[torch.nn.Module] = (),
+    ) -> None:
         super().__init__(module)
         self._stage = stage
         limit = torch._dynamo.config.recompile_limit * num_variants
         keys: dict[str, Any] = {"fullgraph": True, "dynamic": dynamic, "recompile_limit": limit}
         self._compile_start_s: float | None = None
         self._running = False
-        self._blocks = repeated_blocks(module)
-        self.counters.compiled_regions = len(self._blocks) or 1
-        # Not `block.compile`, which would compile the hooks of the block too, and a cache's decide in Python.
-        for block in self._blocks:
-            self._replace(block, unwatched(torch.compile(block.forward, **keys)))
-        forward = module.forward
-        self._call = forward if self._blocks else unwatched(torch.compile(forward, **keys))
-        self._replace(module, self._run)
+        # Counts calls while they run eagerly.
+        self._eager: EagerMode | None = None
+        for part in (module, *beside):
+            self._compile(part, keys)
         # torch reports every compilation to every listener; those during our calls are ours.
         _callbacks().register_start_callback(self._on_compile_start)
         _callbacks().register_end_callback(self._on_compile_end)
 
-    def _run(self, *args: object, **kwargs: object) -> object:
+    def _compile(self, part: torch.nn.Module, keys: dict[str, Any]) -> None:
+        blocks = repeated_blocks(part)
+        self.counters.compiled_regions += len(blocks) or 1
+        # Not `block.compile`, which would compile the hooks of the block too, and a cache's decide in Python.
+        for block in blocks:
+            self._replace(block, unwatched(torch.compile(block.forward, **keys)))
+        call = part.forward if blocks else unwatched(torch.compile(part.forward, **keys))
+        self._replace(part, functools.partial(self._run, part, call))
+
+    def _run(self, part: torch.nn.Module, call: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         self._running = True
         try:
-            return self._call(*args, **kwargs)
+            return call(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
-            raise _compile_error(error, self._module, self._stage) from error
+            raise _compile_error(error, part, self._stage) from error
         finally:
             self._running = False
 
@@ -181,9 +195,19 @@ class CompiledMode(_ReplacedForward):
         if re.search(r"/0\b", str(compilation.compile_id)) is None:
             self.counters.recompiles += 1
 
+    def use(self, execution: Execution) -> None:
+        """Make further calls run compiled, or as `eager`."""
+        self.execution = execution
+        self._is_eager = execution == "eager"
+        if self._eager is not None:
+            self._eager.close()
+        self._eager = EagerMode(self._module, self.counters) if self._is_eager else None
+
     def close(self) -> None:
         _callbacks().remove_start_callback(self._on_compile_start)
         _callbacks().remove_end_callback(self._on_compile_end)
+        if self._eager is not None:
+            self._eager.close()
         super().close()
 
 
@@ -192,12 +216,26 @@ class CompiledGraphMode(GraphMode):
 
     execution: Execution = "compile_cudagraph"
 
-    def __init__(self, module: torch.nn.Module, backend: GraphBackend, *, stage: str, **keys: Any) -> None:
-        self._compiled = CompiledMode(module, stage=stage, dynamic=None)
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        backend: GraphBackend,
+        *,
+        stage: str,
+        beside: Sequence[torch.nn.Module] = (),
+        **keys: Any,
+    ) -> None:
+        self._compiled = CompiledMode(module, stage=stage, dynamic=None, beside=beside)
         super().__init__(module, backend, stage=stage, **keys)
         regions = self._compiled.counters.compiled_regions
         self._compiled.counters = self.counters
         self.counters.compiled_regions = regions
+
+    def use(self, execution: Execution) -> None:
+        """Make further calls run from graphs, or as `compile` or `eager`."""
+        self.execution = execution
+        self._is_eager = execution != "compile_cudagraph"
+        self._compiled.use("eager" if execution == "eager" else "compile")
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
@@ -217,20 +255,21 @@ def make_execution_mode(
     device: str,
     dynamic: bool | None = None,
     num_variants: int = 1,
+    beside: Sequence[torch.nn.Module] = (),
     max_graphs: int = MAX_GRAPHS,
     clone_outputs: bool = True,
 ) -> ExecutionMode:
     """Make `module`, which is on `device` (torch's name for it), run in `mode`.
 
     `dynamic` is torch.compile's: True for a module whose shapes differ between requests; `num_variants` is how many
-    programs the module may be for one shape. Without `clone_outputs`, the
-    next call of a CUDA graph overwrites the outputs; see `GraphManager`. Raises `StageError` before anything is
-    compiled or captured if the machine or the module does not support the mode.
+    programs the module may be for one shape. Modules `beside` are compiled too, and not captured. Without
+    `clone_outputs`, the next call of a CUDA graph overwrites the outputs; see `GraphManager`. Raises `StageError`
+    before anything is compiled or captured if the machine or the module does not support the mode.
     """
     if mode == "eager":
         return EagerMode(module)
     if mode == "compile":
-        return CompiledMode(module, stage=stage, dynamic=dynamic, num_variants=num_variants)
+        return CompiledMode(module, stage=stage, dynamic=dynamic, num_variants=num_variants, beside=beside)
     require_cuda(stage=stage, device=device, execution=mode)
     if getattr(module, "is_cache_enabled", False):
         raise StageError(
@@ -243,7 +282,7 @@ def make_execution_mode(
 
     index = torch.device(device).index
     exact = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-    graphed = GraphMode if mode == "cudagraph" else CompiledGraphMode
+    graphed = GraphMode if mode == "cudagraph" else functools.partial(CompiledGraphMode, beside=beside)
     return graphed(
         module,
         CudaGraphBackend(exact),

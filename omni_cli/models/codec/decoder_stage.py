@@ -112,7 +112,7 @@ class CodecStage(VllmStage):
 
     @property
     def effective(self) -> dict[str, object]:
-        return {**super().effective, "execution": self.stage.execution, "stream": self.stage.streams}
+        return {**super().effective, "execution": self.stage.execution or "eager", "stream": self.stage.streams}
 
     @property
     def execution_counters(self) -> dict[str, float]:
@@ -122,7 +122,7 @@ class CodecStage(VllmStage):
     def settings(self) -> dict[str, object]:
         return {
             **super().settings,
-            "execution": self.stage.execution,
+            "execution": self.stage.execution or "eager",
             "stream_first_chunk_frames": self.stage.stream_first_chunk_frames,
             "stream_chunk_frames": self.stage.stream_chunk_frames,
         }

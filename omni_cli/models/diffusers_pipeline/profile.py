@@ -14,7 +14,6 @@ def stages(folder: Path, machine: Machine) -> dict[str, object]:
             "kind": "diffusion",
             "backend": "diffusers",
             "max_num_seqs": 1 if machine.device == "cpu" else 4,
-            "execution": "eager",
             "output_copy": "async",
         }
     }

@@ -4,6 +4,7 @@ Diffusion (UNet, classifier-free guidance), both with random weights.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import shutil
@@ -24,6 +25,7 @@ from support.stable_diffusion import build_stable_diffusion
 
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration import execution
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.failures import describe_failure
 from omni_cli.diffusers_integration.pixels import from_bytes, to_bytes
@@ -620,6 +622,39 @@ def test_compiled_blocks_run_and_make_nearly_the_same_image(folders, plain):
     assert np.abs(made.astype(int) - plain_image(plain["qwen_image"], "warm-up", 3)).max() <= 1
     assert executor.execution_counters == warm, "the first request of the profile's shape compiles nothing more"
     executor.shutdown()
+
+
+@pytest.mark.parametrize("backend", ["eager", "broken"])
+def test_a_mode_that_the_stage_leaves_open_is_chosen_by_measured_calls(folders, plain, monkeypatch, backend):
+    def compiler(graph, inputs):
+        raise RuntimeError("no compiler")
+
+    # As on a GPU, but without the time of a C++ compiler.
+    monkeypatch.setattr(execution, "widest_execution", lambda config, device: "compile")
+    how = compiler if backend == "broken" else backend
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=how))
+    torch.compiler.reset()
+    executor = start(folders["qwen_image"])
+    executor.compile_or_warm_up_model()
+    effective = executor.effective
+    if backend == "broken":
+        assert effective["execution"] == "eager"
+        assert "`compile` failed in a warm-up call: " in effective["execution_reason"]
+        assert "cannot compile QwenImageTransformer2DModel" in effective["execution_reason"]
+    else:
+        assert effective["execution"] in ("eager", "compile")
+        assert effective["execution_reason"].startswith("a compiled call takes ")
+    before = executor.execution_counters["eager_calls"]
+    made = make_image(executor, DiffusionRequest("0", "a cat", seed=3))
+    assert np.abs(made.astype(int) - plain_image(plain["qwen_image"], "a cat", 3)).max() <= 1
+    eager_calls = executor.execution_counters["eager_calls"] - before
+    assert eager_calls == (STEPS if effective["execution"] == "eager" else 0)
+    executor.shutdown()
+
+
+def test_a_mode_on_a_cpu_is_eager_without_a_measurement(executors):
+    effective = executors["qwen_image"].effective
+    assert effective["execution"] == "eager" and "execution_reason" not in effective
 
 
 def test_eager_calls_and_copies_are_counted_and_a_cpu_copies_nothing(folders):

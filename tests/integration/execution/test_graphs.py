@@ -53,6 +53,15 @@ def test_a_second_call_replays_with_the_new_contents():
     assert counters.capture_s > 0
 
 
+def test_only_the_first_capture_is_rehearsed():
+    graphs, _ = manager()
+    with torch.no_grad():
+        graphs(torch.ones(2))
+        assert graphs._module.runs == 5, "two runs before, the rehearsal, the recording, and the fake's replay"
+        graphs(torch.ones(3))
+        assert graphs._module.runs == 8, "one before, the recording, and the fake's replay"
+
+
 def test_outputs_are_not_overwritten():
     graphs, _ = manager()
     first = graphs(torch.zeros(2))[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -17,6 +18,7 @@ from diffusers import FirstBlockCacheConfig, QwenImageTransformer2DModel, UNet2D
 from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.execution.modes import (  # noqa: E402
     CompiledGraphMode,
+    CompiledMode,
     GraphMode,
     make_execution_mode,
     repeated_blocks,
@@ -204,9 +206,40 @@ def test_a_graph_over_compiled_blocks_holds_the_compiled_code(transformer, monke
     assert seen and not seen & weights, "the blocks ran as single operations"
     with execution_mode.eagerly():
         assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
-    execution_mode.close()
-    assert "forward" not in vars(transformer) and "forward" not in vars(transformer.transformer_blocks[0])
+    execution_mode.use("compile")
+    compiled = denoise(transformer)
+    assert max((a - b).abs().max().item() for a, b in zip(compiled, expected, strict=True)) < 1e-5
+    assert (counters.graph_replays, counters.eager_calls) == (6, 0)
+    execution_mode.use("eager")
     assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
+    assert (counters.graph_replays, counters.eager_calls) == (6, 6)
+    execution_mode.use("compile_cudagraph")
+    assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), made, strict=True))
+    assert (counters.graphs_captured, counters.graph_replays, counters.eager_calls) == (2, 12, 6)
+    execution_mode.close()
+    assert (
+        not transformer._forward_hooks
+        and "forward" not in vars(transformer)
+        and "forward" not in vars(transformer.transformer_blocks[0])
+    )
+    assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
+
+
+def test_a_module_beside_is_compiled_too(transformer, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch.compiler.reset()
+    second = copy.deepcopy(transformer)
+    expected = denoise(second)
+    execution_mode = CompiledMode(transformer, stage="video", dynamic=None, beside=(second,))
+    made = denoise(second)
+    assert max((a - b).abs().max().item() for a, b in zip(made, expected, strict=True)) < 1e-5
+    assert execution_mode.counters.compiled_regions == 4 and execution_mode.counters.compiled_graphs >= 1
+    compiled = execution_mode.counters.compiled_graphs
+    execution_mode.use("eager")
+    assert all(torch.equal(a, b) for a, b in zip(denoise(second), expected, strict=True))
+    execution_mode.close()
+    denoise(second)
+    assert execution_mode.counters.compiled_graphs == compiled and "forward" not in vars(second)
 
 
 class Breaks(torch.nn.Module):

@@ -57,7 +57,7 @@ class Synthesizer:
         # per number of codes, which pays off within its first request. With packing, there is one per bucket.
         self.execution_mode = make_execution_mode(
             self.velocity,
-            stage.execution,
+            stage.execution or "eager",
             stage=stage.name,
             device=self.device,
             dynamic=True,
@@ -72,7 +72,7 @@ class Synthesizer:
 
     def _make_platform(self, device: torch.device) -> Platform:
         if device.type == "cpu":
-            return CpuPlatform(self._stage.execution, self._precision)
+            return CpuPlatform(self._stage.execution or "eager", self._precision)
         # Needs Triton, which is installed wherever CUDA is available.
         from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
 
