@@ -19,6 +19,7 @@ import torch
 from omni_cli.config.schema import Execution
 from omni_cli.errors import StageError
 from omni_cli.execution.counters import ExecutionCounters
+from omni_cli.execution.fused_gelu import compile_graph
 from omni_cli.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager
 from omni_cli.execution.operation_watch import unwatched
 
@@ -153,6 +154,8 @@ class CompiledMode(_ReplacedForward):
         self._stage = stage
         limit = torch._dynamo.config.recompile_limit * num_variants
         keys: dict[str, Any] = {"fullgraph": True, "dynamic": dynamic, "recompile_limit": limit}
+        if next((weight.is_cuda for weight in module.parameters()), False):
+            keys["backend"] = compile_graph
         self._compile_start_s: float | None = None
         self._running = False
         # Counts calls while they run eagerly.

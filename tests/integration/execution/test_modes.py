@@ -16,6 +16,7 @@ ensure_torchvision_importable()
 from diffusers import FirstBlockCacheConfig, QwenImageTransformer2DModel, UNet2DConditionModel  # noqa: E402
 
 from omni_cli.errors import StageError  # noqa: E402
+from omni_cli.execution.fused_gelu import fuse_gelu  # noqa: E402
 from omni_cli.execution.modes import (  # noqa: E402
     CompiledGraphMode,
     CompiledMode,
@@ -263,3 +264,32 @@ def test_code_that_cannot_be_compiled_is_named_in_the_error():
     assert caught.value.hint == "--set image.execution=eager" and caught.value.details
     execution_mode.close()
     assert module(torch.ones(2, 3)).shape == (2, 3)
+
+
+class FeedForward(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(4, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x, approximate="tanh"):
+        return self.down(torch.nn.functional.gelu(self.up(x), approximate=approximate))
+
+
+@pytest.mark.parametrize(("approximate", "fused"), [("tanh", 1), ("none", 0)])
+def test_a_gelu_behind_a_linear_layer_becomes_part_of_its_product(approximate, fused):
+    found = []
+
+    def compiler(graph, _inputs):
+        found.append(fuse_gelu(graph))
+        graph.recompile()
+        return graph
+
+    module = FeedForward()
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    torch.compiler.reset()
+    with torch.no_grad():
+        expected = module(x, approximate)
+        made = torch.compile(module, backend=compiler)(x, approximate)
+    assert found == [fused]
+    # torch computes the approximation on CUDA only, and the exact function on a CPU.
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-3 if fused else 0)
