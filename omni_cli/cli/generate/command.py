@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from omni_cli.inputs.capabilities import Capabilities
     from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 
-_MIN_REQUESTS_TO_CHOOSE = 8
-
 
 def generate(options: GenerateOptions) -> int:
     """Run a model end to end and write its text, audio and images.
 
     Text is streamed to stdout; audio and images are written to files in the output folder, whose paths follow.
     """
+    from omni_cli.cli.generate.fitting import fit_to_requests
     from omni_cli.cli.generate.inputs import decode_specs, read_specs
     from omni_cli.engine.describing import get_capabilities
 
@@ -55,8 +54,7 @@ def generate(options: GenerateOptions) -> int:
     if replicas is not None:
         return run_on_replicas(specs, config, capabilities, replicas, options)
     decoded = decode_specs(specs, config, capabilities)
-    if "video" not in capabilities.modalities:
-        config = _without_choice(config, len(decoded))
+    config = fit_to_requests(config, specs, makes_video="video" in capabilities.modalities)
     fetch_model(config, quiet=options.quiet)
     return run(decoded, config, options, began_s)
 
@@ -126,20 +124,6 @@ def run_on_replicas(
 def _text_only(config: EngineConfig) -> EngineConfig:
     """Keep only the first stage, which makes text."""
     return config.with_stages(config.stages[:1])
-
-
-def _without_choice(config: EngineConfig, num_requests: int) -> EngineConfig:
-    """Run the pipelines of a few requests eagerly, unless the profile sets a mode: to choose one, they compile first.
-
-    A video alone repays that.
-    """
-    if num_requests >= _MIN_REQUESTS_TO_CHOOSE:
-        return config
-    eager = {"execution": "eager"}
-    return config.with_stages(
-        stage.model_copy(update=eager) if stage.kind == "diffusion" and stage.execution is None else stage
-        for stage in config.stages
-    )
 
 
 def _choose_progress(config: EngineConfig, num_requests: int, options: GenerateOptions) -> ProgressDisplay:
