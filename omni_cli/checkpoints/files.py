@@ -177,9 +177,11 @@ def weight_files(folder: Path) -> list[Path]:
 def used_files(files: Iterable[Path]) -> list[Path]:
     """Return the weight files of a folder that hold the model, sorted.
 
-    Left out are a LoRA adapter and, beside a model in one file, the shards of an earlier save.
+    Left out are a LoRA adapter and, beside other files, the shards of an earlier save of a model in one file, and the
+    same weights in Mistral's form.
     """
     known = sorted(file for file in files if not file.name.startswith("adapter_"))
+    known = [file for file in known if not file.name.startswith("consolidated")] or known
     whole = {file.stem for file in known}
     return [file for file in known if not (_SHARD.search(file.stem) and _SHARD.sub("", file.stem) in whole)]
 

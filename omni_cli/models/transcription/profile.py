@@ -9,6 +9,8 @@ from omni_cli.checkpoints.derive import decoder_settings, read_config
 from omni_cli.families import Machine
 
 _MAX_MODEL_LEN = {"cpu": 4096, "cuda": 4096}
+# A model that takes a sound as a whole, 12.5 tokens for each second.
+_MAX_MODEL_LEN_OF_WHOLE = {"cpu": 8192, "cuda": 32_768}
 _MAX_NUM_SEQS = {"cpu": 8, "cuda": 64}
 
 
@@ -17,5 +19,6 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     config = read_config(folder)
     whisper = {"max_position_embeddings": config.get("max_target_positions")}
     decoder = config.get("thinker_config", config).get("text_config", whisper)
-    settings = decoder_settings(decoder, machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+    longest = _MAX_MODEL_LEN_OF_WHOLE if config.get("model_type") == "voxtral" else _MAX_MODEL_LEN
+    settings = decoder_settings(decoder, machine, max_model_len=longest, max_num_seqs=_MAX_NUM_SEQS)
     return {"transcriber": {"kind": "ar", "backend": "vllm", **settings, "sampling": {"temperature": 0.0}}}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import soxr
 import torch
-from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
+from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor, VoxtralProcessor
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.reference import ForcedTokens, forced, get_limits, led_by, load_model
@@ -24,6 +24,7 @@ class TranscriptionReference:
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
         (stage,) = config.stages
+        self._folder = str(folder)
         self._name = stage.name
         self._limits = get_limits(config, stage.name)
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
@@ -48,7 +49,8 @@ class TranscriptionReference:
         extractor = self._processor.feature_extractor
         ((samples, sample_rate),) = request.audio
         samples = soxr.resample(samples, sample_rate, extractor.sampling_rate)
-        if len(samples) > extractor.chunk_length * extractor.sampling_rate:
+        is_long = len(samples) > extractor.chunk_length * extractor.sampling_rate
+        if is_long and not isinstance(self._processor, VoxtralProcessor):
             raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
         arguments: dict[str, Any] = {**self._limits, "do_sample": False}
         if max_tokens is not None:
@@ -56,13 +58,20 @@ class TranscriptionReference:
         with torch.no_grad(), led_by(self._model, tokens):
             if self._model.config.is_encoder_decoder:
                 return self._of_whisper(request, samples, arguments)
-            inputs = self._processor.apply_transcription_request(
-                samples, language=request.language, prompt=request.prompt or None
-            ).to(self._model.device, self._model.dtype)
+            inputs = self._inputs(request, samples).to(self._model.device, self._model.dtype)
             self.num_input_tokens = inputs["input_ids"].shape[1]
             longest = {"max_new_tokens": self._max_length - self.num_input_tokens}
             ids: list[int] = self._model.generate(**inputs, **{**longest, **arguments})[0].tolist()
             return ids[self.num_input_tokens :]
+
+    def _inputs(self, request: GenerateRequest, samples: np.ndarray) -> Any:
+        """Return the processor's inputs for a prompt in the form of the model's own transcription requests."""
+        processor = self._processor
+        if isinstance(processor, VoxtralProcessor):
+            rate = processor.feature_extractor.sampling_rate
+            sound: dict[str, Any] = {"audio": samples, "sampling_rate": rate, "format": ["wav"]}
+            return processor.apply_transcription_request(**sound, language=request.language, model_id=self._folder)
+        return processor.apply_transcription_request(samples, language=request.language, prompt=request.prompt or None)
 
     def _of_whisper(self, request: GenerateRequest, samples: np.ndarray, arguments: dict[str, Any]) -> list[int]:
         extractor, own = self._processor.feature_extractor, self._model.generation_config

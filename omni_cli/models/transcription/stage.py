@@ -20,6 +20,7 @@ from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProc
 from vllm.multimodal.audio import split_audio
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.tokenizers.mistral import MistralTokenizer
 
 from omni_cli.errors import InputError
 from omni_cli.models.transcription.logits import TIMESTAMPS, WhisperRules
@@ -76,6 +77,8 @@ class TranscriptionStage(TextStage):
         if self._has_marks:
             # A prompt of text that came before begins with another token than vLLM's start, which it would add.
             self.engine.renderer.get_mm_processor().skip_decoder_start_token = True
+        # Mistral's prompt of a transcript has the sound and its language, and nothing else.
+        self._names_language_only = isinstance(self.engine.renderer.get_tokenizer(), MistralTokenizer)
         self._own = GenerationConfig.from_pretrained(self._config.model)
         self._transcriptions: dict[str, Transcription] = {}
 
@@ -92,13 +95,7 @@ class TranscriptionStage(TextStage):
         samples = soxr.resample(samples, sample_rate, rate)
         if len(samples) < _MIN_SAMPLES:
             raise InputError(f"the sound is empty: it has {len(samples)} samples at {rate} Hz")
-        parts = split_audio(
-            samples,
-            rate,
-            self._hearing.max_audio_clip_s,
-            self._hearing.overlap_chunk_second,
-            self._hearing.min_energy_split_window_size,
-        )
+        parts = self._cut(samples, rate)
         starts_s = np.cumsum([0, *(len(part) for part in parts)]) / rate
         new_reader = self._model.get_streaming_post_processor_cls()
         pieces = [
@@ -116,6 +113,20 @@ class TranscriptionStage(TextStage):
             self.abort(request.request_id)
             raise
 
+    def _cut(self, samples: np.ndarray, rate: int) -> list[np.ndarray]:
+        """Cut a sound in pauses into parts that fit the model's window; some models take several windows at once."""
+        hearing = self._hearing
+        if not hearing.allow_audio_chunking:
+            return [samples]
+        parts: list[np.ndarray] = split_audio(
+            samples,
+            rate,
+            hearing.max_audio_clip_s,
+            hearing.overlap_chunk_second,
+            hearing.min_energy_split_window_size,
+        )
+        return parts
+
     @property
     def _is_multilingual(self) -> bool:
         return bool(getattr(self._own, "is_multilingual", True))
@@ -128,6 +139,11 @@ class TranscriptionStage(TextStage):
             raise InputError(f"this model transcribes one sound per request, not {len(request.audio)}")
         if request.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`")
+        if self._names_language_only and (request.prompt or request.task == "translate"):
+            what = "does not translate" if request.task == "translate" else "takes no words before the transcript"
+            raise InputError(
+                f"this model {what}", hint="drop `task`" if request.task == "translate" else "drop `prompt`"
+            )
         if not self._is_multilingual and (request.language not in (None, "en") or request.task == "translate"):
             raise InputError("this model hears English only: it takes no other `language` and does not translate")
         if request.language is not None and request.language not in self._model.supported_languages:

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 from support.answers import answer_of
 from support.omni_process import run_omni
 from support.references import TranscriptionReferenceAlone
 from support.spoken_sentences import SENTENCES, has_espeak, speak
 from support.tiny_models import qwen3_asr, whisper
+from support.tiny_voxtral import voxtral
 
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"seed": 0},
@@ -102,6 +105,38 @@ def test_a_model_that_writes_the_language_itself(tmp_path: Path) -> None:
         found = answers[way][: len(requests)]
         assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in found] == expected
     assert answers["alone"][-1] == "InputError: this model tells no times"
+
+
+def test_a_model_in_the_files_of_mistral(tmp_path: Path) -> None:
+    """Voxtral: transformers reads its own files, and vLLM those of Mistral, which take several windows at once."""
+    folder = voxtral(tmp_path / "voxtral")
+    requests: list[dict[str, Any]] = [
+        {"seed": 0, "seconds": 1.0, "language": "en"},
+        {"seed": 1, "seconds": 1.3, "language": "fr"},
+        {"seed": 2, "seconds": 2.0},
+        {"seed": 3, "seconds": 0.4, "language": "de"},
+        {"seed": 4, "seconds": 31.0, "language": "de"},
+    ]
+    refused: list[dict[str, Any]] = [{"prompt": "grey skies"}, {"task": "translate"}, {"timestamps": True}]
+    answers = answer_of(
+        "transcriptions", {"folder": str(folder), "requests": [*requests, *({"seed": 0, **each} for each in refused)]},
+        tmp_path,
+    )  # fmt: skip
+    reference = TranscriptionReferenceAlone(folder)
+    expected = [reference.tokens(**request) for request in requests]
+    assert len({tuple(tokens) for tokens, _ in expected}) > 3, "answers that depend on the sound"
+    for way in ("alone", "once"):
+        found = answers[way][: len(requests)]
+        assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in found] == expected
+        assert answers[way][len(requests) :] == [
+            "InputError: this model takes no words before the transcript",
+            "InputError: this model does not translate",
+            "InputError: this model tells no times",
+        ]
+    (folder / "consolidated.safetensors").unlink()
+    soundfile.write(tmp_path / "sound.wav", np.zeros(16_000), 16_000)
+    ended = run_omni(tmp_path, "generate", "--model", str(folder), "--audio", "sound.wav")
+    assert ended.code == 2 and "has no consolidated.safetensors, which stage `transcriber` needs" in ended.err
 
 
 def test_a_long_sound_is_cut_into_windows_whose_texts_are_joined(answers: dict[str, Any]) -> None:
