@@ -179,6 +179,11 @@ CALLABLES = [
         "cuts a long sound in pauses",
     ),
     (
+        "vllm.model_executor.models.qwen3_asr:Qwen3ASRForConditionalGeneration",
+        ["vllm_config", "prefix"],
+        "is derived from, to fill up its encoder's windows",
+    ),
+    (
         "vllm.model_executor.model_loader:get_model_cls",
         ["model_config"],
         "is called for the interface of transcription",
@@ -675,6 +680,7 @@ IMPORTED = [
         ["sample_rate", "max_audio_clip_s", "overlap_chunk_second", "min_energy_split_window_size"],
         "describes the window",
     ),
+    ("vllm.tokenizers.mistral:MistralTokenizer", ["decode"], "shows that a transcription's prompt is Mistral's"),
     ("vllm.renderers.hf:HfRenderer", ["get_tokenizer"], "shows whether there may be no chat template"),
     (
         "vllm.renderers.hf:HfRenderer",

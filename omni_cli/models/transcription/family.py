@@ -7,6 +7,9 @@ from dataclasses import replace
 from omni_cli.families import Family, StageRole
 
 _HERE = "omni_cli.models.transcription"
+# Our class for each architecture that is more than vLLM's.
+QWEN3_ASR = "OmniQwen3ASR"
+OWN_MODELS = {"Qwen3ASRForConditionalGeneration": QWEN3_ASR}
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _ROLE = StageRole(
     name="transcriber",
@@ -23,6 +26,7 @@ FAMILY = Family(
     title="a speech recognition model",
     architectures=("WhisperForConditionalGeneration", "Qwen3ASRForConditionalGeneration"),
     roles=(_ROLE,),
+    vllm_models={QWEN3_ASR: f"{_HERE}.qwen3_asr:Qwen3ASR"},
     profile=f"{_HERE}.profile:derive_stages",
     reference=f"{_HERE}.reference:TranscriptionReference",
 )
@@ -31,6 +35,7 @@ VOXTRAL = replace(
     FAMILY,
     name="voxtral",
     architectures=("VoxtralForConditionalGeneration",),
+    vllm_models={},
     roles=(
         replace(
             _ROLE,

@@ -23,6 +23,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.tokenizers.mistral import MistralTokenizer
 
 from omni_cli.errors import InputError
+from omni_cli.models.transcription.family import OWN_MODELS
 from omni_cli.models.transcription.logits import TIMESTAMPS, WhisperRules
 from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.speech import Segment, Transcript
@@ -83,7 +84,10 @@ class TranscriptionStage(TextStage):
         self._transcriptions: dict[str, Transcription] = {}
 
     def engine_args(self) -> dict[str, object]:
-        return {**super().engine_args(), "logits_processors": [WhisperRules]}
+        arguments = {**super().engine_args(), "logits_processors": [WhisperRules]}
+        if own := OWN_MODELS.get(self.spec.architecture):
+            arguments["hf_overrides"] = {"architectures": [own]}
+        return arguments
 
     def warm_up_request(self) -> GenerateRequest | None:
         return GenerateRequest("", audio=((np.zeros(16_000, np.float32), 16_000),), language="en")

@@ -83,18 +83,17 @@ def test_tokens_of_a_text_of_a_server(folder: Path) -> None:
 
 
 def test_a_model_that_writes_the_language_itself(tmp_path: Path) -> None:
-    """Qwen3-ASR: no tokens of language and task, but words before the transcript.
-
-    Sounds have at least a second: vLLM pads a shorter one to the longest beside it, and transformers to a second.
-    """
+    """Qwen3-ASR: no tokens of language and task, but words before the transcript."""
     folder = qwen3_asr(tmp_path / "qwen3_asr")
     requests: list[dict[str, Any]] = [
         {"seed": 0, "seconds": 1.0},
         {"seed": 1, "seconds": 1.3, "language": "fr"},
         {"seed": 2, "seconds": 2.0, "language": "de", "prompt": "grey skies"},
         {"seed": 3, "seconds": 3.9},
+        {"seed": 4, "seconds": 0.3},
+        {"seed": 5, "seconds": 0.7, "language": "en"},
     ]
-    check_tokens_of_texts(folder, requests)
+    check_tokens_of_texts(folder, requests[:4])
     answers = answer_of(
         "transcriptions", {"folder": str(folder), "requests": [*requests, {"seed": 0, "timestamps": True}]}, tmp_path
     )
