@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_cli.errors import InputError
@@ -26,7 +26,8 @@ class Turn:
 def read_turns(request: GenerateRequest) -> list[Turn]:
     """Return the turns of a text with lines `Speaker 1: hello`, else one turn of the request's speaker.
 
-    Raises `InputError` for a text or a speaker that the model does not have.
+    Speakers 1 to 4 of a text without 0 are those from 0 to 3, as in the released examples. Raises `InputError` for a
+    text or a speaker that the model does not have.
     """
     text = request.reply or request.prompt
     text = (text or "\n".join(part.text for message in request.messages for part in message.parts)).strip()
@@ -38,6 +39,9 @@ def read_turns(request: GenerateRequest) -> list[Turn]:
     elif request.speaker is not None:
         raise InputError("a text with turns names its speakers itself", hint="drop the speaker")
     turns = [Turn(speaker, said.strip()) for speaker, said in zip(parts[1::2], parts[2::2], strict=True)]
+    names = {turn.speaker for turn in turns}
+    if str(len(SPEAKERS)) in names and names <= {str(int(name) + 1) for name in SPEAKERS}:
+        turns = [replace(turn, speaker=str(int(turn.speaker) - 1)) for turn in turns]
     unknown = [turn.speaker for turn in turns if turn.speaker not in SPEAKERS]
     if unknown:
         raise InputError(f"unknown speaker `{unknown[0]}`", hint=f"this model's speakers are {', '.join(SPEAKERS)}")

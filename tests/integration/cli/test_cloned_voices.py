@@ -24,7 +24,7 @@ def test_voices_of_files_and_mistakes_that_the_model_finds(folder: Path) -> None
         {"prompt": "A day in May.", "request_id": "own", "voice": "0"},
         {"prompt": "Speaker 1: Hello!\nSpeaker 2: And you?", "request_id": "two", "voice": ["low.wav", "same.wav"]},
         {"prompt": "A day in May.", "voice": ["low.wav", "same.wav"]},
-        {"prompt": "Speaker 4: hello", "voice": "low.wav"},
+        {"prompt": "Speaker 5: hello", "voice": "low.wav"},
         {"prompt": "hello", "voice": "same"},
         {"prompt": "hello", "raw": True, "voice": "low.wav"},
     ]
@@ -40,7 +40,7 @@ def test_voices_of_files_and_mistakes_that_the_model_finds(folder: Path) -> None
     assert not np.array_equal(spoken["same"], spoken["own"]), "the voice of the option is that of a line without"
     messages = [result["message"] for result in results[4:]]
     assert messages[0].startswith("2 recordings of voices, and 1 speaker")
-    assert messages[1].startswith("unknown speaker `4`")
+    assert messages[1].startswith("unknown speaker `5`")
     assert messages[2].startswith("unknown speaker `same`")
     assert messages[3].startswith("a raw prompt has no voices beside it")
     assert "Traceback" not in ended.err and ended.err.count("error:") == 4
