@@ -92,7 +92,10 @@ def test_an_echo_of_the_signal_is_not_a_second_one(tmp_path: Path) -> None:
     process = Process(tmp_path, "hello stall")
     process.wait_for("stalled")
     # Stopped, it finds both signals at once, whatever else the machine does.
-    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+    process.popen.send_signal(signal.SIGSTOP)
+    while psutil.Process(process.popen.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.001)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         process.popen.send_signal(number)
     assert process.end()[0] == 130
     assert process.log.read_text().split()[-1] == "closed"
