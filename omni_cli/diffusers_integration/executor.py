@@ -133,6 +133,8 @@ class DiffusersPipelineExecutor:
         # Before hooks and caches, which find their modules by their classes.
         adapters = PipelineAdapters(pipeline, self.config)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
+        if self._denoiser is not None:
+            self._denoiser.reason = self._why_execution
         # After compilation, because caches decide between compiled blocks.
         caches = StepCaches.of(pipeline, self.config)
         self._runner = PipelineRunner(
@@ -172,8 +174,8 @@ class DiffusersPipelineExecutor:
             **runner.step_caches.effective,
             **runner.adapters.effective,
         }
-        if self._why_execution is not None:
-            values["execution_reason"] = self._why_execution
+        if self._denoiser is not None and self._denoiser.reason is not None:
+            values["execution_reason"] = self._denoiser.reason
         if self.dropped_arguments:
             values["dropped_arguments"] = list(self.dropped_arguments)
         cache = runner.prompt_cache
@@ -212,9 +214,9 @@ class DiffusersPipelineExecutor:
     def compile_or_warm_up_model(self) -> None:
         """Choose the execution mode if the stage leaves it open, and compile or capture in advance; see `warm_up`."""
         if self.config.execution is None and self._denoiser is not None:
-            chosen, self._why_execution = choose_mode(self, self._denoiser)
             # Also for weights that are loaded again.
-            self.config = self.config.model_copy(update=chosen)
+            self.config = self.config.model_copy(update=choose_mode(self, self._denoiser))
+            self._why_execution = self._denoiser.reason
         warm_up(self)
 
     def execute_model(

@@ -58,16 +58,16 @@ def warm_up(executor: Executor) -> None:
     empty_cache(executor.device)  # requests may be smaller than the stage's own size
 
 
-def choose_mode(executor: Executor, mode: ExecutionMode) -> tuple[dict[str, Any], str | None]:
+def choose_mode(executor: Executor, mode: ExecutionMode) -> dict[str, Any]:
     """Measure calls at the stage's own size in the modes that `mode` contains, and use the best one.
 
-    Returns the stage's keys that it has chosen, and the reason, which is None if there is no choice.
+    Returns the stage's keys that it has chosen; the reason is the mode's.
     """
     from omni_cli.execution.mode_choice import choose_execution
     from omni_cli.execution.modes import CompiledGraphMode, CompiledMode
 
     if not isinstance(mode, CompiledMode | CompiledGraphMode):
-        return {"execution": mode.execution}, None
+        return {"execution": mode.execution}
     with_graphs = isinstance(mode, CompiledGraphMode)
     times: list[CallTime] = []
     try:
@@ -75,15 +75,15 @@ def choose_mode(executor: Executor, mode: ExecutionMode) -> tuple[dict[str, Any]
             mode.use(execution)
             times.append(_time_of_call(executor))
     except OmniError as error:
-        mode.use("eager")
-        return {"execution": "eager"}, f"`{execution}` failed in a warm-up call: {error}"
+        mode.choose("eager", f"`{execution}` failed in a warm-up call: {error}")
+        return {"execution": "eager"}
     chosen: dict[str, Any] = {}
     chosen["execution"], reason = choose_execution(times[0], times[-1], with_graphs=with_graphs)
     attention = faster_attention(executor.config, executor.device)
     if attention is not None and chosen["execution"] != "eager" and _is_faster(executor, attention, times[-1]):
         chosen["attention_backend"] = attention
-    mode.use(chosen["execution"])
-    return chosen, reason
+    mode.choose(chosen["execution"], reason)
+    return chosen
 
 
 def _is_faster(executor: Executor, attention: str, before: CallTime) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import re
 import threading
 import time
@@ -23,11 +24,15 @@ from omni_cli.execution.fused_gelu import compile_graph
 from omni_cli.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager
 from omni_cli.execution.operation_watch import unwatched
 
+logger = logging.getLogger(__name__)
+
 
 class ExecutionMode:
     """A module in one of the modes; `counters` record how its calls ran."""
 
     execution: Execution
+    reason: str | None = None
+    """Why this mode runs, if nobody asked for it."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.counters = ExecutionCounters()
@@ -83,6 +88,15 @@ class _ReplacedForward(ExecutionMode):
 
         module.forward = replaced
 
+    def use(self, execution: Execution) -> None:
+        """Make further calls run in another mode, one that this one contains."""
+        raise NotImplementedError
+
+    def choose(self, execution: Execution, reason: str) -> None:
+        """Make further calls run in a mode that nobody asked for; if it is graphs, until a capture fails."""
+        self.use(execution)
+        self.reason = reason
+
     @contextmanager
     def eagerly(self) -> Iterator[None]:
         before, self._is_eager = self._is_eager, True
@@ -125,7 +139,10 @@ class GraphMode(_ReplacedForward):
             clone_outputs=clone_outputs,
             execution=self.execution,
         )
-        self._replace(module, self.graphs)
+        self._replace(module, self._call)
+
+    def _call(self, *args: object, **kwargs: object) -> object:
+        return self.graphs(*args, **kwargs)
 
     def forget(self) -> None:
         self.graphs.clear()
@@ -229,10 +246,22 @@ class CompiledGraphMode(GraphMode):
         **keys: Any,
     ) -> None:
         self._compiled = CompiledMode(module, stage=stage, dynamic=None, beside=beside)
+        self._compiled_forward: Callable[..., object] = module.forward
         super().__init__(module, backend, stage=stage, **keys)
         regions = self._compiled.counters.compiled_regions
         self._compiled.counters = self.counters
         self.counters.compiled_regions = regions
+
+    def _call(self, *args: object, **kwargs: object) -> object:
+        try:
+            return self.graphs(*args, **kwargs)
+        except StageError as error:
+            if self.reason is None:
+                raise
+            logger.warning("%s; from now on it runs compiled", error)
+            self.choose("compile", f"a CUDA graph could not be captured: {error.message}")
+            self.graphs.clear()
+            return self._compiled_forward(*args, **kwargs)
 
     def use(self, execution: Execution) -> None:
         """Make further calls run from graphs, or as `compile` or `eager`."""

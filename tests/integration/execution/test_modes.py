@@ -226,6 +226,28 @@ def test_a_graph_over_compiled_blocks_holds_the_compiled_code(transformer, monke
     assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
 
 
+class CannotCapture(FakeBackend):
+    def capture(self, run):
+        raise RuntimeError("not while capturing")
+
+
+def test_graphs_that_nobody_asked_for_end_with_the_first_failed_capture(transformer, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch.compiler.reset()
+    expected = denoise(transformer)
+    execution_mode = CompiledGraphMode(transformer, CannotCapture(), stage="image", device=CPU, max_graphs=4)
+    with pytest.raises(StageError, match="not while capturing"):
+        denoise(transformer)
+    execution_mode.choose("compile_cudagraph", "a compiled call takes 15 ms, 15 ms of it on the host")
+    made = denoise(transformer)
+    assert max((a - b).abs().max().item() for a, b in zip(made, expected, strict=True)) < 1e-5
+    assert execution_mode.execution == "compile" and "not while capturing" in execution_mode.reason
+    assert [record.message for record in caplog.records if "from now on it runs compiled" in record.message]
+    counters = execution_mode.counters
+    assert (counters.graph_replays, counters.eager_calls) == (0, 0)
+    execution_mode.close()
+
+
 def test_a_module_beside_is_compiled_too(transformer, monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch.compiler.reset()
