@@ -64,7 +64,8 @@ def without(folder: Path, part: str, broken: Path) -> Path:
 
 
 def test_all_families_with_our_classes_are_listed() -> None:
-    assert {name for name, family in families().items() if family.vllm_models} == set(PROFILES)
+    # The class for Qwen3-ASR is vLLM's, which loads its weights, with hooks.
+    assert {name for name, family in families().items() if family.vllm_models} == {*PROFILES, "transcription"}
 
 
 @pytest.mark.parametrize("name", PROFILES)
