@@ -143,11 +143,10 @@ class TranscriptionStage(TextStage):
             raise InputError(f"this model transcribes one sound per request, not {len(request.audio)}")
         if request.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`")
-        if self._names_language_only and (request.prompt or request.task == "translate"):
-            what = "does not translate" if request.task == "translate" else "takes no words before the transcript"
-            raise InputError(
-                f"this model {what}", hint="drop `task`" if request.task == "translate" else "drop `prompt`"
-            )
+        if self._names_language_only and request.prompt:
+            raise InputError("this model takes no words before the transcript", hint="drop `prompt`")
+        if self._names_language_only and request.task == "translate":
+            raise InputError("this model does not translate", hint="drop `task`")
         if not self._is_multilingual and (request.language not in (None, "en") or request.task == "translate"):
             raise InputError("this model hears English only: it takes no other `language` and does not translate")
         if request.language is not None and request.language not in self._model.supported_languages:
