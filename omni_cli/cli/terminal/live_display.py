@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO
 
-from omni_cli.cli.terminal import console
+from omni_cli.cli.terminal import console, typed_keys
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,6 +59,7 @@ class LiveDisplay:
                 redirect_stdout=False,
                 redirect_stderr=True,
             )
+            typed_keys.hide(self._stream)
             self._live.start()
         if not self._refreshes:
             self._live.refresh()
@@ -72,6 +73,7 @@ class LiveDisplay:
         if self._live is not None:
             self._live.stop()
             self._live = None
+            typed_keys.show()
 
 
 class LiveLine:

@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import sys
+import termios
 from collections.abc import Iterator
 
 import pytest
@@ -120,6 +121,25 @@ def terminal() -> Iterator[tuple[int, io.TextIOWrapper]]:
     with os.fdopen(child, "w") as stream:
         yield parent, stream
     os.close(parent)
+
+
+def test_typed_keys_are_not_echoed_into_the_display(
+    terminal: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, stream = terminal
+    monkeypatch.setenv("TERM", "xterm-256color")
+    line = LiveLine(stream, quiet=False, verbose=False)
+    before = termios.tcgetattr(stream)
+    line.say("measuring")
+    os.set_blocking(parent, False)
+    read_now(parent)
+    os.write(parent, b"key")
+    assert "key" not in read_now(parent)
+    line.hide()
+    assert termios.tcgetattr(stream) == before
+    read_now(parent)
+    os.write(parent, b"key")
+    assert "key" in read_now(parent)
 
 
 def read_now(descriptor: int) -> str:
