@@ -129,8 +129,9 @@ class RequestRun:
             case WaveformChunk():
                 chunk = AudioChunk(request_id, report.audio.samples, report.audio.sample_rate)
                 self._chunks.setdefault(name, []).append(chunk)
-                self._note_audio()
-                yield chunk
+                if self._streams and not self._request.wants_stage_output:
+                    self._note_audio()
+                    yield chunk
             case RequestDone():
                 yield from self._done(name, report)
 

@@ -164,7 +164,7 @@ class StageOutputChunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class WaveformChunk(msgspec.Struct, frozen=True, tag=True):
-    """The next part of a request's audio. `RequestDone` does not repeat audio that was sent in chunks."""
+    """The next part of a request's audio, streamed or not. `RequestDone` does not repeat audio sent in chunks."""
 
     request_id: str
     audio: AudioOutput

@@ -28,14 +28,3 @@ def keep_freed_memory() -> bool:
         return False
     # Setting one of them disables adaptation of the other, so both are set.
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)) and bool(mallopt(_M_TRIM_THRESHOLD, _NEVER))
-
-
-def return_freed_memory() -> None:
-    """Give the pages of all freed memory back, where the C library can.
-
-    What the steps of a long request free lies between what they keep, and serves no later step: after 6,000 tokens of
-    speech that was 0.4 GB, and grew faster than the tokens. Returning it takes up to 20 ms.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

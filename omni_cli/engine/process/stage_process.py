@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import itertools
 import os
 import queue
 import shutil
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.engine.mps import PIPES, mps_effect
-from omni_cli.engine.process.host_allocator import return_freed_memory
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.engine.recording.recorder import Recorder
@@ -66,7 +64,6 @@ from omni_cli.stage.recording import (
 
 # How often a stage reports that it is alive while its steps have no output, as in a long prefill.
 _BEAT_S = 1.0
-_STEPS_PER_TRIM = 1000
 # A library may write a file while the folder is being removed.
 _REMOVALS = 3
 
@@ -139,7 +136,7 @@ def _run(
 def _serve(
     spec: StageSpec, stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, recorder: Recorder | None
 ) -> None:
-    for number in itertools.count(1):
+    while True:
         while not stage.has_work() or not inbox.empty():
             command = inbox.get()
             match command:
@@ -161,8 +158,6 @@ def _serve(
         if recorder is not None:
             recorder.stepped()
         _send_reports(stage, reports, emit)
-        if number % _STEPS_PER_TRIM == 0:
-            return_freed_memory()
 
 
 def _note_ends(reports: Iterable[Report]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -47,7 +47,6 @@ class CodeStream:
     num_chunks: int = 0
     is_decoding: bool = False
     decode_s: float = 0.0
-    samples: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def piece_id(self) -> str:
@@ -209,9 +208,7 @@ class CodecStage(VllmStage):
         stream.is_decoding = False
         stream.decode_s += self.model.latest_s
         reports: list[Report] = []
-        if not stream.request.stream_audio:
-            stream.samples.append(samples)
-        elif len(samples):
+        if len(samples):
             stream.num_chunks += 1
             reports.append(WaveformChunk(stream.request.request_id, self._audio(samples)))
         self._next_piece(stream)
@@ -225,10 +222,9 @@ class CodecStage(VllmStage):
             "latency_s": time.perf_counter() - stream.added_s,
             "num_input_tokens": stream.num_frames,
             "vocoder_s": stream.decode_s,
+            **({"num_chunks": stream.num_chunks} if stream.request.stream_audio else {}),
         }
-        if stream.request.stream_audio:
-            return RequestDone(stream.request.request_id, {**trace, "num_chunks": stream.num_chunks})
-        return RequestDone(stream.request.request_id, trace, audio=self._audio(torch.cat(stream.samples)))
+        return RequestDone(stream.request.request_id, trace)
 
     def _audio(self, samples: torch.Tensor) -> AudioOutput:
         return AudioOutput(samples.numpy(), self.model.sample_rate)

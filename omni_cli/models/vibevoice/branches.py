@@ -38,6 +38,7 @@ class BranchCache:
         self._tables = np.full((num_branches, -(-max_length // _BLOCK)), _SPARE)
         self._free: list[int] = []
         self._cache: torch.Tensor  # (num_layers, num_blocks, positions, 2, num_kv_heads, head_dim)
+        self._read: torch.Tensor  # a layer's blocks, as one step reads them
 
     def allocate(self, num_positions: int, like: torch.Tensor) -> None:
         """Make room for `num_positions` of all branches together, and for a block of each that is not full."""
@@ -47,6 +48,7 @@ class BranchCache:
         num_blocks = 1 + min(num_positions // _BLOCK + num_branches, num_branches * width)
         shape = (len(decoder.layers), num_blocks, _BLOCK, 2, attention.num_kv_heads, attention.head_dim)
         self._cache = like.new_zeros(shape)
+        self._read = self._cache[0, :0]
         self._free = list(range(num_blocks - 1, _SPARE, -1))
 
     def capture(self, backend: GraphBackend, like: torch.Tensor) -> None:
@@ -109,12 +111,25 @@ class BranchCache:
         self._cache[:, block] = 0
         return block
 
+    def _room(self, num_blocks: int) -> torch.Tensor | None:
+        """Return memory (num_blocks, positions, 2, num_kv_heads, head_dim) for a layer's blocks; None within graphs.
+
+        New memory in each step, a little larger than that of the step before, would leave holes in the heap that no
+        later step fits into.
+        """
+        if self._graphs.is_captured:
+            return None
+        if len(self._read) < num_blocks:
+            self._read = self._cache.new_empty((2 * num_blocks, *self._cache.shape[2:]))
+        return self._read[:num_blocks]
+
     def _step(self, rows: torch.Tensor, positions: torch.Tensor, tables: torch.Tensor) -> tuple[torch.Tensor]:
         """Return states (size, hidden_size) of `rows` at `positions` (size,) of branches with blocks (size, width)."""
         (decoder,) = self._decoder
         positions, tables = (each.to(rows.device, non_blocking=True) for each in (positions, tables))
         blocks, offsets = tables.gather(1, positions[:, None] // _BLOCK)[:, 0], positions % _BLOCK
-        reachable = torch.arange(tables.shape[1] * _BLOCK, device=rows.device)
+        reachable_shape = len(tables), tables.shape[1] * _BLOCK
+        reachable = torch.arange(reachable_shape[1], device=rows.device)
         visible = (reachable <= positions[:, None])[:, None, None]
         hidden, residual = rows.clone(), None
         for layer, cache in zip(decoder.layers, self._cache, strict=True):
@@ -128,7 +143,8 @@ class BranchCache:
             query, key = attention.rotary_emb(positions, query, key)
             grouped = (len(rows), attention.num_kv_heads, -1, attention.head_dim)
             cache[blocks, offsets] = torch.stack([key, value], dim=1).view(len(rows), 2, *cache.shape[-2:])
-            keys, values = cache[tables].flatten(1, 2).permute(2, 0, 3, 1, 4)
+            read = torch.index_select(cache, 0, tables.flatten(), out=self._room(tables.numel()))
+            keys, values = read.view(*reachable_shape, *cache.shape[2:]).permute(2, 0, 3, 1, 4)
             # The heads that share keys are as one head's positions, for which nothing need be repeated.
             attended = nn.functional.scaled_dot_product_attention(
                 query.reshape(grouped), keys, values, attn_mask=visible, scale=attention.scaling

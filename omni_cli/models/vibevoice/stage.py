@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from msgspec import structs
 from transformers import AutoProcessor
 from vllm.outputs import RequestOutput
 
@@ -24,6 +23,9 @@ from omni_cli.stage.messages import Report, RequestDone, WaveformChunk
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
 from omni_cli.vllm_integration.stage import ActiveRequest
+
+# A stage that kept all the sound of an hour until its end would hold it three times there.
+_FRAMES_PER_WHOLE_PART = 256
 
 
 @dataclass(frozen=True)
@@ -112,20 +114,24 @@ class SpeakerStage(StepStage):
             self.check_numbers(torch.stack(made) if made else None, "samples")
             sounds += made
         chunks: list[Report] = []
-        if active.request.stream_audio and sounds:
-            num_chunks = active.context.get("num_chunks", 0)
-            if output.finished or not num_chunks or len(sounds) >= FRAMES_PER_PART:
-                active.context["num_chunks"] = num_chunks + 1
-                chunks.append(WaveformChunk(active.request.request_id, self._take_audio(active)))
+        num_chunks = active.context.setdefault("num_chunks", 0)
+        if active.request.stream_audio:
+            is_part = len(sounds) >= FRAMES_PER_PART or not num_chunks
+        else:
+            is_part = len(sounds) >= _FRAMES_PER_WHOLE_PART
+        if sounds and (is_part or output.finished):
+            active.context["num_chunks"] += 1
+            chunks.append(WaveformChunk(active.request.request_id, self._take_audio(active)))
         return [*chunks, *super().output(active, output)]
 
     def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
         report = super().done(active, output)
-        if active.request.stream_audio and active.context.get("num_chunks"):
-            return structs.replace(report, trace={**report.trace, "num_chunks": active.context["num_chunks"]})
-        if not active.context["sounds"]:
+        num_chunks = active.context["num_chunks"]
+        if not num_chunks:
             raise InputError("the model said nothing: it ended at once")
-        return structs.replace(report, audio=self._take_audio(active))
+        if active.request.stream_audio:
+            report.trace["num_chunks"] = num_chunks
+        return report
 
     def _take_audio(self, active: ActiveRequest) -> AudioOutput:
         sounds, active.context["sounds"] = active.context["sounds"], []

@@ -19,10 +19,11 @@ from support.stage_specs import get_spec  # noqa: E402
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.loader import load_profile  # noqa: E402
 from omni_cli.execution.row_graphs import RowGraphs  # noqa: E402
+from omni_cli.models.vibevoice import stage as stage_module  # noqa: E402
 from omni_cli.models.vibevoice.branches import BranchCache  # noqa: E402
 from omni_cli.models.vibevoice.stage import SpeakerStage  # noqa: E402
 from omni_cli.outputs import GenerateRequest  # noqa: E402
-from omni_cli.stage.messages import RequestDone  # noqa: E402
+from omni_cli.stage.messages import RequestDone, WaveformChunk  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_TOKENS = 12
@@ -57,19 +58,26 @@ def backend(stage):
     return captured
 
 
-def speak(stage: SpeakerStage, requests: list[GenerateRequest]) -> dict[str, RequestDone]:
+def speak(stage: SpeakerStage, requests: list[GenerateRequest]) -> dict[str, tuple[list[int], list[np.ndarray]]]:
+    """Return the tokens and the parts of the sound of each request."""
     for request in requests:
         stage.add(request)
-    done = {}
+    spoken = {request.request_id: ([], []) for request in requests}
     while stage.has_work():
-        done |= {report.request_id: report for report in stage.step() if isinstance(report, RequestDone)}
-    return done
+        for report in stage.step():
+            tokens, parts = spoken[report.request_id]
+            if isinstance(report, WaveformChunk):
+                parts.append(report.audio.samples)
+            elif isinstance(report, RequestDone):
+                tokens += report.trace["output_token_ids"]
+    return spoken
 
 
-def assert_equal(made: RequestDone, reference) -> None:
-    assert made.trace["output_token_ids"] == list(reference.tokens)
+def assert_equal(spoken: tuple[list[int], list[np.ndarray]], reference) -> None:
+    tokens, parts = spoken
+    assert tokens == list(reference.tokens)
     peak = np.abs(reference.waveform).max()
-    np.testing.assert_allclose(made.audio.samples, reference.waveform, atol=TOLERANCE * peak, rtol=0)
+    np.testing.assert_allclose(np.concatenate(parts), reference.waveform, atol=TOLERANCE * peak, rtol=0)
 
 
 def test_each_number_of_requests_has_its_graph(stage, backend):
@@ -88,6 +96,15 @@ def test_requests_alone_and_together_equal_the_reference(stage, backend, referen
     after = stage.execution_counters
     assert after["predictor_eager_calls"] == before["predictor_eager_calls"]
     assert after["predictor_graph_replays"] - before["predictor_graph_replays"] >= 3 * NUM_TOKENS
+
+
+def test_a_stage_keeps_no_long_sound(stage, references, monkeypatch):
+    """A request that is not streamed is sent in parts, too: here of two frames at most."""
+    monkeypatch.setattr(stage_module, "_FRAMES_PER_WHOLE_PART", 2)
+    spoken = speak(stage, [REQUESTS[2]])["long"]
+    assert_equal(spoken, references["long"])
+    samples = [len(part) for part in spoken[1]]
+    assert len(samples) > 1 and set(samples[:-1]) == {2 * stage.model.samples_per_frame}
 
 
 def test_rows_without_a_request_write_to_no_slot(stage, backend):

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process until it is returned: counted in pages, which no other program can change."""
+"""Freed memory stays with the process: counted in page faults, which no other program on the machine can change."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-LIBC = """
+SCRIPT = """
 import ctypes, resource, sys
-from pathlib import Path
-from omni_cli.engine.process.host_allocator import keep_freed_memory, return_freed_memory
+from omni_cli.engine.process.host_allocator import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-"""
-SCRIPT = f"""{LIBC}
+
 def run():
     for size in (3, 12, 24, 5):
         block = libc.malloc(size * 2**20)
@@ -60,29 +58,3 @@ def test_runs_after_the_first_take_no_pages_again() -> None:
 def test_the_users_allocator_settings_are_kept() -> None:
     answer, faults = faults_of("keep", MALLOC_TRIM_THRESHOLD_="131072")
     assert answer == "False" and faults > 1000
-
-
-HOLES = f"""{LIBC}
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-keep_freed_memory()
-before = resident()
-blocks = []
-for _ in range(4000):
-    blocks.append(libc.malloc(32000))
-    libc.memset(blocks[-1], 1, 32000)
-    libc.malloc(200)
-for block in blocks:
-    libc.free(block)
-grown = resident() - before
-return_freed_memory()
-print(grown, resident() - before)
-"""
-
-
-def test_memory_freed_between_what_is_kept_is_returned() -> None:
-    ended = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
-    grown, left = map(int, ended.stdout.split())
-    assert grown > 50 << 20, "premise: it is kept"
-    assert left < grown / 4
