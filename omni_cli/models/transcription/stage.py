@@ -35,6 +35,7 @@ from omni_cli.vllm_integration.stage import TextStage
 # A shorter sound has not one frame of a spectrogram.
 _MIN_SAMPLES = 400
 _TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
+_BEGUN_TIMESTAMP = re.compile(r"<(\|[\d.]*\|?)?$")
 _LANGUAGE = re.compile(r"\s*language (.+?)<asr_text>")
 
 
@@ -50,7 +51,15 @@ class SoundWindow:
     reader: StreamingTranscriptionPostProcessor
     chunks: list[TextChunk] = field(default_factory=list)
     has_text: bool = False
+    unsure: str = ""
     done: RequestDone | None = None
+
+    def without_timestamps(self, text: str, *, is_last: bool) -> str:
+        """Return more text without timestamps. What may be the beginning of one waits: stop strings split them."""
+        text = _TIMESTAMP.sub("", self.unsure + text)
+        begun = None if is_last else _BEGUN_TIMESTAMP.search(text)
+        self.unsure = "" if begun is None else begun.group()
+        return text.removesuffix(self.unsure)
 
 
 @dataclass
@@ -220,13 +229,15 @@ class TranscriptionStage(TextStage):
         reports: list[Report] = []
         for piece in transcription.pieces[transcription.num_sent :]:
             for chunk in piece.chunks:
-                text = self._joined(transcription, piece, piece.reader.process_delta(chunk.text, False))
+                more = piece.without_timestamps(piece.reader.process_delta(chunk.text, False), is_last=False)
+                text = self._joined(transcription, piece, more)
                 if text or chunk.logprobs:
                     reports.append(msgspec.structs.replace(chunk, request_id=request_id, text=text))
             piece.chunks.clear()
             if piece.done is None:
                 return reports
-            rest = self._joined(transcription, piece, piece.reader.process_delta("", True))
+            rest = piece.without_timestamps(piece.reader.process_delta("", True), is_last=True)
+            rest = self._joined(transcription, piece, rest)
             if rest:
                 counts = (piece.done.trace["num_input_tokens"], piece.done.trace["num_output_tokens"])
                 reports.append(TextChunk(request_id, rest, *counts))
@@ -236,7 +247,6 @@ class TranscriptionStage(TextStage):
 
     def _joined(self, transcription: Transcription, piece: SoundWindow, text: str) -> str:
         """Return more text of a piece as it goes on in the whole text."""
-        text = _TIMESTAMP.sub("", text)
         if not piece.has_text:
             text = text.lstrip()
             piece.has_text = bool(text)

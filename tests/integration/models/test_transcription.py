@@ -7,15 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-import soundfile
-from support.answers import answer_of
-from support.omni_process import run_omni
-from support.references import TranscriptionReferenceAlone
-from support.spoken_sentences import SENTENCES, has_espeak, speak
-from support.tiny_models import qwen3_asr, whisper
-from support.tiny_voxtral import voxtral
+from omni_cli.compat.libraries import prepare_libraries  # isort: skip
+
+prepare_libraries()
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import soundfile  # noqa: E402
+from support.answers import answer_of  # noqa: E402
+from support.omni_process import run_omni  # noqa: E402
+from support.references import TranscriptionReferenceAlone  # noqa: E402
+from support.spoken_sentences import SENTENCES, has_espeak, speak  # noqa: E402
+from support.tiny_models import qwen3_asr, whisper  # noqa: E402
+from support.tiny_voxtral import voxtral  # noqa: E402
+
+from omni_cli.models.transcription.stage import SoundWindow  # noqa: E402
 
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"seed": 0},
@@ -136,6 +142,16 @@ def test_a_model_in_the_files_of_mistral(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "sound.wav", np.zeros(16_000), 16_000)
     ended = run_omni(tmp_path, "generate", "--model", str(folder), "--audio", "sound.wav")
     assert ended.code == 2 and "has no consolidated.safetensors, which stage `transcriber` needs" in ended.err
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+def test_a_timestamp_is_left_out_however_it_is_split(size: int) -> None:
+    """vLLM holds back characters that a stop string may begin with."""
+    piece = SoundWindow(0.0, np.zeros(1, np.float32), reader=None)
+    text = "<|0.00|>a <|4.00|>b<c <|<|12.50|> 3|> d<|"
+    parts = [text[start : start + size] for start in range(0, len(text), size)]
+    found = [piece.without_timestamps(part, is_last=False) for part in parts]
+    assert "".join([*found, piece.without_timestamps("", is_last=True)]) == "a b<c <| 3|> d<|"
 
 
 def test_a_long_sound_is_cut_into_windows_whose_texts_are_joined(answers: dict[str, Any]) -> None:
