@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_cli.checkpoints.adapters import renamed, unusable
-from omni_cli.errors import CheckpointError
+from omni_cli.errors import CheckpointError, StageError
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.protocol import StageSpec
 
@@ -31,9 +31,18 @@ class EngineAdapters:
         return {"lora": dict(self._stage.lora)} if self._requests else {}
 
     def engine_args(self) -> dict[str, object]:
-        """Return vLLM's `EngineArgs` that keep all adapters loaded; a stage without any pays nothing for LoRA."""
+        """Return vLLM's `EngineArgs` that keep all adapters loaded; a stage without any pays nothing for LoRA.
+
+        Raises `StageError` for a precision that vLLM has no kernels for.
+        """
         if not self._stage.lora:
             return {}
+        if current_platform.is_cuda() and self._spec.dtype == "float32":
+            raise StageError(
+                "vLLM's LoRA kernels for CUDA take float16 and bfloat16, and this model runs in float32",
+                stage=self._stage.name,
+                hint="--set dtype=bfloat16",
+            )
         # On CPUs, vLLM 0.32 gives requests for the base model the last slot's adapter (vllm#48421): it stays empty.
         num_empty = int(current_platform.is_cpu())
         return {"enable_lora": True, "max_loras": len(self._stage.lora) + num_empty}

@@ -21,4 +21,7 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     decoder = config.get("thinker_config", config).get("text_config", whisper)
     longest = _MAX_MODEL_LEN_OF_WHOLE if config.get("model_type") == "voxtral" else _MAX_MODEL_LEN
     settings = decoder_settings(decoder, machine, max_model_len=longest, max_num_seqs=_MAX_NUM_SEQS)
+    if machine.device == "cuda" and config.get("is_encoder_decoder"):
+        # All that vLLM 0.32 has for cross-attention.
+        settings["cudagraph_mode"] = "full_decode_only"
     return {"transcriber": {"kind": "ar", "backend": "vllm", **settings, "sampling": {"temperature": 0.0}}}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,8 +27,10 @@ from transformers import (
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
+from omni_cli.errors import StageError
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference
 from omni_cli.models.scores import NoReferenceError, Way
+from omni_cli.vllm_integration import adapters as vllm_adapters
 
 MAX_TOKENS = 12
 PROMPTS = ("hello", "the long road home", "rain on a tin roof")
@@ -159,6 +162,15 @@ def test_a_larger_rank_is_a_key(model: Model, tmp_path: Path) -> None:
     (result,) = generate(tmp_path / "run", *options, "hello").document["results"]
     expected = PeftTokens(model.base, {"large": adapter}).tokens("hello", MAX_TOKENS, "large")
     assert result["outputs"][0]["token_ids"] == expected
+
+
+def test_a_precision_without_kernels_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_adapters, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    stage = SimpleNamespace(name="model", lora={"formal": "formal"})
+    adapters = vllm_adapters.EngineAdapters(SimpleNamespace(stage=stage, dtype="float32"))
+    with pytest.raises(StageError, match="take float16 and bfloat16, and this model runs in float32") as error:
+        adapters.engine_args()
+    assert error.value.hint == "--set dtype=bfloat16"
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,14 @@ def test_a_derived_profile_is_valid(tmp_path: Path, file: str, config: dict, mac
     assert machine.device == "cuda" or set(modes) <= {"none", "eager", None}
 
 
+@pytest.mark.parametrize(("device", "mode"), [("cpu", "none"), ("cuda", "full_decode_only")])
+def test_an_encoder_decoder_has_the_graphs_that_vllm_captures_of_it(tmp_path: Path, device: str, mode: str) -> None:
+    config = {"architectures": ["WhisperForConditionalGeneration"], "is_encoder_decoder": True, **DECODER}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (stage,) = derive_profile(tmp_path, Machine(device), "whisper")["stages"].values()
+    assert stage["cudagraph_mode"] == mode
+
+
 def test_weights_that_are_not_downloaded_count(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(10))
     assert weights_bytes(tmp_path) == 10
