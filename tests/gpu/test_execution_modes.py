@@ -69,6 +69,27 @@ def test_cudagraph_equals_eager_bit_for_bit(folders, model):
         assert eager.std() > 5, "a flat image would equal anything"
 
 
+def test_graphs_that_nobody_asked_for_end_with_a_failed_capture(folders):
+    """Reading a number on the host, which no graph can hold, is planted after the stage has chosen graphs."""
+    executor = start(folders["qwen_image"])
+    executor.compile_or_warm_up_model()
+    assert executor.effective["execution"] == "compile_cudagraph", executor.effective
+    (before,) = run(executor, DiffusionRequest("before", "a red cat", seed=1))
+
+    def read_on_host(_module, args):
+        args[0].sum().item()
+
+    hook = executor._pipeline.transformer.norm_out.register_forward_pre_hook(read_on_host)
+    other_size = {"height": 32, "width": 96}
+    run(executor, DiffusionRequest.from_arguments("fails", "a red cat", 1, other_size))
+    hook.remove()
+    assert executor.effective["execution"] == "compile"
+    assert "captur" in executor.effective["execution_reason"]
+    (after,) = run(executor, DiffusionRequest("after", "a red cat", seed=1))
+    assert np.abs(after.pixels.astype(int) - before.pixels.astype(int)).max() <= 12
+    executor.shutdown()
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_graphs_do_not_outlive_the_weights_that_they_read(folders, level):
     executor = start(folders["qwen_image"], execution="cudagraph")
