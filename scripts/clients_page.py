@@ -30,7 +30,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="CLIENT")
     parser.add_argument("--write", action="store_true", help="Update the page.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all results to a file.")
-    parser.add_argument("--kind", choices=("text", "speech", "image"), help="Only against the server of this kind.")
+    parser.add_argument(
+        "--kind", choices=("text", "speech", "image", "transcription"), help="Only against the server of this kind."
+    )
     options = parser.parse_args()
     if options.write and (options.names or options.kind):
         parser.error("--write needs a run of all clients")
@@ -50,18 +52,21 @@ def main() -> int:
 
 def run_all(clients: Any, names: list[str], kinds: list[str]) -> Iterator[Any]:
     from omni_cli.checkpoints.resolve import resolve_model
+    from omni_cli.compat.libraries import prepare_libraries
 
+    prepare_libraries()
     server_class = importlib.import_module("support.omni_server").OmniServer
     subprocess.run([sys.executable, str(ROOT / "scripts" / "smollm2.py"), str(SMOLLM2)], check=True)
-    tokenizers = {"text": SMOLLM2, "speech": Path(resolve_model("builtin:tiny-omni")), "image": Path()}
+    folders = {"text": SMOLLM2, "speech": Path(resolve_model("builtin:tiny-omni")), "image": Path()}
     with tempfile.TemporaryDirectory() as work:
         media = _media(Path(work))
+        folders["transcription"] = importlib.import_module("support.tiny_models").whisper(Path(work, "whisper"))
         for kind in kinds:
             folder = Path(work, kind)
             folder.mkdir()
-            omni = server_class(folder, *clients.server_arguments(kind, SMOLLM2))
+            omni = server_class(folder, *clients.server_arguments(kind, folders[kind]))
             try:
-                server = clients.served(omni, kind, tokenizers[kind])
+                server = clients.served(omni, kind, folders[kind])
                 for client in clients.CLIENTS:
                     if kind in client.kinds and (not names or client.name in names):
                         yield from clients.run(client, server, *media)

@@ -2,8 +2,9 @@
 
     python SCRIPT KIND URL MODEL PNG WAV TOKENIZER
 
-KIND is what the server's model makes: `text`, `speech` (and text) or `image`. A check is a function that uses the
-client as its documentation does and fails where the answer is not usable; what it returns is the detail of its line.
+KIND is what the server's model makes: `text`, `speech` (and text), `image` or `transcription`. A check is a function
+that uses the client as its documentation does and fails where the answer is not usable; what it returns is the detail
+of its line.
 """
 
 from __future__ import annotations

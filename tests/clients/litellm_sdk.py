@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import litellm
-from checks import BASE_URL, KEY, MESSAGES, MODEL, QUESTION, TOOL, check, fits, main
+from checks import BASE_URL, KEY, MESSAGES, MODEL, QUESTION, TOOL, WAV, check, fits, main
 from pydantic import BaseModel
 
 SERVER: Any = {"api_base": BASE_URL, "api_key": KEY, "max_retries": 0}
@@ -116,6 +116,11 @@ def _() -> None:
 @check("speech", "speech")
 def _() -> None:
     assert litellm.speech(model=f"openai/{MODEL}", voice="alloy", input="Good morning.", **SERVER).content
+
+
+@check("transcription", "transcription")
+def _() -> None:
+    assert litellm.transcription(model=f"openai/{MODEL}", file=("speech.wav", WAV), **SERVER).text
 
 
 @check("image", "image")

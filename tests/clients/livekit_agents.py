@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from checks import BASE_URL, KEY, MODEL, QUESTION, check, fits, main
+from checks import BASE_URL, KEY, MODEL, QUESTION, WAV, check, fits, main
 from livekit import rtc
 from livekit.agents import APIConnectOptions, function_tool, llm
 from livekit.plugins import openai
@@ -67,10 +67,11 @@ async def _() -> None:
     await speak(response_format="pcm")
 
 
-@check("transcription", "speech")
+@check("transcription", "transcription")
 async def _() -> None:
-    frame = rtc.AudioFrame(bytes(32_000), 16_000, 1, 16_000)
-    await openai.STT(model=MODEL, **SERVER).recognize(frame, conn_options=ONCE)
+    frame = rtc.AudioFrame(WAV[44:], 16_000, 1, (len(WAV) - 44) // 2)
+    event = await openai.STT(model=MODEL, **SERVER).recognize(frame, conn_options=ONCE)
+    assert event.alternatives[0].text
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 // https://github.com/openai/openai-node
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import { BASE_URL, KEY, MESSAGES, MODEL, QUESTION, TOOL, assert, check, fits, image, isMp3, main, sound } from "./checks.mjs";
@@ -11,7 +11,7 @@ const Weather = z.object({ city: z.enum(["Rome", "Oslo"]), happy: z.boolean() })
 const NAMED = { type: "function", function: { name: "get_weather" } };
 const TEXT = "text speech";
 
-check("models", "text speech image", async () => {
+check("models", "text speech image transcription", async () => {
   const ids = [];
   for await (const model of client.models.list()) ids.push(model.id);
   assert(ids.includes(MODEL), ids.join());
@@ -126,6 +126,10 @@ check("audio out streamed", "speech", async () => {
 check("speech", "speech", async () => {
   const answer = await client.audio.speech.create({ model: MODEL, voice: "alloy", input: "Good morning." });
   assert(isMp3(Buffer.from(await answer.arrayBuffer())));
+});
+check("transcription", "transcription", async () => {
+  const file = await toFile(sound(), "speech.wav");
+  assert((await client.audio.transcriptions.create({ model: MODEL, file })).text);
 });
 check("image", "image", async () => {
   const made = await client.images.generate({ model: MODEL, prompt: "a red cat", size: "64x64", n: 2 });

@@ -24,7 +24,7 @@ def ask(**fields: Any) -> Any:
     return chat.create(**{"model": MODEL, "messages": MESSAGES, "max_tokens": 16, **fields})
 
 
-@check("models", "text", "speech", "image")
+@check("models", "text", "speech", "image", "transcription")
 def _() -> None:
     assert MODEL in [model.id for model in client.models.list()]
     assert client.models.retrieve(MODEL).id == MODEL
@@ -238,9 +238,31 @@ def _() -> None:
         assert _is_mp3(b"".join(response.iter_bytes()))
 
 
-@check("transcription", "speech")
+def transcribe(**fields: Any) -> Any:
+    return client.audio.transcriptions.create(model=MODEL, file=("speech.wav", WAV), **fields)
+
+
+@check("transcription", "transcription")
 def _() -> None:
-    assert client.audio.transcriptions.create(model=MODEL, file=("speech.wav", WAV)).text
+    assert transcribe().text
+
+
+@check("transcription formats", "transcription")
+def _() -> None:
+    segments = transcribe(response_format="verbose_json", timestamp_granularities=["segment"]).segments
+    assert segments and segments[0].text
+    assert " --> " in transcribe(response_format="srt") and transcribe(response_format="vtt").startswith("WEBVTT")
+
+
+@check("transcription streamed", "transcription")
+def _() -> None:
+    *deltas, done = transcribe(stream=True)
+    assert done.text and "".join(event.delta for event in deltas) == done.text
+
+
+@check("translation", "transcription")
+def _() -> None:
+    assert client.audio.translations.create(model=MODEL, file=("speech.wav", WAV)).text
 
 
 def _is_mp3(data: bytes) -> bool:

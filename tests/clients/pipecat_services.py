@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from checks import BASE_URL, KEY, MESSAGES, MODEL, WEATHER, check, fits, main
+from checks import BASE_URL, KEY, MESSAGES, MODEL, WAV, WEATHER, check, fits, main
 from pipecat.adapters.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import (
     ErrorFrame,
     FunctionCallsStartedFrame,
     LLMContextFrame,
     LLMTextFrame,
+    TranscriptionFrame,
     TTSAudioRawFrame,
     TTSSpeakFrame,
 )
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.llm_service import FunctionCallParams
 from pipecat.services.openai.llm import OpenAILLMService
+from pipecat.services.openai.stt import OpenAISTTService
 from pipecat.services.openai.tts import OpenAITTSService
 from pipecat.tests.utils import run_test
 
@@ -76,6 +78,14 @@ async def _() -> None:
     settings = OpenAITTSService.Settings(model=MODEL, voice="alloy")
     service = OpenAITTSService(settings=settings, **SERVER)
     assert await frames(service, TTSSpeakFrame("Good morning."), TTSAudioRawFrame)
+
+
+@check("transcription", "transcription")
+async def _() -> None:
+    """Its pipeline would send what a detector of voices has cut out; this is such a piece."""
+    service = OpenAISTTService(settings=OpenAISTTService.Settings(model=MODEL), **SERVER)
+    (frame,) = [frame async for frame in service.run_stt(WAV)]
+    assert isinstance(frame, TranscriptionFrame) and frame.text
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 // https://ai-sdk.dev/providers/openai-compatible-providers
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { experimental_generateSpeech as generateSpeech, generateImage, generateObject, generateText, stepCountIs, streamText, tool } from "ai";
+import {
+  experimental_generateSpeech as generateSpeech, experimental_transcribe as transcribe, generateImage, generateObject,
+  generateText, stepCountIs, streamText, tool,
+} from "ai";
 import { z } from "zod";
 import { BASE_URL, DESCRIPTION, KEY, MODEL, QUESTION, assert, check, fits, image, isMp3, main, sound } from "./checks.mjs";
 
@@ -76,6 +79,9 @@ check("audio in", "speech", async () => {
 check("speech", "speech", async () => {
   const { audio } = await generateSpeech({ model: openai.speech(MODEL), text: "Good morning.", voice: "alloy", maxRetries: 0 });
   assert(isMp3(Buffer.from(audio.uint8Array)));
+});
+check("transcription", "transcription", async () => {
+  assert((await transcribe({ model: openai.transcription(MODEL), audio: sound(), maxRetries: 0 })).text);
 });
 check("image", "image", async () => {
   const made = await generateImage({ model: compatible.imageModel(MODEL), prompt: "a red cat", size: "64x64", maxRetries: 0 });

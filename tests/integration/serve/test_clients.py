@@ -56,7 +56,8 @@ def test_a_client(
         clients.command(client)
     except clients.CannotInstall as error:
         pytest.skip(f"its packages cannot be installed: {error}")
-    server = request.getfixturevalue("image_server" if kind == "image" else kind)
+    shared = {"image": "image_server", "transcription": "whisper_server"}
+    server = request.getfixturevalue(shared.get(kind, kind))
     folder = request.getfixturevalue("smollm2") if kind == "text" else tiny_omni_path
     rows = clients.run(client, clients.served(server, kind, folder), *media)
     assert rows
