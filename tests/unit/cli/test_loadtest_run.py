@@ -54,10 +54,13 @@ def test_times_are_those_of_the_server(loadtest: LoadTest) -> None:
     assert "planned, 8 requests, none failed, 7 tokens in, 5 tokens out" in out
     (variant,) = record().variants
     for sample in variant.samples:
-        assert sample.metrics["ttft_s"] >= 0.1 and sample.metrics["tpot_s"] >= 0.03 and sample.e2e_s >= 0.22
+        assert sample.metrics["ttft_s"] >= 0.1 and sample.e2e_s >= 0.22
         assert sample.metrics["slo_attainment"] == 0
         assert sample.work == {"requests": 4, "input_tokens": 28, "output_tokens": 20}
         assert sample.metrics["requests_per_second"] <= 4 / 0.22
+    # A first token that is noticed late shortens the time between tokens, and the end is no earlier for it.
+    for ttft_s, tpot_s in zip(request_values(variant, "ttft_s"), request_values(variant, "tpot_s"), strict=True):
+        assert ttft_s >= 0.1 and ttft_s + 4 * tpot_s >= 0.22 - 1e-9
     # How much more it is depends on what else this machine does; one of eight requests is not held up much.
     assert min(request_values(variant, "ttft_s")) < 0.15 and min(request_values(variant, "tpot_s")) < 0.045
     assert min(request_values(variant, "e2e_s")) < 0.3
