@@ -41,13 +41,13 @@ def workers() -> list[psutil.Process]:
     return [process for process in ours if "omni_cli.inputs.media.worker" in (process.info["cmdline"] or ())]
 
 
-def png(pixels: np.ndarray) -> bytes:
+def encoded(pixels: np.ndarray, format: str, **options: object) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    Image.fromarray(pixels).save(file, format, **options)
     return file.getvalue()
 
 
-SMALL = png(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+SMALL = encoded(np.arange(48, dtype=np.uint8).reshape(4, 4, 3), "PNG")
 
 
 def decode(pool: MediaPool, content: bytes, requester: Requester | None = None, **fields) -> np.ndarray:
@@ -90,7 +90,9 @@ def test_a_worker_decodes_one_medium_after_another(pool: MediaPool) -> None:
 
 
 def test_the_limit_of_processor_time(pool: MediaPool) -> None:
-    content = png(np.zeros((9000, 9000, 3), np.uint8))
+    """Noise in a progressive JPEG, whose 81 million pixels take twice the second that the smallest limit leaves."""
+    noise = np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), np.uint8)
+    content = encoded(np.tile(noise, (9, 9, 1)), "JPEG", quality=95, progressive=True)
     with pytest.raises(InputError, match="the image takes longer than 0 s to decode"):
         decode(pool, content, max_pixels=2**27, max_cpu_s=0)
     decode(pool, SMALL)
