@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ class Server:
 
     def holdings(self) -> Holdings:
         """Current resources; call while no request is in flight."""
+        time.sleep(1)  # the server ends its side of a connection a moment after the client
         tree = self._tree()
         return Holdings(
             len(tree),
