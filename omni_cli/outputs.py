@@ -92,8 +92,9 @@ class GenerateRequest:
 
     The engine sets these for each stage, and whoever measures single stages for the first and the last one:
     `stage_output` is the output of the stage before, in place of a prompt, with `more_follows` only its beginning;
-    `wants_stage_output` asks for the stage's output to the next one. In a stage, `stream_audio` means that it sends its
-    output in parts. With `wants_frames`, a video arrives with its frames as they were before encoding.
+    `wants_stage_output` asks for the stage's output to the next one. In a stage, `stream_audio` means that it sends
+    parts of its output as early as it can. With `wants_frames`, a video arrives with its frames as they were before
+    encoding.
     """
 
     request_id: str

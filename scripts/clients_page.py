@@ -26,18 +26,16 @@ SMOLLM2 = ROOT / "out" / "SmolLM2-135M-Instruct"
 
 
 def main() -> int:
+    sys.path.insert(0, str(ROOT / "tests"))
+    clients = importlib.import_module("support.clients")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="CLIENT")
     parser.add_argument("--write", action="store_true", help="Update the page.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all results to a file.")
-    parser.add_argument(
-        "--kind", choices=("text", "speech", "image", "transcription"), help="Only against the server of this kind."
-    )
+    parser.add_argument("--kind", choices=clients.ALL_KINDS, help="Only against the server of this kind.")
     options = parser.parse_args()
     if options.write and (options.names or options.kind):
         parser.error("--write needs a run of all clients")
-    sys.path.insert(0, str(ROOT / "tests"))
-    clients = importlib.import_module("support.clients")
     rows = []
     for row in run_all(clients, options.names, [options.kind] if options.kind else list(clients.ALL_KINDS)):
         sys.stdout.write(f"{row.client:18} {row.kind:7} {row.feature:28} {'ok' if row.ok else row.detail}\n")

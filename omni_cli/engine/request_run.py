@@ -129,7 +129,7 @@ class RequestRun:
             case WaveformChunk():
                 chunk = AudioChunk(request_id, report.audio.samples, report.audio.sample_rate)
                 self._chunks.setdefault(name, []).append(chunk)
-                if self._streams and not self._request.wants_stage_output:
+                if self._streams_to_caller:
                     self._note_audio()
                     yield chunk
             case RequestDone():
@@ -182,9 +182,13 @@ class RequestRun:
 
     def _sends_parts(self, position: int) -> bool:
         if position + 1 == len(self._chain):
-            # The last stage's output goes to the caller, in one piece.
-            return self._streams and not self._request.wants_stage_output
+            return self._streams_to_caller
         return self._streams or self._chain[position + 1] in self._early
+
+    @property
+    def _streams_to_caller(self) -> bool:
+        """True if the caller gets audio while it is made; a stage output goes to the caller in one piece."""
+        return self._streams and not self._request.wants_stage_output
 
     def _made(self, report: RequestDone, chunks: list[AudioChunk]) -> list[Output]:
         outputs: list[Output] = []

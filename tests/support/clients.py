@@ -96,9 +96,8 @@ def server_arguments(kind: str, folder: Path | None) -> tuple[str, ...]:
     """Return the arguments of `omni serve` for scripts of this kind; a model of text or transcripts is in `folder`."""
     if kind == "image":
         return ("--profile", "tiny-image", *SEED)
-    if kind == "transcription":
-        return ("--model", str(folder))
-    return (*(SPEECH if kind == "speech" else ("--model", str(folder))), *TOOLS, *SEED)
+    model = SPEECH if kind == "speech" else ("--model", str(folder))
+    return model if kind == "transcription" else (*model, *TOOLS, *SEED)
 
 
 def served(omni: OmniServer, kind: str, folder: Path) -> Server:

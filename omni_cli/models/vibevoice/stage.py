@@ -115,11 +115,9 @@ class SpeakerStage(StepStage):
             sounds += made
         chunks: list[Report] = []
         num_chunks = active.context.setdefault("num_chunks", 0)
-        if active.request.stream_audio:
-            is_part = len(sounds) >= FRAMES_PER_PART or not num_chunks
-        else:
-            is_part = len(sounds) >= _FRAMES_PER_WHOLE_PART
-        if sounds and (is_part or output.finished):
+        streamed = FRAMES_PER_PART if num_chunks else 1
+        needed = streamed if active.request.stream_audio else _FRAMES_PER_WHOLE_PART
+        if len(sounds) >= needed or (sounds and output.finished):
             active.context["num_chunks"] += 1
             chunks.append(WaveformChunk(active.request.request_id, self._take_audio(active)))
         return [*chunks, *super().output(active, output)]
