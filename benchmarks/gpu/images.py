@@ -1,11 +1,13 @@
-"""Qwen-Image as a user gets it, with the profile's default execution, interleaved with plain diffusers.
+"""Images and a video as a user gets them, with the execution that the stage chooses, interleaved with plain diffusers.
 
     PYTHONPATH=. python benchmarks/gpu/images.py -o FILE.json [--only big] [--at-once 1 4] [--set KEY=VALUE]
+        [--vllm-omni PYTHONPATH]
 
-*big* is the released size, 60 blocks, 20.4 B parameters, at 1024 x 1024; *small* has 16 blocks of half the width, 1.4
-B, at 512 x 512. Weights are random bfloat16; 20 steps, guidance 4, so two forwards per step. Each round has prompts of
-lengths that no round had before. Both sides are resident over the same weights; their order alternates. Needs what
-`diffusion_modes.py` needs. `--tiny --device cpu` runs the same code in a minute and is meaningless for speed.
+*big* is Qwen-Image as released, 60 blocks, 20.4 B parameters, at 1024 x 1024; *small* has 16 blocks of half the width,
+1.4 B, at 512 x 512: 20 steps, guidance 4, so two forwards per step, and each round has prompts of lengths that no round
+had before. The others are those of `kinds`. Weights are random bfloat16, the same on all sides; sides are resident, and
+their order alternates. `--vllm-omni` adds vllm-omni as a process with that PYTHONPATH. Needs what `diffusion_modes.py`
+needs. `--tiny --device cpu` runs the same code in a minute and is meaningless for speed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 
@@ -28,14 +30,19 @@ ensure_torchvision_importable()
 import models
 import numpy as np
 import torch
+from kinds import kinds
+from models import PipelineModel
+from random_weights import fill
+from sides import call_pipeline, made_by, on_host, stage_of
+from vllm_omni_side import VllmOmni
 
-from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 
-STEPS = 20
-GUIDANCE = 4.0
 SIZES = {"big": (60, 24, 1024), "small": (16, 12, 512)}  # blocks, attention heads, pixels each way
+OTHERS = ("flux.2-klein", "z-image", "qwen-image-edit", "wan2.2-t2v-a14b")
+# With a gain of 1, guidance and 20 steps make large differences of what rounding makes.
+GAIN = 0.577
 _GIB = 2**30
 
 
@@ -56,88 +63,128 @@ def main() -> None:
 
 def measure(name: str, device: torch.device, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the results after each round."""
-    layers, heads, size = (2, 2, 64) if options.tiny else SIZES[name]
-    sizes = {"num_layers": layers, "num_attention_heads": heads}
-    pipeline = models.make_qwen_image(device, tiny=options.tiny, sizes=sizes)
-    _vary_lengths(pipeline)
-    plain = Plain(pipeline, size)
+    varied = name in SIZES
+    model = _qwen_image(name, tiny=options.tiny) if varied else kinds(tiny=options.tiny)[name]
+    pipeline = model.make(device)
+    if varied:
+        _vary_lengths(pipeline)
+    plain = Plain(model, pipeline)
     plain_memory = _memory_of(lambda: plain.run([_prompt(9)]), device)
     begin = time.perf_counter()
-    ours = Omni(models.twin_pipeline(pipeline), size, device, dict(option.split("=", 1) for option in options.set))
+    keys = dict(option.split("=", 1) for option in options.set)
+    ours = Omni(model, models.twin_pipeline(pipeline), device, keys)
     loading = _reserved(device)
-    ready_s = time.perf_counter() - begin
+    ready_s = {"omni": time.perf_counter() - begin}
     memory = _memory_of(lambda: ours.run([_prompt(9)]), device)
     effective = ours.executor.effective
     chosen = (effective["execution"], effective.get("attention_backend"), effective.get("execution_reason"))
-    _say(f"{name}: ready in {ready_s:.1f} s, {chosen}")
+    _say(f"{name}: ready in {ready_s['omni']:.1f} s, {chosen}")
+    sides: dict[str, Side] = {"plain": plain, "omni": ours}
+    peer = None
+    if options.vllm_omni is not None:
+        begin = time.perf_counter()
+        batch_size = max(options.at_once) if varied else 1
+        peer = VllmOmni(
+            model,
+            pipeline,
+            options.vllm_omni,
+            device=device.type,
+            batch_size=batch_size,
+            gain=GAIN if varied else 1.0,
+            num_tokens_vary=varied,
+        )
+        ready_s["vllm-omni"] = time.perf_counter() - begin
+        sides["vllm-omni"] = peer
+        peer.run([_prompt(9)])
+    peer_memory = {"vllm-omni": peer.memory()} if peer is not None else {}
 
     lengths = iter(range(10, 1000))
     times: dict[str, list[float]] = collections.defaultdict(list)
-    differences = []
+    differences: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
     for number in range(options.rounds):
-        for at_once in options.at_once:
+        for at_once in options.at_once if varied else [1]:
             # Several requests of one length, which plain diffusers can take as one batch.
             prompts = [_prompt(next(lengths))] * at_once
-            sides = [("plain", plain), ("omni", ours)]
             made = {}
-            for side_name, side in sides if number % 2 else sides[::-1]:
-                seconds, completions, made[side_name] = side.run(prompts)
+            for side_name in [*sides] if number % 2 else [*sides][::-1]:
+                seconds, completions, made[side_name] = sides[side_name].run(prompts)
                 times[f"{side_name} {at_once}"].append(seconds)
                 times[f"{side_name} {at_once} mean completion"].append(statistics.mean(completions))
             if at_once == 1:  # in plain's batch of four, products round differently
-                differences.append(_difference(made["omni"], made["plain"]))
-        # The second time with this length.
-        times["omni 1 again"].append(ours.run(prompts[:1])[0])
+                for side_name in [*sides][1:]:
+                    differences[side_name].append(_difference(made[side_name], made["plain"]))
+        if varied:
+            # The second time with this length.
+            times["omni 1 again"].append(ours.run(prompts[:1])[0])
         yield {
             "ready_s": ready_s,
             "effective": {key: str(value) for key, value in effective.items()},
             "medians_s": {key: round(statistics.median(values), 4) for key, values in times.items()},
             "ratios": {
-                at_once: _ratio(times[f"plain {at_once}"], times[f"omni {at_once}"]) for at_once in options.at_once
+                f"{side} / omni, {at_once}": _ratio(times[f"{side} {at_once}"], times[f"omni {at_once}"])
+                for side in sides
+                for at_once in options.at_once
+                if side != "omni" and f"{side} {at_once}" in times
             },
-            "largest_difference": max((largest for largest, _ in differences), default=None),
-            "least_psnr_db": min((psnr for _, psnr in differences), default=None),
-            "reserved_gib": {"loading": loading, "one request": memory, "plain": plain_memory},
+            "largest_difference": {side: max(each[0] for each in found) for side, found in differences.items()},
+            "least_psnr_db": {side: min(each[1] for each in found) for side, found in differences.items()},
+            "reserved_gib": {"loading": loading, "one request": memory, "plain": plain_memory, **peer_memory},
             "counters": ours.executor.execution_counters,
             "times_s": times,
         }
     ours.executor.shutdown()
+    if peer is not None:
+        peer.close()
+
+
+def _qwen_image(name: str, *, tiny: bool) -> PipelineModel:
+    layers, heads, size = (2, 2, 64) if tiny else SIZES[name]
+
+    def make(device: torch.device) -> Any:
+        pipeline = models.make_qwen_image(device, tiny=tiny, sizes={"num_layers": layers, "num_attention_heads": heads})
+        for part in ("transformer", "vae"):
+            for key, values in getattr(pipeline, part).named_parameters():
+                fill(f"{part}.{key}", values.data, GAIN)
+        return pipeline
+
+    return PipelineModel(
+        name, f"Qwen-Image, {layers} blocks, guided", make, size, 20, 1,
+        call={"true_cfg_scale": 4.0, "negative_prompt": " "},
+    )  # fmt: skip
 
 
 def _ratio(theirs: Sequence[float], own: Sequence[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(theirs, own, strict=True)), 4)
 
 
+class Side(Protocol):
+    def run(self, prompts: Sequence[str]) -> tuple[float, list[float], np.ndarray]:
+        """Return the seconds until all outputs were on the host, those of each, and the first output."""
+
+
 class Plain:
     """diffusers' pipeline: several prompts as one batch."""
 
-    def __init__(self, pipeline: Any, size: int) -> None:
-        self._pipeline, self._size = pipeline, size
+    def __init__(self, model: PipelineModel, pipeline: Any) -> None:
+        self._model, self._pipeline = model, pipeline
 
     def run(self, prompts: Sequence[str]) -> tuple[float, list[float], np.ndarray]:
-        """Return the seconds until all images were on the host, those of each, and the first image."""
         start = time.perf_counter()
-        made = self._pipeline(
-            prompt=list(prompts), negative_prompt=[" "] * len(prompts), true_cfg_scale=GUIDANCE, height=self._size,
-            width=self._size, num_inference_steps=STEPS, output_type="pt",
-            generator=[torch.Generator("cpu").manual_seed(seed) for seed in range(len(prompts))],
-        ).images  # fmt: skip
-        pixels = made.movedim(-3, -1).float().mul(255).round().to(torch.uint8).cpu().numpy()
+        made = call_pipeline(self._model, self._pipeline, prompts, range(len(prompts)), "pt")
+        pixels = on_host(self._model, made)
         seconds = time.perf_counter() - start
         return seconds, [seconds] * len(prompts), pixels[0]
 
 
 class Omni:
-    """The executor of a stage with the keys of the profile `qwen-image`."""
+    """The executor of a stage with the keys of its profile."""
 
-    def __init__(self, pipeline: Any, size: int, device: torch.device, keys: dict[str, Any]) -> None:
-        stage = DiffusionStageConfig.named(
-            "image", num_inference_steps=STEPS, height=size, width=size, negative_prompt=" ",
-            call={"true_cfg_scale": GUIDANCE}, **keys,
-        )  # fmt: skip
+    def __init__(self, model: PipelineModel, pipeline: Any, device: torch.device, keys: dict[str, Any]) -> None:
+        self._given = model.given
         self.executor = DiffusersPipelineExecutor(
-            stage, "qwen-image", "bfloat16", device.type, prompt_cache_entries=0, make_pipeline=lambda: pipeline
-        )
+            stage_of(model, **keys), model.name, model.dtype, device.type, prompt_cache_entries=0,
+            make_pipeline=lambda: pipeline,
+        )  # fmt: skip
         self.executor.compile_or_warm_up_model()
 
     def run(self, prompts: Sequence[str]) -> tuple[float, list[float], np.ndarray]:
@@ -148,13 +195,13 @@ class Omni:
             completions.append(time.perf_counter() - start)
 
         requests = [
-            self.executor.resolve(DiffusionRequest(str(seed), prompt, seed=seed)) for seed, prompt in enumerate(prompts)
+            self.executor.resolve(DiffusionRequest(str(seed), prompt, seed=seed, conditions=self._given))
+            for seed, prompt in enumerate(prompts)
         ]
         outputs = self.executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_output=note).outputs
-        for output in outputs:
-            if output.error is not None:
-                raise output.error
-        return time.perf_counter() - start, completions, np.asarray(outputs[0].images[0])
+        made = [made_by(output) for output in outputs]
+        seconds = time.perf_counter() - start
+        return seconds, completions, np.asarray(made[0])
 
 
 def _vary_lengths(pipeline: Any) -> None:
@@ -204,11 +251,12 @@ def _say(text: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--only", nargs="+", choices=(*SIZES, *OTHERS), default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4], metavar="REQUESTS")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--vllm-omni", metavar="PYTHONPATH", help="where vllm-omni and what it needs are")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the stage")
     return parser.parse_args()
 

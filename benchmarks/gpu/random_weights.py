@@ -59,8 +59,11 @@ def register() -> None:
     gpu_worker.kernel_warmup = lambda worker: None
 
 
-def fill(name: str, values: object) -> None:
-    """Fill a parameter so that activations stay near unit scale: norms near 1, biases near 0, the rest by fan-in."""
+def fill(name: str, values: object, gain: float = 1.0) -> None:
+    """Fill a parameter so that activations stay near unit scale: norms near 1, biases near 0, the rest by fan-in.
+
+    `gain` is that of the rest.
+    """
     import torch
 
     assert isinstance(values, torch.Tensor)
@@ -72,5 +75,4 @@ def fill(name: str, values: object) -> None:
         values.normal_(mean, 0.05, generator=generator)
         return
     fan_in = math.prod(values.shape[1:]) if values.ndim != 3 or "expert" not in name else values.shape[-1]
-    gain = 1.0 if "embed" in name else 1 / math.sqrt(fan_in)
-    values.normal_(0.0, gain, generator=generator)
+    values.normal_(0.0, gain if "embed" in name else gain / math.sqrt(fan_in), generator=generator)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from models import PipelineModel, Token2WavModel, twin, twin_pipeline
 
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, Execution
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.execution.timeline import clock_for
 
 PLAIN = "plain"
@@ -71,15 +71,11 @@ class PlainPipeline:
 
     def run(self, seed: int) -> Call:
         start = time.perf_counter()
-        made = _call(self._model, self._pipeline, seed, "pt")[0]
-        if self._model.makes == "sound":
-            output = made.T.float().cpu().numpy()
-        else:
-            output = made.movedim(-3, -1).float().mul(255).round().to(torch.uint8).cpu().numpy()
+        output = on_host(self._model, call_pipeline(self._model, self._pipeline, [PROMPT], [seed], "pt")[0])
         return Call(output, time.perf_counter() - start, {})
 
     def denoise(self, seed: int) -> None:
-        _call(self._model, self._pipeline, seed, "latent")
+        call_pipeline(self._model, self._pipeline, [PROMPT], [seed], "latent")
 
     def counters(self) -> dict[str, float]:
         return {}
@@ -91,13 +87,27 @@ class PlainPipeline:
         """Do nothing: nothing was changed."""
 
 
-def _call(model: PipelineModel, pipeline: Any, seed: int, output_type: str) -> Any:
-    generator = torch.Generator("cpu").manual_seed(seed)
+def call_pipeline(
+    model: PipelineModel, pipeline: Any, prompts: Sequence[str], seeds: Sequence[int], output_type: str
+) -> Any:
+    """Return what the pipeline makes of the prompts as one batch."""
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+    call = dict(model.call)
+    if len(prompts) > 1 and "negative_prompt" in call:
+        call["negative_prompt"] = [call["negative_prompt"]] * len(prompts)
     made = pipeline(
-        prompt=PROMPT, num_inference_steps=model.num_inference_steps, generator=generator, output_type=output_type,
-        **model.shape, **model.given, **model.call,
+        prompt=list(prompts) if len(prompts) > 1 else prompts[0],
+        generator=generators if len(prompts) > 1 else generators[0],
+        num_inference_steps=model.num_inference_steps, output_type=output_type, **model.shape, **model.given, **call,
     )  # fmt: skip
     return getattr(made, _OUTPUT_FIELDS[model.makes])
+
+
+def on_host(model: PipelineModel, made: torch.Tensor) -> np.ndarray:
+    """Samples of one sound (num_samples, channels), or pixels of images or of videos' frames as uint8."""
+    if model.makes == "sound":
+        return made.T.float().cpu().numpy()
+    return made.movedim(-3, -1).float().mul(255).round().to(torch.uint8).cpu().numpy()
 
 
 class ExecutorPipeline:
@@ -132,14 +142,7 @@ class ExecutorPipeline:
             self._executor.resolve(DiffusionRequest(str(seed), PROMPT, seed=seed, conditions=given)) for seed in seeds
         ]
         outputs = self._executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_step=_no_progress).outputs
-        for output in outputs:
-            if output.error is not None:
-                raise output.error
-        # A video's frames are on the host then, one by one, as an encoder takes them; together they are one more copy.
-        made = [
-            [*chain.from_iterable(output.videos[0].pieces())] if output.videos else (*output.images, *output.sounds)[0]
-            for output in outputs
-        ]
+        made = [made_by(output) for output in outputs]
         seconds = time.perf_counter() - start
         made = [np.stack(frames) if isinstance(frames, list) else frames for frames in made]
         times = outputs[-1].times
@@ -150,7 +153,7 @@ class ExecutorPipeline:
         )
 
     def denoise(self, seed: int) -> None:
-        _call(self._model, self._pipeline, seed, "latent")
+        call_pipeline(self._model, self._pipeline, [PROMPT], [seed], "latent")
 
     def counters(self) -> dict[str, float]:
         return dict(self._executor.execution_counters)
@@ -160,6 +163,15 @@ class ExecutorPipeline:
 
     def close(self) -> None:
         self._executor.shutdown()
+
+
+def made_by(output: DiffusionOutput) -> np.ndarray | list[np.ndarray]:
+    """Return what a request made; a video's frames are on the host then, one by one, as an encoder takes them."""
+    if output.error is not None:
+        raise output.error
+    if output.videos:
+        return [*chain.from_iterable(output.videos[0].pieces())]
+    return (*output.images, *output.sounds)[0]
 
 
 def name_of(keys: Mapping[str, Any]) -> str:
