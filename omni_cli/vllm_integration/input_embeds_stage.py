@@ -15,7 +15,8 @@ from omni_cli.stage.payloads import PayloadError
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import MORE_EMBEDS_FOLLOW, payload_arguments
 from omni_cli.vllm_integration.input_embeds_scheduler import get_scheduler
-from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
+from omni_cli.vllm_integration.stage import ActiveRequest
+from omni_cli.vllm_integration.text_stage import TextStage
 
 
 def talker_part(architecture: str, config: Any) -> Any:

@@ -21,9 +21,9 @@ with preloading():
 
     import torch
 
-    from omni_cli.vllm_integration.stage import VllmStage
+    from omni_cli.vllm_integration.text_stage import TextStage
 
-    importlib.import_module(VllmStage.worker_cls("ar").rpartition(".")[0])
+    importlib.import_module(TextStage.worker_cls("ar").rpartition(".")[0])
     if torch.version.cuda:
         for name in _WHILE_COMPILING:
             importlib.import_module(name)

@@ -21,7 +21,8 @@ from omni_cli.stage.messages import Report
 from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
-from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
+from omni_cli.vllm_integration.stage import ActiveRequest
+from omni_cli.vllm_integration.text_stage import TextStage
 
 
 @dataclass(frozen=True)

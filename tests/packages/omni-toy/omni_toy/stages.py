@@ -6,7 +6,8 @@ from typing import Any
 from omni_cli.stage.messages import Report, RequestDone
 from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
-from omni_cli.vllm_integration.stage import ActiveRequest, PoolingParams, TextStage, VllmStage
+from omni_cli.vllm_integration.stage import ActiveRequest, PoolingParams, VllmStage
+from omni_cli.vllm_integration.text_stage import TextStage
 from omni_toy.family import PAINTER
 
 
