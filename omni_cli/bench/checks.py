@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from omni_cli.bench.iteration import median_share
 from omni_cli.bench.protocol import LoadedStage
 from omni_cli.bench.variant_configs import ENVIRONMENT, VariantConfig
 from omni_cli.engine.devices import has_cuda_device
 from omni_cli.outputs import stage_warnings
 
 TOLERANCE = 0.1
-"""Allowed deviation of the sum of a time's parts from that time, as a share of it; median over a variant's runs."""
+"""Allowed deviation of the sum of a time's parts from that time, as a share of it; `median_share` over the runs."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def unaccounted(shares: Mapping[str, Sequence[float]]) -> str | None:
         "tokens": "the tokens' times make up {:.0%} of their stage's time",
     }
     for kind, values in shares.items():
-        share = statistics.median(values)
+        share = median_share(values)
         if abs(share - 1) > TOLERANCE:
             return f"{words[kind].format(share)}, more than {TOLERANCE:.0%} off"
     return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omni_cli.bench.checks import ineffective, unaccounted
+from omni_cli.bench.iteration import median_share
 from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.bench.memory import get_memory
 from omni_cli.bench.outputs import load_arrays
@@ -66,7 +66,7 @@ class Measured:
             "load_s": {stage.name: stage.load_s for stage in self.stages},
             "not_as_requested": differing,
             COUNTERS_KEY: self.execution_counters,
-            "accounted": {kind: statistics.median(shares) for kind, shares in self.accounted.items()},
+            "accounted": {kind: median_share(shares) for kind, shares in self.accounted.items()},
         }
 
 

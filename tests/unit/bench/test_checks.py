@@ -50,8 +50,13 @@ def test_parts_have_to_make_up_the_whole(kind: str, share: float, is_off: bool) 
         assert f"{share:.0%}" in reason
 
 
-def test_one_run_in_which_something_else_was_going_on_is_no_fault() -> None:
-    assert unaccounted({"stages": [0.99, 0.4, 0.98]}) is None
+@pytest.mark.parametrize("shares", [[0.99, 0.4, 0.98], [0.99, 0.67], [0.99, 1.4]])
+def test_one_run_in_which_something_else_was_going_on_is_no_fault(shares: list[float]) -> None:
+    assert unaccounted({"stages": shares}) is None
+
+
+def test_parts_that_are_missing_in_most_runs_are_a_fault() -> None:
+    assert "make up 80% of the" in (unaccounted({"stages": [0.99, 0.8, 0.4]}) or "")
 
 
 GIB = 2**30
