@@ -2,7 +2,7 @@
 
 Host RSS is the size of a process, and differs between two loads of the same code: the peak while loading hardly
 (0.2 MiB), the peak while running by an eighth of what running adds, depending on which threads' buffers exist at the
-same time (`benchmarks/host_rss_noise.py`). A variant is usually loaded once, so its samples do not show this noise.
+same time (`benchmarks/equal_variants.py`). A variant is usually loaded once, so its samples do not show this noise.
 """
 
 from __future__ import annotations
