@@ -170,7 +170,7 @@ class DiffusersPipelineExecutor:
             "output_type": runner.output_type,
             "step_callback": runner.step_callback,
             **self._memory.effective,
-            **get_sharing(self._pipeline, self.config),
+            **get_sharing(self._pipeline),
             **runner.step_caches.effective,
             **runner.adapters.effective,
         }

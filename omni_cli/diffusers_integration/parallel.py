@@ -141,12 +141,20 @@ def faster_attention(config: DiffusionStageConfig, device: str) -> str | None:
 
 
 def use_attention(pipeline: Any, backend: str | None) -> None:
-    """Set the denoiser's attention backend; None restores diffusers' own."""
+    """Set the denoiser's attention backend, as diffusers for the whole process; None restores diffusers' own."""
+    from diffusers.models.attention_dispatch import (
+        DIFFUSERS_ATTN_BACKEND,
+        AttentionBackendName,
+        _AttentionBackendRegistry,
+    )
+
     for model in denoisers(pipeline):
         if backend is None:
             model.reset_attention_backend()
         else:
             model.set_attention_backend(backend)
+    if backend is None:  # which diffusers leaves as it is
+        _AttentionBackendRegistry.set_active_backend(AttentionBackendName(DIFFUSERS_ATTN_BACKEND))
 
 
 def stop_sharing() -> None:
@@ -157,17 +165,15 @@ def stop_sharing() -> None:
         torch.distributed.destroy_process_group()
 
 
-def get_sharing(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]:
-    """Return the attention backend and degrees in effect, read from the denoiser; empty without such keys."""
+def get_sharing(pipeline: Any) -> dict[str, object]:
+    """Return the attention backend and degrees in effect, read from the denoiser; empty for one that has no choice."""
     from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
     values: dict[str, object] = {}
-    if config.attention_backend is None and config.num_ranks == 1:
-        return values
+    others, _ = _AttentionBackendRegistry.get_active_backend()
     for model in denoisers(pipeline):
         if backends := _get_backends(model):
-            (backend,) = backends
-            values["attention_backend"] = (backend or _AttentionBackendRegistry.get_active_backend()[0]).value
+            values["attention_backend"] = ", ".join(sorted({(backend or others).value for backend in backends}))
         shared = getattr(model._parallel_config, "context_parallel_config", None)
         if shared is not None:
             names = ("ulysses_degree", "ring_degree", "ulysses_anything", "ring_anything")

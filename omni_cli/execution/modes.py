@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.fx.experimental._config as symbolic_shapes
 
 from omni_cli.config.schema import Execution
 from omni_cli.errors import StageError
@@ -154,6 +155,8 @@ class CompiledMode(_ReplacedForward):
     A repeated block is compiled once for all. Repeated blocks are those that a diffusers model declares, or the
     largest list of modules of one class. Modules are compiled in calls, where a failure is a `StageError`, and again
     for each of their `num_variants`, such as LoRA adapters. The modules `beside` are compiled likewise.
+
+    The first call compiles for all sizes, and equal calls run in the same code, whatever was compiled in between.
     """
 
     execution: Execution = "compile"
@@ -163,14 +166,17 @@ class CompiledMode(_ReplacedForward):
         module: torch.nn.Module,
         *,
         stage: str,
-        dynamic: bool | None,
         num_variants: int = 1,
         beside: Sequence[torch.nn.Module] = (),
     ) -> None:
         super().__init__(module)
         self._stage = stage
         limit = torch._dynamo.config.recompile_limit * num_variants
-        keys: dict[str, Any] = {"fullgraph": True, "dynamic": dynamic, "recompile_limit": limit}
+        keys: dict[str, Any] = {"fullgraph": True, "dynamic": True, "recompile_limit": limit}
+        # By default, torch runs the latest code that fits: after other sizes, code that may round differently.
+        torch._C._dynamo.eval_frame._set_lru_cache(False)
+        # By default, code compiled for a square image runs only for square ones.
+        symbolic_shapes.use_duck_shape = False
         if next((weight.is_cuda for weight in module.parameters()), False):
             keys["backend"] = compile_graph
         self._compile_start_s: float | None = None
@@ -245,7 +251,7 @@ class CompiledGraphMode(GraphMode):
         beside: Sequence[torch.nn.Module] = (),
         **keys: Any,
     ) -> None:
-        self._compiled = CompiledMode(module, stage=stage, dynamic=None, beside=beside)
+        self._compiled = CompiledMode(module, stage=stage, beside=beside)
         self._compiled_forward: Callable[..., object] = module.forward
         super().__init__(module, backend, stage=stage, **keys)
         regions = self._compiled.counters.compiled_regions
@@ -285,7 +291,6 @@ def make_execution_mode(
     *,
     stage: str,
     device: str,
-    dynamic: bool | None = None,
     num_variants: int = 1,
     beside: Sequence[torch.nn.Module] = (),
     max_graphs: int = MAX_GRAPHS,
@@ -293,15 +298,14 @@ def make_execution_mode(
 ) -> ExecutionMode:
     """Make `module`, which is on `device` (torch's name for it), run in `mode`.
 
-    `dynamic` is torch.compile's: True for a module whose shapes differ between requests; `num_variants` is how many
-    programs the module may be for one shape. Modules `beside` are compiled too, and not captured. Without
-    `clone_outputs`, the next call of a CUDA graph overwrites the outputs; see `GraphManager`. Raises `StageError`
-    before anything is compiled or captured if the machine or the module does not support the mode.
+    `num_variants` is how many programs the module may be for one shape. Modules `beside` are compiled too, and not
+    captured. Without `clone_outputs`, the next call of a CUDA graph overwrites the outputs; see `GraphManager`. Raises
+    `StageError` before anything is compiled or captured if the machine or the module does not support the mode.
     """
     if mode == "eager":
         return EagerMode(module)
     if mode == "compile":
-        return CompiledMode(module, stage=stage, dynamic=dynamic, num_variants=num_variants, beside=beside)
+        return CompiledMode(module, stage=stage, num_variants=num_variants, beside=beside)
     require_cuda(stage=stage, device=device, execution=mode)
     if getattr(module, "is_cache_enabled", False):
         raise StageError(

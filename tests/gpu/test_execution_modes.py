@@ -69,6 +69,28 @@ def test_cudagraph_equals_eager_bit_for_bit(folders, model):
         assert eager.std() > 5, "a flat image would equal anything"
 
 
+@pytest.mark.parametrize("execution", ["eager", "compile", "cudagraph", "compile_cudagraph"])
+@pytest.mark.parametrize("model", REQUESTS)
+def test_an_image_does_not_depend_on_sizes_in_between(folders, model, execution):
+    executor = start(folders[model], execution=execution)
+    executor.compile_or_warm_up_model()
+    module = getattr(executor._pipeline, "transformer", None) or executor._pipeline.unet
+
+    def made(prompt: str, **size: int) -> list[torch.Tensor]:
+        return predictions(executor, module, DiffusionRequest("0", prompt, seed=1, **size))[1]
+
+    first = made("a red cat")
+    warm = executor.execution_counters["compiled_graphs"]
+    other = made("a lighthouse at dusk, in heavy rain", height=32, width=96)
+    assert executor.execution_counters["compiled_graphs"] == warm, "nothing is compiled for a size of its own"
+    for again, before in (
+        (made("a red cat"), first),
+        (made("a lighthouse at dusk, in heavy rain", height=32, width=96), other),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(again, before, strict=True))
+    executor.shutdown()
+
+
 def test_graphs_that_nobody_asked_for_end_with_a_failed_capture(folders):
     """Reading a number on the host, which no graph can hold, is planted after the stage has chosen graphs."""
     executor = start(folders["qwen_image"])

@@ -20,18 +20,21 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
+from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from safetensors.torch import load_file, save_file
 from support.stable_diffusion import build_stable_diffusion
 
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration import execution
+from omni_cli.diffusers_integration import execution, warm_up
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.failures import describe_failure
+from omni_cli.diffusers_integration.parallel import use_attention
 from omni_cli.diffusers_integration.pixels import from_bytes, to_bytes
 from omni_cli.diffusers_integration.prompt_cache import PromptCache
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.errors import CheckpointError, InputError, OmniError, StageError, UsageError
+from omni_cli.execution.mode_choice import CallTime
 from omni_cli.models.diffusers_pipeline.builder import tiny_image
 
 MODELS = ("qwen_image", "stable_diffusion")
@@ -620,7 +623,28 @@ def test_compiled_blocks_run_and_make_nearly_the_same_image(folders, plain):
     assert warm["compiled_graphs"] >= 1 and warm["compile_s"] > 0, "asked for is not yet done"
     made = make_image(executor, DiffusionRequest("0", "warm-up", seed=3))
     assert np.abs(made.astype(int) - plain_image(plain["qwen_image"], "warm-up", 3)).max() <= 1
-    assert executor.execution_counters == warm, "the first request of the profile's shape compiles nothing more"
+    make_image(executor, DiffusionRequest("1", "a longer text", seed=3, height=32, width=96))
+    np.testing.assert_array_equal(make_image(executor, DiffusionRequest("2", "warm-up", seed=3)), made)
+    assert executor.execution_counters == warm, "no size and no length of a text compiles anything more"
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_an_attention_backend_that_is_tried_stays_only_if_it_is_faster(folders, monkeypatch, is_faster):
+    others = _AttentionBackendRegistry.get_active_backend()
+    monkeypatch.setattr(execution, "widest_execution", lambda config, device: "compile")
+    monkeypatch.setattr(warm_up, "faster_attention", lambda config, device: "_native_math")
+    durations = iter([4.0, 3.0, 2.0, 2.0, 1.0 if is_faster else 3.0])
+    monkeypatch.setattr(warm_up, "_time_of_call", lambda executor: CallTime(total := next(durations), total))
+    executor = start(folders["qwen_image"])
+    assert executor.effective["attention_backend"] == "native"
+    executor.compile_or_warm_up_model()
+    assert executor.effective["execution"] == "compile"
+    assert executor.effective["attention_backend"] == ("_native_math" if is_faster else "native")
+    if not is_faster:
+        assert _AttentionBackendRegistry.get_active_backend() == others, "that of every other model of the process"
+    use_attention(executor.pipeline, None)
+    assert _AttentionBackendRegistry.get_active_backend() == others
     executor.shutdown()
 
 

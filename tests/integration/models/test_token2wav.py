@@ -131,7 +131,7 @@ def test_compiled_blocks_serve_every_number_of_codes():
     plain, model = token2wav(), token2wav()
     velocity = Velocity(model.code2wav_dit_model)
     conditioner = Conditioner(velocity.dit, VOICES)
-    execution_mode = make_execution_mode(velocity, "compile", stage="token2wav", device="cpu", dynamic=True)
+    execution_mode = make_execution_mode(velocity, "compile", stage="token2wav", device="cpu")
     assert execution_mode.counters.compiled_regions == len(velocity.dit.transformer_blocks)
     single_mel(velocity, conditioner, request_for("Chelsie", 20, 0.5))
     compiled = execution_mode.counters.as_dict()

@@ -60,7 +60,6 @@ class Synthesizer:
             stage.execution or "eager",
             stage=stage.name,
             device=self.device,
-            dynamic=True,
             max_graphs=MAX_BUCKETS if self._is_packed else MAX_GRAPHS,
             # `Denoising` reads them before the next call.
             clone_outputs=False,
