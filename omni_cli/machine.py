@@ -15,13 +15,22 @@ NVIDIA_SMI_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Cpu:
-    """`usable_cores` is the part of `cores` that the affinity mask and the container's quota allow."""
+    """`usable_cores` is the part of `cores` that the affinity mask and the container's quota, `quota_cores`, allow."""
 
     model: str
     architecture: str
     cores: int
     usable_cores: int
     instruction_sets: tuple[str, ...]
+    quota_cores: float | None = None
+
+
+@dataclass(frozen=True)
+class CpuQuota:
+    """Processor time per time, in cores, that the control group at `folder` allows all its processes together."""
+
+    cores: float
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -89,10 +98,7 @@ class Folder:
 
 def read_cpu(root: Path = Path("/")) -> Cpu:
     """`root` contains `proc` and `sys`."""
-    cores = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    quota = _cpu_quota(root)
-    usable = allowed if quota is None else max(1, min(allowed, int(quota)))
+    quota = read_cpu_quota(root)
     model = ""
     flags: set[str] = set()
     for line in _lines(root / "proc/cpuinfo"):
@@ -105,8 +111,9 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
     return Cpu(
         model=model or platform.processor() or "unknown",
         architecture=platform.machine(),
-        cores=cores,
-        usable_cores=usable,
+        cores=os.cpu_count() or 1,
+        usable_cores=count_usable_cores(root),
+        quota_cores=None if quota is None else quota.cores,
         instruction_sets=tuple(name for name in known if name in flags),
     )
 
@@ -123,7 +130,7 @@ def read_memory(root: Path = Path("/")) -> HostMemory:
         return HostMemory(total_bytes=total, available_bytes=total, limit_bytes=None)
     total, available = fields["MemTotal"], fields["MemAvailable"]
     limit = None
-    for folder in _memory_cgroups(root):
+    for folder in _control_groups(root, "memory"):
         allowed = _first_number(folder, "memory.max", "memory.limit_in_bytes")
         # Version 1 writes a number near 2**63 for "no limit".
         if allowed is None or allowed >= total:
@@ -201,24 +208,33 @@ def read_folder(path: Path) -> Folder:
     return Folder(path=path, free_bytes=shutil.disk_usage(existing).free, writable=writable)
 
 
-def _cpu_quota(root: Path) -> float | None:
-    """Return the cores that the container may use in total; None without a quota."""
-    fields = " ".join(_lines(root / "sys/fs/cgroup/cpu.max")).split()
-    if len(fields) == 2 and fields[0] != "max":
-        return int(fields[0]) / int(fields[1])
-    quota = _first_number(root / "sys/fs/cgroup/cpu", "cpu.cfs_quota_us")
-    period = _first_number(root / "sys/fs/cgroup/cpu", "cpu.cfs_period_us")
-    return quota / period if quota and period and quota > 0 else None
+def count_usable_cores(root: Path = Path("/")) -> int:
+    """Return how many threads can compute at once: by the affinity mask, and by the container's quota, rounded down."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = read_cpu_quota(root)
+    return allowed if quota is None else max(1, min(allowed, int(quota.cores)))
 
 
-def _memory_cgroups(root: Path) -> list[Path]:
+def read_cpu_quota(root: Path = Path("/")) -> CpuQuota | None:
+    """Return the least quota of this process's control group and its parents; None without one."""
+    quotas = []
+    for folder in _control_groups(root, "cpu"):
+        limit, _, period = " ".join(_lines(folder / "cpu.max")).partition(" ")
+        if not limit:
+            limit, period = (str(_first_number(folder, f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+        if limit.isdigit() and period.isdigit():  # else "max" in version 2, -1 in version 1
+            quotas.append(CpuQuota(int(limit) / int(period), folder))
+    return min(quotas, key=lambda quota: quota.cores, default=None)
+
+
+def _control_groups(root: Path, controller: str) -> list[Path]:
     """Return the folders that may limit this process: its own control group and all parents, versions 1 and 2."""
     folders = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "memory"):
+        if controllers and controller not in controllers.split(","):
             continue
-        top = root / "sys/fs/cgroup" / controllers
+        top = root / "sys/fs/cgroup" / (controllers and controller)
         group_folder = top / group.lstrip("/")
         folders += [folder for folder in (group_folder, *group_folder.parents) if folder.is_relative_to(top)]
     return folders

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from omni_cli.bench.nvml import GpuState, Nvml
+from omni_cli.machine import read_cpu_quota
 
 _MAX_CLOCKS = 16  # reading a core's clock may interrupt it, and more of them add nothing
 
@@ -41,7 +42,8 @@ class MachineCounters:
     def __init__(self, root: Path = _ROOT) -> None:
         self._process = psutil.Process()
         self._cores = sorted(os.sched_getaffinity(0))
-        self._quota = _quota_file(root)
+        quota = read_cpu_quota(root)
+        self._quota = None if quota is None else quota.folder / "cpu.stat"
         self._clocks = _clock_files(root, self._cores)
         self._nvml = Nvml.open()
         self.usable_cores = len(self._cores)
@@ -77,16 +79,6 @@ def _clock_files(root: Path, cores: Sequence[int]) -> tuple[Path, ...]:
     step = -(-len(cores) // _MAX_CLOCKS)
     files = (root / f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq" for core in cores[::step])
     return tuple(path for path in files if path.exists())
-
-
-def _quota_file(root: Path) -> Path | None:
-    """Find `cpu.stat` of the container's control group (version 2 or 1), if that has a quota."""
-    folder = root / "sys/fs/cgroup"
-    limit = _text(folder / "cpu.max").split()
-    if limit and limit[0] != "max":
-        return folder / "cpu.stat"
-    has_quota = _text(folder / "cpu/cpu.cfs_quota_us").strip().isdigit()  # -1: none
-    return folder / "cpu/cpu.stat" if has_quota else None
 
 
 def _quota_periods(path: Path | None) -> tuple[int, int] | None:

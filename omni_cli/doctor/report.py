@@ -32,6 +32,7 @@ def document(facts: MachineFacts, problems: Sequence[Problem], profiles: Sequenc
             "architecture": cpu.architecture,
             "cores": cpu.cores,
             "usable_cores": cpu.usable_cores,
+            "quota_cores": cpu.quota_cores,
             "instruction_sets": list(cpu.instruction_sets),
         },
         "memory": {
@@ -107,9 +108,10 @@ def _software(facts: MachineFacts) -> list[tuple[str, str]]:
 def _machine(facts: MachineFacts) -> list[tuple[str, str]]:
     cpu, memory, gpus = facts.cpu, facts.memory, facts.gpus
     sets = f", {' '.join(cpu.instruction_sets)}" if cpu.instruction_sets else ""
+    quota = "" if cpu.quota_cores is None else f" by a quota of {cpu.quota_cores:.3g}"
     limit = f", limited to {gib(memory.limit_bytes)}" if memory.limit_bytes else ""
     rows = [
-        ("processor", f"{cpu.model}, {cpu.usable_cores} of {cpu.cores} cores usable{sets}"),
+        ("processor", f"{cpu.model}, {cpu.usable_cores} of {cpu.cores} cores usable{quota}{sets}"),
         (
             "memory",
             f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} free{limit}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from omni_cli.cli.gate_options import check_model_based, read_fraction, read_qua
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.errors import ExitCode, UsageError
+from omni_cli.machine import count_usable_cores
 from omni_cli.temporary_folder import scratch_folder
 
 
@@ -64,7 +64,7 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
             f"these stages of `{config.name}` make no images, so that `images_per_second` cannot be the objective",
             hint="choose another profile, or use `--objective e2e`",
         )
-    space = plan_space(options.search or (), config, workload, source, len(os.sched_getaffinity(0)))
+    space = plan_space(options.search or (), config, workload, source, count_usable_cores())
     from omni_cli.bench.tuning import TuneLimits
     from omni_cli.cli.tune.run import local_search, search
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from omni_cli.engine.process.process_group import stop_signals_blocked
 from omni_cli.errors import OmniError
+from omni_cli.machine import count_usable_cores, read_cpu_quota
 from omni_cli.temporary_folder import temporary_folder
 
 # Killed stages leave semaphores of their libraries behind. Python's resource tracker, a separate process, removes them
@@ -53,6 +54,9 @@ class ForkServer:
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ["OMP_WAIT_POLICY"] = "passive"
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        # By default, libraries use a thread per core of the affinity mask, which a container's quota then stops.
+        if read_cpu_quota() is not None:
+            os.environ.setdefault("OMP_NUM_THREADS", str(count_usable_cores()))
         # The imports ask torch whether there is a CUDA device. By default torch then initialises CUDA, which processes
         # forked later cannot use. With this setting it asks the driver's library.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

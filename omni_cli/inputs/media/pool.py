@@ -21,9 +21,10 @@ from omni_cli.child_python import python_command
 from omni_cli.errors import InputError, OmniError
 from omni_cli.inputs.media import wire
 from omni_cli.inputs.media.wire import Decoded, Job, Refused, VideoJob
+from omni_cli.machine import count_usable_cores
 
 # Videos, which take the longest, have workers of their own, so that other media never wait for them.
-_NUM_WORKERS = {"video": 2, "other": max(4, os.cpu_count() or 1)}
+_NUM_WORKERS = {"video": 2, "other": max(4, count_usable_cores())}
 _MAX_IDLE = 2
 # A decoder may take this many times its limit on processor time: on a busy machine it waits for a processor.
 _PATIENCE = 6.0

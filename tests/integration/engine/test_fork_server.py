@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from omni_cli.engine.process import fork_server
 from omni_cli.engine.process.fork_server import ForkServer, start_process
 from omni_cli.engine.process.preload import preloading
 from omni_cli.errors import OmniError
+from omni_cli.machine import CpuQuota
 
 PRELOADED = ("omni_cli.diffusers_integration.stage", "omni_cli.vllm_integration.stage")
 
@@ -25,8 +27,8 @@ def answer(connection) -> None:
     connection.send((os.getppid(), [name for name in sys.modules if name in PRELOADED]))
 
 
-def seen_by_a_new_process(context) -> tuple[int, list[str]]:
-    """Return the id of its parent, and which of `PRELOADED` it has."""
+def seen_by_a_new_process(context, answer=answer) -> tuple[int, list[str]]:
+    """Return the id of its parent, and which of `PRELOADED` it has, or what another `answer` sends."""
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(theirs,))
     process.start()
@@ -34,6 +36,12 @@ def seen_by_a_new_process(context) -> tuple[int, list[str]]:
     seen = ours.recv()
     process.join()
     return seen
+
+
+def count_threads(connection) -> None:
+    import torch
+
+    connection.send((torch.get_num_threads(), []))
 
 
 def kill(pid: int) -> None:
@@ -143,3 +151,16 @@ def test_imports_do_not_initialise_cuda_where_torchao_asks_for_the_device():
     """On a CPU, with a torch that looks as if there were a device; `tests/gpu` has a real one."""
     made = subprocess.run([sys.executable, "-c", LOOKS_LIKE_CUDA], capture_output=True, text=True)
     assert made.returncode == 0 and "initialised" not in made.stderr, made.stderr
+
+
+@pytest.mark.parametrize(("asked", "threads"), [(None, 1), ("2", 2)])
+def test_stages_have_as_many_threads_as_a_containers_quota_has_cores(monkeypatch, asked, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked or "")
+    if asked is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(fork_server, "read_cpu_quota", lambda: CpuQuota(1.5, Path("/")))
+    monkeypatch.setattr(fork_server, "count_usable_cores", lambda: 1)
+    server = ForkServer({"diffusers"})
+    seen, _ = seen_by_a_new_process(server.start(), count_threads)
+    server.stop()
+    assert seen == threads

@@ -157,12 +157,13 @@ STAT = "usage_usec 5\nnr_periods 9\nnr_throttled 4"
         ({f"{V2}/cpu.max": "max 100000", f"{V2}/cpu.stat": STAT}, None),
         ({f"{V2}/cpu.max": "200000 100000", f"{V2}/cpu.stat": STAT}, (9, 4)),
         ({f"{V1}/cpu.cfs_quota_us": "-1", f"{V1}/cpu.stat": STAT}, None),
-        ({f"{V1}/cpu.cfs_quota_us": "50000", f"{V1}/cpu.stat": STAT}, (9, 4)),
+        ({f"{V1}/cpu.cfs_quota_us": "50000", f"{V1}/cpu.cfs_period_us": "100000", f"{V1}/cpu.stat": STAT}, (9, 4)),
         ({f"{V2}/cpu.max": "200000 100000"}, None),
     ],
 )
 def test_quotas_of_containers(files: dict[str, str], quota: tuple[int, int] | None, tmp_path: Path) -> None:
-    assert fake_system(tmp_path, files).read().quota == quota
+    groups = {"proc/self/cgroup": "2:cpu,cpuacct:/\n0::/\n"}
+    assert fake_system(tmp_path, {**groups, **files}).read().quota == quota
 
 
 def test_the_clock_is_that_of_the_fastest_core(tmp_path: Path) -> None:

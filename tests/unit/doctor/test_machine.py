@@ -53,29 +53,40 @@ def test_memory_limit_of_a_version_1_container(tmp_path: Path) -> None:
     assert memory.available_bytes == 2_000_000_000
 
 
+V1 = "sys/fs/cgroup/cpu"
+WHOLE = len(os.sched_getaffinity(0))
+
+
 @pytest.mark.parametrize(
-    ("files", "usable"),
+    ("group", "files", "quota", "usable"),
     [
-        ({}, None),
-        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
-        ({"sys/fs/cgroup/cpu.max": "100000 100000\n"}, 1),
-        ({"sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        ("0::/", {}, None, WHOLE),
+        ("0::/", {"sys/fs/cgroup/cpu.max": "max 100000\n"}, None, WHOLE),
+        ("0::/", {"sys/fs/cgroup/cpu.max": "100000 100000\n"}, 1.0, 1),
+        ("0::/", {"sys/fs/cgroup/cpu.max": "50000 100000\n"}, 0.5, 1),
+        ("2:cpu:/", {f"{V1}/cpu.cfs_quota_us": "-1\n", f"{V1}/cpu.cfs_period_us": "100000\n"}, None, WHOLE),
+        ("2:cpu:/", {f"{V1}/cpu.cfs_quota_us": "100000\n", f"{V1}/cpu.cfs_period_us": "100000\n"}, 1.0, 1),
+        # A quota of the service itself, below one of all services; named as systemd mounts both controllers.
         (
-            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"},
-            None,
-        ),
-        (
+            "2:cpu,cpuacct:/slice/service",
             {
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+                f"{V1}/slice/service/cpu.cfs_quota_us": "150000\n",
+                f"{V1}/slice/service/cpu.cfs_period_us": "100000\n",
+                f"{V1}/slice/cpu.cfs_quota_us": "400000\n",
+                f"{V1}/slice/cpu.cfs_period_us": "100000\n",
             },
+            1.5,
             1,
         ),
+        ("0::/slice/service", {"sys/fs/cgroup/slice/cpu.max": "150000 100000\n"}, 1.5, 1),
+        # As seen in a container without a namespace of its own for control groups.
+        ("0::/docker/1a2b", {"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5, 1),
+        ("0::/", {"sys/fs/cgroup/cpu.max": "99900000 100000\n"}, 999.0, WHOLE),
     ],
 )
-def test_cpu_quota(files: dict[str, str], usable: int | None, tmp_path: Path) -> None:
-    cpu = read_cpu(tree(tmp_path, files))
-    assert cpu.usable_cores == (len(os.sched_getaffinity(0)) if usable is None else usable)
+def test_cpu_quota(group: str, files: dict[str, str], quota: float | None, usable: int, tmp_path: Path) -> None:
+    cpu = read_cpu(tree(tmp_path, {"proc/self/cgroup": f"{group}\n", **files}))
+    assert (cpu.quota_cores, cpu.usable_cores) == (quota, usable)
 
 
 def test_cpu_model_and_instruction_sets(tmp_path: Path) -> None:
