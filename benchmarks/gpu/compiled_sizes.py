@@ -1,4 +1,4 @@
-"""What it costs that a compiled denoiser takes all sizes, and what it saves: calls, compilations and equal outputs.
+"""The cost of code for all sizes of a denoiser, and what it saves: calls, compilations, equal outputs.
 
     PYTHONPATH=. python benchmarks/gpu/compiled_sizes.py -o FILE.json [--rounds 10] [--tiny --device cpu]
 
