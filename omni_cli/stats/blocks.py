@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_cli.metrics import COUNTED, is_total
-from omni_cli.record import Variant, get_values
+from omni_cli.metrics import ATTAINMENT, COUNTED, is_total
+from omni_cli.record import Sample, Variant, get_values, requests_of
 from omni_cli.stats.estimate import MIN_BLOCKS
 
 _MAX_CORRELATION = 0.95
@@ -30,6 +30,39 @@ def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray
     if is_counted(variant, metric):
         return names, np.add.reduceat(ranked, starts) / counts
     return names, (ranked[starts + (counts - 1) // 2] + ranked[starts + counts // 2]) / 2
+
+
+@dataclass(frozen=True)
+class Total:
+    """A count or rate of all windows: their amount over their seconds, or over their requests for a share.
+
+    `values` float64 (n,) are the rate plus what each block adds to it, so that their mean is the rate and their spread
+    its error. `most` is the rate if all `sent` requests had been good.
+    """
+
+    rate: float
+    blocks: np.ndarray
+    values: np.ndarray
+    sent: float
+    most: float
+
+
+def get_total(variant: Variant, metric: str) -> Total:
+    """Return the total of a metric that `is_counted`; the variant has it."""
+    samples = [sample for sample in variant.samples if metric in sample.metrics]
+    values = np.array([sample.metrics[metric] for sample in samples])
+    sent = np.array([requests_of(sample) or sample.work.get("requests", 1.0) for sample in samples])
+    sizes = sent if metric == ATTAINMENT else np.array([_lasted_s(sample) for sample in samples])
+    rate = float((values * sizes).sum() / sizes.sum())
+    blocks, owners = np.unique([sample.block for sample in samples], return_inverse=True)
+    added = np.bincount(owners, (values - rate) * sizes) / np.bincount(owners, sizes).mean()
+    return Total(rate, blocks, rate + added, float(sent.sum()), float(sent.sum() / sizes.sum()))
+
+
+def _lasted_s(sample: Sample) -> float:
+    """Return the seconds of a window of requests, or of an iteration."""
+    rate, answered = sample.metrics.get("requests_per_second"), sample.work.get("requests")
+    return answered / rate if rate and answered else sample.e2e_s
 
 
 def is_counted(variant: Variant, metric: str) -> bool:
@@ -80,8 +113,10 @@ def _batch_length(values: np.ndarray) -> int:
     count = len(values)
     if count < 4 or np.ptp(values) == 0:
         return 1
-    # Ranks, because a single disturbed block would hide the correlation of all the others.
-    ranks = np.argsort(np.argsort(values)) - (count - 1) / 2
+    # Ranks, because a single disturbed block would hide the correlation of all the others. Equal values share their
+    # mean rank: in the order of the series, they would seem to be correlated.
+    _, owners, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts + count) / 2)[owners]
     correlation = float(ranks[:-1] @ ranks[1:]) / float(ranks @ ranks)
     correlation += (1 + 3 * correlation) / count  # the bias of a short series
     correlation = min(max(correlation, 0.0), _MAX_CORRELATION)

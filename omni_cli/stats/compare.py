@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from omni_cli.metrics import higher_is_better
+from omni_cli.metrics import COUNTED, higher_is_better
 from omni_cli.record import StoppingPlan, Variant, get_values, metric_names
 from omni_cli.results import Comparison, Verdict
-from omni_cli.stats.blocks import are_interleaved, block_medians, independent_units, is_counted
-from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, Estimate, get_centre, get_difference
+from omni_cli.stats.blocks import are_interleaved, block_medians, get_total, independent_units, is_counted
+from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, Estimate, get_centre, get_difference, of_counts
 from omni_cli.stats.power import blocks_needed
 from omni_cli.stats.sequential import level_at
 
@@ -104,26 +104,41 @@ def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -
 def _compare(
     a: Variant, b: Variant, metric: str, paired: bool, sampling: Sequence[StoppingPlan], margin: float
 ) -> Compared | None:
-    blocks_a, medians_a = block_medians(a, metric)
-    blocks_b, medians_b = block_medians(b, metric)
+    if not any(value for variant in (a, b) for _, value in get_values(variant, metric)):
+        return None
+    blocks_a, logs_a, error_a = _block_logs(a, metric)
+    blocks_b, logs_b, error_b = _block_logs(b, metric)
     if paired:
         _, in_a, in_b = np.intersect1d(blocks_a, blocks_b, return_indices=True)
-        medians_a, medians_b = medians_a[in_a], medians_b[in_b]
-    if not medians_a.any() and not medians_b.any():
-        return None
-    blocks = min(len(medians_a), len(medians_b))
+        logs_a, logs_b = logs_a[in_a], logs_b[in_b]
+    blocks = min(len(logs_a), len(logs_b))
     level = min((level_at(plan.looks, blocks, plan.alpha) for plan in sampling), default=StoppingPlan().alpha)
     empty = Comparison(
         metric=metric, a=a.name, b=b.name, margin=margin, blocks=blocks, interleaved=paired,
         a_median=_median(a, metric), b_median=_median(b, metric), blocks_needed=None,
     )  # fmt: skip
-    if not (medians_a > 0).all() or not (medians_b > 0).all() or blocks == 0:
+    if not np.isfinite(logs_a).all() or not np.isfinite(logs_b).all() or blocks == 0:
         reason = "some values are 0" if blocks else "no block has both"
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
     # The few windows in which requests failed are no outliers.
     trim = 0.0 if is_counted(a, metric) else TRIM
-    estimate = _estimate(np.log(medians_a), np.log(medians_b), paired, trim)
+    estimate = _estimate(logs_a, logs_b, paired, trim)
+    if metric in COUNTED:
+        estimate = of_counts(estimate, math.hypot(error_a, error_b))
     return Compared(_judged(empty, estimate, level), level, estimate)
+
+
+def _block_logs(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return (blocks, logs float64 (n,), least error) of the values of blocks; of counts the logarithm for all windows
+    plus what each block adds, since a window may have none, and the error by two requests of another outcome."""
+    if metric not in COUNTED:
+        blocks, medians = block_medians(variant, metric)
+        with np.errstate(divide="ignore"):
+            return blocks, np.log(medians), 0.0
+    total = get_total(variant, metric)
+    rate = max(total.rate, 2 * total.most / (total.sent + 4))
+    logs = math.log(rate) + (total.values - total.rate) / rate
+    return total.blocks, logs, math.sqrt(2) * total.most / total.sent / rate
 
 
 def _doubted(compared: Compared) -> Compared:

@@ -12,9 +12,10 @@ bootstrap, it keeps its level with ten blocks and with heavy tails (`benchmarks/
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from statistics import NormalDist
+from statistics import NormalDist, fmean, variance
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,15 @@ def get_centre(values: np.ndarray, inflation: float = 1.0, trim: float = TRIM) -
     return Estimate(resampled.centre, inflation * math.sqrt(resampled.variance), len(values), np.sort(np.abs(errors)))
 
 
+def of_counts(estimate: Estimate, floor: float) -> Estimate:
+    """Return an estimate of counts: with a standard error of at least `floor`, and normal deviations.
+
+    The bootstrap has no bound while most blocks are equal, and equal blocks do not show that others would be.
+    """
+    deviations = _normal_deviations() * (1 + 3 / estimate.units)
+    return replace(estimate, standard_error=max(estimate.standard_error, floor), deviations=deviations)
+
+
 def get_difference(
     first: np.ndarray, second: np.ndarray, inflations: tuple[float, float] = (1.0, 1.0), trim: float = TRIM
 ) -> Estimate:
@@ -95,6 +105,21 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
     half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     scale = 1 + z**2 / count
     return max((middle - half) / scale, 0.0), min((middle + half) / scale, 1.0)
+
+
+def attainment_interval(blocks: Sequence[float] | np.ndarray, num_requests: float, level: float) -> tuple[float, float]:
+    """Return the interval of a share from its values by block, which may end beyond 0 and 1; requests of a block wait
+    for each other, and each block begins with an idle server.
+
+    It is Agresti and Coull's for independent requests, with the standard error of the blocks where that is larger:
+    equal blocks prove no share of 1. Blocks that fail as a whole, but rarely, need more blocks than the minimum. Not
+    the bootstrap, which has no bound while most blocks are equal.
+    """
+    reach = NormalDist().inv_cdf(1 - level / 2) * (1 + 3 / len(blocks))
+    total = num_requests + reach**2
+    centre = (fmean(blocks) * num_requests + reach**2 / 2) / total
+    half = reach * math.sqrt(max(variance(blocks) / len(blocks), centre * (1 - centre) / total))
+    return centre - half, centre + half
 
 
 @dataclass(frozen=True)
@@ -134,6 +159,11 @@ class _Draws:
     low: np.ndarray
     high: np.ndarray
     cut: int
+
+
+@lru_cache(maxsize=1)
+def _normal_deviations() -> np.ndarray:
+    return np.array([NormalDist().inv_cdf((1 + (rank + 0.5) / RESAMPLES) / 2) for rank in range(RESAMPLES)])
 
 
 @lru_cache(maxsize=16)

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, variance
 from typing import Literal
 
 import msgspec
 
 from omni_cli.metrics import ATTAINMENT, GOODPUT
-from omni_cli.record import Record, Variant, num_requests
+from omni_cli.record import Record, num_requests
 from omni_cli.results import Bounds
-from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.stats.blocks import get_total
+from omni_cli.stats.estimate import MIN_BLOCKS, attainment_interval
 from omni_cli.stats.sequential import ALPHA, level_at
 from omni_cli.stats.verdicts import ComparisonSpec
 
@@ -96,37 +94,23 @@ class AttainmentSpec(ComparisonSpec):
     def judged(self, record: Record, rate: float) -> RateTrial:
         """Return the verdict on the only variant of a record; a share of 0 of no request is undecided."""
         (variant,) = record.variants
-        blocks = _by_block(variant)
-        windows = tuple(sample.metrics[ATTAINMENT] for sample in variant.samples)
-        sent = num_requests(variant)
-        goodput = [sample.metrics[GOODPUT] for sample in variant.samples]
+        if not variant.samples:
+            return RateTrial(rate=rate, verdict="undecided")
+        share = get_total(variant, ATTAINMENT)
         trial = RateTrial(
             rate=rate,
             verdict="undecided",
-            attainment=fmean(windows) if windows else None,
-            goodput_per_second=fmean(goodput) if goodput else None,
-            num_requests=sent,
-            windows=windows,
+            attainment=share.rate,
+            goodput_per_second=get_total(variant, GOODPUT).rate,
+            num_requests=num_requests(variant),
+            windows=tuple(sample.metrics[ATTAINMENT] for sample in variant.samples),
         )
-        if len(blocks) < MIN_BLOCKS:
+        if len(share.blocks) < MIN_BLOCKS:
             return trial
-        level = level_at(record.sampling.looks, len(blocks), record.sampling.alpha)
-        low, high = attainment_interval(blocks, sent, level)
+        level = level_at(record.sampling.looks, len(share.blocks), record.sampling.alpha)
+        low, high = attainment_interval(share.values, share.sent, level)
         verdict: RateVerdict = "met" if low > self.target else "missed" if high < self.target else "undecided"
-        return msgspec.structs.replace(trial, verdict=verdict, ci95=(low, high))
-
-
-def attainment_interval(blocks: Sequence[float], num_requests: int, level: float) -> Bounds:
-    """Return the interval of a share from its values by block; requests of a block wait for each other.
-
-    It is Agresti and Coull's for independent requests, with the standard error of the blocks where that is larger:
-    equal blocks prove no share of 1. Blocks that fail as a whole, but rarely, need more blocks than the minimum.
-    """
-    reach = NormalDist().inv_cdf(1 - level / 2) * (1 + 3 / len(blocks))
-    total = num_requests + reach**2
-    centre = (fmean(blocks) * num_requests + reach**2 / 2) / total
-    half = reach * math.sqrt(max(variance(blocks) / len(blocks), centre * (1 - centre) / total))
-    return max(0.0, centre - half), min(1.0, centre + half)
+        return msgspec.structs.replace(trial, verdict=verdict, ci95=(max(low, 0.0), min(high, 1.0)))
 
 
 def requests_needed(target: float) -> int:
@@ -135,10 +119,3 @@ def requests_needed(target: float) -> int:
     while attainment_interval([share] * MIN_WINDOWS, count, RATE_ALPHA)[0] <= target:
         count += 1 + count // 10
     return count
-
-
-def _by_block(variant: Variant) -> list[float]:
-    values = defaultdict(list)
-    for sample in variant.samples:
-        values[sample.block].append(sample.metrics[ATTAINMENT])
-    return [fmean(shares) for shares in values.values()]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
+import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from omni_cli.metrics import ATTAINMENT, COUNTED, GOODPUT, PERCENTILES, get_percentile
-from omni_cli.record import Sample, Variant, get_values, metric_names, request_values, requests_of
-from omni_cli.results import Summary
-from omni_cli.stats.blocks import block_medians, independent_units, is_counted
-from omni_cli.stats.estimate import MIN_BLOCKS, get_centre, share_interval
+from omni_cli.metrics import ATTAINMENT, COUNTED, PERCENTILES, get_percentile
+from omni_cli.record import Variant, get_values, metric_names, request_values
+from omni_cli.results import Bounds, Summary
+from omni_cli.stats.blocks import block_medians, get_total, independent_units, is_counted
+from omni_cli.stats.estimate import MIN_BLOCKS, attainment_interval, get_centre
+from omni_cli.stats.sequential import ALPHA
 
 _RESAMPLES = 2000
 
@@ -23,65 +25,38 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
     if not pairs:
         return None
     values = np.array([value for _, value in pairs])
-    if metric in COUNTED:
-        return _count(variant, metric, values)
-    if is_counted(variant, metric):
-        return _rate(variant, metric, values)
-    of_requests = request_values(variant, metric)
-    p90, p99 = (get_percentile(of_requests or values.tolist(), percentile) for percentile in PERCENTILES)
-    return Summary(
+    summary = Summary(
         n=len(values),
         median=float(np.median(values)),
-        ci95=_median_interval(variant, metric, pairs),
         minimum=float(values.min()),
         maximum=float(values.max()),
+    )
+    if is_counted(variant, metric):
+        rate, ci95 = _total(variant, metric)
+        return msgspec.structs.replace(summary, median=rate, ci95=ci95)
+    of_requests = request_values(variant, metric)
+    p90, p99 = (get_percentile(of_requests or values.tolist(), percentile) for percentile in PERCENTILES)
+    return msgspec.structs.replace(
+        summary,
+        ci95=_median_interval(variant, metric, pairs),
         p90=p90,
         p99=p99,
         requests=len(of_requests) if of_requests else UNSET,
     )
 
 
-def _count(variant: Variant, metric: str, values: np.ndarray) -> Summary:
-    """Summarise the share of requests within the limits, or their rate, over all requests with Wilson's interval."""
-    samples = [sample for sample in variant.samples if metric in sample.metrics]
-    requests = [requests_of(sample) or sample.work.get("requests", 1.0) for sample in samples]
-    good = sum(n * sample.metrics.get(ATTAINMENT, 0.0) for n, sample in zip(requests, samples, strict=True))
-    share, scale = good / sum(requests), 1.0
-    if metric == GOODPUT:
-        scale = sum(requests) / sum(map(_lasted_s, samples))
-    low, high = share_interval(share, int(sum(requests)))
-    return Summary(
-        n=len(values),
-        median=share * scale,
-        ci95=(low * scale, high * scale),
-        minimum=float(values.min()),
-        maximum=float(values.max()),
-    )
-
-
-def _rate(variant: Variant, metric: str, values: np.ndarray) -> Summary:
-    """Summarise a rate as the amount of all windows over their time, with the interval of a ratio of two sums."""
-    samples = [sample for sample in variant.samples if metric in sample.metrics]
-    lasted = np.array([_lasted_s(sample) for sample in samples])
-    rate = float((values * lasted).sum() / lasted.sum())
-    blocks = np.array([sample.block for sample in samples])
-    _, owners = np.unique(blocks, return_inverse=True)
-    missing = np.bincount(owners, (values - rate) * lasted) / np.bincount(owners, lasted).mean()
-    units = independent_units(missing)
-    half = get_centre(units.values, units.inflation, trim=0.0).half_width(0.05)
-    return Summary(
-        n=len(values),
-        median=rate,
-        ci95=(max(rate - half, 0.0), rate + half) if len(missing) >= MIN_BLOCKS else None,
-        minimum=float(values.min()),
-        maximum=float(values.max()),
-    )
-
-
-def _lasted_s(sample: Sample) -> float:
-    """Return the seconds of a window of requests, or of an iteration."""
-    rate, answered = sample.metrics.get("requests_per_second"), sample.work.get("requests")
-    return answered / rate if rate and answered else sample.e2e_s
+def _total(variant: Variant, metric: str) -> tuple[float, Bounds | None]:
+    """Return a count or a rate of all windows, with its interval from blocks of windows."""
+    total = get_total(variant, metric)
+    if len(total.blocks) < MIN_BLOCKS:
+        return total.rate, None
+    if metric in COUNTED:
+        low, high = attainment_interval(total.values / total.most, total.sent, ALPHA)
+        low, high = low * total.most, (min(high, 1.0) if metric == ATTAINMENT else high) * total.most
+    else:
+        units = independent_units(total.values)
+        low, high = get_centre(units.values, units.inflation, trim=0.0).interval(ALPHA)
+    return total.rate, (max(low, 0.0), high)
 
 
 def get_summaries(variant: Variant) -> dict[str, Summary]:

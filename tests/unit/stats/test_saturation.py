@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from omni_cli.record import Record, Sample, StoppingPlan, Variant
+from omni_cli.stats.estimate import attainment_interval
 from omni_cli.stats.saturation import (
     MAX_RATES,
     PRECISION,
@@ -16,7 +17,6 @@ from omni_cli.stats.saturation import (
     RateSearch,
     RateTrial,
     RateVerdict,
-    attainment_interval,
 )
 from omni_cli.stats.sequential import plan_looks
 
