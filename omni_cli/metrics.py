@@ -22,6 +22,9 @@ ALLOCATED, RESERVED, HOST_RSS = "peak_allocated_bytes", "peak_reserved_bytes", "
 COUNTED = frozenset({GOODPUT, ATTAINMENT})
 """Metrics that are counts of requests: summed over all samples, where others have a median."""
 
+WAITS = frozenset({E2E, TTFT, TTFP})
+"""Times of a request that contain its wait in a server's queue."""
+
 GATED_MEMORY = (ALLOCATED, HOST_RSS)
 REPORTED_MEMORY = (ALLOCATED, RESERVED, HOST_RSS)
 PERCENTILES = (90, 99)

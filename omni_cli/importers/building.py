@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeGuard
+
+import msgspec
 
 from omni_cli.metrics import E2E, TPOT, TTFT, Row, columns, known_values, summarised
 from omni_cli.record import Failures, Record, Sample, Variant, failure_sentence, summed_failures, workload_fingerprint
@@ -44,7 +47,7 @@ class Imported:
 
 def make_record(
     tool: str,
-    created: str | None,
+    created: datetime | str | None,
     variants: Sequence[Variant],
     settings: Mapping[str, Any],
     *,
@@ -55,7 +58,10 @@ def make_record(
     """Make a record. Everything in `settings`, `machine` and `versions` has to be equal in comparable ones.
 
     Settings are what was asked for, never what was counted: a run of a fixed duration has other counts each night.
+    A moment without a zone is local time.
     """
+    if isinstance(created, datetime):
+        created = f"{created.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
     workload: dict[str, object] = {"kind": "imported", "tool": tool, "settings": dict(settings)}
     environment: dict[str, Any] = {"machine": dict(machine or {}), "versions": dict(versions or {})}
     if commit is not None:
@@ -64,8 +70,18 @@ def make_record(
         created=created or "",
         environment=environment,
         workload={**workload, "fingerprint": workload_fingerprint(workload)},
-        variants=tuple(variants),
+        variants=tuple(_named_apart(variants)),
     )
+
+
+def _named_apart(variants: Iterable[Variant]) -> Iterator[Variant]:
+    """Yield the variants, with a number in names that occur again: measurements of the same command are kept apart."""
+    taken = set[str]()
+    for variant in variants:
+        names = itertools.chain([variant.name], (f"{variant.name} ({number})" for number in itertools.count(2)))
+        name = next(name for name in names if name not in taken)
+        taken.add(name)
+        yield msgspec.structs.replace(variant, name=name)
 
 
 def timed_variant(name: str, runs: Sequence[float | FailedRun | None]) -> Variant:
@@ -147,7 +163,7 @@ def _window(number: int, rows: Sequence[Row | FailedRun]) -> Sample:
         e2e_s=medians.pop(E2E),
         metrics=medians,
         work={"requests": float(sum(map(bool, answers))), **{name: amount for name, amount in work.items() if amount}},
-        requests=columns([{name: row.get(name) for name in _TIMES} for row in answers]),
+        requests=columns([{name: row.get(name) for name in ("start_s", *_TIMES)} for row in answers]),
         failures=counted(rows),
     )
 

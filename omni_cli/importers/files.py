@@ -14,7 +14,7 @@ import msgspec
 
 from omni_cli.errors import InputError
 from omni_cli.importers.building import Imported
-from omni_cli.importers.serving import aiperf_requests, aiperf_summary, sglang_serving, vllm_serve
+from omni_cli.importers.serving import aiperf_requests, aiperf_summary, guidellm, sglang_serving, vllm_serve
 from omni_cli.importers.timings import LEFT_OUT, action_data, action_values, hyperfine, pytest_benchmark
 from omni_cli.record import first_problem, read_record
 from omni_cli.record_file import Kind, located, read_bytes
@@ -31,6 +31,7 @@ _DOCUMENTS: tuple[tuple[frozenset[str], str, Callable[[Any], list[Imported]]], .
     (frozenset({"random_input_len", "server_info", "completed"}), "sglang bench_serving", sglang_serving),
     (frozenset({"aiperf_version", "request_latency"}), "aiperf", aiperf_summary),
     (frozenset({"aiperf_version", "error_request_count"}), "aiperf", aiperf_summary),  # all failed
+    (frozenset({"metadata", "benchmarks"}), "guidellm", guidellm),
     (frozenset({"results"}), "hyperfine", hyperfine),
 )
 
@@ -57,7 +58,7 @@ def load_foreign(path: Path) -> list[Imported]:
             return []
         tool, read = recognised
         imported = [_dated(item, path) for item in read()]
-    except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
+    except (msgspec.ValidationError, TypeError, ValueError, KeyError, OverflowError) as error:
         raise InputError(f"`{label}` is not a complete file of {tool}: {located(error)}") from error
     except InputError as error:
         raise InputError(f"`{label}`: {error.message}", hint=error.hint) from error

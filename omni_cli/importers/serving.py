@@ -26,6 +26,7 @@ from omni_cli.text import visible
 
 _MS = 1e-3
 _NS = 1e-9
+_GUIDE_VERSION = 2
 _VLLM_SETTINGS = ("backend", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency")
 _SGLANG_SETTINGS = ("backend", "dataset_name", "random_input_len", "random_output_len", "sharegpt_output_len",
                     "request_rate", "max_concurrency")  # fmt: skip
@@ -44,6 +45,9 @@ class ServingRun(msgspec.Struct):
     input_lens: list[int | None] | None = None
     output_lens: list[int | None] | None = None
     errors: list[str | None] | None = None
+    start_times: list[float | None] | None = None
+    request_rate: Any = None
+    max_concurrency: int | None = None
     median_e2el_ms: float | None = None
     median_e2e_latency_ms: float | None = None
     median_ttft_ms: float | None = None
@@ -53,7 +57,7 @@ class ServingRun(msgspec.Struct):
 def vllm_serve(document: Any) -> list[Imported]:
     """Read `vllm bench serve --save-result`, with single requests if it has them."""
     try:
-        created: str | None = f"{datetime.strptime(str(document.get('date')), '%Y%m%d-%H%M%S'):%Y-%m-%dT%H:%M:%SZ}"
+        created: datetime | None = datetime.strptime(str(document.get("date")), "%Y%m%d-%H%M%S")
     except ValueError:
         created = None
     settings = {name: _plain(document.get(name)) for name in _VLLM_SETTINGS}
@@ -66,7 +70,7 @@ def sglang_serving(document: Any) -> list[Imported]:
     return [_serving("sglang bench_serving", document, None, settings, "--output-details")]
 
 
-def _serving(tool: str, document: Any, created: str | None, settings: dict[str, Any], option: str) -> Imported:
+def _serving(tool: str, document: Any, created: datetime | None, settings: dict[str, Any], option: str) -> Imported:
     run = msgspec.convert(document, ServingRun)
     name = str(settings.get("model_id") or settings.get("backend"))
     missing = [NO_ORIGIN]
@@ -103,7 +107,7 @@ def _of_medians(name: str, run: ServingRun, option: str) -> Variant:
 def _rows(run: ServingRun) -> list[Row | FailedRun]:
     """Return one row per request; empty if the file has none."""
     ttfts, itls = run.ttfts, run.itls
-    columns = (run.latencies, ttfts, itls, run.input_lens, run.output_lens, run.errors)
+    columns = (run.latencies, ttfts, itls, run.input_lens, run.output_lens, run.errors, run.start_times)
     lengths = {len(column) for column in columns if column is not None}
     if run.latencies is None and (ttfts is None or itls is None):
         return []
@@ -113,13 +117,18 @@ def _rows(run: ServingRun) -> list[Row | FailedRun]:
         None if ttft is None or gaps is None else ttft + sum(gap or 0.0 for gap in gaps)
         for ttft, gaps in zip(ttfts or (), itls or (), strict=True)
     ]
-    others: list[Any] = [column or () for column in (ttfts, itls, run.input_lens, run.output_lens, run.errors)]
+    starts = run.start_times
+    if starts is None and _plain(run.request_rate) == "inf" and (run.max_concurrency or math.inf) >= len(latencies):
+        starts = [0.0] * len(latencies)
+    first_s = min(filter(None, starts or ()), default=0.0)
+    starts = [max((start or 0.0) - first_s, 0.0) for start in starts or ()]
+    others: list[Any] = [column or () for column in (ttfts, itls, run.input_lens, run.output_lens, run.errors, starts)]
     return [_row(*values) for values in itertools.zip_longest(latencies, *others)]
 
 
 def _row(
     latency: float | None, ttft: float | None, gaps: list[float | None] | None, into: int | None, out: int | None,
-    error: str | None,
+    error: str | None, start_s: float | None,
 ) -> Row | FailedRun:  # fmt: skip
     if error:
         # The reason of a status, or a whole traceback, which ends with the exception.
@@ -129,7 +138,8 @@ def _row(
     if wrong:
         return FailedRun("no duration", f"an inter-token latency of {wrong[0]}")
     tpot_s = time_per_output_token(ttft or None, latency or None, out)
-    return {E2E: latency, TTFT: ttft or None, TPOT: tpot_s, "input_tokens": into, "output_tokens": out}
+    tokens = {"input_tokens": into, "output_tokens": out}
+    return {"start_s": start_s, E2E: latency, TTFT: ttft or None, TPOT: tpot_s, **tokens}
 
 
 class AIPerfValue(msgspec.Struct):
@@ -161,18 +171,18 @@ def aiperf_requests(lines: list[Any]) -> list[Imported]:
         (item for item in requests if item.metadata.benchmark_phase == "profiling"),
         key=lambda item: item.metadata.request_start_ns,
     )
-    variant = request_variant("requests", [_aiperf_row(item) for item in requests])
-    starts_s = [item.metadata.request_start_ns * _NS for item in requests]
-    created = f"{datetime.fromtimestamp(starts_s[0], UTC):%Y-%m-%dT%H:%M:%SZ}" if starts_s else None
+    first_ns = requests[0].metadata.request_start_ns if requests else None
+    variant = request_variant("requests", [_aiperf_row(item, first_ns or 0) for item in requests])
+    created = None if first_ns is None else datetime.fromtimestamp(first_ns * _NS, UTC)
     return [Imported(make_record("aiperf", created, [variant], {}), (NO_ORIGIN,))]
 
 
-def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
+def _aiperf_row(item: AIPerfRequest, first_ns: int) -> Row | FailedRun:
     if item.error is not None:
         return _aiperf_failure(item.error)
     if item.metadata.was_cancelled:
         return FailedRun("cancelled", "cancelled")
-    row: Row = {}
+    row: Row = {"start_s": (item.metadata.request_start_ns - first_ns) * _NS}
     for name, metric in (*_AIPERF_TIMES.items(), *_AIPERF_COUNTS.items()):
         measured = item.metrics.get(metric)
         if measured is None or measured.value is None:
@@ -213,7 +223,7 @@ def aiperf_summary(document: Any) -> list[Imported]:
     started = document.get("start_time")
     record = make_record(
         "aiperf",
-        started if isinstance(started, str) else None,
+        datetime.fromisoformat(started) if isinstance(started, str) else None,
         [summary_variant("requests", medians.pop(E2E, None), medians, error)],
         {"summary": True},
         versions={"aiperf": version},
@@ -253,6 +263,48 @@ def _aiperf_error(document: Any) -> str | None:
     if outcome.request_error_rate.avg:
         return f"{outcome.request_error_rate.avg:g}% of its requests failed"
     return "it was cancelled" if outcome.was_cancelled else None if outcome.is_complete else "it is not complete"
+
+
+class GuideRequest(msgspec.Struct):
+    info: dict[str, Any]
+    request_start_time: float
+    request_latency: float | None
+    time_to_first_token_ms: float | None
+    inter_token_latency_ms: float | None
+    prompt_tokens: int | None
+    output_tokens: int | None
+
+
+def guidellm(document: Any) -> list[Imported]:
+    """Read GuideLLM's report, a variant per benchmark. Raises `InputError` for a version that is not known."""
+    version = document["metadata"].get("version")
+    if version != _GUIDE_VERSION:
+        message = f"its report version is {visible(str(version), 40)}, known is {_GUIDE_VERSION}"
+        raise InputError(message, hint="write it with GuideLLM 0.8")
+    missing, variants = [NO_ORIGIN], []
+    for item in document["benchmarks"]:
+        strategy, totals = item["config"]["strategy"], item["metrics"]["request_totals"]
+        name = "@".join([strategy["type_"], *(f"{strategy[key]:g}" for key in ("rate", "streams") if key in strategy)])
+        kept = [*item["requests"]["successful"], *item["requests"]["errored"]]
+        left_out = totals["total"] - len(kept)
+        if left_out:
+            missing.append(f"{name}: {left_out} of {totals['total']} requests had not ended, or are not kept: left out")
+        requests = sorted(msgspec.convert(kept, list[GuideRequest]), key=lambda request: request.request_start_time)
+        rows = [_guide_row(request, requests[0].request_start_time) for request in requests]
+        variants.append(request_variant(name, rows, totals["errored"]))
+    created = datetime.fromtimestamp(document["benchmarks"][0]["start_time"], UTC) if variants else None
+    spec, versions = document["config"]["spec"], {"guidellm": document["metadata"]["guidellm_version"]}
+    settings = {name: spec.get(name) for name in ("profile", "constraints", "data")}
+    settings |= {name: spec["backend"].get(name) for name in ("model", "request_format")}
+    return [Imported(make_record("guidellm", created, variants, settings, versions=versions), tuple(missing))]
+
+
+def _guide_row(request: GuideRequest, first_s: float) -> Row | FailedRun:
+    if request.info.get("error"):
+        return FailedRun("error", str(request.info["error"]))
+    ttft, tpot = (ms and ms * _MS for ms in (request.time_to_first_token_ms, request.inter_token_latency_ms))
+    times = {"start_s": request.request_start_time - first_s, E2E: request.request_latency, TTFT: ttft, TPOT: tpot}
+    return {**times, "input_tokens": request.prompt_tokens, "output_tokens": request.output_tokens}
 
 
 def _plain(value: Any) -> Any:

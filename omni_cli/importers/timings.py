@@ -31,6 +31,7 @@ class HyperfineResult(msgspec.Struct):
     exit_codes: list[int | None] = []
     median: float | None = None
     mean: float | None = None
+    parameters: dict[str, Any] = {}
 
 
 class HyperfineFile(msgspec.Struct):
@@ -40,6 +41,10 @@ class HyperfineFile(msgspec.Struct):
 def hyperfine(document: Any) -> list[Imported]:
     """Read `hyperfine --export-json`."""
     results = msgspec.convert(document, HyperfineFile).results
+    commands = [item.command for item in results]
+    for item in results:
+        if commands.count(item.command) > 1 and item.parameters:
+            item.command += f" ({', '.join(f'{name}={value}' for name, value in item.parameters.items())})"
     missing = [NO_ORIGIN]
     missing += [f"`{item.command}` has no `times`: {_ONE_VALUE}" for item in results if not item.times]
     return [Imported(make_record("hyperfine", None, [_command(item) for item in results], {}), tuple(missing))]
@@ -139,7 +144,7 @@ def action_data(document: Any) -> list[Imported]:
     imported = []
     for suite, entries in file.entries.items():
         for entry in sorted(entries, key=lambda entry: entry.date):
-            created = f"{datetime.fromtimestamp(entry.date / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+            created = datetime.fromtimestamp(entry.date / 1000, UTC)
             settings = {"suite": suite, "tool": entry.tool}
             imported.append(_action_record(created, entry.benches, settings, entry.commit.id))
     return imported
@@ -151,7 +156,7 @@ def action_values(document: Any) -> list[Imported]:
 
 
 def _action_record(
-    created: str | None, benches: list[ActionBench], settings: dict[str, Any], commit: str | None
+    created: datetime | None, benches: list[ActionBench], settings: dict[str, Any], commit: str | None
 ) -> Imported:
     variants = list(_action_variants(benches))
     unread = [f"`{item.name}` ({item.unit})" for item in benches if _scale(item) is None]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from omni_cli.metrics import ATTAINMENT, COUNTED, is_total
-from omni_cli.record import Sample, Variant, get_values, requests_of
+from omni_cli.metrics import ATTAINMENT, COUNTED, E2E, WAITS, is_total
+from omni_cli.record import Sample, Variant, get_values, request_values, requests_of
 from omni_cli.stats.estimate import MIN_BLOCKS
 
 _MAX_CORRELATION = 0.95
+_PLACES = 10  # blocks of a queue
 
 
 def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -63,6 +65,34 @@ def _lasted_s(sample: Sample) -> float:
     """Return the seconds of a window of requests, or of an iteration."""
     rate, answered = sample.metrics.get("requests_per_second"), sample.work.get("requests")
     return answered / rate if rate and answered else sample.e2e_s
+
+
+def queue_times(variant: Variant, metric: str) -> np.ndarray | None:
+    """Return the times float64 (n,), ascending, of a window whose requests were all sent before the first answer ended.
+
+    Each waits for those before it, so that the queue is one measurement. None for variants of several windows or with
+    other requests, and for metrics without the wait.
+    """
+    if metric not in WAITS or len({sample.number for sample in variant.samples}) != 1:
+        return None
+    columns = [[sample.requests.get(name, ()) for sample in variant.samples] for name in ("start_s", E2E)]
+    rows = zip(*map(itertools.chain.from_iterable, columns), strict=False)
+    sent = [(start, start + time) for start, time in rows if start is not None and time is not None]
+    is_queue = bool(sent) and max(sent)[0] < min(end for _, end in sent)
+    return np.sort(request_values(variant, metric)) if is_queue else None
+
+
+def compare_queues(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+    """Return the log ratio of the mean times of two queues, plus what each tenth of their places adds to it.
+
+    Neighbours in a queue have nearly all of their wait in common. What is independent is the gap between one answer and
+    the next, for which all later requests wait. None for queues of other lengths, or of fewer than ten requests.
+    """
+    if len(a) != len(b) or len(a) < _PLACES:
+        return None
+    waits = [np.diff(times, prepend=0.0) * np.arange(len(a), 0, -1) / times.sum() for times in (a, b)]
+    added: np.ndarray = np.add.reduceat(waits[1] - waits[0], np.arange(_PLACES) * len(a) // _PLACES)
+    return math.log(b.sum() / a.sum()) + _PLACES * added
 
 
 def is_counted(variant: Variant, metric: str) -> bool:

@@ -14,7 +14,15 @@ from msgspec import UNSET, UnsetType
 from omni_cli.metrics import COUNTED, higher_is_better
 from omni_cli.record import StoppingPlan, Variant, get_values, metric_names
 from omni_cli.results import Comparison, Verdict
-from omni_cli.stats.blocks import are_interleaved, block_medians, get_total, independent_units, is_counted
+from omni_cli.stats.blocks import (
+    are_interleaved,
+    block_medians,
+    compare_queues,
+    get_total,
+    independent_units,
+    is_counted,
+    queue_times,
+)
 from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, Estimate, get_centre, get_difference, of_counts
 from omni_cli.stats.power import blocks_needed
 from omni_cli.stats.sequential import level_at
@@ -108,7 +116,11 @@ def _compare(
         return None
     blocks_a, logs_a, error_a = _block_logs(a, metric)
     blocks_b, logs_b, error_b = _block_logs(b, metric)
-    if paired:
+    queues = [times for variant in (a, b) if (times := queue_times(variant, metric)) is not None]
+    ratios = compare_queues(*queues) if len(queues) == 2 else None
+    if ratios is not None:
+        logs_a, logs_b = 0 * ratios, ratios
+    elif paired:
         _, in_a, in_b = np.intersect1d(blocks_a, blocks_b, return_indices=True)
         logs_a, logs_b = logs_a[in_a], logs_b[in_b]
     blocks = min(len(logs_a), len(logs_b))
@@ -121,11 +133,17 @@ def _compare(
         reason = "some values are 0" if blocks else "no block has both"
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
     # The few windows in which requests failed are no outliers.
-    trim = 0.0 if is_counted(a, metric) else TRIM
-    estimate = _estimate(logs_a, logs_b, paired, trim)
+    trim = 0.0 if is_counted(a, metric) or ratios is not None else TRIM
+    estimate = _estimate(logs_a, logs_b, paired or ratios is not None, trim)
     if metric in COUNTED:
         estimate = of_counts(estimate, math.hypot(error_a, error_b))
-    return Compared(_judged(empty, estimate, level), level, estimate)
+    judged = _judged(empty, estimate, level)
+    if queues and ratios is None:
+        reason = (
+            "requests that were all sent at once are one measurement, comparable with as many others, of 10 or more"
+        )
+        judged = msgspec.structs.replace(judged, reason=reason, blocks_needed=None)
+    return Compared(judged, level, estimate)
 
 
 def _block_logs(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
@@ -133,6 +151,8 @@ def _block_logs(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray, 
     plus what each block adds, since a window may have none, and the error by two requests of another outcome."""
     if metric not in COUNTED:
         blocks, medians = block_medians(variant, metric)
+        if (queue := queue_times(variant, metric)) is not None:
+            blocks, medians = blocks[:1], np.median(queue, keepdims=True)
         with np.errstate(divide="ignore"):
             return blocks, np.log(medians), 0.0
     total = get_total(variant, metric)

@@ -75,12 +75,11 @@ def get_centre(values: np.ndarray, inflation: float = 1.0, trim: float = TRIM) -
 
 
 def of_counts(estimate: Estimate, floor: float) -> Estimate:
-    """Return an estimate of counts: with a standard error of at least `floor`, and normal deviations.
-
-    The bootstrap has no bound while most blocks are equal, and equal blocks do not show that others would be.
-    """
-    deviations = _normal_deviations() * (1 + 3 / estimate.units)
-    return replace(estimate, standard_error=max(estimate.standard_error, floor), deviations=deviations)
+    """Return an estimate of counts: a standard error of at least `floor`, and normal deviations, because the bootstrap
+    has no bound while most blocks are equal."""
+    normal = np.sort(np.abs(np.random.default_rng(0).standard_normal(RESAMPLES)))
+    error = max(estimate.standard_error, floor)
+    return replace(estimate, standard_error=error, deviations=normal * (1 + 3 / estimate.units))
 
 
 def get_difference(
@@ -159,11 +158,6 @@ class _Draws:
     low: np.ndarray
     high: np.ndarray
     cut: int
-
-
-@lru_cache(maxsize=1)
-def _normal_deviations() -> np.ndarray:
-    return np.array([NormalDist().inv_cdf((1 + (rank + 0.5) / RESAMPLES) / 2) for rank in range(RESAMPLES)])
 
 
 @lru_cache(maxsize=16)

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from omni_cli.metrics import ATTAINMENT, COUNTED, PERCENTILES, get_percentile
 from omni_cli.record import Variant, get_values, metric_names, request_values
 from omni_cli.results import Bounds, Summary
-from omni_cli.stats.blocks import block_medians, get_total, independent_units, is_counted
+from omni_cli.stats.blocks import block_medians, get_total, independent_units, is_counted, queue_times
 from omni_cli.stats.estimate import MIN_BLOCKS, attainment_interval, get_centre
 from omni_cli.stats.sequential import ALPHA
 
@@ -69,7 +69,7 @@ def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float
     """Return the percentile bootstrap interval of the median, resampling whole batches of blocks."""
     blocks, medians = block_medians(variant, metric)
     # As many batches as the series has independent parts, in the order of the blocks.
-    if len(blocks) < MIN_BLOCKS:
+    if len(blocks) < MIN_BLOCKS or queue_times(variant, metric) is not None:
         return None
     batches = independent_units(medians)
     units = len(batches.values)
