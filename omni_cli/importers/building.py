@@ -105,7 +105,10 @@ def request_variant(name: str, rows: Sequence[Row | FailedRun], failed: int = 0)
     `failed` is how many the tool says failed. A request without times that can be its own failed, too.
     """
     checked = [row if isinstance(row, FailedRun) else _checked(row) for row in rows]
-    answered = sum(isinstance(row, dict) for row in checked)
+    answers = [row for row in checked if isinstance(row, dict)]
+    answered, first_s = len(answers), min(known_values(answers, "start_s"), default=0.0)
+    for row in answers:
+        row["start_s"] = (start := row.get("start_s")) and start - first_s
     parts: list[Sequence[Row | FailedRun]] = []
     for blocks in range(min(REQUEST_BLOCKS, answered), 0, -1):
         parts = list(_parts(checked, blocks))

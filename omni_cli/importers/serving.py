@@ -48,6 +48,7 @@ class ServingRun(msgspec.Struct):
     start_times: list[float | None] | None = None
     request_rate: Any = None
     max_concurrency: int | None = None
+    ramp_up_strategy: str | None = None
     median_e2el_ms: float | None = None
     median_e2e_latency_ms: float | None = None
     median_ttft_ms: float | None = None
@@ -60,7 +61,8 @@ def vllm_serve(document: Any) -> list[Imported]:
         created: datetime | None = datetime.strptime(str(document.get("date")), "%Y%m%d-%H%M%S")
     except ValueError:
         created = None
-    settings = {name: _plain(document.get(name)) for name in _VLLM_SETTINGS}
+    ramp = [name for name in document if name.startswith("ramp_up_")]
+    settings = {name: _plain(document.get(name)) for name in (*_VLLM_SETTINGS, *ramp)}
     return [_serving("vllm bench serve", document, created, settings, "--save-detailed")]
 
 
@@ -117,11 +119,9 @@ def _rows(run: ServingRun) -> list[Row | FailedRun]:
         None if ttft is None or gaps is None else ttft + sum(gap or 0.0 for gap in gaps)
         for ttft, gaps in zip(ttfts or (), itls or (), strict=True)
     ]
-    starts = run.start_times
-    if starts is None and _plain(run.request_rate) == "inf" and (run.max_concurrency or math.inf) >= len(latencies):
-        starts = [0.0] * len(latencies)
-    first_s = min(filter(None, starts or ()), default=0.0)
-    starts = [max((start or 0.0) - first_s, 0.0) for start in starts or ()]
+    is_at_once = _plain(run.request_rate) == "inf" and run.ramp_up_strategy is None
+    is_at_once = is_at_once and (run.max_concurrency or math.inf) >= len(latencies)
+    starts = run.start_times or ([0.0] * len(latencies) if is_at_once else None)
     others: list[Any] = [column or () for column in (ttfts, itls, run.input_lens, run.output_lens, run.errors, starts)]
     return [_row(*values) for values in itertools.zip_longest(latencies, *others)]
 
@@ -171,18 +171,17 @@ def aiperf_requests(lines: list[Any]) -> list[Imported]:
         (item for item in requests if item.metadata.benchmark_phase == "profiling"),
         key=lambda item: item.metadata.request_start_ns,
     )
-    first_ns = requests[0].metadata.request_start_ns if requests else None
-    variant = request_variant("requests", [_aiperf_row(item, first_ns or 0) for item in requests])
-    created = None if first_ns is None else datetime.fromtimestamp(first_ns * _NS, UTC)
+    variant = request_variant("requests", [_aiperf_row(item) for item in requests])
+    created = datetime.fromtimestamp(requests[0].metadata.request_start_ns * _NS, UTC) if requests else None
     return [Imported(make_record("aiperf", created, [variant], {}), (NO_ORIGIN,))]
 
 
-def _aiperf_row(item: AIPerfRequest, first_ns: int) -> Row | FailedRun:
+def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
     if item.error is not None:
         return _aiperf_failure(item.error)
     if item.metadata.was_cancelled:
         return FailedRun("cancelled", "cancelled")
-    row: Row = {"start_s": (item.metadata.request_start_ns - first_ns) * _NS}
+    row: Row = {"start_s": item.metadata.request_start_ns * _NS}
     for name, metric in (*_AIPERF_TIMES.items(), *_AIPERF_COUNTS.items()):
         measured = item.metrics.get(metric)
         if measured is None or measured.value is None:
@@ -211,6 +210,11 @@ def _aiperf_failure(error: Any) -> FailedRun:
 
 def aiperf_summary(document: Any) -> list[Imported]:
     """Read AIPerf's `profile_export_aiperf.json`, which has percentiles of all answered requests."""
+    version = str(document.get("schema_version", "1"))
+    if version.partition(".")[0] != "1":
+        raise InputError(
+            f"its schema version is {visible(version, 40)}, known is 1", hint="pass `profile_export.jsonl`"
+        )
     medians: dict[str, float] = {}
     for name, metric in _AIPERF_TIMES.items():
         value = document.get(metric)
@@ -267,7 +271,7 @@ def _aiperf_error(document: Any) -> str | None:
 
 class GuideRequest(msgspec.Struct):
     info: dict[str, Any]
-    request_start_time: float
+    request_start_time: float | None
     request_latency: float | None
     time_to_first_token_ms: float | None
     inter_token_latency_ms: float | None
@@ -289,9 +293,9 @@ def guidellm(document: Any) -> list[Imported]:
         left_out = totals["total"] - len(kept)
         if left_out:
             missing.append(f"{name}: {left_out} of {totals['total']} requests had not ended, or are not kept: left out")
-        requests = sorted(msgspec.convert(kept, list[GuideRequest]), key=lambda request: request.request_start_time)
-        rows = [_guide_row(request, requests[0].request_start_time) for request in requests]
-        variants.append(request_variant(name, rows, totals["errored"]))
+        requests = msgspec.convert(kept, list[GuideRequest])
+        requests.sort(key=lambda request: request.request_start_time or 0.0)
+        variants.append(request_variant(name, list(map(_guide_row, requests)), totals["errored"]))
     created = datetime.fromtimestamp(document["benchmarks"][0]["start_time"], UTC) if variants else None
     spec, versions = document["config"]["spec"], {"guidellm": document["metadata"]["guidellm_version"]}
     settings = {name: spec.get(name) for name in ("profile", "constraints", "data")}
@@ -299,11 +303,11 @@ def guidellm(document: Any) -> list[Imported]:
     return [Imported(make_record("guidellm", created, variants, settings, versions=versions), tuple(missing))]
 
 
-def _guide_row(request: GuideRequest, first_s: float) -> Row | FailedRun:
-    if request.info.get("error"):
-        return FailedRun("error", str(request.info["error"]))
+def _guide_row(request: GuideRequest) -> Row | FailedRun:
+    if error := request.info.get("error"):
+        return FailedRun(str(error).partition("(")[0], str(error))
     ttft, tpot = (ms and ms * _MS for ms in (request.time_to_first_token_ms, request.inter_token_latency_ms))
-    times = {"start_s": request.request_start_time - first_s, E2E: request.request_latency, TTFT: ttft, TPOT: tpot}
+    times = {"start_s": request.request_start_time, E2E: request.request_latency, TTFT: ttft, TPOT: tpot}
     return {**times, "input_tokens": request.prompt_tokens, "output_tokens": request.output_tokens}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ FILES = [
     ("vllm-1.json", "vllm bench serve", 1, 20, "neither the machine"),
     ("vllm-summary.json", "vllm bench serve", 1, 16, "`--save-detailed`"),
     ("sglang-1.jsonl", "sglang bench_serving", 1, 20, "neither the machine"),
+    ("sglang-3.jsonl", "sglang bench_serving", 1, 20, "neither the machine"),
+    ("guidellm-1.json", "guidellm", 3, 20, "neither the machine"),
     ("aiperf-1.jsonl", "aiperf", 1, 18, "neither the machine"),
     ("aiperf-summary.json", "aiperf", 1, 1, "profile_export.jsonl"),
     ("github-action-benchmark.json", "github-action-benchmark", 2, 1, "no interval"),
@@ -55,6 +58,76 @@ def test_values_are_those_of_the_tool() -> None:
     summary = json.loads((DATA / "aiperf-summary.json").read_text())["request_latency"]
     (variant,) = load_newest(DATA / "aiperf-summary.json").record.variants
     assert variant.samples[0].e2e_s * 1000 == pytest.approx(summary["p50"])
+
+
+def test_a_report_of_guidellm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = json.loads((DATA / "guidellm-1.json").read_text())
+    record = load_newest(DATA / "guidellm-1.json").record
+    names = ["synchronous", "throughput", "constant@132.488"]
+    assert [variant.name for variant in record.variants] == names and record.created == "2026-11-29T12:27:54Z"
+    of_file = sorted(report["benchmarks"][1]["requests"]["successful"], key=lambda item: item["request_start_time"])
+    samples = record.variants[1].samples
+    for column, key, scale in (("e2e_s", "request_latency", 1), ("ttft_s", "time_to_first_token_ms", 1e-3)):
+        values = [value for sample in samples for value in sample.requests[column]]
+        assert values == [pytest.approx(item[key] * scale) for item in of_file]
+    assert sum(sample.work["output_tokens"] for sample in samples) == sum(item["output_tokens"] for item in of_file)
+
+    first, second, _ = report["benchmarks"]
+    failed = {
+        **of_file[0],
+        "info": {"error": "HTTPStatusError('500')"},
+        "request_start_time": None,
+        "request_latency": None,
+    }
+    first["requests"]["errored"], first["metrics"]["request_totals"]["errored"] = [failed], 1
+    second["requests"]["successful"], second["metrics"]["request_totals"]["total"] = of_file[:12], 22
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report))
+    item = load_newest(path)
+    assert "1 of 21 requests failed: 1 x HTTPStatusError; the first one:" in (item.record.variants[0].failure or "")
+    assert "throughput: 10 of 22 requests had not ended, or are not kept: left out" in item.missing
+
+    report["metadata"]["version"] = 3
+    path.write_text(json.dumps(report))
+    assert run(["compare", str(path), str(path)]) == 2
+    assert "its report version is 3, known is 2" in " ".join(capsys.readouterr().err.split())
+
+
+def test_commands_of_equal_names_are_kept_apart(tmp_path: Path) -> None:
+    runs = [[0.1, 0.11], [0.2, 0.21], [0.3, 0.31], [0.4, 0.41]]
+    results = [{"command": "sort file", "times": times, "exit_codes": [0, 0]} for times in runs]
+    path = tmp_path / "hyperfine.json"
+    path.write_text(json.dumps({"results": results}))
+    variants = load_newest(path).record.variants
+    assert [variant.name for variant in variants] == ["sort file", *(f"sort file ({n})" for n in (2, 3, 4))]
+    assert [[sample.e2e_s for sample in variant.samples] for variant in variants] == runs
+    for result, threads in zip(results, ("1", "2", "2", ""), strict=True):
+        result["parameters"] = {"threads": threads} if threads else {}
+    path.write_text(json.dumps({"results": [*results, {"command": "sort file (2)", "times": [1.0]}]}))
+    names = ["sort file (threads=1)", "sort file (threads=2)", "sort file (threads=2) (2)", "sort file"]
+    assert [variant.name for variant in load_newest(path).record.variants] == [*names, "sort file (2)"]
+
+
+def test_dates_without_a_zone_are_local_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vllm bench serve` and AIPerf's summary write local time, AIPerf's lines and pytest-benchmark do not."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        dates = {name: load_newest(DATA / name).record.created for name, *_ in FILES}
+        assert dates["vllm-1.json"] == "2026-11-22T06:02:56Z"
+        assert dates["aiperf-summary.json"] == "2026-11-22T06:03:41Z"
+        path = tmp_path / "summary.json"
+        path.write_text((DATA / "aiperf-summary.json").read_text().replace("41.347732", "41+02:00"))
+        assert load_newest(path).record.created == "2026-11-22T13:03:41Z"
+        assert dates["guidellm-1.json"] == "2026-11-29T12:27:54Z"
+        assert dates["aiperf-1.jsonl"].endswith("Z") and dates["pytest-benchmark-1.json"].endswith("+00:00")
+        folder = tmp_path / "history"
+        assert run(["history", "add", *(str(DATA / name) for name, *_ in FILES), "--history", str(folder)]) == 0
+        assert run(["history", "show", "--history", str(folder)]) == 0
+        assert (folder / sorted(path.name for path in folder.iterdir())[0]).exists()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_rate_becomes_the_time_of_one_operation_and_its_entries_a_history() -> None:
