@@ -119,9 +119,10 @@ def _rows(run: ServingRun) -> list[Row | FailedRun]:
         None if ttft is None or gaps is None else ttft + sum(gap or 0.0 for gap in gaps)
         for ttft, gaps in zip(ttfts or (), itls or (), strict=True)
     ]
-    is_at_once = _plain(run.request_rate) == "inf" and run.ramp_up_strategy is None
-    is_at_once = is_at_once and (run.max_concurrency or math.inf) >= len(latencies)
-    starts = run.start_times or ([0.0] * len(latencies) if is_at_once else None)
+    starts = run.start_times
+    if _plain(run.request_rate) == "inf" and run.ramp_up_strategy is None:
+        # The client may need longer to send all of them than the server for its first answer.
+        starts = starts if (run.max_concurrency or math.inf) < len(latencies) else [0.0] * len(latencies)
     others: list[Any] = [column or () for column in (ttfts, itls, run.input_lens, run.output_lens, run.errors, starts)]
     return [_row(*values) for values in itertools.zip_longest(latencies, *others)]
 
@@ -212,9 +213,7 @@ def aiperf_summary(document: Any) -> list[Imported]:
     """Read AIPerf's `profile_export_aiperf.json`, which has percentiles of all answered requests."""
     version = str(document.get("schema_version", "1"))
     if version.partition(".")[0] != "1":
-        raise InputError(
-            f"its schema version is {visible(version, 40)}, known is 1", hint="pass `profile_export.jsonl`"
-        )
+        raise InputError(f"its schema version is {visible(version, 40)}, known is 1", hint="write it with AIPerf 0.13")
     medians: dict[str, float] = {}
     for name, metric in _AIPERF_TIMES.items():
         value = document.get(metric)
@@ -295,6 +294,9 @@ def guidellm(document: Any) -> list[Imported]:
             missing.append(f"{name}: {left_out} of {totals['total']} requests had not ended, or are not kept: left out")
         requests = msgspec.convert(kept, list[GuideRequest])
         requests.sort(key=lambda request: request.request_start_time or 0.0)
+        limit = 0 if strategy.get("rampup_duration") else strategy.get("max_concurrency") or 0
+        if strategy["type_"] in ("throughput", "concurrent") and limit >= len(requests):
+            requests = [msgspec.structs.replace(request, request_start_time=0.0) for request in requests]
         variants.append(request_variant(name, list(map(_guide_row, requests)), totals["errored"]))
     created = datetime.fromtimestamp(document["benchmarks"][0]["start_time"], UTC) if variants else None
     spec, versions = document["config"]["spec"], {"guidellm": document["metadata"]["guidellm_version"]}

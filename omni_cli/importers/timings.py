@@ -31,7 +31,7 @@ class HyperfineResult(msgspec.Struct):
     exit_codes: list[int | None] = []
     median: float | None = None
     mean: float | None = None
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
 
 
 class HyperfineFile(msgspec.Struct):

@@ -82,17 +82,35 @@ def queue_times(variant: Variant, metric: str) -> np.ndarray | None:
     return np.sort(request_values(variant, metric)) if is_queue else None
 
 
-def compare_queues(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+def compare_queues(a: Variant, b: Variant, metric: str) -> np.ndarray | None:
     """Return the log ratio of the mean times of two queues, plus what each tenth of their places adds to it.
 
     Neighbours in a queue have nearly all of their wait in common. What is independent is the gap between one answer and
-    the next, for which all later requests wait. None for queues of other lengths, or of fewer than ten requests.
+    the next, for which all later requests wait. None without a queue; empty if there is one that has no equal: another
+    length, or fewer than ten requests.
     """
-    if len(a) != len(b) or len(a) < _PLACES:
-        return None
-    waits = [np.diff(times, prepend=0.0) * np.arange(len(a), 0, -1) / times.sum() for times in (a, b)]
-    added: np.ndarray = np.add.reduceat(waits[1] - waits[0], np.arange(_PLACES) * len(a) // _PLACES)
-    return math.log(b.sum() / a.sum()) + _PLACES * added
+    queues = [times for variant in (a, b) if (times := queue_times(variant, metric)) is not None]
+    count = len(queues[0]) if queues else 0
+    if [len(times) for times in queues] != [count, count] or count < _PLACES:
+        return np.empty(0) if queues else None
+    waits = [np.diff(times, prepend=0.0) * np.arange(count, 0, -1) / times.sum() for times in queues]
+    added: np.ndarray = np.add.reduceat(waits[1] - waits[0], np.arange(_PLACES) * count // _PLACES)
+    return math.log(queues[1].sum() / queues[0].sum()) + _PLACES * added
+
+
+def block_logs(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return (blocks, logs float64 (n,), least error) of the values of blocks; of counts the logarithm for all windows
+    plus what each block adds, since a window may have none, and the error by two requests of another outcome."""
+    if metric not in COUNTED:
+        blocks, medians = block_medians(variant, metric)
+        if (queue := queue_times(variant, metric)) is not None:
+            blocks, medians = blocks[:1], np.median(queue, keepdims=True)
+        with np.errstate(divide="ignore"):
+            return blocks, np.log(medians), 0.0
+    total = get_total(variant, metric)
+    rate = max(total.rate, 2 * total.most / (total.sent + 4))
+    logs = math.log(rate) + (total.values - total.rate) / rate
+    return total.blocks, logs, math.sqrt(2) * total.most / total.sent / rate
 
 
 def is_counted(variant: Variant, metric: str) -> bool:

@@ -14,15 +14,7 @@ from msgspec import UNSET, UnsetType
 from omni_cli.metrics import COUNTED, higher_is_better
 from omni_cli.record import StoppingPlan, Variant, get_values, metric_names
 from omni_cli.results import Comparison, Verdict
-from omni_cli.stats.blocks import (
-    are_interleaved,
-    block_medians,
-    compare_queues,
-    get_total,
-    independent_units,
-    is_counted,
-    queue_times,
-)
+from omni_cli.stats.blocks import are_interleaved, block_logs, compare_queues, independent_units, is_counted
 from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, Estimate, get_centre, get_difference, of_counts
 from omni_cli.stats.power import blocks_needed
 from omni_cli.stats.sequential import level_at
@@ -114,12 +106,12 @@ def _compare(
 ) -> Compared | None:
     if not any(value for variant in (a, b) for _, value in get_values(variant, metric)):
         return None
-    blocks_a, logs_a, error_a = _block_logs(a, metric)
-    blocks_b, logs_b, error_b = _block_logs(b, metric)
-    queues = [times for variant in (a, b) if (times := queue_times(variant, metric)) is not None]
-    ratios = compare_queues(*queues) if len(queues) == 2 else None
-    if ratios is not None:
-        logs_a, logs_b = 0 * ratios, ratios
+    blocks_a, logs_a, error_a = block_logs(a, metric)
+    blocks_b, logs_b, error_b = block_logs(b, metric)
+    places = compare_queues(a, b, metric)
+    by_place = places is not None and places.size > 0
+    if places is not None and by_place:
+        logs_a, logs_b = 0 * places, places
     elif paired:
         _, in_a, in_b = np.intersect1d(blocks_a, blocks_b, return_indices=True)
         logs_a, logs_b = logs_a[in_a], logs_b[in_b]
@@ -133,32 +125,15 @@ def _compare(
         reason = "some values are 0" if blocks else "no block has both"
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
     # The few windows in which requests failed are no outliers.
-    trim = 0.0 if is_counted(a, metric) or ratios is not None else TRIM
-    estimate = _estimate(logs_a, logs_b, paired or ratios is not None, trim)
+    trim = 0.0 if is_counted(a, metric) or by_place else TRIM
+    estimate = _estimate(logs_a, logs_b, paired or by_place, trim)
     if metric in COUNTED:
         estimate = of_counts(estimate, math.hypot(error_a, error_b))
     judged = _judged(empty, estimate, level)
-    if queues and ratios is None:
-        reason = (
-            "requests that were all sent at once are one measurement, comparable with as many others, of 10 or more"
-        )
+    if places is not None and not by_place and max(len(a.samples), len(b.samples)) > 1:
+        reason = "requests that were all sent at once are one measurement, comparable with 10 or more others, as many"
         judged = msgspec.structs.replace(judged, reason=reason, blocks_needed=None)
     return Compared(judged, level, estimate)
-
-
-def _block_logs(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return (blocks, logs float64 (n,), least error) of the values of blocks; of counts the logarithm for all windows
-    plus what each block adds, since a window may have none, and the error by two requests of another outcome."""
-    if metric not in COUNTED:
-        blocks, medians = block_medians(variant, metric)
-        if (queue := queue_times(variant, metric)) is not None:
-            blocks, medians = blocks[:1], np.median(queue, keepdims=True)
-        with np.errstate(divide="ignore"):
-            return blocks, np.log(medians), 0.0
-    total = get_total(variant, metric)
-    rate = max(total.rate, 2 * total.most / (total.sent + 4))
-    logs = math.log(rate) + (total.values - total.rate) / rate
-    return total.blocks, logs, math.sqrt(2) * total.most / total.sent / rate
 
 
 def _doubted(compared: Compared) -> Compared:

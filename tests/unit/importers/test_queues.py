@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from omni_cli.cli.app import run
+from omni_cli.importers.building import request_variant
 from omni_cli.importers.files import load_newest
 from omni_cli.record import Sample, Variant
 from omni_cli.stats.blocks import compare_queues, independent_units, queue_times
@@ -19,6 +20,7 @@ from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.estimate import get_centre
 from omni_cli.stats.summary import summarise
 
+DATA = Path(__file__).parents[2] / "data" / "other_tools"
 Draw = Callable[[np.random.Generator], float]
 
 
@@ -70,6 +72,13 @@ def test_start_times_say_that_requests_were_sent_at_once(tmp_path: Path) -> None
     at_once = {"request_rate": 1000.0, "start_times": [7000 + number / 1000 for number in range(200)]}
     old, twice = (serving(tmp_path / f"{scale}.json", scale, 1, **at_once) for scale in (1.0, 2.0))
     assert run(["compare", str(old), str(twice), *GATE]) == 1
+    slow_client = {"start_times": [number / 10 for number in range(200)]}
+    sent = serving(tmp_path / "slow.json", 1.0, 1, **slow_client)
+    assert queue_times(load_newest(sent).record.variants[0], "ttft_s") is not None, "all at once is what was asked for"
+    rising = serving(tmp_path / "rising.json", 1.0, 1, **slow_client, ramp_up_strategy="linear", ramp_up_end_rps=10)
+    assert queue_times(load_newest(rising).record.variants[0], "ttft_s") is None
+    variants = load_newest(DATA / "guidellm-1.json").record.variants
+    assert [queue_times(variant, "e2e_s") is not None for variant in variants] == [False, True, False]
     limited = serving(tmp_path / "limited.json", 1.0, 1, max_concurrency=8)
     assert queue_times(load_newest(limited).record.variants[0], "e2e_s") is None
     plenty = serving(tmp_path / "plenty.json", 1.0, 1, max_concurrency=200)
@@ -100,9 +109,10 @@ def test_noise_is_no_regression(places: int) -> None:
     draws: list[Draw] = [lambda rng: float(rng.lognormal(0, 0.1)), lambda rng: float(rng.exponential())]
     wrong = []
     for number in range(150):
-        a, b = (np.sort(waits(rng, 120, places, draws[number % 2])) for _ in range(2))
-        ratios = compare_queues(a, b)
-        assert ratios is not None and ratios.mean() == pytest.approx(np.log(b.mean() / a.mean()))
+        a, b = (waits(rng, 120, places, draws[number % 2]) for _ in range(2))
+        variants = [request_variant("a", [{"start_s": 0.0, "e2e_s": end} for end in ends]) for ends in (a, b)]
+        ratios = compare_queues(variants[0], variants[1], "e2e_s")
+        assert ratios is not None and ratios.mean() == pytest.approx(np.log(sum(b) / sum(a)))
         units = independent_units(ratios)
         low, high = get_centre(units.values, units.inflation, trim=0.0).interval(0.05)
         wrong.append(low > 0 or high < 0)
