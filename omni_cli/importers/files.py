@@ -123,7 +123,7 @@ def _lines(text: bytes) -> tuple[str, Callable[[], list[Imported]]] | None:
     runs = [_document(item) for item in documents]
     if not runs or None in runs:
         return None
-    return "sglang bench_serving", lambda: [item for run in runs if run for item in run[1]()]
+    return next(run[0] for run in runs if run), lambda: [item for run in runs if run for item in run[1]()]
 
 
 def _has(document: Any, keys: frozenset[str]) -> bool:
