@@ -58,7 +58,7 @@ def load_foreign(path: Path) -> list[Imported]:
             return []
         tool, read = recognised
         imported = [_dated(item, path) for item in read()]
-    except (msgspec.ValidationError, TypeError, ValueError, KeyError, OverflowError) as error:
+    except (msgspec.ValidationError, TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise InputError(f"`{label}` is not a complete file of {tool}: {located(error)}") from error
     except InputError as error:
         raise InputError(f"`{label}`: {error.message}", hint=error.hint) from error

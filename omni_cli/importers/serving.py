@@ -213,7 +213,9 @@ def aiperf_summary(document: Any) -> list[Imported]:
     """Read AIPerf's `profile_export_aiperf.json`, which has percentiles of all answered requests."""
     version = str(document.get("schema_version", "1"))
     if version.partition(".")[0] != "1":
-        raise InputError(f"its schema version is {visible(version, 40)}, known is 1", hint="write it with AIPerf 0.13")
+        raise InputError(
+            f"AIPerf's schema version is {visible(version, 40)}, known is 1", hint="write it with AIPerf 0.13"
+        )
     medians: dict[str, float] = {}
     for name, metric in _AIPERF_TIMES.items():
         value = document.get(metric)
@@ -282,7 +284,7 @@ def guidellm(document: Any) -> list[Imported]:
     """Read GuideLLM's report, a variant per benchmark. Raises `InputError` for a version that is not known."""
     version = document["metadata"].get("version")
     if version != _GUIDE_VERSION:
-        message = f"its report version is {visible(str(version), 40)}, known is {_GUIDE_VERSION}"
+        message = f"the version of GuideLLM's report is {visible(str(version), 40)}, known is {_GUIDE_VERSION}"
         raise InputError(message, hint="write it with GuideLLM 0.8")
     missing, variants = [NO_ORIGIN], []
     for item in document["benchmarks"]:

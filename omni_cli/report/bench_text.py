@@ -111,12 +111,12 @@ def apart(outputs: Outputs) -> str:
 def pair_sentence(pair: Pair, labels: Labels) -> str | None:
     """Format `x ran 1.14 [1.13, 1.15] times faster than y, for +0.7 GiB`; None if end-to-end times show nothing."""
     item = next((item for item in pair.comparisons if item.metric == E2E), None)
-    if item is None or item.ratio is None or item.ci95 is None:
+    if item is None or item.ratio is None or (item.ci95 is None and item.blocks_needed):
         return None
     name_a, name_b = labels.of(pair)
     if item.verdict == "no difference":
         return f"{name_b} is as fast as {name_a}: any difference is below {limit(item.margin)}"
-    if item.verdict == "inconclusive":
+    if item.verdict == "inconclusive" or item.ci95 is None:
         return f"{name_b} against {name_a} is undecided: {percent(item.ratio - 1)}, {open_end(item)}"
     factor, bounds = item.ratio, item.ci95
     if item.verdict == "faster":

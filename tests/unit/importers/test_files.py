@@ -90,7 +90,7 @@ def test_a_report_of_guidellm(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     report["metadata"]["version"] = 3
     path.write_text(json.dumps(report))
     assert run(["compare", str(path), str(path)]) == 2
-    assert "its report version is 3, known is 2" in " ".join(capsys.readouterr().err.split())
+    assert "the version of GuideLLM's report is 3, known is 2" in " ".join(capsys.readouterr().err.split())
 
 
 def test_commands_of_equal_names_are_kept_apart(tmp_path: Path) -> None:
@@ -213,6 +213,10 @@ def test_the_script_that_the_action_writes_for_its_page(tmp_path: Path) -> None:
         ('{"model_id": "m", "tokenizer_id": "t", "completed": 2, "latencies": [1, 2], "ttfts": [1]}', "lengths: 1, 2"),
         ('{"lastUpdate": 1, "entries": {"a": [{"commit": {"id": "c"}}]}}', "missing required field"),
         ('{"lastUpdate": 1, "entries": {}}', "has no results"),
+        ('{"metadata": 1, "benchmarks": []}', "not a complete file of guidellm"),
+        ('{"metadata": {"version": 2}, "benchmarks": [{}]}', "not a complete file of guidellm: 'config'"),
+        ('{"metadata": {"version": 2}, "benchmarks": 7}', "not a complete file of guidellm"),
+        ('{"aiperf_version": "9", "schema_version": "2.0", "request_latency": {}}', "schema version is 2.0"),
         ('[{"name": "a", "unit": "MB", "value": 1}]', "has no results"),
         ('{"times": [1]}', "has no `schema`"),
         ('{"results": [', "is truncated"),

@@ -99,6 +99,8 @@ def test_other_queues_are_one_measurement(tmp_path: Path, capsys: pytest.Capture
         assert run(["compare", str(old), str(path), *GATE, *allowed]) == 3
         shown = " ".join("".join(capsys.readouterr()).split())
         assert "all sent at once are one measurement" in shown and "more block" not in shown
+        assert run(["compare", str(old), str(path), "--metric", "e2e_s", *allowed]) == 3
+        assert "is undecided: +" in (out := capsys.readouterr().out) and "are one measurement" in out
 
 
 @pytest.mark.parametrize("places", [1, 4, 16, 64])
