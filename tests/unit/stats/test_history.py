@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from support.bench_records import ENVIRONMENT, record, variant
 
 from omni_cli.errors import UsageError
-from omni_cli.history_folder import Kept
+from omni_cli.history_folder import Kept, keep, read_folder
 from omni_cli.results import HistoryRecord
 from omni_cli.stats.changes import THRESHOLD, Steps, find_steps
 from omni_cli.stats.history import get_history, judged
@@ -184,6 +185,18 @@ def test_more_series_need_more_evidence(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(asked) == 5
     assert asked[0] == THRESHOLD
     assert asked[1:] == [math.sqrt(THRESHOLD**2 + 2 * math.log(4))] * 4
+
+
+def test_dates_of_several_zones_are_ordered_in_utc(tmp_path: Path) -> None:
+    """A date without a zone counts as UTC, and records of one moment in two zones are of one night."""
+    dates = ("2026-11-20T23:30:00-05:00", "2026-11-21T01:00:00", "2026-11-21T03:30:00.5+02:00", "2026-11-21T02:00:00Z")
+    for number, date in enumerate(dates):
+        keep(msgspec.structs.replace(night(number, 0.1).record, created=date), tmp_path)
+    kept = read_folder(tmp_path)
+    assert [item.created[11:16] for item in kept] == ["01:00", "01:30", "02:00", "04:30"]
+    assert [item.record.created for item in kept] == [dates[number] for number in (1, 2, 3, 0)]
+    (series,) = e2e(kept).series
+    assert [point.created for point in series.points] == [item.created for item in kept]
 
 
 def failed(item: Kept, hours: int = 0, **environment: Any) -> Kept:
