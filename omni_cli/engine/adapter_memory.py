@@ -24,7 +24,7 @@ def adapter_bytes(stage: StageConfig, decoder: Mapping[str, Any], dtype: str, *,
     if not stage.lora:
         return 0
     if isinstance(stage, ARStageConfig):
-        per_rank = _sizes(decoder)
+        per_rank = _sizes(decoder, with_experts=is_cuda)
         # One slot more stays empty on a CPU, see `EngineAdapters.engine_args`.
         slots = len(stage.lora) + (not is_cuda)
         rank = stage.max_lora_rank or DEFAULT_RANK
@@ -36,7 +36,7 @@ def adapter_bytes(stage: StageConfig, decoder: Mapping[str, Any], dtype: str, *,
     return sum(known) * itemsize if len(known) == len(counts) else None
 
 
-def _sizes(decoder: Mapping[str, Any]) -> int | None:
+def _sizes(decoder: Mapping[str, Any], *, with_experts: bool) -> int | None:
     """Return the sum of inputs and outputs of a decoder's matrices, those of its vocabulary included; None if unknown.
 
     Those are the numbers that an adapter of rank 1 has if it adapts all of them.
@@ -52,7 +52,8 @@ def _sizes(decoder: Mapping[str, Any]) -> int | None:
     head_dim = decoder.get("head_dim") or hidden // heads
     # Query and output, key and value; gate, up and down.
     attention = 2 * (hidden + heads * head_dim) + 2 * (hidden + kv_heads * head_dim)
-    feed_forward = experts * 3 * (hidden + inner)
+    # vLLM adapts experts on GPUs only.
+    feed_forward = (experts if with_experts or experts == 1 else 0) * 3 * (hidden + inner)
     return int(layers * (attention + feed_forward) + 2 * (hidden + vocabulary))
 
 

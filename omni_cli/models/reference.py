@@ -207,11 +207,16 @@ def load_model(
 
 
 def load_adapters(model: Any, stage: ARStageConfig) -> None:
-    """Load a stage's LoRA adapters into a model of transformers. Raises `NoReferenceError` without PEFT."""
+    """Load a stage's LoRA adapters into a model of transformers.
+
+    Raises `NoReferenceError` without PEFT, and for an adapter whose modules transformers names otherwise.
+    """
     if stage.lora and importlib.util.find_spec("peft") is None:
         raise NoReferenceError("a reference with LoRA adapters needs peft: `pip install 'omni-cli[lora]'`")
     for adapter in stage.adapters:
-        model.load_adapter(str(adapter.path), adapter_name=adapter.module_name)
+        loaded = model.load_adapter(str(adapter.path), adapter_name=adapter.module_name)
+        if unknown := sorted(loaded.unexpected_keys):
+            raise NoReferenceError(f"{type(model).__name__} has no `{unknown[0]}`, of the adapter `{adapter.name}`")
 
 
 def use_adapter(model: Any, stage: ARStageConfig, request: GenerateRequest) -> None:

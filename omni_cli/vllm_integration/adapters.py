@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +11,15 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from omni_cli.checkpoints.adapters import renamed, unusable
+from omni_cli.checkpoints.adapters import EXPERTS, adapted_modules, has_experts, renamed, unusable
+from omni_cli.config.lora_keys import Adapter
 from omni_cli.errors import CheckpointError, StageError
+from omni_cli.families import StageRole
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.protocol import StageSpec
 
 _UNSUPPORTED = "does not support LoRA"
+_UNEXPECTED = re.compile(r"but received \['([^']+)'")
 
 
 class EngineAdapters:
@@ -45,19 +49,41 @@ class EngineAdapters:
             )
         # On CPUs, vLLM 0.32 gives requests for the base model the last slot's adapter (vllm#48421): it stays empty.
         num_empty = int(current_platform.is_cpu())
-        return {"enable_lora": True, "max_loras": len(self._stage.lora) + num_empty}
+        arguments = {"enable_lora": True, "max_loras": len(self._stage.lora) + num_empty}
+        return arguments | (self._for_experts() if has_experts(*self._checkpoint) else {})
+
+    def _for_experts(self) -> dict[str, object]:
+        """Return the arguments for a mixture of experts, whose LoRA vLLM has in Triton alone."""
+        modules = {module: adapter for adapter in self._stage.adapters for module in adapted_modules(adapter)}
+        if not current_platform.is_cpu():
+            # With it, vLLM reads adapters of single experts, too.
+            return {"enable_mixed_moe_lora_format": any(map(_is_fused, self._stage.adapters))}
+        for module in sorted(modules):
+            if EXPERTS.search(module):
+                hint = "use an adapter without experts, or run on a GPU"
+                raise unusable(modules[module], f"vLLM has LoRA of experts (`{module}`) on GPUs only", hint)
+        # Without a choice, vLLM would prepare the experts as well.
+        return {"lora_target_modules": sorted({module.rpartition(".")[2] for module in modules})}
+
+    @property
+    def _checkpoint(self) -> tuple[Path, StageRole]:
+        role = self._spec.family.role(self._stage.name)
+        assert role is not None
+        return Path(self._spec.model), role
 
     def load(self, engine: LLMEngine) -> None:
         """Load all adapters. Raises `CheckpointError` for one that the model cannot use as a whole."""
-        role = self._spec.family.role(self._stage.name)
-        assert role is not None
         for number, adapter in enumerate(self._stage.adapters, start=1):
-            request = LoRARequest(adapter.name, number, str(renamed(adapter, Path(self._spec.model), role)))
+            folder = renamed(adapter, *self._checkpoint)
+            request = LoRARequest(adapter.name, number, str(folder), is_3d_lora_weight=_is_fused(adapter))
             try:
                 engine.add_lora(request)
-            except (ValueError, RuntimeError) as error:  # whatever vLLM lacks for it
-                raise unusable(adapter, " ".join(str(error).split())) from error
-            unused = set.intersection(*map(set, engine.collective_rpc("unused_modules", args=(number,))))
+            except (ValueError, RuntimeError, AssertionError) as error:  # whatever vLLM lacks for it
+                unused = set(_UNEXPECTED.findall(str(error)))
+                if not unused:
+                    raise unusable(adapter, " ".join(str(error).split()) or "vLLM cannot load it") from error
+            else:
+                unused = set.intersection(*map(set, engine.collective_rpc("unused_modules", args=(number,))))
             if unused:
                 raise unusable(
                     adapter, f"vLLM has no LoRA for this model's `{min(unused)}`", "leave that module out of it"
@@ -82,3 +108,8 @@ class EngineAdapters:
                 f"stage `{name}` takes no LoRA adapters: vLLM has none for {model}",
                 hint=f"remove `lora` from stage `{name}`",
             ) from error
+
+
+def _is_fused(adapter: Adapter) -> bool:
+    """True for an adapter of experts that are one tensor, PEFT's `target_parameters`."""
+    return any(module.endswith((".experts", ".experts.base_layer")) for module in adapted_modules(adapter))

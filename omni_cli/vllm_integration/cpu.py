@@ -1,10 +1,12 @@
 """The CPU twins of `gpu.py`: the same mixins over vLLM's CPU runner and worker."""
 
 import torch
+from vllm.model_executor.layers.fused_moe import layer
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from omni_cli.compat.replaced import replaced
 from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
 from omni_cli.vllm_integration.diffusion_runner import DiffusionRunnerMixin
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, OmniRunnerMixin
@@ -60,6 +62,12 @@ class CPUDiffusionModelRunner(DiffusionRunnerMixin, OmniCPUModelRunner):
 
 class OmniCPUWorker(OmniWorkerMixin, CPUWorker):
     runner_home = cpu_worker
+
+    def load_model(self, *args: object, **kwargs: object) -> None:
+        # vLLM 0.32 takes Triton for experts beside any adapter, and CPUs have none; `EngineAdapters` adapts no experts.
+        config = layer.FusedMoEConfig
+        with replaced(layer, FusedMoEConfig=lambda **keys: config(**{**keys, "is_lora_enabled": False})):
+            super().load_model(*args, **kwargs)
 
 
 class CPUARWorker(OmniCPUWorker):

@@ -18,11 +18,13 @@ def save_adapter(
     *,
     rank: int = 4,
     modules: Sequence[str] | str = ("q_proj", "v_proj", "o_proj", "down_proj"),
+    **keys: Any,
 ) -> Path:
-    """Save an adapter of a model, whose weights depend on the seed; the model is changed."""
+    """Save an adapter of a model, whose weights depend on the seed; the model is changed. `keys` are PEFT's."""
     torch.manual_seed(seed)
     targets = modules if isinstance(modules, str) else list(modules)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, init_lora_weights=False)
+    keys = {"init_lora_weights": False, **keys}
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, **keys)
     get_peft_model(model, config).save_pretrained(folder)
     return folder
 
@@ -34,9 +36,9 @@ def language_adapter(base: Path, folder: Path, seed: int, **options: Any) -> Pat
 class PeftTokens:
     """Greedy answers of a language model in float32, by an adapter's name or None."""
 
-    def __init__(self, base: Path, adapters: Mapping[str, Path]) -> None:
+    def __init__(self, base: Path, adapters: Mapping[str, Path], auto: Any = AutoModelForCausalLM) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(base)
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+        model = auto.from_pretrained(base, dtype=torch.float32).eval()
         name, *others = adapters
         self._model = PeftModel.from_pretrained(model, adapters[name], adapter_name=name).eval()
         for other in others:

@@ -119,6 +119,11 @@ CALLABLES = [
     ("vllm.v1.worker.gpu_worker:Worker.init_device", [], "is overridden to build our runner"),
     ("vllm.v1.worker.cpu_worker:CPUWorker.init_device", [], "is overridden to build our runner"),
     (
+        "vllm.engine.arg_utils:EngineArgs",
+        ["enable_lora", "max_loras", "lora_target_modules", "enable_mixed_moe_lora_format"],
+        "keeps adapters loaded",
+    ),
+    (
         "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
         ["engine_core_outputs"],
         "is overridden to take hidden states off",
@@ -503,6 +508,15 @@ ATTRIBUTES = [
     ),
     ("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager.create_lora_manager", ["self._adapter_manager ="]),
     ("vllm.lora.model_manager:LoRAModelManager.__init__", ["self.modules"]),
+    ("vllm.lora.lora_model:LoRAModel.from_local_checkpoint", ['f" but received {unexpected_modules}."']),
+    (
+        "vllm.lora.peft_helper:PEFTHelper._match_pattern",
+        ["for key, value in pattern.items()", 're.match(rf"(.*\\.)?({key})$", name)'],
+    ),
+    (
+        "vllm.model_executor.layers.fused_moe.layer:FusedMoEFactory",
+        ["moe_config = FusedMoEConfig(", "is_lora_enabled="],
+    ),
     ("vllm.utils.gc_utils:freeze_gc_for_cudagraph_capture", ["gc.freeze()", "gc.unfreeze()", "gc.collect()"]),
     ("vllm.v1.worker.worker_base:WorkerBase.__init__", ["self.distributed_init_method"]),
     ("vllm.model_executor.layers.fused_moe.routed_experts:RoutedExperts.__init__", ["self.moe_config"]),
@@ -650,7 +664,11 @@ IMPORTED = [
         ["tools", "tool_choice", "parallel_tool_calls", "structured_outputs", "chat_template_kwargs"],
         "is what a parser of replies looks at",
     ),
-    ("vllm.lora.request:LoRARequest", ["lora_name", "lora_int_id", "lora_path"], "is a request's adapter"),
+    (
+        "vllm.lora.request:LoRARequest",
+        ["lora_name", "lora_int_id", "lora_path", "is_3d_lora_weight"],
+        "is a request's adapter",
+    ),
     ("vllm.parser.abstract_parser:Parser", ["tool_parser_cls", "reasoning_parser_cls"], "is a model's parser"),
     ("vllm.parser.abstract_parser:DelegatingParser", ["tool_parser_cls"], "parses calls that a grammar forces"),
     ("vllm.parser.parser_manager:ParserManager", [], "finds a parser by its names"),

@@ -181,8 +181,8 @@ def qwen3_moe(folder: Path) -> Path:
     return _save(folder, transformers.Qwen3MoeForCausalLM(config), tokenizer)
 
 
-def idefics3(folder: Path) -> Path:
-    """Images, each as tiles."""
+def idefics3(folder: Path, **encoder: int) -> Path:
+    """Images, each as tiles. `encoder` are sizes of its own for the encoder."""
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     special = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *tiles]
     tokenizer = _tokenizer(special, template=_template(image="<image>"))
@@ -194,6 +194,7 @@ def idefics3(folder: Path) -> Path:
         "num_attention_heads": 2,
         "image_size": 64,
         "patch_size": 8,
+        **encoder,
     }
     config = transformers.Idefics3Config(
         text_config=text.to_dict(),
