@@ -294,7 +294,8 @@ def stage_warnings(name: str, effective: Mapping[str, Any]) -> tuple[str, ...]:
     """Return sentences about deviations of a stage from its profile, according to its effective settings."""
     dropped = ", ".join(f"`{argument}`" for argument in effective.get("dropped_arguments", ()))
     message = f"stage `{name}`: this checkpoint's pipeline has no use for the profile's {dropped}; dropped"
-    return (message,) if dropped else ()
+    tokenizer = (f"stage `{name}`: {effective['tokenizer']}",) if "tokenizer" in effective else ()
+    return ((message,) if dropped else ()) + tokenizer
 
 
 @dataclass(frozen=True)

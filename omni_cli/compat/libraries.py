@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 
+from omni_cli.compat.own_tokenizers import use_own_tokenizers
 from omni_cli.compat.torchvision import ensure_torchvision_importable, lacks_cpu_mark
 
 # diffusers imports torchao and bitsandbytes wherever they are installed, and they then warn of their own kernels for
@@ -21,6 +22,8 @@ _CUDA_LINKED = ("torchaudio", "torchcodec")
 
 def prepare_libraries() -> None:
     """Set the environment variables of vLLM, Ray and cache-dit, quieten others, and make torchvision importable.
+
+    From then on, tokenizers give the ids of their files.
 
     Packages that do not load beside a CPU build of torch are hidden from transformers, which imports what it finds.
 
@@ -42,6 +45,7 @@ def prepare_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     ensure_torchvision_importable()
     _hide_cuda_linked()
+    use_own_tokenizers()
 
 
 def _hide_cuda_linked() -> None:

@@ -31,6 +31,7 @@ from omni_cli.verify.single_rows import (
     stop_string,
 )
 from omni_cli.verify.small_cache import small_cache_overrides
+from omni_cli.verify.tokenizer_rows import tokenizer_rows
 from omni_cli.verify.tokens import get_probabilities, make_decoder
 from omni_cli.verify.verdicts import judge_arrays, judge_tokens, worst, worst_of_each
 from omni_cli.verify_record import Check, Row, TokenProbability
@@ -86,6 +87,7 @@ class EngineChecks:
             self._family = read_family(self._checkpoint)
             self._decode = make_decoder(self._checkpoint, config)
             self._requests = await self._usable(session)
+            self.rows += await tokenizer_rows(session, self._checkpoint)
             alone = await self._alone(session, self._requests)
             outputs = [run.output for run in alone]
             if not self.plan.low_memory:

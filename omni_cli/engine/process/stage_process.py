@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from omni_cli.compat.own_tokenizers import tokenizer_effect
 from omni_cli.engine.mps import PIPES, mps_effect
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.engine.process.stage_log import StageLog
@@ -115,7 +116,7 @@ def _run(
             cluster.enter_context(ray_for_ranks(spec.stage))
             stage = load_stage(spec, send_at_once)
             stage.warm_up()
-            effective = {**stage.effective, **mps_effect(spec)}
+            effective = {**stage.effective, **mps_effect(spec), **tokenizer_effect()}
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
         emit(load_failure(error, spec))
         return

@@ -1,0 +1,136 @@
+"""A checkpoint's own tokenizer, where transformers makes another one of its files.
+
+transformers 5.4 and later build some classes from the vocabulary alone: their own normalizer, pre-tokenizer and decoder
+take the place of those in tokenizer.json. `add_bos_token` is ignored beside that file. Without the file, spaces are not
+those of sentencepiece: the first one is missing, or one of two.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PROBES = (
+    "Hello, world!", " The capital of France is Paris.", "def f(x):\n    return x + 1  # one\n\n\n", "a    b\t\tc  ",
+    "12345 + 6.78 = 2024", "I'LL see; don't you?", "naïve café — “quoted”", "日本語のテキスト。中文", "Привет, мир",
+    "مرحبا بالعالم", "👩‍🚀 🎉", "\n\n  x",
+)  # fmt: skip
+_VOCABULARY = re.compile(r'"vocab"\s*:\s*[{\[]')
+_differences: dict[str, str] = {}
+
+
+def tokenizer_effect() -> dict[str, object]:
+    """Return what transformers would have made otherwise of this process's tokenizers; nothing if it would not."""
+    return {"tokenizer": "; ".join(_differences.values())} if _differences else {}
+
+
+def use_own_tokenizers() -> None:
+    """Make transformers' tokenizers give the ids of their files, in this process."""
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+    load = PreTrainedTokenizerBase.__dict__["_from_pretrained"].__func__
+
+    def load_own(cls: Any, files: dict[str, Any], name: Any, *args: Any, **kwargs: Any) -> Any:
+        paths = {key: Path(path) for key, path in files.items() if isinstance(path, str)}
+        tokenizer = load(cls, files, name, *args, **kwargs)
+        if isinstance(tokenizer, TokenizersBackend) and (found := _restore(tokenizer, paths)):
+            _differences[str(name)] = f"transformers {version('transformers')} {found}"
+        return tokenizer
+
+    if not hasattr(load, "is_own"):
+        load_own.is_own = True  # type: ignore[attr-defined]
+        PreTrainedTokenizerBase._from_pretrained = classmethod(load_own)  # type: ignore[method-assign,assignment]
+
+
+def _restore(tokenizer: Any, files: Mapping[str, Path]) -> str:
+    """Give a tokenizer the parts of its file if they change an id, and its first token; return what differed."""
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+    backend, found = tokenizer.backend_tokenizer, []
+    file, config_file = files.get("tokenizer_file"), files.get("tokenizer_config_file")
+    config = {} if config_file is None else json.loads(config_file.read_text(encoding="utf-8"))
+    # A class without an `__init__` of its own is read from the file as it is; one of words has parts by its settings.
+    is_built = (
+        type(tokenizer).__init__ is not TokenizersBackend.__init__ and type(backend.model).__name__ != "WordPiece"
+    )
+    if file is not None and is_built:
+        before = _read(backend)
+        _set_parts(backend, file)
+        if config.get("add_prefix_space") is not None and hasattr(backend.pre_tokenizer, "add_prefix_space"):
+            backend.pre_tokenizer.add_prefix_space = config["add_prefix_space"]
+        probes = zip(PROBES, before, _read(backend), strict=True)
+        if changed := [text for text, old, new in probes if old[0] != new[0] or old[1] != text == new[1]]:
+            name = type(tokenizer).__name__
+            found.append(f"reads {changed[0]!r} otherwise than {file.name}, as {name}: the file's ids are used")
+    model = files.get("vocab_file", Path())
+    is_bpe = type(backend.model).__name__ == "BPE"
+    if file is None and model.suffix == ".model" and is_bpe and config.get("add_prefix_space") is not False:
+        found += _follow_sentencepiece(backend, model)
+    if config.get("add_bos_token") is True and tokenizer.bos_token_id not in (None, *backend.encode("a").ids[:1]):
+        tokenizer.add_bos_token = True
+        found.append("ignores `add_bos_token: true`: it is followed")
+    return "; ".join(found)
+
+
+def _follow_sentencepiece(backend: Any, file: Path) -> list[str]:
+    """Give a backend the spaces of sentencepiece, if ids differ and are then the same."""
+    from sentencepiece import SentencePieceProcessor
+    from tokenizers import decoders, normalizers
+
+    try:
+        own = SentencePieceProcessor(model_file=str(file))
+    except (OSError, RuntimeError):  # of tiktoken, whose files have the same name
+        return []
+    expected = [own.encode(text) for text in PROBES]
+    changed = [text for text, ids, (mine, _) in zip(PROBES, expected, _read(backend), strict=True) if ids != mine]
+    if not changed:
+        return []
+    parts = backend.normalizer, backend.pre_tokenizer, backend.decoder
+    spaces = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.normalizer, backend.pre_tokenizer, backend.decoder = spaces, None, decoders.Sequence(steps)
+    backend.model._clear_cache()
+    is_same = [ids for ids, _ in _read(backend)] == expected
+    if not is_same:
+        backend.normalizer, backend.pre_tokenizer, backend.decoder = parts
+    return [f"reads {changed[0]!r} otherwise than {file.name}" + (": the file's ids are used" if is_same else "")]
+
+
+def _read(backend: Any) -> list[tuple[list[int], str]]:
+    """Return the ids of all probes, and their text; nothing for one that cannot be read."""
+    found = []
+    for text in PROBES:
+        try:
+            ids = backend.encode(text, add_special_tokens=False).ids
+            found.append((ids, backend.decode(ids, skip_special_tokens=False)))
+        except Exception:  # noqa: BLE001 - tokenizers raises no other, such as for a class's `<unk>`
+            found.append(([], ""))
+    return found
+
+
+def _set_parts(backend: Any, file: Path) -> None:
+    """Give a backend all of a tokenizer.json but its vocabulary, which takes long to read."""
+    from tokenizers import Tokenizer
+
+    head = ""
+    with file.open(encoding="utf-8") as text:
+        while (end := _VOCABULARY.search(head)) is None and (more := text.read(1 << 16)):
+            head += more
+    own = json.loads(head[: end.start()] + '"vocab": {}}}' if end else head)
+    if "pre_tokenizer" not in own:  # the model comes first
+        own = json.loads(file.read_text(encoding="utf-8"))
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    parts = Tokenizer.from_str(json.dumps({**own, "added_tokens": [], "model": empty}))
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        setattr(backend, name, getattr(parts, name))
+    model = backend.model
+    for key in ("byte_fallback", "ignore_merges", "fuse_unk", "unk_token"):
+        if key in own["model"] and hasattr(model, key):
+            setattr(model, key, own["model"][key])
+    if hasattr(model, "_clear_cache"):
+        model._clear_cache()
