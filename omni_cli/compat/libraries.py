@@ -7,6 +7,7 @@ import os
 import sys
 
 from omni_cli.compat.own_tokenizers import use_own_tokenizers
+from omni_cli.compat.package_names import quick_package_names
 from omni_cli.compat.torchvision import ensure_torchvision_importable, lacks_cpu_mark
 
 # diffusers imports torchao and bitsandbytes wherever they are installed, and they then warn of their own kernels for
@@ -45,7 +46,8 @@ def prepare_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     ensure_torchvision_importable()
     _hide_cuda_linked()
-    use_own_tokenizers()
+    with quick_package_names():
+        use_own_tokenizers()
 
 
 def _hide_cuda_linked() -> None:

@@ -38,67 +38,37 @@ def use_own_tokenizers() -> None:
     def load_own(cls: Any, files: dict[str, Any], name: Any, *args: Any, **kwargs: Any) -> Any:
         paths = {key: Path(path) for key, path in files.items() if isinstance(path, str)}
         tokenizer = load(cls, files, name, *args, **kwargs)
-        if isinstance(tokenizer, TokenizersBackend) and (found := _restore(tokenizer, paths)):
-            _differences[str(name)] = f"transformers {version('transformers')} {found}"
+        if isinstance(tokenizer, TokenizersBackend):
+            # A class without an `__init__` of its own is read from tokenizer.json as it is.
+            is_built = type(tokenizer).__init__ is not TokenizersBackend.__init__
+            if found := _restore(tokenizer, paths, is_built=is_built):
+                _differences[str(name)] = f"transformers {version('transformers')} {found}"
         return tokenizer
 
-    if not hasattr(load, "is_own"):
-        load_own.is_own = True  # type: ignore[attr-defined]
-        PreTrainedTokenizerBase._from_pretrained = classmethod(load_own)  # type: ignore[method-assign,assignment]
+    PreTrainedTokenizerBase._from_pretrained = classmethod(load_own)
 
 
-def _restore(tokenizer: Any, files: Mapping[str, Path]) -> str:
-    """Give a tokenizer the parts of its file if they change an id, and its first token; return what differed."""
-    from transformers.tokenization_utils_tokenizers import TokenizersBackend
-
+def _restore(tokenizer: Any, files: Mapping[str, Path], *, is_built: bool) -> str:
+    """Give a tokenizer the ids of its file, and its first token; return what was different."""
     backend, found = tokenizer.backend_tokenizer, []
-    file, config_file = files.get("tokenizer_file"), files.get("tokenizer_config_file")
-    config = {} if config_file is None else json.loads(config_file.read_text(encoding="utf-8"))
-    # A class without an `__init__` of its own is read from the file as it is; one of words has parts by its settings.
-    is_built = (
-        type(tokenizer).__init__ is not TokenizersBackend.__init__ and type(backend.model).__name__ != "WordPiece"
-    )
+    before = _read(backend)
+    file, model = files.get("tokenizer_file"), files.get("vocab_file", Path())
     if file is not None and is_built:
-        before = _read(backend)
         _set_parts(backend, file)
-        if config.get("add_prefix_space") is not None and hasattr(backend.pre_tokenizer, "add_prefix_space"):
-            backend.pre_tokenizer.add_prefix_space = config["add_prefix_space"]
-        probes = zip(PROBES, before, _read(backend), strict=True)
-        if changed := [text for text, old, new in probes if old[0] != new[0] or old[1] != text == new[1]]:
-            name = type(tokenizer).__name__
-            found.append(f"reads {changed[0]!r} otherwise than {file.name}, as {name}: the file's ids are used")
-    model = files.get("vocab_file", Path())
-    is_bpe = type(backend.model).__name__ == "BPE"
-    if file is None and model.suffix == ".model" and is_bpe and config.get("add_prefix_space") is not False:
-        found += _follow_sentencepiece(backend, model)
-    if config.get("add_bos_token") is True and tokenizer.bos_token_id not in (None, *backend.encode("a").ids[:1]):
+    elif file is None and model.suffix == ".model" and type(backend.model).__name__ == "BPE":
+        _set_spaces(backend, model)
+    probes = zip(PROBES, before, _read(backend), strict=True)
+    if changed := [text for text, old, new in probes if old[0] != new[0] or old[1] != text == new[1]]:
+        name = (file or model).name
+        found.append(
+            f"reads {changed[0]!r} otherwise than {name}, as {type(tokenizer).__name__}: the file's ids are used"
+        )
+    config = files.get("tokenizer_config_file")
+    adds = config is not None and json.loads(config.read_text(encoding="utf-8")).get("add_bos_token") is True
+    if adds and tokenizer.bos_token_id not in (None, *backend.encode("a").ids[:1]):
         tokenizer.add_bos_token = True
         found.append("ignores `add_bos_token: true`: it is followed")
     return "; ".join(found)
-
-
-def _follow_sentencepiece(backend: Any, file: Path) -> list[str]:
-    """Give a backend the spaces of sentencepiece, if ids differ and are then the same."""
-    from sentencepiece import SentencePieceProcessor
-    from tokenizers import decoders, normalizers
-
-    try:
-        own = SentencePieceProcessor(model_file=str(file))
-    except (OSError, RuntimeError):  # of tiktoken, whose files have the same name
-        return []
-    expected = [own.encode(text) for text in PROBES]
-    changed = [text for text, ids, (mine, _) in zip(PROBES, expected, _read(backend), strict=True) if ids != mine]
-    if not changed:
-        return []
-    parts = backend.normalizer, backend.pre_tokenizer, backend.decoder
-    spaces = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    backend.normalizer, backend.pre_tokenizer, backend.decoder = spaces, None, decoders.Sequence(steps)
-    backend.model._clear_cache()
-    is_same = [ids for ids, _ in _read(backend)] == expected
-    if not is_same:
-        backend.normalizer, backend.pre_tokenizer, backend.decoder = parts
-    return [f"reads {changed[0]!r} otherwise than {file.name}" + (": the file's ids are used" if is_same else "")]
 
 
 def _read(backend: Any) -> list[tuple[list[int], str]]:
@@ -126,11 +96,31 @@ def _set_parts(backend: Any, file: Path) -> None:
         own = json.loads(file.read_text(encoding="utf-8"))
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     parts = Tokenizer.from_str(json.dumps({**own, "added_tokens": [], "model": empty}))
-    for name in ("normalizer", "pre_tokenizer", "decoder"):
-        setattr(backend, name, getattr(parts, name))
+    backend.normalizer, backend.pre_tokenizer, backend.decoder = parts.normalizer, parts.pre_tokenizer, parts.decoder
     model = backend.model
-    for key in ("byte_fallback", "ignore_merges", "fuse_unk", "unk_token"):
-        if key in own["model"] and hasattr(model, key):
+    for key in own["model"].keys() & {"byte_fallback", "ignore_merges", "fuse_unk", "unk_token"}:
+        if hasattr(model, key):
             setattr(model, key, own["model"][key])
     if hasattr(model, "_clear_cache"):
         model._clear_cache()
+
+
+def _set_spaces(backend: Any, file: Path) -> None:
+    """Give a backend the spaces of sentencepiece, if its ids are then those of the file."""
+    from sentencepiece import SentencePieceProcessor
+    from tokenizers import decoders, normalizers
+
+    try:
+        own = SentencePieceProcessor(model_file=str(file))
+    except (OSError, RuntimeError):  # of tiktoken, whose files have the same name
+        return
+    expected = [own.encode(text) for text in PROBES]
+    spaces = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    # As they are, if nothing else is right either.
+    parts = backend.normalizer, backend.pre_tokenizer, backend.decoder
+    for each in (parts, (spaces, None, decoders.Sequence(steps)), parts):
+        backend.normalizer, backend.pre_tokenizer, backend.decoder = each
+        backend.model._clear_cache()
+        if [ids for ids, _ in _read(backend)] == expected:
+            return

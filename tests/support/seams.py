@@ -118,6 +118,12 @@ CALLABLES = [
     ("vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model", [], "is overridden to mark what loading does"),
     ("vllm.v1.worker.gpu_worker:Worker.init_device", [], "is overridden to build our runner"),
     ("vllm.v1.worker.cpu_worker:CPUWorker.init_device", [], "is overridden to build our runner"),
+    ("vllm.v1.worker.cpu_worker:CPUWorker.load_model", [], "is overridden to choose kernels of experts"),
+    (
+        "transformers.tokenization_utils_base:PreTrainedTokenizerBase._from_pretrained",
+        ["resolved_vocab_files", "pretrained_model_name_or_path"],
+        "is overridden to give tokenizers the ids of their files",
+    ),
     (
         "vllm.engine.arg_utils:EngineArgs",
         ["enable_lora", "max_loras", "lora_target_modules", "enable_mixed_moe_lora_format"],
@@ -722,6 +728,11 @@ IMPORTED = [
         "is the head",
     ),
     ("vllm.model_executor.layers.pooler:DispatchPooler", ["poolers_by_task"], "lets tensors of a diffusion through"),
+    (
+        "transformers.tokenization_utils_tokenizers:TokenizersBackend",
+        ["backend_tokenizer", "add_bos_token", "bos_token_id"],
+        "has the tokenizer of tokenizer.json",
+    ),
     ("vllm.model_executor.layers.pooler:IdentityPooler", ["get_supported_tasks"], "lets them through unchanged"),
     ("vllm.model_executor.models.interfaces:IsAttentionFree", ["is_attention_free"], "marks a model without KV cache"),
     ("vllm.model_executor.models.interfaces:SupportsPP", ["supports_pp", "forward"], "marks models for pipeline ranks"),

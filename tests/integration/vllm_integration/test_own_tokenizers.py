@@ -113,7 +113,7 @@ def test_a_tokenizer_model_alone(model_type: str, tmp_path: Path) -> None:
     for text in PROBES:
         assert tokenizer.encode(text, add_special_tokens=False) == own.encode(text)
         assert tokenizer.decode(own.encode(text)) == text
-    assert "otherwise than tokenizer.model: the file's ids are used" in str(tokenizer_effect()["tokenizer"])
+    assert "otherwise than tokenizer.model, as" in str(tokenizer_effect()["tokenizer"])
 
 
 def test_the_row_of_a_tokenizer(base: Path, tmp_path: Path) -> None:
