@@ -730,7 +730,7 @@ IMPORTED = [
     ("vllm.model_executor.layers.pooler:DispatchPooler", ["poolers_by_task"], "lets tensors of a diffusion through"),
     (
         "transformers.tokenization_utils_tokenizers:TokenizersBackend",
-        ["backend_tokenizer", "add_bos_token", "bos_token_id"],
+        ["backend_tokenizer", "add_bos_token"],
         "has the tokenizer of tokenizer.json",
     ),
     ("vllm.model_executor.layers.pooler:IdentityPooler", ["get_supported_tasks"], "lets them through unchanged"),
