@@ -1,7 +1,8 @@
-"""Requests of a stage's own on a GPU, so that the first real one compiles and captures nothing."""
+"""Requests of a stage's own while it loads, so that the first real one compiles, captures and finds out nothing."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -29,14 +30,14 @@ class WarmUp:
         raise NotImplementedError
 
     def warm_up(self) -> None:
-        """Run requests on a GPU, so that the first real one compiles and captures nothing."""
-        if not current_platform.is_cpu():
+        """Run requests; on a CPU, which compiles nothing, one of an AR stage, to find out if the kernels can run."""
+        if not current_platform.is_cpu() or self.spec.stage.kind == "ar":
             with mark("warm-up requests"):
-                self.run_warm_up()
+                self.run_warm_up(1 if current_platform.is_cpu() else None)
 
-    def run_warm_up(self) -> None:
-        """Run `warm_up_batches`. Raises the error of a diffusion, whose graphs cannot be captured later either."""
-        for requests in self.warm_up_batches():
+    def run_warm_up(self, num_batches: int | None = None) -> None:
+        """Run `warm_up_batches`. Raises the engine's error, and that of a diffusion, whose graphs come no later."""
+        for requests in itertools.islice(self.warm_up_batches(), num_batches):
             for number, request in enumerate(requests):
                 try:
                     self.add(replace(request, request_id=f"warm-up {number}"))

@@ -124,10 +124,10 @@ def tool_caller(folder: Path) -> Path:
     return _save(folder, transformers.Qwen3ForCausalLM(config), tokenizer)
 
 
-def llama(folder: Path) -> Path:
+def llama(folder: Path, **changes: int) -> Path:
     """With a beginning-of-sequence token that both the tokenizer and the template write."""
     tokenizer = _tokenizer(bos=True)
-    config = transformers.LlamaConfig(**_DECODER, **_ids(tokenizer))
+    config = transformers.LlamaConfig(**{**_DECODER, **changes}, **_ids(tokenizer))
     return _save(folder, transformers.LlamaForCausalLM(config), tokenizer)
 
 

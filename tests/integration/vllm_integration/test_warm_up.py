@@ -1,4 +1,4 @@
-"""The requests that stages run on a GPU before they are ready, here on a CPU."""
+"""The requests that stages run before they are ready."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.omni_process import run_omni
+from support.tiny_models import llama
+
+from omni_cli.engine.devices import has_cuda_device
 
 SCRIPT = Path(__file__).resolve().parents[2] / "support" / "warm_ups.py"
 
@@ -29,3 +33,15 @@ def test_every_stage_finishes_its_warm_up_requests(profile):
         assert "Failure" not in reports
         assert of_two.count("RequestDone") == 1 + 2
         assert not is_left
+
+
+@pytest.mark.skipif(has_cuda_device(), reason="a GPU has these kernels")
+def test_a_kernel_that_a_cpu_lacks_is_found_while_loading(tmp_path):
+    """vLLM raises it when attention first runs, in the engine's step, which would end the stage."""
+    folder = llama(tmp_path / "model", head_dim=16)
+    (tmp_path / "run").mkdir()
+    ended = run_omni(tmp_path / "run", "serve", "--model", str(folder), "--port", "0")
+    ended.check_clean()
+    assert ended.code == 6 and ended.out == "", ended.out
+    assert ended.err.count("error: ") == 1 and "could not load" in ended.err, ended.err
+    assert "Unsupported CPU attention configuration: head_dim=16" in ended.err
