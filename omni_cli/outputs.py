@@ -324,13 +324,14 @@ class StageFailed:
 
 @dataclass(frozen=True)
 class StageProgress:
-    """Event: `done` of `total` tokens or denoising steps; `total` None when unknown."""
+    """Event: `done` of `total` tokens or denoising steps; `total` None when unknown, `num_input_tokens` 0."""
 
     request_id: str
     stage: str
     done: int
     total: int | None
     unit: Literal["token", "step"]
+    num_input_tokens: int = 0
 
 
 @dataclass(frozen=True)

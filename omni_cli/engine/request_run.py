@@ -112,7 +112,7 @@ class RequestRun:
                 del self._inside[name]
                 raise report.error(name)
             case Progress():
-                yield StageProgress(request_id, name, report.done, report.total, report.unit)
+                yield StageProgress(request_id, name, report.done, report.total, report.unit, report.num_input_tokens)
             case TextChunk() if self._wants("text"):
                 yield TextDelta(
                     request_id,
@@ -138,6 +138,9 @@ class RequestRun:
     def _done(self, name: str, report: RequestDone) -> Iterator[Event]:
         client = self._inside.pop(name)
         self._traces[name] = dataclasses.replace(self._trace(client, report), began_s=self._entered_s[name])
+        if report.trace.get("num_output_tokens") is not None:
+            done, num_input = report.trace["num_output_tokens"], report.trace.get("num_input_tokens") or 0
+            yield StageProgress(self._request.request_id, name, done, done, "token", num_input)
         self._outputs[name] = self._made(report, self._chunks.pop(name, []))
         self.notes += report.notes
         for output in self._outputs[name]:

@@ -26,8 +26,9 @@ class Exchange:
     """`began_s` and `deadline_s` are on the event loop's clock; `notes` are further fields of its log line.
 
     `changes` has a sentence as a key for each thing that was changed about its requests.
-    `error` is the kind of failure and `message` its sentence, `status` the one sent (None: none was). `headers` are
-    further ones of the response.
+    `error` is the kind of failure and `message` its sentence, `status` the one sent (None: none was), and the response
+    `is_answered` once its last byte is. `headers` are further ones of the response, and `trailers` follow a stream.
+    `route` is the path of its route, with the names of what varies.
     """
 
     request_id: str
@@ -36,17 +37,20 @@ class Exchange:
     client: str | None
     began_s: float
     deadline_s: float
+    route: str = "other"
     status: int | None = None
     sent_bytes: int = 0
+    is_answered: bool = False
     num_output_tokens: int = 0
     error: str | None = None
     message: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    trailers: dict[str, str] = field(default_factory=dict)
     notes: dict[str, object] = field(default_factory=dict)
     changes: dict[str, None] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, scope: Scope, timeout_s: float) -> Exchange:
+    def begin(cls, scope: Scope, timeout_s: float, route: str) -> Exchange:
         """Create it for a request that has just arrived; its deadline is `timeout_s` from now."""
         now = asyncio.get_running_loop().time()
         client = scope.get("client")
@@ -57,6 +61,7 @@ class Exchange:
             client=None if client is None else client[0],
             began_s=now,
             deadline_s=now + timeout_s,
+            route=route,
         )
         scope[_SCOPE_KEY] = exchange
         return exchange
@@ -65,6 +70,15 @@ class Exchange:
     def from_scope(scope: Scope) -> Exchange:
         exchange: Exchange = scope[_SCOPE_KEY]
         return exchange
+
+    @staticmethod
+    def pop_trailers(scope: Scope) -> list[tuple[str, str]]:
+        """Take the trailers out, for the server's connection; none for HTTP/1.0, which has no place for them."""
+        exchange: Exchange | None = scope.get(_SCOPE_KEY)
+        if exchange is None or scope["http_version"] == "1.0":
+            return []
+        trailers, exchange.trailers = exchange.trailers, {}
+        return list(trailers.items())
 
     def shorten(self, wanted: str | None) -> None:
         """Apply a client's own, earlier deadline, in seconds. Raises `APIError` for an invalid one."""

@@ -9,29 +9,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.process_collector import ProcessCollector
 
-from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageInfo, VideoOutput
+from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageInfo, StageProgress, TextDelta, VideoOutput
 from omni_cli.serve.exchange import Exchange
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 _RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5, 10, 20)
-_PATHS = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/tokenize",
-        "/detokenize",
-        "/v1/responses",
-        "/v1/audio/speech",
-        "/v1/images/generations",
-        "/v1/images/edits",
-        "/v1/videos",
-        "/v1/videos/sync",
-        "/v1/models",
-        "/health",
-        "/ready",
-        "/metrics",
-    }
-)
+
+
+def get_progress(event: object, text_stage: str) -> StageProgress | None:
+    """Return the progress that an event tells of, of the stage `text_stage` for text; None for other events."""
+    if isinstance(event, TextDelta):
+        done, num_input = event.num_output_tokens, event.num_input_tokens
+        return StageProgress(event.request_id, text_stage, done, None, "token", num_input)
+    return event if isinstance(event, StageProgress) else None
 
 
 class Metrics:
@@ -89,20 +79,20 @@ class Metrics:
 
     def ended(self, exchange: Exchange) -> None:
         """Record a request that was answered, or whose client has disconnected (status `none`)."""
-        path = self._path(exchange)
+        path = exchange.route
         self._requests.labels(path, str(exchange.status or "none")).inc()
         self._duration.labels(path).observe(exchange.elapsed_s())
         if exchange.error is not None:
             self._errors.labels(exchange.error).inc()
 
     def first_text(self, exchange: Exchange) -> None:
-        self._ttft.labels(self._path(exchange)).observe(exchange.elapsed_s())
+        self._ttft.labels(exchange.route).observe(exchange.elapsed_s())
 
     def first_audio(self, exchange: Exchange) -> None:
-        self._ttfp.labels(self._path(exchange)).observe(exchange.elapsed_s())
+        self._ttfp.labels(exchange.route).observe(exchange.elapsed_s())
 
     def real_time_factor(self, exchange: Exchange, ratio: float) -> None:
-        self._rtf.labels(self._path(exchange)).observe(ratio)
+        self._rtf.labels(exchange.route).observe(ratio)
 
     def result(self, result: RequestResult) -> None:
         """Record the stages' work for a request and its outputs, even for one that failed midway."""
@@ -122,12 +112,10 @@ class Metrics:
                 self._videos.inc()
                 self._frames.inc(output.num_frames)
 
-    @staticmethod
-    def _path(exchange: Exchange) -> str:
-        # Every label is a time series that is kept forever: clients must not create new ones.
-        if exchange.path.startswith("/v1/videos/video_"):
-            return "/v1/videos/{video_id}" + ("/content" if exchange.path.endswith("/content") else "")
-        return exchange.path if exchange.path in _PATHS else "other"
+    def unfinished(self, progress: StageProgress) -> None:
+        """Record the work of a stage for a request that ended before its result, as vLLM counts it."""
+        self._prompt_tokens.labels(progress.stage).inc(progress.num_input_tokens)
+        (self._tokens if progress.unit == "token" else self._steps).labels(progress.stage).inc(progress.done)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)

@@ -6,9 +6,11 @@ import asyncio
 import secrets
 from collections.abc import Set
 
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from omni_cli.serve.body import Bodies, Disconnected
 from omni_cli.serve.errors import APIError, StreamAborted, queue_full, shutting_down
@@ -32,7 +34,7 @@ class RequestMiddleware:
 
     def __init__(
         self,
-        routes: ASGIApp,
+        routes: Starlette,
         *,
         service: Service,
         api_key: str | None,
@@ -57,6 +59,8 @@ class RequestMiddleware:
         )
         self.bodies = Bodies(service.limits)
         self._routes = routes
+        # A label of metrics is a time series that is kept forever: clients must not create new ones.
+        self._paths = [(route.path_regex, route.path_format) for route in routes.routes if isinstance(route, Route)]
         self._service = service
         self._limits = service.limits
         self._metrics = service.metrics
@@ -67,7 +71,8 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"cannot serve {scope['type']}")
-        exchange = Exchange.begin(scope, self._limits.timeout_s)
+        route = next((path for pattern, path in self._paths if pattern.match(scope["path"])), "other")
+        exchange = Exchange.begin(scope, self._limits.timeout_s, route)
         reply = _Reply(send, exchange)
         handle = self._cors if self._sites.allows(Headers(scope=scope).get("origin")) else self._handle
         try:
@@ -106,6 +111,9 @@ class RequestMiddleware:
             if has_body:
                 await self.bodies.discard(receive)
             raise refusal
+        if scope["method"] == "GET":
+            await self._run(scope, _replay(b""), receive, send, exchange)
+            return
         if not has_body:
             await self._routes(scope, receive, send)
             return
@@ -146,14 +154,16 @@ class RequestMiddleware:
 
     async def _run(self, scope: Scope, body: Receive, receive: Receive, send: Send, exchange: Exchange) -> None:
         routes = asyncio.ensure_future(self._routes(scope, body, send))
-        gone = asyncio.create_task(_until_disconnect(receive))
+        gone = asyncio.create_task(_until_hung_up(receive, exchange))
         overrun_s = exchange.deadline_s - exchange.began_s - exchange.elapsed_s() + _OVERRUN_S
+        # A download takes as long as its client.
+        limit_s = None if scope["method"] == "GET" else overrun_s
         try:
-            await asyncio.wait({routes, gone}, timeout=overrun_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({routes, gone}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise Disconnected
             if routes.done():
                 routes.result()
-            elif gone.done():
-                raise Disconnected
             else:
                 exchange.error = "client_stalled"
         finally:
@@ -174,6 +184,7 @@ class _Reply:
         elif message["type"] == "http.response.body":
             self._exchange.sent_bytes += len(message.get("body", b""))
         await self._send(message)
+        self._exchange.is_answered = message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
 def _replay(body: bytes) -> Receive:
@@ -189,9 +200,13 @@ def _replay(body: bytes) -> Receive:
     return receive
 
 
-async def _until_disconnect(receive: Receive) -> None:
+async def _until_hung_up(receive: Receive, exchange: Exchange) -> None:
+    """Wait for a client that disconnects before its answer has ended, else until cancelled."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    if exchange.is_answered:
+        # Servers say so after every answer, and the route may still have files of its form to close.
+        await asyncio.get_running_loop().create_future()
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:

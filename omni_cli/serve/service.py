@@ -20,7 +20,7 @@ from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities, cloning_profiles
 from omni_cli.inputs.media.pool import media_pool
 from omni_cli.models.voices import openai_voices
-from omni_cli.outputs import Event, GenerateRequest, Modality, RequestResult, TextOutput, audio_seconds
+from omni_cli.outputs import Event, GenerateRequest, Modality, RequestResult, StageProgress, TextOutput, audio_seconds
 from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.chat_reply import ChatReply
 from omni_cli.serve.conversation import Transcripts
@@ -29,7 +29,7 @@ from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.media import MediaDecoder, decode_media
 from omni_cli.serve.media_urls import MediaPrefix
-from omni_cli.serve.metrics import Metrics
+from omni_cli.serve.metrics import Metrics, get_progress
 from omni_cli.serve.schemas.sampling import SampledText
 from omni_cli.serve.schemas.structured_outputs import constraint
 from omni_cli.serve.supervisor import EngineState, Supervisor
@@ -241,18 +241,28 @@ class Service:
         """Run a request on the engine. The last event is a `RequestResult` without error.
 
         Raises `OmniError` with its failure, `DeadlineError` after its time limit, `APIError` if there is no engine.
-        Leaving early aborts the request.
+        Leaving early aborts the request; what its stages have done is counted.
         """
-        async with aclosing(self.supervisor.generate(request)) as events:
-            while True:
-                event = await self._next(events, exchange)
-                if isinstance(event, RequestResult):
-                    self._ended(event, exchange)
-                    if event.error is not None:
-                        raise event.error
+        progress: dict[str, StageProgress] = {}
+        try:
+            async with aclosing(self.supervisor.generate(request)) as events:
+                while True:
+                    event = await self._next(events, exchange)
+                    told = get_progress(event, self.config.stages[0].name)
+                    progress |= {} if told is None else {told.stage: told}
+                    if isinstance(event, RequestResult):
+                        for trace in event.stages:
+                            progress.pop(trace.name, None)
+                        self._ended(event, exchange)
+                        if event.error is not None:
+                            raise event.error
+                        yield event
+                        return
                     yield event
-                    return
-                yield event
+        finally:
+            for unfinished in progress.values():
+                self.metrics.unfinished(unfinished)
+            self._count_tokens(sum(each.done for each in progress.values() if each.unit == "token"), exchange)
 
     async def result(self, request: GenerateRequest, exchange: Exchange) -> RequestResult:
         """Return the last of `events`, for an answer that is sent as a whole."""
@@ -342,17 +352,19 @@ class Service:
         if self._aborts and self.supervisor.is_asleep:
             self.supervisor.check_ready()
 
+    def _count_tokens(self, num_tokens: int, exchange: Exchange) -> None:
+        if num_tokens:
+            # An exchange may have several requests.
+            exchange.num_output_tokens += num_tokens
+            exchange.notes["output_tokens"] = exchange.num_output_tokens
+
     def _ended(self, result: RequestResult, exchange: Exchange) -> None:
         self.metrics.result(result)
         audio_s = audio_seconds(result.outputs)
         if audio_s > 0:
             exchange.notes |= {"audio_s": round(audio_s, 6), "rtf": round(exchange.elapsed_s() / audio_s, 6)}
             self.metrics.real_time_factor(exchange, exchange.elapsed_s() / audio_s)
-        tokens = sum(trace.num_output_tokens or 0 for trace in result.stages)
-        if tokens:
-            # An exchange may have several requests.
-            exchange.num_output_tokens += tokens
-            exchange.notes["output_tokens"] = exchange.num_output_tokens
+        self._count_tokens(sum(trace.num_output_tokens or 0 for trace in result.stages), exchange)
         if result.notes:
             exchange.changes |= dict.fromkeys(result.notes)
             exchange.notes["notes"] = list(exchange.changes)

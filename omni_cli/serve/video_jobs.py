@@ -70,7 +70,7 @@ class VideoJobs:
 
     async def _run(self, request: GenerateRequest, job_id: str) -> None:
         # Waiting for other videos has no time limit; it begins with the first step.
-        exchange = Exchange(job_id, "JOB", VIDEOS, None, asyncio.get_running_loop().time(), math.inf)
+        exchange = Exchange(job_id, "JOB", VIDEOS, None, asyncio.get_running_loop().time(), math.inf, VIDEOS)
         try:
             await self._make(request, job_id, exchange)
         except (OmniError, APIError) as failure:

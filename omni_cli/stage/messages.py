@@ -133,6 +133,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     done: int
     total: int | None
     unit: Literal["token", "step"]
+    num_input_tokens: int = 0
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):

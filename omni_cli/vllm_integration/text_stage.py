@@ -117,10 +117,10 @@ class TextStage(VllmStage):
             prompt_ids, prompt_logprobs = output.prompt_token_ids or (), output.prompt_logprobs or ()
             active.prompt = self.prompts.tokens(active.request, prompt_ids, prompt_logprobs)
         reports: list[Report] = []
+        counts = (len(output.prompt_token_ids or ()), len(active.token_ids))
         if new and self.makes_text:
             unsent = tuple(active.logprobs[active.num_sent_logprobs :])
             active.num_sent_logprobs += len(unsent)
-            counts = (len(output.prompt_token_ids or ()), len(active.token_ids))
             prompt = None if any(active.text[:-1]) else active.prompt
             chunk = TextChunk(request_id, new.text, *counts, unsent, new.reasoning, new.tool_calls, prompt)
             reports.append(chunk)
@@ -132,7 +132,8 @@ class TextStage(VllmStage):
             reports.append(self.done(active, output))
         elif now - active.reported_s > _PROGRESS_INTERVAL_S:
             active.reported_s = now
-            reports.append(Progress(request_id, len(active.token_ids), self.max_tokens(active.request), "token"))
+            total = self.max_tokens(active.request)
+            reports.append(Progress(request_id, counts[1], total, "token", counts[0]))
         return reports
 
     def only_prompt(self, active: ActiveRequest, token_ids: Sequence[int]) -> RequestDone:

@@ -51,6 +51,14 @@ def busy_s(server: OmniServer) -> float:
     return busy_ns / 1e9
 
 
+def count_tokens(server: OmniServer) -> dict[tuple[str, str], float]:
+    return {
+        (kind, stage): server.metric(f"omni_{kind}_tokens_total", stage=stage)
+        for kind in ("prompt", "generation")
+        for stage in ("thinker", "talker")
+    }
+
+
 def check_idle_within_a_second(server: OmniServer) -> None:
     time.sleep(1.0)
     assert server.metric("omni_requests_in_flight") == 0
@@ -69,16 +77,25 @@ def check_idle_within_a_second(server: OmniServer) -> None:
 def test_the_stages_stop(talkative: OmniServer, stage: str, stream: bool) -> None:
     path, body = CHAT, LONG_TEXT if stage == "thinker" else LONG_SPEECH
     before = busy_s(talkative)
+    tokens, hung_up = count_tokens(talkative), talkative.metric("omni_errors_total", kind="client_disconnected")
     talkative.send_and_hang_up(path, {**body, "stream": stream}, after_s=1.5)
     assert busy_s(talkative) - before > 0.1  # it was at work when the client left
     check_idle_within_a_second(talkative)
     *_, line = [line for line in talkative.log("request") if line["path"] == path]
     assert line["error"] == "client_disconnected"
+    assert talkative.metric("omni_errors_total", kind="client_disconnected") == hung_up + 1
+    added = {name: number - tokens[name] for name, number in count_tokens(talkative).items()}
+    assert added["prompt", "thinker"] > 5 and added["generation", stage] > 20
+    assert line["output_tokens"] == added["generation", "thinker"] + added["generation", "talker"]
+    if stage == "talker":
+        assert added["generation", "thinker"] == 4, "it had finished"
 
 
 def test_a_running_image_stops_and_the_others_in_its_batch_do_not(image_server: OmniServer, read_image: Any) -> None:
+    steps = image_server.metric("omni_denoising_steps_total")
     image_server.send_and_hang_up(IMAGES, LONG_PICTURE, after_s=1.0)
     check_idle_within_a_second(image_server)
+    assert 0 < image_server.metric("omni_denoising_steps_total") - steps < 1000
     assert image_server.request("POST", IMAGES, {"prompt": "a cube"}).status == 200
 
 
@@ -86,10 +103,12 @@ def test_a_client_that_leaves_a_stream_half_read(talkative: OmniServer) -> None:
     stream = talkative.client().chat.completions.create(
         model="tiny-omni", messages=LONG_TEXT["messages"], max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
     )
+    tokens = count_tokens(talkative)
     for _ in range(5):
         next(iter(stream))
     stream.close()
     check_idle_within_a_second(talkative)
+    assert count_tokens(talkative)["generation", "thinker"] >= tokens["generation", "thinker"] + 4
 
 
 def test_the_next_request_is_answered(talkative: OmniServer) -> None:

@@ -40,6 +40,19 @@ def test_formats_have_the_same_text(whisper_server: OmniServer) -> None:
     assert f"\n{len(cues)}\n" in srt
 
 
+def test_a_large_upload_that_is_answered_is_no_hang_up(whisper_server: OmniServer) -> None:
+    """Its file is on disk, and is closed after the answer."""
+    name, sound = wav(0, 40.0)
+    assert len(sound) > 2**20
+    fields = {"path": "/v1/audio/transcriptions", "status": "200"}
+    before, errors = whisper_server.metric("omni_requests_total", **fields), whisper_server.metric("omni_errors_total")
+    for _ in range(3):
+        whisper_server.client().audio.transcriptions.create(model="whisper", file=(name, sound), language="en")
+    whisper_server.wait_until(lambda: whisper_server.metric("omni_requests_in_flight") == 0)
+    assert whisper_server.metric("omni_requests_total", **fields) == before + 3
+    assert whisper_server.metric("omni_errors_total") == errors
+
+
 def test_a_stream_is_the_same_text_in_pieces(whisper_server: OmniServer) -> None:
     *deltas, done = transcribe(whisper_server, stream=True)
     assert {event.type for event in deltas} == {"transcript.text.delta"} and len(deltas) > 3
