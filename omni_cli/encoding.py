@@ -58,8 +58,12 @@ _MUXERS = {"mp3": {"write_xing": "0"}, "ogg": {"page_duration": "100000"}}
 _UNKNOWN_LENGTH = 0xFFFFFFFF
 
 
-def encode_audio(samples: np.ndarray, sample_rate: int, audio_format: str) -> bytes:
-    """Encode float32 samples, of one or several channels, in one of `AUDIO_TYPES`; see `encode_pcm16`."""
+def encode_audio(samples: np.ndarray, sample_rate: int, audio_format: str, to_rate: int | None = None) -> bytes:
+    """Encode float32 samples, of one or several channels, in one of `AUDIO_TYPES`, also at another rate: `to_rate`."""
+    if to_rate is not None and to_rate != sample_rate:
+        import soxr
+
+        samples, sample_rate = soxr.resample(samples, sample_rate, to_rate), to_rate
     match audio_format:
         case "wav":
             return encode_wav(samples, sample_rate)
@@ -74,12 +78,19 @@ def encode_audio(samples: np.ndarray, sample_rate: int, audio_format: str) -> by
 class AudioEncoder:
     """Encodes a stream of samples as they come, in one of `AUDIO_TYPES`.
 
-    A WAV or FLAC file states an unknown length. Samples keep their rate unless the codec has none like it.
+    A WAV or FLAC file states an unknown length. Samples keep their rate, or, of one channel, get the rate `to_rate`,
+    unless the codec has none like it.
     """
 
-    def __init__(self, sample_rate: int, audio_format: str, num_channels: int = 1) -> None:
+    def __init__(self, sample_rate: int, audio_format: str, num_channels: int = 1, to_rate: int | None = None) -> None:
         self._buffer = io.BytesIO()
         self._codec: Any = None
+        self._converter: Any = None
+        if to_rate not in (None, sample_rate):
+            import soxr
+
+            self._converter = soxr.ResampleStream(sample_rate, to_rate, num_channels)
+            sample_rate = to_rate
         if audio_format == "wav":
             self._buffer.write(_wav_header(sample_rate, num_channels))
         if audio_format not in _CODECS:
@@ -97,6 +108,10 @@ class AudioEncoder:
 
     def add(self, samples: np.ndarray) -> bytes:
         """Encode further samples, float32 (num_samples,) or (num_samples, channels); returns what is complete."""
+        self._write(samples if self._converter is None else self._converter.resample_chunk(samples))
+        return self._taken()
+
+    def _write(self, samples: np.ndarray) -> None:
         if self._codec is None:
             self._buffer.write(encode_pcm16(samples))
         elif len(samples):
@@ -105,10 +120,13 @@ class AudioEncoder:
             frame = av.AudioFrame.from_ndarray(_pcm16(samples).reshape(1, -1), format="s16", layout=self._layout)
             frame.sample_rate = self._rate
             self._encode(self._resampler.resample(frame))
-        return self._taken()
 
     def finish(self) -> bytes:
         """Return the rest."""
+        if self._converter is not None:
+            import numpy as np
+
+            self._write(self._converter.resample_chunk(np.zeros(0, np.float32), last=True))
         if self._codec is not None:
             self._encode([*self._resampler.resample(None), None])
             self._container.close()

@@ -9,6 +9,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from omni_cli.serve.errors import RETRY_AFTER_S, APIError
+from omni_cli.serve.exchange import Exchange
 
 _HEADERS_TIMEOUT_S = 10.0
 # The kernel ends a connection whose client reads nothing for this long, although there is something to read.
@@ -40,6 +41,13 @@ class _Parser(h11.Connection):
 
     _num_pieces = 0
     _num_bytes = 0
+    connection: Connection
+
+    def send(self, event: Any) -> Any:
+        """Add the trailers of the response, which uvicorn cannot send."""
+        if isinstance(event, h11.EndOfMessage) and self.connection.cycle is not None:
+            event = h11.EndOfMessage(headers=Exchange.pop_trailers(dict(self.connection.cycle.scope)))
+        return super().send(event)
 
     def next_event(self) -> Any:
         event = super().next_event()
@@ -64,6 +72,7 @@ class Connection(H11Protocol):
     def __init__(self, *arguments: Any, most: int, waiting: dict[Connection, None], **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.conn = _Parser(h11.SERVER)
+        self.conn.connection = self
         self._most = most
         self._waiting = waiting
         self._headers_timer: Any = None

@@ -21,7 +21,7 @@ from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
 from omni_cli.serve.schemas.replies import SpeechEvent
-from omni_cli.serve.schemas.speech import SpeechRequest
+from omni_cli.serve.schemas.speech import OPUS_RATES, SpeechRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.speech_voices import voice_fields
 from omni_cli.serve.sse import begin, event_stream
@@ -49,13 +49,14 @@ def speech_routes(service: Service) -> APIRouter:
         )
         generate = spoken(settings, body.input, _system_prompt(service, body))
         if body.stream_format == "sse":
-            return await event_stream(_events(service, generate, exchange, body.audio_format), exchange, service.log)
+            return await event_stream(_events(service, generate, exchange, body), exchange, service.log)
         if body.stream_format == "audio":
-            return await _stream(service, generate, exchange, body.audio_format)
+            return await _stream(service, generate, exchange, body)
         result = await service.result(generate, exchange)
         audio = _audio(result)
         exchange.headers[FINISH_REASON] = audio.finish_reason
-        content = await asyncio.to_thread(encode_audio, audio.samples, audio.sample_rate, body.audio_format)
+        form = body.audio_format, body.sample_rate
+        content = await asyncio.to_thread(encode_audio, audio.samples, audio.sample_rate, *form)
         return Response(content, media_type=AUDIO_TYPES[body.audio_format])
 
     return router
@@ -65,6 +66,9 @@ def _check(service: Service, body: SpeechRequest) -> None:
     service.check_model(body.model)
     service.check_makes("audio")
     service.check_prompt_length(len(body.input) + len(body.instructions or ""))
+    if body.audio_format == "opus" and body.sample_rate not in (None, *OPUS_RATES):
+        message = f"`sample_rate`: Opus has no {body.sample_rate} Hz; it has {', '.join(map(str, OPUS_RATES))}"
+        raise APIError(400, message, code="unsupported_value", param="sample_rate")
 
 
 def _system_prompt(service: Service, body: SpeechRequest) -> str | None:
@@ -80,9 +84,9 @@ def _system_prompt(service: Service, body: SpeechRequest) -> str | None:
 
 
 async def _events(
-    service: Service, request: GenerateRequest, exchange: Exchange, audio_format: str
+    service: Service, request: GenerateRequest, exchange: Exchange, body: SpeechRequest
 ) -> AsyncGenerator[SpeechEvent, None]:
-    async with aclosing(_pieces(service, request, exchange, audio_format)) as pieces:
+    async with aclosing(_pieces(service, request, exchange, body)) as pieces:
         async for piece in pieces:
             if isinstance(piece, bytes):
                 yield {"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()}
@@ -100,10 +104,10 @@ async def _events(
 
 
 async def _stream(
-    service: Service, request: GenerateRequest, exchange: Exchange, audio_format: str
+    service: Service, request: GenerateRequest, exchange: Exchange, body: SpeechRequest
 ) -> StreamingResponse:
-    """Send speech as it is generated."""
-    pieces = await begin(_pieces(service, request, exchange, audio_format))
+    """Send speech as it is generated, and then the reason for its end as a trailer: the sound cannot carry it."""
+    pieces = await begin(_pieces(service, request, exchange, body))
 
     async def send() -> AsyncIterator[bytes]:
         try:
@@ -111,14 +115,16 @@ async def _stream(
                 async for piece in pieces:
                     if isinstance(piece, bytes):
                         yield piece
+                    else:
+                        exchange.trailers[FINISH_REASON] = _audio(piece).finish_reason
         except (OmniError, APIError) as failure:
             raise StreamAborted(as_api_error(failure).kind) from failure
 
-    return StreamingResponse(send(), media_type=AUDIO_TYPES[audio_format])
+    return StreamingResponse(send(), media_type=AUDIO_TYPES[body.audio_format], headers={"Trailer": FINISH_REASON})
 
 
 async def _pieces(
-    service: Service, request: GenerateRequest, exchange: Exchange, audio_format: str
+    service: Service, request: GenerateRequest, exchange: Exchange, body: SpeechRequest
 ) -> AsyncGenerator[bytes | RequestResult, None]:
     """Yield the pieces of a file as they are made, and then the result."""
     encoder: AudioEncoder | None = None
@@ -127,7 +133,7 @@ async def _pieces(
             match event:
                 case AudioChunk():
                     service.note_audio(exchange)
-                    encoder = encoder or AudioEncoder(event.sample_rate, audio_format)
+                    encoder = encoder or AudioEncoder(event.sample_rate, body.audio_format, to_rate=body.sample_rate)
                     for samples in split_audio(event.samples, event.sample_rate):
                         if piece := encoder.add(samples):
                             yield piece

@@ -12,6 +12,9 @@ from omni_cli.serve.schemas.fields import Items, Only, Seed, Strict, Voice, Voic
 
 Words = Annotated[str, Field(min_length=1)]
 
+# Of `sample_rate`; the other formats have all of them.
+OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
+
 
 class SpeechRequest(Strict):
     model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
@@ -34,6 +37,9 @@ class SpeechRequest(Strict):
     )
     stream_format: Literal["audio", "sse"] | None = Field(
         None, description="Send the speech while it is made, as raw bytes or as events."
+    )
+    sample_rate: Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000] | None = Field(
+        None, description="Samples per second. Default: the model's."
     )
     seed: Seed | None = None
     max_audio_tokens: Tokens | None = Field(None, description="Maximum of tokens that become sound.")
