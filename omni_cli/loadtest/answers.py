@@ -83,6 +83,14 @@ class ServerAnswer:
             return self.heard_s
         return len(self.pcm) / 2 / SAMPLE_RATE if self.pcm else None
 
+    def add_audio(self, data: str, at_s: float) -> None:
+        """Add PCM in base64. Raises `AnswerError`."""
+        self.audio_at = at_s if self.audio_at is None else self.audio_at
+        try:
+            self.pcm += base64.b64decode(data, validate=True)
+        except binascii.Error as error:
+            raise AnswerError("invalid answer", f"an audio chunk is not base64: {error}") from error
+
 
 class Reader(Protocol):
     answer: ServerAnswer
@@ -95,7 +103,7 @@ class Reader(Protocol):
 
 
 class ChatReader:
-    """Reader of a streamed chat: chunks of text and audio, then usage."""
+    """Reader of a streamed chat: chunks of text and audio, then usage; or of the events of speech."""
 
     def __init__(self) -> None:
         self.answer = ServerAnswer()
@@ -123,21 +131,17 @@ class ChatReader:
                 self.answer.text_at.append(at_s)
                 self.answer.text.append(text)
             if audio.data:
-                self._take_audio(audio.data, at_s)
+                self.answer.add_audio(audio.data, at_s)
             self.answer.finish_reason = choice.finish_reason or self.answer.finish_reason
+        if chunk.audio:
+            self.answer.add_audio(chunk.audio, at_s)
+        if chunk.type == "speech.audio.done":
+            self.answer.finish_reason = chunk.finish_reason or "stop"
         if chunk.usage is not None:
             self.answer.input_tokens = chunk.usage.prompt_tokens
             self.answer.output_tokens = chunk.usage.completion_tokens
             details = chunk.usage.completion_tokens_details
             self.answer.audio_tokens = (details and details.audio_tokens) or 0
-
-    def _take_audio(self, data: str, at_s: float) -> None:
-        if self.answer.audio_at is None:
-            self.answer.audio_at = at_s
-        try:
-            self.answer.pcm += base64.b64decode(data, validate=True)
-        except binascii.Error as error:
-            raise AnswerError("invalid answer", f"an audio chunk is not base64: {error}") from error
 
 
 class SpeechReader:
@@ -223,6 +227,11 @@ class _Usage(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    """A chunk of a chat, or an event of speech."""
+
+    type: str = ""
+    audio: str | None = None
+    finish_reason: str | None = None
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None

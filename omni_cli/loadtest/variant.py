@@ -51,7 +51,7 @@ class ServerVariant:
         self._traffic = traffic
         self._client = Client(target.url, api_key=api_key, timeout_s=request_timeout_s)
         count = workload.num_requests or traffic.default_requests
-        self._maker = RequestMaker(workload, count, target.model, salts_caches=target.salts_caches)
+        self._maker = RequestMaker(workload, count, target)
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
@@ -71,7 +71,7 @@ class ServerVariant:
         endpoint = self._workload.endpoint
 
         async def send(index: int, due_s: float) -> Outcome:
-            reader, content_type = endpoint.reader(), endpoint.content_type
+            reader, content_type = self._maker.reader(), endpoint.content_type
             return await self._client.post(endpoint.path, bodies[index], reader, due_s, content_type=content_type)
 
         began_s = time.perf_counter()

@@ -120,4 +120,6 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
         "audio_s": answer.audio_s,
         "input_tokens": answer.input_tokens,
         "output_tokens": answer.output_tokens,
+        # Of speech; the length of a text is a setting.
+        "is_cut": None if answer.text or answer.finish_reason is None else answer.finish_reason == "length",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,10 +11,12 @@ import msgspec
 from omni_cli.bench.prompts import Prompts
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.inputs.media.bundled_speech import read_speech
+from omni_cli.loadtest.answers import ChatReader, Reader
 from omni_cli.loadtest.dataset import Dataset
 from omni_cli.loadtest.endpoints import Endpoint
 from omni_cli.loadtest.multipart import with_sound
 from omni_cli.loadtest.slo import SLO
+from omni_cli.loadtest.target import Target
 from omni_cli.record import workload_fingerprint
 
 
@@ -65,14 +67,19 @@ class ServerWorkload:
 class RequestMaker:
     """Makes the `count` requests of each iteration; equal numbers mean equal prompts and seeds."""
 
-    def __init__(self, workload: ServerWorkload, count: int, model: str, *, salts_caches: bool) -> None:
+    def __init__(self, workload: ServerWorkload, count: int, target: Target) -> None:
         self._workload = workload
         self._count = count
-        self._model = model
+        self._model = target.model
         self._prompts = Prompts(workload.tokenizer, workload.input_len, seed=workload.seed)
         # Prompts are the same for every server and in every run, so a server that caches prompts would be measured with
         # warm caches. A salt changes no answer.
-        self._salt = {"cache_salt": uuid.uuid4().hex} if salts_caches and workload.endpoint.name == "chat" else {}
+        name, is_omni = workload.endpoint.name, target.description.get("owned_by") == "omni-cli"
+        self._salt = {"cache_salt": uuid.uuid4().hex} if target.salts_caches and name == "chat" else {}
+        # The same speech, as events: only they say if it is cut.
+        self._form = {"stream_format": "sse"} if is_omni and name == "speech" else {}
+        is_events = {**self._form, **workload.extra_body}.get("stream_format") == "sse"
+        self.reader: Callable[[], Reader] = ChatReader if is_events else workload.endpoint.reader
 
     def bodies(self, number: int) -> list[bytes]:
         """Return the window's requests as JSON, or as forms."""
@@ -102,4 +109,4 @@ class RequestMaker:
                 body["messages"] = [{"role": "user", "content": content}]
             # The same requests come again: what an earlier window left in a cache must not count.
             salt = {name: f"{value}/{number}" for name, value in salt.items()}
-        return {**body, **salt, **workload.extra_body}
+        return {**body, **self._form, **salt, **workload.extra_body}

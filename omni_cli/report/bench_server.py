@@ -91,10 +91,12 @@ def _percentiles(metric: str, summary: Summary) -> list[str]:
 
 
 def server_note(variant: Variant) -> str:
-    """Format `tiny-omni, 640 requests, 2 failed, 61 tokens in, 32 out, 1.28 s audio`, with means per request."""
+    """Format `tiny-omni, 640 requests, 2 failed, 9 cut, 61 tokens in, 1.28 s audio`, with means per request."""
     parts = [shown(variant.settings.get("model", "unknown model")), count(num_requests(variant), "request")]
     failed = sum(item.count for item in get_failures(variant.samples).values())
     parts.append(f"{failed} failed" if failed else "none failed")
+    if cut := sum(filter(None, (value for sample in variant.samples for value in sample.requests.get("is_cut", ())))):
+        parts.append(f"{cut:g} cut")
     words = {"input_tokens": "tokens in", "output_tokens": "tokens out", "audio_s": "s audio", "pixels": "pixels"}
     answered = sum(sample.work.get("requests", 0) for sample in variant.samples)
     for name, word in words.items():

@@ -96,12 +96,14 @@ def test_spoken_chats(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
             assert rtf == pytest.approx(e2e_s / audio_s, rel=1e-4)
 
 
-@pytest.mark.nightly
-def test_speech(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+def test_speech_that_is_cut_is_counted(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
     # With this seed; with random weights some speech is silent, which is an error.
-    ended = bench(omni.url, "--endpoint", "speech", "--input-len", "12", "--seed", "2", *FEW)
+    body = '{"max_audio_tokens": 20}'
+    ended = bench(omni.url, "--endpoint", "speech", "--input-len", "12", "--seed", "2", "--extra-body", body, *FEW)
     assert ended.code == 0, ended.err
+    assert "8 requests, none failed, 8 cut, " in ended.out
     for sample in samples_of(tmp_path):
+        assert sample.requests["is_cut"] == (1, 1, 1, 1)
         assert sample.work["audio_s"] > 0 and 0 < sample.metrics["ttfp_s"] <= sample.e2e_s
         assert {"ttft_s", "tpot_s"}.isdisjoint(sample.metrics)
 

@@ -37,6 +37,22 @@ def test_a_chat_with_text_sound_and_usage() -> None:
     assert (answer.input_tokens, answer.output_tokens, answer.audio_tokens) == (7, 13, 10)
 
 
+@pytest.mark.parametrize(("fields", "reason"), [({"finish_reason": "length"}, "length"), ({}, "stop")])
+def test_events_of_speech(fields: dict[str, Any], reason: str) -> None:
+    """OpenAI's last event has no reason."""
+    reader = ChatReader()
+    sound = base64.b64encode(b"\x01\x00" * 2400).decode()
+    reader.feed(event({"type": "speech.audio.delta", "audio": sound}), 1.0)
+    with pytest.raises(AnswerError, match="ended without"):
+        reader.finish()
+    usage = {"input_tokens": 7, "output_tokens": 13, "total_tokens": 20}
+    reader.feed(event({"type": "speech.audio.delta", "audio": sound}), 2.0)
+    reader.feed(event({"type": "speech.audio.done", "usage": usage, **fields}), 3.0)
+    reader.finish()
+    assert reader.answer.audio_at == 1.0 and reader.answer.audio_s == pytest.approx(0.2)
+    assert reader.answer.finish_reason == reason and reader.answer.output_tokens is None
+
+
 @pytest.mark.parametrize("delta", [{"reasoning": "hm"}, {"reasoning_content": "hm"}, {"audio": {"transcript": "hm"}}])
 def test_thoughts_and_transcripts_are_text(delta: dict[str, Any]) -> None:
     reader = ChatReader()

@@ -135,3 +135,15 @@ def test_only_an_open_loop_has_a_lag() -> None:
 def test_pixels_by_the_header() -> None:
     assert num_pixels(b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + bytes([0, 0, 1, 0, 0, 0, 0, 64])) == 256 * 64
     assert num_pixels(b"JFIF") == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_cut"), [({"finish_reason": "length"}, 1), ({"finish_reason": "stop"}, 0), ({}, None)]
+)
+def test_speech_that_is_cut_is_in_its_row(answer: dict[str, Any], is_cut: int | None) -> None:
+    spoken = Outcome(BEGAN, BEGAN, BEGAN + 1, ServerAnswer(pcm=bytearray(2 * SAMPLE_RATE), **answer))
+    assert window(spoken, failed(0, 1, "timeout")).columns().get("is_cut") == (
+        None if is_cut is None else (is_cut, None)
+    )
+    # The length of a text is a setting.
+    assert "is_cut" not in window(outcome(0, 1, [0.5], finish_reason="length")).columns()
