@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,17 +20,24 @@ import psutil
 CHAT = "/v1/chat/completions"
 SPEECH = "/v1/audio/speech"
 IMAGES = "/v1/images/generations"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
 TIMEOUT_S = 600
+_BOUNDARY = b"omni-serve-benchmark"
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """Resources of a server and its stages; `memory_bytes` is resident and counts shared pages each time."""
+    """Resources of a server and its stages; `memory_bytes` is resident and counts shared pages each time.
+
+    `each_bytes` is that of every process, and `shared_bytes` what the machine holds in /dev/shm.
+    """
 
     processes: int
     threads: int
     files: int
     memory_bytes: int
+    each_bytes: tuple[int, ...] = ()
+    shared_bytes: int = 0
 
 
 class Server:
@@ -75,7 +83,9 @@ class Server:
             len(tree),
             sum(process.num_threads() for process in tree),
             sum(process.num_fds() for process in tree),
-            sum(process.memory_info().rss for process in tree),
+            sum(each := tuple(process.memory_info().rss for process in tree)),
+            each,
+            shutil.disk_usage("/dev/shm").used,
         )
 
     def connect(self) -> http.client.HTTPConnection:
@@ -102,7 +112,7 @@ def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]
     """(status, body) of one request, after which the connection is closed."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
-        connection.request("POST", path, content, {"Content-Type": "application/json"})
+        connection.request("POST", path, content, {"Content-Type": content_type(content)})
         response = connection.getresponse()
         return response.status, response.read()
     finally:
@@ -111,3 +121,18 @@ def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]
 
 def chat(text: str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], **fields}
+
+
+def form(file: bytes, **fields: str) -> bytes:
+    """A form with a sound as its `file`."""
+    parts = [f'name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
+    parts.append(b'name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n' + file)
+    begin = b"--" + _BOUNDARY
+    written = (begin + b"\r\nContent-Disposition: form-data; " + part + b"\r\n" for part in parts)
+    return b"".join(written) + begin + b"--\r\n"
+
+
+def content_type(body: bytes) -> str:
+    """The type of a body that is JSON or of `form`."""
+    is_form = body.startswith(b"--" + _BOUNDARY)
+    return f"multipart/form-data; boundary={_BOUNDARY.decode()}" if is_form else "application/json"

@@ -6,6 +6,8 @@ something is wrong.
 
     python benchmarks/serve_soak.py --requests 2000 --clients 32
     python benchmarks/serve_soak.py --requests 6000 --clients 200 --kinds call,schema
+    python benchmarks/serve_soak.py --requests 1000 --clients 4 --kinds talk --hang-ups 1
+    python benchmarks/serve_soak.py --requests 1000 --clients 4 --kinds transcription --whisper FOLDER --hang-ups 1
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_common import CHAT, IMAGES, SPEECH, Holdings, Server, chat, post
+from serve_common import CHAT, IMAGES, SPEECH, TRANSCRIPTIONS, Holdings, Server, chat, content_type, form, post
 
-HANG_UP_SHARE = 0.10
+from omni_cli.encoding import encode_wav
+from omni_cli.inputs.media.bundled_speech import read_speech
+
 GARBAGE_SHARE = 0.05
 FIRST = 200
 MAX_GROWTH = 0.05
@@ -54,7 +58,7 @@ class Kind:
     name: str
     server: str
     path: str
-    make: Callable[[int], dict[str, Any]]
+    make: Callable[[int], dict[str, Any] | bytes]
     read: Callable[[bytes], Any]
     weight: float
 
@@ -111,6 +115,15 @@ def _schema(number: int) -> dict[str, Any]:
     return _bound(number, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}})
 
 
+def _talk(number: int) -> dict[str, Any]:
+    return {"input": f"Number {number}.", "voice": "Ethan", "seed": number, "stream_format": "audio"}
+
+
+def _transcription(number: int) -> bytes:
+    samples, rate = read_speech()[number % 2]
+    return form(encode_wav(samples[1000 * number :], rate), language="en", response_format="verbose_json")
+
+
 def _read_images(body: bytes) -> Any:
     return [item["b64_json"] for item in json.loads(body)["data"]]
 
@@ -120,6 +133,8 @@ KINDS = (
     Kind("stream", "omni", CHAT, lambda n: chat(f"Why is {n}?", seed=n, stream=True), _read_stream, 3),
     Kind("spoken", "omni", CHAT, _spoken, _read_chat, 1),
     Kind("speech", "omni", SPEECH, lambda n: {"input": f"Number {n}.", "voice": "Ethan"}, lambda body: body, 1),
+    Kind("talk", "omni", SPEECH, _talk, lambda body: body, 1),
+    Kind("transcription", "whisper", TRANSCRIPTIONS, _transcription, lambda body: body, 1),
     Kind("call", "omni", CHAT, _call, _read_call, 1),
     Kind("schema", "omni", CHAT, _schema, _read_stream, 1),
     Kind("image", "image", IMAGES, lambda n: {"prompt": f"a cube {n}", "seed": n}, _read_images, 3),
@@ -159,7 +174,8 @@ class Tally:
 
 
 class Soak:
-    def __init__(self, servers: dict[str, Server], kinds: Sequence[Kind], *, seed: int) -> None:
+    def __init__(self, servers: dict[str, Server], kinds: Sequence[Kind], *, seed: int, hang_ups: float) -> None:
+        self.hang_ups = hang_ups
         self.servers = servers
         self.kinds = kinds
         self.garbage = [each for each in GARBAGE if each[0] in servers]
@@ -206,12 +222,12 @@ class Soak:
 
     def _job(self) -> Callable[[], None]:
         draw = self.random.random()
-        if draw < GARBAGE_SHARE:
+        if draw < GARBAGE_SHARE * (self.hang_ups < 1):
             garbage = self.random.choice(self.garbage)
             return lambda: self._send_garbage(*garbage)
         kind = self.random.choices(self.kinds, [kind.weight for kind in self.kinds])[0]
         number = self.random.randrange(VARIANTS)
-        if draw < GARBAGE_SHARE + HANG_UP_SHARE:
+        if draw < GARBAGE_SHARE + self.hang_ups:
             after_s = self.random.uniform(0, 0.5)
             return lambda: self._hang_up(kind, number, after_s)
         return lambda: self._ask(kind, number)
@@ -233,10 +249,11 @@ class Soak:
 
     def _hang_up(self, kind: Kind, number: int, after_s: float) -> None:
         ready = self.servers[kind.server].ready
-        content = json.dumps(kind.make(number)).encode()
-        head = f"POST {kind.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+        made = kind.make(number)
+        content = made if isinstance(made, bytes) else json.dumps(made).encode()
+        head = f"POST {kind.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type(content)}\r\n"
         with socket.create_connection((ready["host"], ready["port"])) as connection:
-            connection.sendall(f"{head}{len(content)}\r\n\r\n".encode() + content)
+            connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
             time.sleep(after_s)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.tally.add("hang-up")
@@ -272,7 +289,8 @@ def growth_problems(name: str, before: Holdings, after: Holdings) -> list[str]:
 def show(name: str, when: str, held: Holdings) -> None:
     sys.stdout.write(
         f"{name:6} {when:12} {held.memory_bytes / 2**20:8.1f} MiB   {held.processes} processes   "
-        f"{held.threads} threads   {held.files} files\n"
+        f"{held.threads} threads   {held.files} files   /dev/shm {held.shared_bytes / 2**20:.1f} MiB   each "
+        f"{' '.join(f'{size / 2**20:.0f}' for size in held.each_bytes)} MiB\n"
     )
     sys.stdout.flush()
 
@@ -281,19 +299,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--first", type=int, default=FIRST, help="requests before the first look at the resources")
+    parser.add_argument("--hang-ups", type=float, default=0.10, help="share of the requests whose client disconnects")
+    parser.add_argument("--whisper", help="folder of a Whisper checkpoint, for the kind `transcription`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default=",".join(kind.name for kind in KINDS), help="kinds of requests, with commas")
     options = parser.parse_args()
     kinds = [kind for kind in KINDS if kind.name in options.kinds.split(",")]
-    first = min(FIRST, options.requests // 2)
+    kinds = [kind for kind in kinds if kind.server != "whisper" or options.whisper]
+    first = min(options.first, options.requests // 2)
     with ExitStack() as stack:
         servers = {
             name: stack.enter_context(Server(*arguments, environment=ENVIRONMENT))
-            for name, arguments in (("omni", OMNI), ("image", IMAGE))
+            for name, arguments in (("omni", OMNI), ("image", IMAGE), ("whisper", ("--model", str(options.whisper))))
             if any(kind.server == name for kind in kinds)
         }
-        soak = Soak(servers, kinds, seed=options.seed)
+        soak = Soak(servers, kinds, seed=options.seed, hang_ups=options.hang_ups)
         soak.learn()
+        for name, server in servers.items():
+            show(name, "at the start", server.holdings())
         began = time.monotonic()
         soak.run(first, options.clients)
         before = {name: server.holdings() for name, server in servers.items()}
@@ -305,6 +329,7 @@ def main() -> int:
             show(name, f"after {first}", before[name])
             show(name, f"after {options.requests}", after)
             problems += growth_problems(name, before[name], after)
+            sys.stdout.write(f"{name:6} errors {server.metric('omni_errors_total'):g}\n")
         for name, server in servers.items():
             code, left = server.stop()
             if code != 0 or left:
