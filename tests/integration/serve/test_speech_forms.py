@@ -29,7 +29,7 @@ def exchange(server: OmniServer, body: dict[str, Any], version: str = "1.1") -> 
 
 
 @pytest.mark.parametrize("audio_format", ["wav", "mp3"])
-def test_a_raw_stream_that_is_cut_says_so_in_its_trailer(omni: OmniServer, audio_format: str) -> None:
+def test_a_raw_stream_that_is_cut_has_its_reason_in_a_trailer(omni: OmniServer, audio_format: str) -> None:
     body = {**BODY, "seed": 1, "stream_format": "audio", "response_format": audio_format, "max_audio_tokens": 20}
     headers, rest = exchange(omni, body)
     assert headers["trailer"] == "X-Finish-Reason" and headers["transfer-encoding"] == "chunked"
