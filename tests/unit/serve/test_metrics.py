@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from omni_cli.config.loader import load_profile
@@ -21,24 +28,29 @@ def app() -> RequestMiddleware:
     supervisor: Any = None
     log = AccessLog(io.StringIO())
     return create_app(
-        Service(load_profile("tiny-image"), supervisor, Limits(), Metrics(64), log), api_key="key", has_page=True
+        Service(load_profile("tiny-omni"), supervisor, Limits(), Metrics(64), log), api_key="key", has_page=True
     )
 
 
-def ask(served: RequestMiddleware, method: str, path: str) -> None:
-    """Send a request without the key, which most routes need."""
+def ask(served: RequestMiddleware, method: str, path: str, *, reads_all: bool = True) -> None:
+    """Send a request without the key, which most routes need; its client reads the whole answer, or one piece."""
     scope = {
-        "type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "http_version": "1.1",
-        "scheme": "http", "server": ("localhost", 80), "client": ("127.0.0.1", 1), "root_path": "",
+        "type": "http", "method": method, "path": path, "headers": [(b"host", b"localhost")], "query_string": b"",
+        "http_version": "1.1", "scheme": "http", "server": None, "client": ("127.0.0.1", 1), "root_path": "",
     }  # fmt: skip
 
     messages = [{"type": "http.request", "body": b"", "more_body": False}]
+    has_sent = asyncio.Event()
 
     async def receive() -> dict[str, Any]:
-        return messages.pop() if messages else await asyncio.Future()
+        if messages:
+            return messages.pop()
+        await has_sent.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
-        pass
+        if message["type"] == "http.response.body" and not (reads_all and message.get("more_body")):
+            has_sent.set()
 
     asyncio.run(served(scope, receive, send))
 
@@ -66,3 +78,36 @@ def test_paths_that_clients_make_up_have_one_label() -> None:
         ask(served, "GET", path)
     ask(served, "POST", "/v1/models/any/name")
     assert paths(served) == {"other", "/v1/models/{name}"}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("answered", [True, False])
+def test_only_a_client_that_disconnects_before_the_end_has_hung_up(method: str, answered: bool) -> None:
+    """Servers report every client as disconnected after its answer, while a route may still close files."""
+    ended: list[str] = []
+
+    async def route(_request: Request) -> Response:
+        async def content() -> AsyncIterator[bytes]:
+            yield b"begun"
+            if not answered:
+                await asyncio.Event().wait()
+
+        async def close_files() -> None:
+            await asyncio.sleep(0.05)
+            ended.append("closed")
+
+        return StreamingResponse(content(), background=BackgroundTask(close_files))
+
+    log = io.StringIO()
+    unused: Any = None
+    service = Service(load_profile("tiny-omni"), unused, Limits(), Metrics(64), AccessLog(log))
+    served = RequestMiddleware(
+        Starlette(routes=[Route("/r/{name}", route, methods=[method])]), service=service, api_key=None, is_loopback=True
+    )
+    ask(served, method, "/r/x", reads_all=answered)
+    (line,) = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert line["status"] == 200 and line.get("error") == (None if answered else "client_disconnected")
+    assert ended == (["closed"] if answered else [])
+    text = service.metrics.text().decode()
+    assert 'omni_requests_total{path="/r/{name}",status="200"} 1.0' in text
+    assert ('omni_errors_total{kind="client_disconnected"} 1.0' in text) is not answered
