@@ -57,13 +57,14 @@ class Message:
 class Video:
     """Frames of a video, uint8 RGB (num_frames, height, width, 3): those at `frames_indices` of `total_num_frames`.
 
-    `fps` is the video's own rate.
+    `fps` is the video's own rate. With `do_sample_frames`, the model's processor chooses from these frames again.
     """
 
     frames: np.ndarray
     fps: float
     total_num_frames: int
     frames_indices: tuple[int, ...]
+    do_sample_frames: bool = False
 
 
 @dataclass(frozen=True)

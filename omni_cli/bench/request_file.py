@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.engine.describing import get_capabilities
+from omni_cli.engine.describing import frame_chooser, get_capabilities
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
@@ -70,7 +70,7 @@ def _read_specs(path: Path, config: EngineConfig) -> list[RequestSpec]:
 
 def _build(spec: RequestSpec, config: EngineConfig) -> GenerateRequest:
     try:
-        return build_request(spec, config)
+        return build_request(spec, config, frame_chooser(config))
     except InputError as error:
         raise _at(spec.place, error) from error
 

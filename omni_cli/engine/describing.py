@@ -1,13 +1,16 @@
-"""Capabilities of a profile, with the call of its pipeline read in a process that may import diffusers.
+"""Questions that only a process which imports diffusers or vLLM can answer: what a pipeline takes, what a model sees.
 
 That process is forked from the fork server, whose imports the stages of the same command then do not repeat.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.process.building import end_with_the_command
@@ -16,9 +19,11 @@ from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.errors import DeadlineError, OmniError
 from omni_cli.families import Reference, StageRole, get_family_of_stages, load
 from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.media.reading import ChooseFrames
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.stage.messages import Failure
 
+_CHOOSE: Reference = "omni_cli.vllm_integration.video_frames:choose_frames"
 _calls: dict[tuple[Reference, str], PipelineCall] = {}
 
 
@@ -40,11 +45,26 @@ def read_call(role: StageRole, model: str, *, verbose: bool = False, timeout_s: 
     assert isinstance(role.takes, str)
     key = (role.takes, model)
     if key not in _calls:
-        _calls[key] = _ask(*key, ForkServer({role.backend}, verbose=verbose), timeout_s)
+        _calls[key] = _ask(role.takes, (model,), ForkServer({role.backend}, verbose=verbose), timeout_s)
     return _calls[key]
 
 
-def _ask(reference: Reference, model: str, fork_server: ForkServer, timeout_s: float | None) -> PipelineCall:
+def frame_chooser(config: EngineConfig, *, verbose: bool = False) -> ChooseFrames | None:
+    """Return vLLM's choice of a video's frames for a profile; None for a pipeline, which takes all of them."""
+    return None if config.stages[0].backend == "diffusers" else functools.partial(_choose, config, verbose)
+
+
+def _choose(
+    config: EngineConfig, verbose: bool, total: int, fps: float, options: Mapping[str, float]
+) -> tuple[Sequence[int], Mapping[str, Any]]:
+    arguments = (config.model, total, fps, options)
+    answer: tuple[Sequence[int], Mapping[str, Any]]
+    answer = _ask(_CHOOSE, arguments, ForkServer(config.backends, verbose=verbose), None)
+    return answer
+
+
+def _ask(reference: Reference, arguments: tuple[Any, ...], fork_server: ForkServer, timeout_s: float | None) -> Any:
+    """Call a function in a process of the fork server, with a model first."""
     is_late = threading.Event()
 
     def give_up() -> None:
@@ -56,19 +76,17 @@ def _ask(reference: Reference, model: str, fork_server: ForkServer, timeout_s: f
     timer.daemon = True
     timer.start()
     ours, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(reference, model, theirs), name="omni-description")
+    process = context.Process(target=_answer, args=(reference, arguments, theirs), name="omni-description")
     try:
         process.start()
         theirs.close()
-        answer: PipelineCall | Failure = ours.recv()
+        answer = ours.recv()
         process.join()
     except (EOFError, OSError):
         if is_late.is_set():
             message = f"the run did not finish within {timeout_s:g} s"
             raise DeadlineError(message, hint="raise `--timeout`") from None
-        raise OmniError(
-            "the process that reads the signature of the pipeline ended unexpectedly", hint="run `omni doctor`"
-        ) from None
+        raise OmniError("the process that looks at the model ended unexpectedly", hint="run `omni doctor`") from None
     except KeyboardInterrupt:
         ForkServer.end_spare()  # its imports are no longer needed
         raise
@@ -76,23 +94,22 @@ def _ask(reference: Reference, model: str, fork_server: ForkServer, timeout_s: f
         timer.cancel()
         ours.close()
     if isinstance(answer, Failure):
-        raise OmniError(answer.message, hint=answer.hint) if answer.kind == "stage" else answer.error(model)
+        raise OmniError(answer.message, hint=answer.hint) if answer.kind == "stage" else answer.error(arguments[0])
     return answer
 
 
-def _answer(reference: Reference, model: str, connection: Connection) -> None:
+def _answer(reference: Reference, arguments: tuple[Any, ...], connection: Connection) -> None:
     """Entry point of the process."""
     become_group_leader()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
     threading.Thread(target=end_with_the_command, args=(connection,), daemon=True).start()
-    answer: PipelineCall | Failure
     try:
-        answer = load(reference)(model)
+        answer = load(reference)(*arguments)
     except OmniError as error:
         answer = Failure.of(error)
     except Exception as error:  # noqa: BLE001 - whatever a library raises for the checkpoint must reach the user
-        what = f"cannot read the signature of the pipeline in `{model}`: {type(error).__name__}: {error}"
+        what = f"cannot look at the model `{arguments[0]}`: {type(error).__name__}: {error}"
         answer = Failure("checkpoint", what)
     connection.send(answer)

@@ -22,7 +22,7 @@ _OF_CHAINS = frozenset({"prompt"})
 _OF_TRANSCRIPTION = frozenset({"audio", "language", "task", "timestamps", "sampling", "max_tokens", "temperature"})
 _OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
 _FIELDS: Mapping[Modality, frozenset[str]] = {
-    "text": frozenset({"audio", "image", "video", "sampling", "max_tokens", "temperature", "raw"}),
+    "text": frozenset({"audio", "image", "video", "media_io_kwargs", "sampling", "max_tokens", "temperature", "raw"}),
     "audio": frozenset({"speak", "voice", "speaker", "max_audio_tokens"}),
     "image": frozenset({"negative_prompt", "height", "width"}),
     "video": frozenset({"height", "width", "fps"}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -10,6 +12,7 @@ from typing import Any, cast, get_args
 
 from omni_cli.call_files import ArgumentText
 from omni_cli.config.bounds import MAX_FPS, MAX_NAME_LENGTH, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MIN_SEED
+from omni_cli.config.key_notes import StrictKeys
 from omni_cli.outputs import Modality, SpeechTask
 from omni_cli.text import suggest
 
@@ -160,19 +163,35 @@ def _modalities(value: object) -> frozenset[str]:
 
 
 def _sampling(value: object) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise ValueError(f"must be an object of sampling parameters, not {_kind(value)}")
-    from pydantic import ValidationError
-
     from omni_cli.config.sampling_keys import Sampling
 
+    return _checked_keys(value, Sampling, "sampling parameters")
+
+
+def _media_io(value: object) -> Mapping[str, float]:
+    """Return vLLM's options for the frames of videos."""
+    from omni_cli.config.sampling_keys import VideoSampling
+
+    if isinstance(value, str):  # of the command line
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    if not isinstance(value, dict) or value.keys() - {"video"}:
+        raise ValueError('must be an object such as {"video": {"fps": 1}}')
+    return _checked_keys(value.get("video", {}), VideoSampling, "options in `video`")
+
+
+def _checked_keys(value: object, model: type[StrictKeys], what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"must be an object of {what}, not {_kind(value)}")
+    from pydantic import ValidationError
+
     try:
-        Sampling.model_validate(value)
+        model.model_validate(value)
     except ValidationError as failure:
         error = failure.errors()[0]
         key = str(error["loc"][0])
         if error["type"] == "extra_forbidden":
-            near = suggest(key, Sampling.model_fields)
+            near = suggest(key, model.model_fields)
             meant = f"; {near}" if near else ""
             raise ValueError(f"has an unknown key `{key}`{meant}") from failure
         reason = error["msg"].removeprefix("Input ")
@@ -194,6 +213,7 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "timestamps": _flag,
     "seed": _whole_number(MIN_SEED, MAX_SEED),
     "sampling": _sampling,
+    "media_io_kwargs": _media_io,
     "max_tokens": _whole_number(1, MAX_TOKENS),
     "max_audio_tokens": _whole_number(1, MAX_TOKENS),
     "temperature": _temperature,

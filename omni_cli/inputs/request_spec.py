@@ -15,8 +15,7 @@ from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import file_kind, load_tensor
 from omni_cli.inputs.media.audio import MAX_AUDIO_S
-from omni_cli.inputs.media.reading import Warn, load_audio, load_image, load_sound, load_video
-from omni_cli.inputs.media.video import MAX_NUM_FRAMES
+from omni_cli.inputs.media.reading import ChooseFrames, Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.spoken import spoken
 from omni_cli.outputs import GenerateRequest
 from omni_cli.speech import ReferenceVoice
@@ -32,14 +31,15 @@ Label = Callable[[str], str]
 class RequestSpec:
     """A checked request without its files: `media` by field, `call_files` by argument of the pipeline's call.
 
-    `ref_texts` are the words of the files in `media["voice"]`, or none. Without `has_seed`, its seed will be the
-    profile's. `place` is FILE:LINE of a JSONL line.
+    `video_options` are vLLM's for the frames of videos. `ref_texts` are the words of the files in `media["voice"]`, or
+    none. Without `has_seed`, its seed will be the profile's. `place` is FILE:LINE of a JSONL line.
     """
 
     request: GenerateRequest
     media: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     call_files: Mapping[str, Nested[Path]] = field(default_factory=dict)
     ref_texts: tuple[str, ...] = ()
+    video_options: Mapping[str, float] = field(default_factory=dict)
     has_seed: bool = False
     place: str | None = None
 
@@ -126,15 +126,18 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
     media = {name: checked[name] for name in FILE_FIELDS if name in checked}
     if recordings:
         media["voice"] = recordings
-    spec = RequestSpec(request, media, files, checked.get("ref_text", ()), "seed" in checked, place)
+    options = checked.get("media_io_kwargs", {})
+    spec = RequestSpec(request, media, files, checked.get("ref_text", ()), options, "seed" in checked, place)
     return spec.with_files(lambda path: folder / path)
 
 
-def build_request(spec: RequestSpec, config: EngineConfig) -> GenerateRequest:
-    """Read and decode the files of a request for a profile, whose seed is the default. Raises `InputError`."""
-    # A language model looks at some frames of a video and hears one channel, a pipeline changes all of them.
+def build_request(spec: RequestSpec, config: EngineConfig, choose: ChooseFrames | None = None) -> GenerateRequest:
+    """Read and decode the files of a request for a profile, whose seed is the default. Raises `InputError`.
+
+    A language model looks at the frames of a video that `choose` returns and hears one channel, a pipeline changes all
+    of them.
+    """
     is_pipeline = config.stages[0].backend == "diffusers"
-    max_num_frames = None if is_pipeline else MAX_NUM_FRAMES
     media = {name: spec.media.get(name, ()) for name in FILE_FIELDS}
     notes: list[str] = []
     note = notes.append
@@ -144,7 +147,7 @@ def build_request(spec: RequestSpec, config: EngineConfig) -> GenerateRequest:
         images=tuple(load_image(path, note) for path in media["image"]),
         mask=next((load_image(path, note) for path in media["mask"]), None),
         control_images=tuple(load_image(path, note) for path in media["control_image"]),
-        videos=tuple(load_video(path, note, max_num_frames) for path in media["video"]),
+        videos=tuple(load_video(path, note, choose, spec.video_options) for path in media["video"]),
         seed=spec.request.seed if spec.has_seed else config.seed,
         voices=_load_voices(spec, config, note),
         call_files={
@@ -175,7 +178,7 @@ def _call_file(warn: Warn, is_alone: bool, path: Path) -> CallFile:
         case "audio":
             return CallFile("audio", *load_audio(path, warn, mono=False))
         case "video":
-            video = load_video(path, warn if is_alone else lambda _: None, max_num_frames=None)
+            video = load_video(path, warn if is_alone else lambda _: None)
             sound = None if is_alone else load_sound(path, warn)
             return CallFile("video", video.frames, video.fps, sound and CallFile("audio", *sound))
     return CallFile("image", load_image(path, warn))

@@ -328,4 +328,5 @@ def _videos(request: GenerateRequest) -> dict[str, Any]:
         for video in request.videos
     ]
     frames = [video.frames for video in request.videos]
-    return {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
+    samples = any(video.do_sample_frames for video in request.videos)
+    return {"videos": frames, "video_metadata": metadata, "do_sample_frames": samples}

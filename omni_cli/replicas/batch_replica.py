@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from omni_cli.engine.describing import frame_chooser
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.errors import OmniError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
@@ -61,7 +62,7 @@ class BatchReplica:
     async def _answer(self, spec: RequestSpec) -> BatchAnswer:
         began_s = time.monotonic()
         try:
-            request = await asyncio.to_thread(build_request, spec, self._config)
+            request = await asyncio.to_thread(build_request, spec, self._config, frame_chooser(self._config))
             await self._load()
             result = await self._run(request)
             if is_stages_fault(result):

@@ -7,7 +7,7 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import BinaryIO, TypeVar
@@ -17,8 +17,7 @@ import numpy as np
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.media.pool import Requester, in_memory, media_pool
-from omni_cli.inputs.media.reading import MediaReader
-from omni_cli.inputs.media.video import MAX_NUM_FRAMES
+from omni_cli.inputs.media.reading import ChooseFrames, MediaReader
 from omni_cli.outputs import Video
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits
@@ -31,11 +30,15 @@ T = TypeVar("T")
 
 
 async def decode_media(
-    decode: Callable[[MediaDecoder], T], limits: Limits, threads: Executor, prefixes: Sequence[MediaPrefix]
+    decode: Callable[[MediaDecoder], T],
+    limits: Limits,
+    threads: Executor,
+    prefixes: Sequence[MediaPrefix],
+    choose: ChooseFrames | None = None,
 ) -> T:
     """Call `decode` in one of the threads; cancelled, end the decoding. URLs are fetched below `prefixes` only."""
     requester, downloads = Requester(), Downloads(prefixes, limits)
-    decoder = MediaDecoder(limits, requester, downloads)
+    decoder = MediaDecoder(limits, requester, downloads, choose)
     try:
         return await asyncio.get_running_loop().run_in_executor(threads, decode, decoder)
     except asyncio.CancelledError:
@@ -50,8 +53,10 @@ class MediaDecoder:
     `notes` are sentences on what decoding changed.
     """
 
-    def __init__(self, limits: Limits, requester: Requester, downloads: Downloads) -> None:
+    def __init__(self, limits: Limits, requester: Requester, downloads: Downloads, choose: ChooseFrames | None) -> None:
         self.notes: list[str] = []
+        self.video_options: Mapping[str, float] = {}
+        self._choose = choose
         self._downloads = downloads
         self._reader = MediaReader(self.notes.append, requester)
         self._max_cpu_s = limits.max_decode_s
@@ -86,18 +91,19 @@ class MediaDecoder:
 
     def video(self, url: str, param: str) -> Video:
         """Decode the frames of a URL's video; raises `APIError` (400)."""
-        return self._video(self._content(url, "video", param), param, MAX_NUM_FRAMES)
+        return self._video(self._content(url, "video", param), param, self._choose)
 
     def video_file(self, file: BinaryIO, param: str) -> Video:
         """Decode all frames of a video file; raises `APIError` (400)."""
         return self._video(file.read(), param, None)
 
-    def _video(self, content: bytes, param: str, max_num_frames: int | None) -> Video:
+    def _video(self, content: bytes, param: str, choose: ChooseFrames | None) -> Video:
         with in_memory(content) as file, _refused_as("video", param):
             video = self._reader.video(
                 file,
                 f"video in `{param}`",
-                max_num_frames=max_num_frames,
+                choose=choose,
+                options=self.video_options,
                 max_pixels=self._video_pixels_left,
                 max_cpu_s=self._max_cpu_s,
             )

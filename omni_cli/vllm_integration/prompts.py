@@ -177,7 +177,7 @@ class PromptMaker:
     def _item(self, item: np.ndarray | tuple[np.ndarray, int] | Video) -> object:
         match item:
             case Video():
-                return item.frames, {**_metadata(item), "do_sample_frames": False}
+                return item.frames, {**_metadata(item), "do_sample_frames": item.do_sample_frames}
             case (samples, sample_rate):
                 # vLLM would resample with a package that may not be installed.
                 target = self._processor.info.data_parser.audio_resampler.target_sr

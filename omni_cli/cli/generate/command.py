@@ -53,7 +53,7 @@ def generate(options: GenerateOptions) -> int:
     specs = read_specs(options.set_fields(), requests, capabilities)
     if replicas is not None:
         return run_on_replicas(specs, config, capabilities, replicas, options)
-    decoded = decode_specs(specs, config, capabilities)
+    decoded = decode_specs(specs, config, capabilities, verbose=options.verbose)
     config = fit_to_requests(config, specs, makes_video="video" in capabilities.modalities)
     fetch_model(config, quiet=options.quiet)
     return run(decoded, config, options, began_s)

@@ -12,6 +12,7 @@ from omni_cli.call_files import get_items
 from omni_cli.cli.generate.run import PendingRequest
 from omni_cli.cli.terminal import console
 from omni_cli.config.schema import EngineConfig
+from omni_cli.engine.describing import frame_chooser
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
@@ -49,21 +50,25 @@ def read_specs(
 
 
 def decode_specs(
-    specs: Sequence[RequestSpec | BadRequest], config: EngineConfig, capabilities: Capabilities
+    specs: Sequence[RequestSpec | BadRequest],
+    config: EngineConfig,
+    capabilities: Capabilities,
+    *,
+    verbose: bool = False,
 ) -> list[PendingRequest | BadRequest]:
     """Read and decode the files of all requests, so that invalid ones are reported before any load.
 
     A JSONL line with a file that cannot be used becomes a `BadRequest`; for the request of the command line
     itself `InputError` is raised.
     """
-    held_bytes = 0
+    held_bytes, choose = 0, frame_chooser(config, verbose=verbose)
     pending: list[PendingRequest | BadRequest] = []
     for spec in specs:
         if isinstance(spec, BadRequest):
             pending.append(spec)
             continue
         try:
-            request = build_request(spec, config)
+            request = build_request(spec, config, choose)
             capabilities.check_request(request, config)
             for note in request.notes:
                 console.print_warning(note if spec.place is None else f"{spec.place}: {note}")
@@ -77,7 +82,7 @@ def decode_specs(
             held_bytes += size
             build = partial(_held, request)
         else:
-            build = partial(build_request, spec, config)
+            build = partial(build_request, spec, config, choose)
         writes_files = capabilities.makes_files(request.modalities)
         pending.append(PendingRequest(spec.request_id, build, writes_files, spec.place, request.notes))
     return pending

@@ -34,6 +34,14 @@ class RequestOptions:
     video: Annotated[
         list[str] | None, option("--video", "FILE", "Video input (MP4, WebM, ...), without its sound. Repeatable.")
     ] = None
+    media_io_kwargs: Annotated[
+        str | None,
+        option(
+            "--media-io-kwargs",
+            "JSON",
+            'Frames of videos that the model sees, as in vLLM: `{"video": {"fps": 1}}`. Default: the model\'s.',
+        ),
+    ] = None
     language: Annotated[
         str | None,
         option("--language", "CODE", "Language of the speech to transcribe, such as `en`. Default: detected."),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import msgspec
+
+from omni_cli.errors import InputError
 from omni_cli.inputs.files import open_input
 from omni_cli.inputs.media.audio import MAX_AUDIO_S
 from omni_cli.inputs.media.images import MAX_IMAGE_PIXELS
 from omni_cli.inputs.media.pool import Requester, media_pool
-from omni_cli.inputs.media.video import MAX_NUM_FRAMES, MAX_VIDEO_PIXELS, MAX_VIDEO_S
+from omni_cli.inputs.media.video import MAX_VIDEO_PIXELS, MAX_VIDEO_S
 from omni_cli.inputs.media.wire import AudioJob, Decoded, ImageJob, Job, VideoJob
 from omni_cli.outputs import Video
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 Warn = Callable[[str], None]
+ChooseFrames = Callable[[int, float, Mapping[str, float]], tuple[Sequence[int], Mapping[str, Any]]]
+"""Returns which frames a model sees and vLLM's metadata on them, for their number, their rate and vLLM's options."""
+FIRST_FRAME: tuple[Sequence[int], Mapping[str, Any]] = (0,), {"frames_indices": (0,), "do_sample_frames": False}
 
 
 class MediaReader:
@@ -56,14 +62,33 @@ class MediaReader:
         content: BinaryIO,
         name: str,
         *,
-        max_num_frames: int | None = MAX_NUM_FRAMES,
+        choose: ChooseFrames | None = None,
+        options: Mapping[str, float] | None = None,
         max_pixels: int = MAX_VIDEO_PIXELS,
         **limits: Any,
     ) -> Video:
-        """Decode `max_num_frames` evenly spaced frames, None means all; `limits` are further ones of `VideoJob`."""
-        job = VideoJob(name, max_pixels, MAX_VIDEO_S, max_num_frames, **limits)
+        """Decode the frames that `choose` returns with `options`, or all; `limits` are further ones of `VideoJob`."""
+        job = VideoJob(name, max_pixels, MAX_VIDEO_S, None if choose is None else (), **limits)
         header, frames = self._required(job, content)
-        return Video(frames, header.rate, header.total_num_frames, header.frames_indices)
+        if choose is None:
+            return Video(frames, header.rate, header.total_num_frames, header.frames_indices)
+        # Where packets are hidden, or hold half a frame, decoding alone tells how many frames there are.
+        for _ in range(2):
+            total = header.total_num_frames
+            chosen, metadata = choose(total, header.rate, options or {}) if total > 1 else FIRST_FRAME
+            most = max_pixels // max(1, frames.shape[1] * frames.shape[2])
+            if 1 < most < len(chosen):
+                self._warn(f"of the {name} a limit of {max_pixels:,} pixels leaves {most} of {len(chosen)} frames")
+                chosen = tuple(chosen[index * (len(chosen) - 1) // (most - 1)] for index in range(most))
+                metadata = {**metadata, "frames_indices": chosen, "do_sample_frames": False}
+            header, frames = self._required(msgspec.structs.replace(job, indices=tuple(chosen)), content)
+            if header.total_num_frames == total:
+                break
+        else:
+            raise InputError(f"cannot read the {name}: it has another number of frames each time")
+        rate = len(chosen) * header.rate / total
+        self._warn(f"the model sees {len(chosen)} frames of the {name}, {rate:.3g} per second, of {total}")
+        return Video(frames, header.rate, total, tuple(metadata["frames_indices"]), metadata["do_sample_frames"])
 
     def _required(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray]:
         decoded = self._decode(job, content)
@@ -89,10 +114,12 @@ def load_audio(path: Path, warn: Warn, *, max_s: float = MAX_AUDIO_S, mono: bool
         return MediaReader(warn).audio(file, f"audio file `{path}`", max_s=max_s, mono=mono)
 
 
-def load_video(path: Path, warn: Warn, max_num_frames: int | None = MAX_NUM_FRAMES) -> Video:
+def load_video(
+    path: Path, warn: Warn, choose: ChooseFrames | None = None, options: Mapping[str, float] | None = None
+) -> Video:
     """Read a video file, as `MediaReader.video`."""
     with open_input(path, "video file") as file:
-        return MediaReader(warn).video(file, f"video file `{path}`", max_num_frames=max_num_frames)
+        return MediaReader(warn).video(file, f"video file `{path}`", choose=choose, options=options)
 
 
 def load_sound(path: Path, warn: Warn) -> tuple[np.ndarray, int] | None:

@@ -1,7 +1,8 @@
-"""Decode video to RGB frames, evenly spaced ones or all, as a player shows them."""
+"""Decode video to RGB frames, chosen ones or all, as a player shows them."""
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     import av
     import numpy as np
 
-# vLLM's default, and enough for its video models.
-MAX_NUM_FRAMES = 32
 MAX_VIDEO_S = 600.0
 MAX_VIDEO_PIXELS = 256 * 1024 * 1024
 # Pixels that are decoded to pick the frames from: 600 s of 3840x2160 at 30 frames per second.
@@ -47,26 +46,30 @@ def decode_video(
     *,
     max_pixels: int = MAX_VIDEO_PIXELS,
     max_s: float = MAX_VIDEO_S,
-    max_num_frames: int | None = MAX_NUM_FRAMES,
+    indices: Sequence[int] | None = None,
 ) -> DecodedVideo:
-    """Decode a video; `max_num_frames` evenly spaced frames of a longer one, None means every frame.
+    """Decode the frames `indices` of a video, which may repeat, None means every frame.
 
+    Without any, nothing is decoded: number, rate and size of the frames are those that headers and packets give.
     `name` identifies it in messages, `max_pixels` limits the pixels of all frames that are kept. Raises `InputError`
     for a video that cannot be used.
     """
     limits = _Limits(name, max_pixels, max_s)
-    total = _count_packets(content, limits)
-    shown = _decode(content, limits, total, max_num_frames)
-    if shown.total != total:
-        # Not every packet is one frame: some are hidden, hold half of one, or have lost what they refer to.
+    shown = _count_packets(content, limits)
+    if indices is None or indices:
         total = shown.total
-        shown = _decode(content, limits, total, max_num_frames)
-    if shown.total != total:
-        raise InputError(f"cannot read the {name}: it has another number of frames each time")
-    fps = shown.fps()
+        shown = _decode(content, limits, total, indices)
+        if indices is None and shown.total != total:
+            # Not every packet is one frame: some are hidden, hold half of one, or have lost what they refer to.
+            total = shown.total
+            shown = _decode(content, limits, total, None)
+            if shown.total != total:
+                raise limits.other_number()
+    # Who chooses frames gets the rate of the header, as vLLM does.
+    fps = shown.fps() if indices is None else shown.header_fps or shown.fps()
     if not 0 < fps <= MAX_FPS:  # beyond it a header is more likely broken than intended
         raise InputError(f"the {name} has no usable frame rate")
-    if shown.total > max_s * fps:
+    if shown.total > max_s * (shown.fps() or fps):
         raise limits.too_long()
     video = Video(shown.pixels, fps=fps, total_num_frames=shown.total, frames_indices=tuple(shown.indices))
     return DecodedVideo(video, tuple(shown.notes))
@@ -82,6 +85,9 @@ class _Limits:
 
     def too_long(self) -> InputError:
         return InputError(f"the {self.name} is longer than {self.max_s:.0f} s, the maximum", hint="cut it")
+
+    def other_number(self) -> InputError:
+        return InputError(f"cannot read the {self.name}: it has another number of frames each time")
 
     def other_size(self) -> InputError:
         return InputError(f"the size of the frames of the {self.name} changes in the middle")
@@ -110,24 +116,24 @@ def _video_track(container: av.container.InputContainer, name: str) -> Track:
     return Track(container, stream, name)
 
 
-def _count_packets(content: BinaryIO, limits: _Limits) -> int:
-    """Return the number of packets that hold what is shown, mostly one per frame; decodes nothing."""
+def _count_packets(content: BinaryIO, limits: _Limits) -> _Shown:
+    """Return no frames, but their size, times, and number of packets, mostly one per frame; decodes nothing."""
     with open_container(content, limits.name, _HINT) as container:
         track = _video_track(container, limits.name)
-        total, first = 0, None
+        shown = _Shown.of(track.stream)
         for packet in track.packets():
             if not packet.size or packet.is_discard:
                 continue
-            total += 1
-            if total > MAX_FRAMES:
+            shown.total += 1
+            if shown.total > MAX_FRAMES:
                 raise InputError(f"the {limits.name} has more than {MAX_FRAMES:,} frames, the maximum", hint="cut it")
             if packet.pts is not None:
-                first = packet.pts if first is None else min(first, packet.pts)
-                if (packet.pts - first) * track.stream.time_base > limits.max_s:
+                shown.add_time(float(packet.pts * track.stream.time_base))
+                if shown.seconds > limits.max_s:
                     raise limits.too_long()
-    if not total:
+    if not shown.total:
         raise InputError(f"the {limits.name} has no frames")
-    return total
+    return shown
 
 
 @dataclass
@@ -138,31 +144,43 @@ class _Shown:
     indices: list[int]
     header_fps: float
     total: int = 0
-    first_s: float | None = None
-    last_s: float | None = None
+    first_s: float = math.inf
+    last_s: float = -math.inf
     notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, stream: Any, indices: Sequence[int] = ()) -> _Shown:
+        import numpy as np
+
+        empty = np.empty((0, stream.height, stream.width, 3), np.uint8)
+        return cls(empty, list(indices), float(stream.average_rate or stream.guessed_rate or 0))
+
+    def add_time(self, time_s: float) -> None:
+        self.first_s, self.last_s = min(self.first_s, time_s), max(self.last_s, time_s)
+
+    @property
+    def seconds(self) -> float:
+        return self.last_s - self.first_s
 
     def fps(self) -> float:
         """Return the rate of the frames that were shown: that of the header where it agrees with their times."""
-        if self.total < 2 or self.first_s is None or self.last_s is None or self.last_s <= self.first_s:
+        if self.total < 2 or self.seconds <= 0:
             return self.header_fps
-        seconds = self.last_s - self.first_s
-        agrees = abs(self.header_fps * seconds - (self.total - 1)) <= 1
-        return self.header_fps if self.header_fps and agrees else (self.total - 1) / seconds
+        agrees = abs(self.header_fps * self.seconds - (self.total - 1)) <= 1
+        return self.header_fps if self.header_fps and agrees else (self.total - 1) / self.seconds
 
 
-def _decode(content: BinaryIO, limits: _Limits, total: int, max_num_frames: int | None) -> _Shown:
-    """Decode all frames and keep evenly spaced ones of `total`, as vLLM's loaders do."""
+def _decode(content: BinaryIO, limits: _Limits, total: int, indices: Sequence[int] | None) -> _Shown:
+    """Decode all frames of about `total` and keep those at `indices`, None means all."""
     import numpy as np
 
-    wanted = [int(index) for index in np.linspace(0, total - 1, min(total, max_num_frames or total), dtype=int)]
+    wanted = range(total) if indices is None else indices
     with open_container(content, limits.name, _HINT) as container:
         track = _video_track(container, limits.name)
         stream = track.stream
         stream.thread_type, stream.thread_count = "AUTO", _NUM_THREADS
         limits.check_pixels(stream.width, stream.height, len(wanted), total)
-        header_fps = float(stream.average_rate or stream.guessed_rate or 0)
-        shown = _Shown(np.empty((0, 0, 0, 3), np.uint8), wanted, header_fps)
+        shown = _Shown.of(stream, wanted)
         position, size, converter = 0, (0, 0), _FrameConverter(limits.name)
         for frame in track.frames():
             if shown.total == 0:
@@ -180,8 +198,7 @@ def _decode(content: BinaryIO, limits: _Limits, total: int, max_num_frames: int 
                 position += 1
             shown.total += 1
             if frame.time is not None:
-                shown.first_s = frame.time if shown.first_s is None else shown.first_s
-                shown.last_s = frame.time
+                shown.add_time(frame.time)
         if not shown.total:
             raise InputError(
                 f"cannot read the {limits.name}: its frames are damaged, or have more than {MAX_FRAME_PIXELS:,} pixels",

@@ -40,12 +40,12 @@ class AudioJob(msgspec.Struct, frozen=True, tag="audio"):
 
 
 class VideoJob(msgspec.Struct, frozen=True, tag="video"):
-    """Decode `max_num_frames` evenly spaced frames of a video, or all (None), of at most `max_pixels` together."""
+    """Decode the frames `indices` of a video, or all (None), of at most `max_pixels` together; see `decode_video`."""
 
     name: str
     max_pixels: int
     max_s: float
-    max_num_frames: int | None
+    indices: tuple[int, ...] | None
     max_cpu_s: int = 60
 
     @property

@@ -94,9 +94,7 @@ def _run(job: Job, content: BinaryIO) -> tuple[Decoded | Nothing, np.ndarray | N
         case VideoJob():
             from omni_cli.inputs.media.video import decode_video
 
-            decoded = decode_video(
-                content, job.name, max_pixels=job.max_pixels, max_s=job.max_s, max_num_frames=job.max_num_frames
-            )
+            decoded = decode_video(content, job.name, max_pixels=job.max_pixels, max_s=job.max_s, indices=job.indices)
             video = decoded.video
             return _described(
                 video.frames,

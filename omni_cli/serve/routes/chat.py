@@ -124,6 +124,8 @@ def text_request(
     service: Service, body: ChatCompletionRequest, request_id: str, seed: int, decoder: MediaDecoder
 ) -> GenerateRequest:
     """Return the request for a conversation's answer in text; for use in a thread, because it decodes media."""
+    if body.media_io_kwargs is not None and body.media_io_kwargs.video is not None:
+        decoder.video_options = body.media_io_kwargs.video.model_dump(exclude_none=True)
     conversation = read_conversation(body.messages, decoder, service.transcripts)
     service.check_prompt_length(sum(len(part.text) for turn in conversation["messages"] for part in turn.parts))
     return GenerateRequest(

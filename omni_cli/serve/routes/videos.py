@@ -14,7 +14,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response, StreamingResponse
 
 from omni_cli.encoding import encode_webp
-from omni_cli.inputs.media.reading import MediaReader
+from omni_cli.inputs.media.reading import FIRST_FRAME, MediaReader
 from omni_cli.outputs import GenerateRequest
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
@@ -206,5 +206,5 @@ def _send(file: BinaryIO, path: Path, media_type: str) -> StreamingResponse:
 
 def _thumbnail(file: BinaryIO) -> bytes:
     with file:
-        video = MediaReader(lambda _note: None).video(file, "video", max_num_frames=1)
+        video = MediaReader(lambda _note: None).video(file, "video", choose=lambda *_: FIRST_FRAME)
     return encode_webp(video.frames[0])

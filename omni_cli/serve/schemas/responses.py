@@ -149,6 +149,7 @@ class ResponseRequest(ForOpenAI):
     stream_options: ResponseStreamOptions | None = None
     seed: Seed | None = None
     chat_template_kwargs: chat.TemplateVariables | None = None
+    media_io_kwargs: chat.MediaIO | None = None
 
     background: Annotated[object, Only(False)] = None
     conversation: Annotated[object, Only()] = None
@@ -188,6 +189,7 @@ class ResponseRequest(ForOpenAI):
             "response_format": response_format,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "chat_template_kwargs": self.chat_template_kwargs,
+            "media_io_kwargs": self.media_io_kwargs,
             "logprobs": self.wants_logprobs,
             "top_logprobs": self.top_logprobs if self.wants_logprobs else None,
         }

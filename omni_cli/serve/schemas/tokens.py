@@ -23,15 +23,16 @@ class TokenizeRequest(Strict):
 
     add_generation_prompt: bool | None = Field(None, description="Begin the answer to the messages. Default: true.")
     chat_template_kwargs: chat.TemplateVariables | None = None
+    media_io_kwargs: chat.MediaIO | None = None
     tools: Tools | None = None
     continue_final_message: Annotated[object, Only(False)] = None
     chat_template: Annotated[object, Only()] = None
-    media_io_kwargs: Annotated[object, Only({})] = None
     mm_processor_kwargs: Annotated[object, Only({})] = None
 
     def as_chat(self) -> chat.ChatCompletionRequest:
         """Return the chat whose prompt is tokenized."""
-        fields = {name: getattr(self, name) for name in ("model", "messages", "chat_template_kwargs", "tools")}
+        names = ("model", "messages", "chat_template_kwargs", "media_io_kwargs", "tools")
+        fields = {name: getattr(self, name) for name in names}
         return chat.ChatCompletionRequest(**fields)
 
 

@@ -152,7 +152,7 @@ def test_images_do_not_wait_for_videos(pool: MediaPool, stopped: threading.Event
 
     def video() -> object:
         with in_memory(write_lossless(clip(0))) as file:
-            return pool.decode(VideoJob("video", 2**26, 600.0, 32), file, requester)
+            return pool.decode(VideoJob("video", 2**26, 600.0, None), file, requester)
 
     with ThreadPoolExecutor(8) as threads:
         videos = [threads.submit(video) for _ in range(8)]
