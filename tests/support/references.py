@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,14 @@ class LanguageReference:
         config = EngineConfig(version=1, name="reference", model=str(folder), dtype="float32", stages=stages)
         self._reference = LanguageModelReference(folder, config, WAY)
 
-    def tokens(self, prompt: str, max_tokens: int, **media: Sequence[int]) -> list[int]:
-        """The answer's token ids; `media` are seeds of samples, by kind."""
+    def tokens(self, prompt: str, max_tokens: int, *, samples: bool = False, **media: Sequence[int]) -> list[int]:
+        """The answer's token ids; `media` are seeds of samples, by kind. With `samples`, transformers chooses frames."""
         request = GenerateRequest(
             "0",
             prompt,
             images=tuple(map(image_of, media.get("image", ()))),
             audio=tuple(map(tone, media.get("audio", ()))),
-            videos=tuple(map(clip, media.get("video", ()))),
+            videos=tuple(replace(clip(seed), do_sample_frames=samples) for seed in media.get("video", ())),
         )
         return self._reference.generate(request, max_tokens)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from omni_cli.errors import InputError
-from omni_cli.inputs.media.containers import Track, open_container
+from omni_cli.inputs.media.containers import Track, is_cover, open_container
+from omni_cli.inputs.media.truncation import beginning, check_whole
 
 if TYPE_CHECKING:
     import av
@@ -24,6 +27,11 @@ MAX_DECODED_SAMPLES = 600 * 48_000 * 8
 # A rate outside this range is more likely a broken header than intended.
 SAMPLE_RATE_RANGE_HZ = (1_000, 384_000)
 
+# Beginnings of WAV, Wave64 and AIFF. libsndfile reads PCM of them that libav takes for something else, or not at all:
+# with unused bits (24 of 32), with numbers in the other order, without a length, behind an ID3v2 tag.
+_FOR_LIBSNDFILE = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM")
+# Less is a matter of how audio and video are packed.
+_MAX_OFFSET_S = 0.1
 _HINT = "WAV, FLAC, MP3, Ogg, M4A, AAC and the sound of MP4, MOV, WebM, MKV and AVI can be read"
 # The headers of these formats give the exact number of samples; others give an estimate or a duration in other units.
 _EXACT_FORMATS = ("aiff", "au", "caf", "flac", "w64", "wav")
@@ -44,11 +52,14 @@ def decode_audio(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S, mo
     Several channels are averaged, or with `mono` False kept. Of a video the sound is decoded. Raises `InputError` for
     anything that cannot be used.
     """
+    length = _Length(name, max_s, mono)
+    if (audio := _decode_pcm(content, length)) is not None:
+        return audio
     with open_container(content, name, _HINT) as container:
         stream = container.streams.best("audio")
         if stream is None:
             raise InputError(f"the {name} has no audio stream")
-        return _decode_stream(container, stream, name, max_s=max_s, mono=mono)
+        return _decode_stream(container, stream, length)
 
 
 def decode_sound(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S) -> DecodedAudio | None:
@@ -56,22 +67,80 @@ def decode_sound(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S) ->
     name = f"sound of the {name}"
     with open_container(content, name, _HINT) as container:
         stream = container.streams.best("audio")
-        return None if stream is None else _decode_stream(container, stream, name, max_s=max_s, mono=False)
+        return None if stream is None else _decode_stream(container, stream, _Length(name, max_s, mono=False))
 
 
-def _decode_stream(
-    container: av.container.InputContainer, stream: Any, name: str, *, max_s: float, mono: bool
-) -> DecodedAudio:
+def _decode_pcm(content: BinaryIO, length: _Length) -> DecodedAudio | None:
+    """Decode PCM of some containers with libsndfile; None for other content."""
+    import soundfile
+
+    start, head = beginning(content)
+    if not head.startswith(_FOR_LIBSNDFILE):
+        return None
+    check_whole(content, length.name)
+    content.seek(start)
+    with tempfile.TemporaryFile() as behind:
+        if start:  # libsndfile skips tags, too, but then leaves out as many bytes at the end
+            shutil.copyfileobj(content, behind)
+        (behind if start else content).seek(0)
+        with (
+            contextlib.suppress(soundfile.LibsndfileError),
+            soundfile.SoundFile(behind if start else content) as file,
+        ):
+            if file.frames and file.subtype.startswith(("PCM_", "FLOAT", "DOUBLE")):
+                length.check(file.samplerate, file.channels, file.frames)
+                blocks = file.blocks(2**16, dtype="float32", always_2d=True)
+                return _collected(((file.samplerate, block) for block in blocks), length)
+    return None
+
+
+def _decode_stream(container: av.container.InputContainer, stream: Any, length: _Length) -> DecodedAudio:
     """Decode an audio stream of an open container, see `decode_audio`."""
-    import numpy as np
-
-    track = Track(container, stream, name)
-    length = _Length(name, max_s, mono)
+    track = Track(container, stream, length.name)
     expected = _declared_samples(container, stream)
     length.check(stream.codec_context.sample_rate, stream.codec_context.channels, expected or 0)
-    end_s = _end_s(container, stream)
+    audio = _collected(_parts(track), length, expected, _end_s(container, stream))
+    notes = track.notes()
+    if (num_streams := len(container.streams.audio)) > 1:
+        notes.append(f"the {length.name} has {num_streams} audio streams; only one is used")
+    audio = _in_place(audio, container, stream, length, notes)
+    return replace(audio, notes=tuple(notes))
+
+
+def _in_place(
+    audio: DecodedAudio, container: av.container.InputContainer, stream: Any, length: _Length, notes: list[str]
+) -> DecodedAudio:
+    """Put silence before the sound of a video that begins after its frames."""
+    import numpy as np
+
+    video = container.streams.best("video")
+    if video is None or None in (video.start_time, stream.start_time) or is_cover(video):
+        return audio
+    offset_s = float(stream.start_time * stream.time_base - video.start_time * video.time_base)
+    if abs(offset_s) <= _MAX_OFFSET_S:
+        return audio
+    if offset_s < 0:
+        notes.append(f"the {length.name} begins {-offset_s:.2f} s before the frames")
+        return audio
+    notes.append(f"the {length.name} begins {offset_s:.2f} s after the frames; silence was put before it")
+    silence = round(offset_s * audio.sample_rate)
+    length.check(audio.sample_rate, 1, silence + len(audio.samples))
+    padding = [(silence, 0), (0, 0)][: audio.samples.ndim]
+    return replace(audio, samples=np.pad(audio.samples, padding))
+
+
+def _collected(
+    parts: Iterable[tuple[int, np.ndarray]],
+    length: _Length,
+    expected: int | None = None,
+    end_s: Fraction | None = None,
+) -> DecodedAudio:
+    """Join parts, of `expected` samples together or more, and cut them at `end_s`."""
+    import numpy as np
+
+    name, mono = length.name, length.mono
     samples, num_samples, sample_rate, channels, part = bytearray(), 0, 0, 1, np.empty((0, 1), np.float32)
-    for rate, part in _parts(track):
+    for rate, part in parts:
         if num_samples and (rate != sample_rate or (part.shape[1] != channels and not mono)):
             raise InputError(f"the sample rate or the number of channels of the {name} changes in the middle")
         sample_rate, channels = rate, part.shape[1]
@@ -87,10 +156,7 @@ def _decode_stream(
     array = np.frombuffer(samples, np.float32)
     if not np.isfinite(array).all():
         raise InputError(f"the {name} contains NaN or infinite samples")
-    notes = track.notes()
-    if (num_streams := len(container.streams.audio)) > 1:
-        notes.append(f"the {name} has {num_streams} audio streams; only one is used")
-    return DecodedAudio(array if mono or channels == 1 else array.reshape(-1, channels), sample_rate, tuple(notes))
+    return DecodedAudio(array if mono or channels == 1 else array.reshape(-1, channels), sample_rate)
 
 
 def _parts(track: Track) -> Iterator[tuple[int, np.ndarray]]:

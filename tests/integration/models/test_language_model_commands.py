@@ -31,7 +31,8 @@ def test_a_file_of_requests_with_images_and_video(tmp_path: Path) -> None:
     seen, watched, unheard = json.loads(ended.out)["results"]
     reference = LanguageReference(folder)
     assert seen["outputs"][0]["token_ids"] == reference.tokens("what is it?", MAX_TOKENS, image=[1])
-    assert watched["outputs"][0]["token_ids"] == reference.tokens("what is it?", MAX_TOKENS, video=[2])
+    assert watched["outputs"][0]["token_ids"] == reference.tokens("what is it?", MAX_TOKENS, samples=True, video=[2])
+    assert watched["notes"] == [f"the model sees 4 frames of the video file `{tmp_path}/b.mkv`, 5.33 per second, of 6"]
     assert unheard["status"] == "error" and "cannot open the audio file" in unheard["message"]
     assert ended.code == 2
 

@@ -46,8 +46,26 @@ def test_images_and_video_go_in(server: OmniServer, folder: Path) -> None:
         temperature=0,
         extra_body={"return_token_ids": True},
     )
-    expected = LanguageReference(folder).tokens("compare them", MAX_TOKENS, image=[1], video=[2])
+    expected = LanguageReference(folder).tokens("compare them", MAX_TOKENS, samples=True, image=[1], video=[2])
     assert answer.choices[0].token_ids == expected
+
+
+def test_the_frames_of_a_video_are_chosen_as_a_client_asks(server: OmniServer, folder: Path) -> None:
+    url = data_url("video/x-matroska", write_lossless(clip(2)))
+    messages = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": url}}]}]
+
+    def prompt_tokens(options: dict[str, float]) -> int:
+        answer = server.client().chat.completions.create(
+            model=folder.name, messages=messages, max_tokens=1, extra_body={"media_io_kwargs": {"video": options}}
+        )
+        return answer.usage.prompt_tokens
+
+    # Two frames are one row of patches, after the time at which it is seen.
+    four, six = prompt_tokens({}), prompt_tokens({"fps": 8})
+    assert six > four == prompt_tokens({"fps": 8, "max_frames": 4})
+    for name, message in (("nframes", "media_io_kwargs.video.nframes"), ("num_frames", "no effect on this model")):
+        with pytest.raises(openai.BadRequestError, match=message):
+            prompt_tokens({name: 3})
 
 
 def test_a_medium_that_it_does_not_take_is_refused(server: OmniServer, folder: Path) -> None:
