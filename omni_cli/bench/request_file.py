@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from omni_cli.config.schema import EngineConfig
@@ -70,7 +71,7 @@ def _read_specs(path: Path, config: EngineConfig) -> list[RequestSpec]:
 
 def _build(spec: RequestSpec, config: EngineConfig) -> GenerateRequest:
     try:
-        return build_request(spec, config, frame_chooser(config))
+        return build_request(spec, config, partial(frame_chooser, config))
     except InputError as error:
         raise _at(spec.place, error) from error
 

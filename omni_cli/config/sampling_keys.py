@@ -51,13 +51,3 @@ class Sampling(StrictKeys):
     def set_values(self) -> dict[str, object]:
         """Return the parameters that the profile sets."""
         return self.model_dump(exclude_none=True)
-
-
-class VideoSampling(StrictKeys):
-    """Choice of a video's frames: vLLM's `media_io_kwargs` of videos. A model reads some of them."""
-
-    num_frames: int | None = Field(None, ge=-1, description="Evenly spaced frames, at most; -1: all.")
-    fps: float | None = Field(None, gt=0, description="Frames per second.")
-    min_frames: int | None = Field(None, ge=1, description="Frames of a short video, at least.")
-    max_frames: int | None = Field(None, ge=1, description="Frames of a long video, at most.")
-    max_duration: float | None = Field(None, gt=0, description="Seconds up to which `fps` holds.")

@@ -5,10 +5,9 @@ That process is forked from the fork server, whose imports the stages of the sam
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -49,29 +48,26 @@ def read_call(role: StageRole, model: str, *, verbose: bool = False, timeout_s: 
     return _calls[key]
 
 
-def frame_chooser(config: EngineConfig, *, verbose: bool = False) -> ChooseFrames | None:
-    """Return vLLM's choice of a video's frames for a profile; None for a pipeline, which takes all of them."""
-    return None if config.stages[0].backend == "diffusers" else functools.partial(_choose, config, verbose)
+def frame_chooser(
+    config: EngineConfig, options: Mapping[str, float] | None = None, *, verbose: bool = False
+) -> ChooseFrames | None:
+    """Return vLLM's choice of a video's frames, with its `options`; None for a pipeline, which takes all of them."""
+
+    def choose(total: int, fps: float) -> Any:
+        return _ask(_CHOOSE, (config.model, total, fps, options or {}), ForkServer(config.backends, verbose=verbose))
+
+    return None if config.stages[0].backend == "diffusers" else choose
 
 
-def _choose(
-    config: EngineConfig, verbose: bool, total: int, fps: float, options: Mapping[str, float]
-) -> tuple[Sequence[int], Mapping[str, Any]]:
-    arguments = (config.model, total, fps, options)
-    answer: tuple[Sequence[int], Mapping[str, Any]]
-    answer = _ask(_CHOOSE, arguments, ForkServer(config.backends, verbose=verbose), None)
-    return answer
-
-
-def _ask(reference: Reference, arguments: tuple[Any, ...], fork_server: ForkServer, timeout_s: float | None) -> Any:
-    """Call a function in a process of the fork server, with a model first."""
+def _ask(reference: Reference, arguments: tuple[Any, ...], server: ForkServer, timeout_s: float | None = None) -> Any:
+    """Call a function, with a model first, in a process of the fork server."""
     is_late = threading.Event()
 
     def give_up() -> None:
         is_late.set()
         ForkServer.end_spare()  # whose imports the start below waits for
 
-    context = fork_server.start_spare()
+    context = server.start_spare()
     timer = threading.Timer(threading.TIMEOUT_MAX if timeout_s is None else timeout_s, give_up)
     timer.daemon = True
     timer.start()

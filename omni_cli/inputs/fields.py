@@ -12,7 +12,6 @@ from typing import Any, cast, get_args
 
 from omni_cli.call_files import ArgumentText
 from omni_cli.config.bounds import MAX_FPS, MAX_NAME_LENGTH, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MIN_SEED
-from omni_cli.config.key_notes import StrictKeys
 from omni_cli.outputs import Modality, SpeechTask
 from omni_cli.text import suggest
 
@@ -162,36 +161,31 @@ def _modalities(value: object) -> frozenset[str]:
     return frozenset(names)
 
 
-def _sampling(value: object) -> Mapping[str, object]:
-    from omni_cli.config.sampling_keys import Sampling
-
-    return _checked_keys(value, Sampling, "sampling parameters")
-
-
 def _media_io(value: object) -> Mapping[str, float]:
-    """Return vLLM's options for the frames of videos."""
-    from omni_cli.config.sampling_keys import VideoSampling
-
-    if isinstance(value, str):  # of the command line
+    """Return vLLM's options for videos, on the command line as JSON. Its loader of frames knows their names."""
+    if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = json.loads(value)
-    if not isinstance(value, dict) or value.keys() - {"video"}:
-        raise ValueError('must be an object such as {"video": {"fps": 1}}')
-    return _checked_keys(value.get("video", {}), VideoSampling, "options in `video`")
+    videos = value.get("video") if isinstance(value, dict) and len(value) == 1 else None
+    if not isinstance(videos, dict) or not all(type(number) in (int, float) for number in videos.values()):
+        raise ValueError('must be an object of numbers for videos, such as {"video": {"fps": 1}}')
+    return videos
 
 
-def _checked_keys(value: object, model: type[StrictKeys], what: str) -> dict[str, Any]:
+def _sampling(value: object) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise ValueError(f"must be an object of {what}, not {_kind(value)}")
+        raise ValueError(f"must be an object of sampling parameters, not {_kind(value)}")
     from pydantic import ValidationError
 
+    from omni_cli.config.sampling_keys import Sampling
+
     try:
-        model.model_validate(value)
+        Sampling.model_validate(value)
     except ValidationError as failure:
         error = failure.errors()[0]
         key = str(error["loc"][0])
         if error["type"] == "extra_forbidden":
-            near = suggest(key, model.model_fields)
+            near = suggest(key, Sampling.model_fields)
             meant = f"; {near}" if near else ""
             raise ValueError(f"has an unknown key `{key}`{meant}") from failure
         reason = error["msg"].removeprefix("Input ")

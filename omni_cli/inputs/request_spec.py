@@ -25,6 +25,7 @@ _SAMPLING_FIELDS = ("max_tokens", "temperature")
 _CALL_FIELDS = ("strength", "duration", "num_frames", "fps")
 
 Label = Callable[[str], str]
+Choice = Callable[[Mapping[str, float]], ChooseFrames | None]
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,11 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
     return spec.with_files(lambda path: folder / path)
 
 
-def build_request(spec: RequestSpec, config: EngineConfig, choose: ChooseFrames | None = None) -> GenerateRequest:
+def build_request(spec: RequestSpec, config: EngineConfig, choose: Choice | None = None) -> GenerateRequest:
     """Read and decode the files of a request for a profile, whose seed is the default. Raises `InputError`.
 
-    A language model looks at the frames of a video that `choose` returns and hears one channel, a pipeline changes all
-    of them.
+    A language model looks at the frames of a video that `choose` returns for the request's options and hears one
+    channel, a pipeline changes all of them.
     """
     is_pipeline = config.stages[0].backend == "diffusers"
     media = {name: spec.media.get(name, ()) for name in FILE_FIELDS}
@@ -147,7 +148,7 @@ def build_request(spec: RequestSpec, config: EngineConfig, choose: ChooseFrames 
         images=tuple(load_image(path, note) for path in media["image"]),
         mask=next((load_image(path, note) for path in media["mask"]), None),
         control_images=tuple(load_image(path, note) for path in media["control_image"]),
-        videos=tuple(load_video(path, note, choose, spec.video_options) for path in media["video"]),
+        videos=tuple(load_video(path, note, choose and choose(spec.video_options)) for path in media["video"]),
         seed=spec.request.seed if spec.has_seed else config.seed,
         voices=_load_voices(spec, config, note),
         call_files={

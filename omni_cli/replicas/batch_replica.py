@@ -7,6 +7,7 @@ import pickle
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from omni_cli.engine.describing import frame_chooser
@@ -62,7 +63,7 @@ class BatchReplica:
     async def _answer(self, spec: RequestSpec) -> BatchAnswer:
         began_s = time.monotonic()
         try:
-            request = await asyncio.to_thread(build_request, spec, self._config, frame_chooser(self._config))
+            request = await asyncio.to_thread(build_request, spec, self._config, partial(frame_chooser, self._config))
             await self._load()
             result = await self._run(request)
             if is_stages_fault(result):

@@ -7,7 +7,7 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import BinaryIO, TypeVar
@@ -30,15 +30,11 @@ T = TypeVar("T")
 
 
 async def decode_media(
-    decode: Callable[[MediaDecoder], T],
-    limits: Limits,
-    threads: Executor,
-    prefixes: Sequence[MediaPrefix],
-    choose: ChooseFrames | None = None,
+    decode: Callable[[MediaDecoder], T], limits: Limits, threads: Executor, prefixes: Sequence[MediaPrefix]
 ) -> T:
     """Call `decode` in one of the threads; cancelled, end the decoding. URLs are fetched below `prefixes` only."""
     requester, downloads = Requester(), Downloads(prefixes, limits)
-    decoder = MediaDecoder(limits, requester, downloads, choose)
+    decoder = MediaDecoder(limits, requester, downloads)
     try:
         return await asyncio.get_running_loop().run_in_executor(threads, decode, decoder)
     except asyncio.CancelledError:
@@ -50,13 +46,12 @@ async def decode_media(
 class MediaDecoder:
     """Decodes the media of one request and limits their total. For use in a thread.
 
-    `notes` are sentences on what decoding changed.
+    `notes` are sentences on what decoding changed; `choose` returns the frames of videos that a language model sees.
     """
 
-    def __init__(self, limits: Limits, requester: Requester, downloads: Downloads, choose: ChooseFrames | None) -> None:
+    def __init__(self, limits: Limits, requester: Requester, downloads: Downloads) -> None:
         self.notes: list[str] = []
-        self.video_options: Mapping[str, float] = {}
-        self._choose = choose
+        self.choose: ChooseFrames | None = None
         self._downloads = downloads
         self._reader = MediaReader(self.notes.append, requester)
         self._max_cpu_s = limits.max_decode_s
@@ -91,7 +86,7 @@ class MediaDecoder:
 
     def video(self, url: str, param: str) -> Video:
         """Decode the frames of a URL's video; raises `APIError` (400)."""
-        return self._video(self._content(url, "video", param), param, self._choose)
+        return self._video(self._content(url, "video", param), param, self.choose)
 
     def video_file(self, file: BinaryIO, param: str) -> Video:
         """Decode all frames of a video file; raises `APIError` (400)."""
@@ -103,7 +98,6 @@ class MediaDecoder:
                 file,
                 f"video in `{param}`",
                 choose=choose,
-                options=self.video_options,
                 max_pixels=self._video_pixels_left,
                 max_cpu_s=self._max_cpu_s,
             )

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from omni_cli.config.bounds import MAX_SEED, NUM_RANDOM_SEEDS
 from omni_cli.config.loader import load_bundled
 from omni_cli.config.schema import EngineConfig
-from omni_cli.engine.describing import frame_chooser, get_capabilities
+from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities, cloning_profiles
 from omni_cli.inputs.media.pool import media_pool
@@ -217,8 +217,7 @@ class Service:
     async def decode(self, build: Callable[[MediaDecoder], T]) -> T:
         """Call `build` in a thread of the server's media, which other work does not share."""
         try:
-            choose = frame_chooser(self.config)
-            return await decode_media(build, self.limits, self._media_threads, self.media_prefixes, choose)
+            return await decode_media(build, self.limits, self._media_threads, self.media_prefixes)
         except (APIError, OmniError):
             if self.is_draining:
                 raise shutting_down() from None

@@ -23,10 +23,7 @@ _SOURCE = struct.Struct("<qd")
 
 
 def choose_frames(model: str, total: int, fps: float, options: Mapping[str, float]) -> tuple[list[int], dict[str, Any]]:
-    """Return the indices of the frames that vLLM gives a checkpoint, and its metadata on them; `options` are its own.
-
-    Raises `InputError` for an option that this checkpoint's loader does not read.
-    """
+    """Return the indices of the frames that vLLM gives a checkpoint with its `options`, and its metadata on them."""
     processor = get_video_processor_cls_name_from_config(resolve_model(model, settings_only=True), None)
     loader = loaders.VIDEO_LOADER_REGISTRY.load(loaders.get_video_loader_backend_for_processor(processor) or "opencv")
     code = loader.compute_frames_index_to_sample.__code__
@@ -37,7 +34,7 @@ def choose_frames(model: str, total: int, fps: float, options: Mapping[str, floa
     url = f"data:video/mp4;base64,{base64.b64encode(_SOURCE.pack(total, fps)).decode()}"
     try:
         frames, metadata = MediaConnector({"video": dict(options)}).fetch_video(url, video_processor=processor).media
-    except ValueError as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise InputError(f"vLLM cannot choose of {total} frames, {fps:g} per second: {error}") from None
     return frames.flatten().tolist(), metadata
 

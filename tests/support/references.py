@@ -75,7 +75,7 @@ class LanguageReference:
         self._reference = LanguageModelReference(folder, config, WAY)
 
     def tokens(self, prompt: str, max_tokens: int, *, samples: bool = False, **media: Sequence[int]) -> list[int]:
-        """The answer's token ids; `media` are seeds of samples, by kind. With `samples`, transformers chooses frames."""
+        """The answer's token ids; `media` are seeds of samples, by kind. `samples`: transformers chooses frames."""
         request = GenerateRequest(
             "0",
             prompt,

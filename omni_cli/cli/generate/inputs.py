@@ -61,7 +61,7 @@ def decode_specs(
     A JSONL line with a file that cannot be used becomes a `BadRequest`; for the request of the command line
     itself `InputError` is raised.
     """
-    held_bytes, choose = 0, frame_chooser(config, verbose=verbose)
+    held_bytes, choose = 0, partial(frame_chooser, config, verbose=verbose)
     pending: list[PendingRequest | BadRequest] = []
     for spec in specs:
         if isinstance(spec, BadRequest):

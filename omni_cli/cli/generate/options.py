@@ -35,12 +35,7 @@ class RequestOptions:
         list[str] | None, option("--video", "FILE", "Video input (MP4, WebM, ...), without its sound. Repeatable.")
     ] = None
     media_io_kwargs: Annotated[
-        str | None,
-        option(
-            "--media-io-kwargs",
-            "JSON",
-            'Frames of videos that the model sees, as in vLLM: `{"video": {"fps": 1}}`. Default: the model\'s.',
-        ),
+        str | None, option("--media-io-kwargs", "JSON", 'Frames of videos, as in vLLM: `{"video": {"fps": 1}}`.')
     ] = None
     language: Annotated[
         str | None,

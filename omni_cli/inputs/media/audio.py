@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
+import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from omni_cli.errors import InputError
-from omni_cli.inputs.media.containers import Track, is_cover, open_container
+from omni_cli.inputs.media.containers import Track, open_container
 from omni_cli.inputs.media.truncation import beginning, check_whole
 
 if TYPE_CHECKING:
     import av
     import numpy as np
 
+_Parts = Iterable[tuple[int, "np.ndarray"]]
 MAX_AUDIO_S = 600.0
 MAX_CHANNELS = 32
 # Samples that are kept: 600 s of 48 kHz in stereo, 230 MB.
@@ -79,63 +79,45 @@ def _decode_pcm(content: BinaryIO, length: _Length) -> DecodedAudio | None:
         return None
     check_whole(content, length.name)
     content.seek(start)
-    with tempfile.TemporaryFile() as behind:
-        if start:  # libsndfile skips tags, too, but then leaves out as many bytes at the end
-            shutil.copyfileobj(content, behind)
-        (behind if start else content).seek(0)
-        with (
-            contextlib.suppress(soundfile.LibsndfileError),
-            soundfile.SoundFile(behind if start else content) as file,
-        ):
-            if file.frames and file.subtype.startswith(("PCM_", "FLOAT", "DOUBLE")):
-                length.check(file.samplerate, file.channels, file.frames)
-                blocks = file.blocks(2**16, dtype="float32", always_2d=True)
-                return _collected(((file.samplerate, block) for block in blocks), length)
+    if start:  # libsndfile skips tags, too, but then leaves out as many bytes at the end
+        content = io.BytesIO(content.read())
+    with contextlib.suppress(soundfile.LibsndfileError), soundfile.SoundFile(content) as file:
+        if file.frames and file.subtype.startswith(("PCM_", "FLOAT", "DOUBLE")):
+            length.check(file.samplerate, file.channels, file.frames)
+            blocks = file.blocks(2**16, dtype="float32", always_2d=True)
+            return _collected(((file.samplerate, block) for block in blocks), length)
     return None
 
 
 def _decode_stream(container: av.container.InputContainer, stream: Any, length: _Length) -> DecodedAudio:
-    """Decode an audio stream of an open container, see `decode_audio`."""
+    """Decode an audio stream of an open container, see `decode_audio`.
+
+    Silence precedes the sound of a video that begins after its frames.
+    """
+    import numpy as np
+
     track = Track(container, stream, length.name)
     expected = _declared_samples(container, stream)
-    length.check(stream.codec_context.sample_rate, stream.codec_context.channels, expected or 0)
+    length.check(stream.codec_context.sample_rate, stream.codec_context.channels, expected)
     audio = _collected(_parts(track), length, expected, _end_s(container, stream))
     notes = track.notes()
     if (num_streams := len(container.streams.audio)) > 1:
         notes.append(f"the {length.name} has {num_streams} audio streams; only one is used")
-    audio = _in_place(audio, container, stream, length, notes)
-    return replace(audio, notes=tuple(notes))
-
-
-def _in_place(
-    audio: DecodedAudio, container: av.container.InputContainer, stream: Any, length: _Length, notes: list[str]
-) -> DecodedAudio:
-    """Put silence before the sound of a video that begins after its frames."""
-    import numpy as np
-
-    video = container.streams.best("video")
-    if video is None or None in (video.start_time, stream.start_time) or is_cover(video):
-        return audio
-    offset_s = float(stream.start_time * stream.time_base - video.start_time * video.time_base)
-    if abs(offset_s) <= _MAX_OFFSET_S:
-        return audio
-    if offset_s < 0:
-        notes.append(f"the {length.name} begins {-offset_s:.2f} s before the frames")
-        return audio
-    notes.append(f"the {length.name} begins {offset_s:.2f} s after the frames; silence was put before it")
-    silence = round(offset_s * audio.sample_rate)
+    late_s = 0.0 if (video := container.streams.best("video")) is None else _begin_s(stream) - _begin_s(video)
+    if abs(late_s) > _MAX_OFFSET_S:
+        notes.append(f"the {length.name} begins {abs(late_s):.2f} s {'after' if late_s > 0 else 'before'} the frames")
+    silence = round(late_s * audio.sample_rate) if late_s > _MAX_OFFSET_S else 0
     length.check(audio.sample_rate, 1, silence + len(audio.samples))
     padding = [(silence, 0), (0, 0)][: audio.samples.ndim]
-    return replace(audio, samples=np.pad(audio.samples, padding))
+    return DecodedAudio(np.pad(audio.samples, padding), audio.sample_rate, tuple(notes))
 
 
-def _collected(
-    parts: Iterable[tuple[int, np.ndarray]],
-    length: _Length,
-    expected: int | None = None,
-    end_s: Fraction | None = None,
-) -> DecodedAudio:
-    """Join parts, of `expected` samples together or more, and cut them at `end_s`."""
+def _begin_s(stream: Any) -> float:
+    return float((stream.start_time or 0) * stream.time_base)
+
+
+def _collected(parts: _Parts, length: _Length, expected: int = 0, end_s: Fraction | None = None) -> DecodedAudio:
+    """Join parts, which are `expected` samples or more, and cut them at `end_s`."""
     import numpy as np
 
     name, mono = length.name, length.mono
@@ -149,7 +131,7 @@ def _collected(
         samples += (part.mean(axis=1, dtype=np.float32) if mono else part).tobytes()
     if end_s and 0 < (padding := num_samples - round(end_s * sample_rate)) < len(part):
         del samples[-padding * 4 * (1 if mono else channels) :]
-    if num_samples < (expected or 0):
+    if num_samples < expected:
         raise InputError(f"the {name} is truncated: {num_samples} of {expected} samples")
     if not num_samples:
         raise InputError(f"the {name} has no samples")
@@ -216,10 +198,10 @@ def _end_s(container: av.container.InputContainer, stream: Any) -> Fraction | No
     return Fraction(stream.duration * stream.time_base)
 
 
-def _declared_samples(container: av.container.InputContainer, stream: Any) -> int | None:
-    """Return the exact number of samples that a header declares; None without one."""
+def _declared_samples(container: av.container.InputContainer, stream: Any) -> int:
+    """Return the exact number of samples that a header declares; 0 without one."""
     codec = stream.codec_context
     if container.format.name not in _EXACT_FORMATS or not codec.name.startswith(("pcm_", "flac")):
-        return None
+        return 0
     duration_s = Fraction((stream.duration or 0) * stream.time_base)
     return round(duration_s * int(codec.sample_rate))

@@ -68,20 +68,9 @@ def open_container(content: BinaryIO, name: str, hint: str) -> Iterator[av.conta
             yield container
     except (av.error.FFmpegError, ValueError) as error:
         changes = isinstance(error, av.error.PatchWelcomeError | av.error.ArgumentError)
-        reason = (
-            "its codec, sample rate or channels change in the middle"
-            if changes
-            else f"it is damaged ({error.strerror})"
-        )
+        reason = "its codec, sample rate or channels change in the middle" if changes else "it is damaged"
         how = "save it as one WAV file, or cut it where it changes" if changes else hint
         raise InputError(f"cannot read the {name}: {reason}", hint=how) from error
-
-
-def is_cover(stream: Any) -> bool:
-    """Return True for the picture of an album."""
-    import av
-
-    return bool(stream.disposition & av.stream.Disposition.attached_pic)
 
 
 def _refuse_to_open(url: str, _flags: int, _options: dict[str, str]) -> NoReturn:

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 Warn = Callable[[str], None]
-ChooseFrames = Callable[[int, float, Mapping[str, float]], tuple[Sequence[int], Mapping[str, Any]]]
-"""Returns which frames a model sees and vLLM's metadata on them, for their number, their rate and vLLM's options."""
-FIRST_FRAME: tuple[Sequence[int], Mapping[str, Any]] = (0,), {"frames_indices": (0,), "do_sample_frames": False}
+Chosen = tuple[Sequence[int], Mapping[str, Any]]
+ChooseFrames = Callable[[int, float], Chosen]
+"""Returns which frames a model sees, and vLLM's metadata on them, for the number and the rate of all."""
+FIRST_FRAME: Chosen = (0,), {"frames_indices": (0,), "do_sample_frames": False}
 
 
 class MediaReader:
@@ -63,11 +64,10 @@ class MediaReader:
         name: str,
         *,
         choose: ChooseFrames | None = None,
-        options: Mapping[str, float] | None = None,
         max_pixels: int = MAX_VIDEO_PIXELS,
         **limits: Any,
     ) -> Video:
-        """Decode the frames that `choose` returns with `options`, or all; `limits` are further ones of `VideoJob`."""
+        """Decode the frames that `choose` returns, without it all; `limits` are further ones of `VideoJob`."""
         job = VideoJob(name, max_pixels, MAX_VIDEO_S, None if choose is None else (), **limits)
         header, frames = self._required(job, content)
         if choose is None:
@@ -75,7 +75,7 @@ class MediaReader:
         # Where packets are hidden, or hold half a frame, decoding alone tells how many frames there are.
         for _ in range(2):
             total = header.total_num_frames
-            chosen, metadata = choose(total, header.rate, options or {}) if total > 1 else FIRST_FRAME
+            chosen, metadata = choose(total, header.rate) if total > 1 else FIRST_FRAME
             most = max_pixels // max(1, frames.shape[1] * frames.shape[2])
             if 1 < most < len(chosen):
                 self._warn(f"of the {name} a limit of {max_pixels:,} pixels leaves {most} of {len(chosen)} frames")
@@ -114,12 +114,10 @@ def load_audio(path: Path, warn: Warn, *, max_s: float = MAX_AUDIO_S, mono: bool
         return MediaReader(warn).audio(file, f"audio file `{path}`", max_s=max_s, mono=mono)
 
 
-def load_video(
-    path: Path, warn: Warn, choose: ChooseFrames | None = None, options: Mapping[str, float] | None = None
-) -> Video:
+def load_video(path: Path, warn: Warn, choose: ChooseFrames | None = None) -> Video:
     """Read a video file, as `MediaReader.video`."""
     with open_input(path, "video file") as file:
-        return MediaReader(warn).video(file, f"video file `{path}`", choose=choose, options=options)
+        return MediaReader(warn).video(file, f"video file `{path}`", choose=choose)
 
 
 def load_sound(path: Path, warn: Warn) -> tuple[np.ndarray, int] | None:

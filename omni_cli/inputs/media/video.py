@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from omni_cli.config.bounds import MAX_FPS
 from omni_cli.errors import InputError
-from omni_cli.inputs.media.containers import MAX_FRAME_PIXELS, Track, is_cover, open_container
+from omni_cli.inputs.media.containers import MAX_FRAME_PIXELS, Track, open_container
 from omni_cli.inputs.media.images import on_white
 from omni_cli.outputs import Video
 
@@ -109,7 +109,7 @@ class _Limits:
 
 def _video_track(container: av.container.InputContainer, name: str) -> Track:
     stream = container.streams.best("video")
-    if stream is None or is_cover(stream):
+    if stream is None or _is_cover(stream):
         raise InputError(f"the {name} has no video stream")
     return Track(container, stream, name)
 
@@ -276,7 +276,13 @@ def _display_matrix(frame: av.VideoFrame) -> tuple[int, int, int, int]:
 
 
 def _left_out(container: av.container.InputContainer, name: str) -> Iterator[str]:
-    if (num_streams := sum(not is_cover(stream) for stream in container.streams.video)) > 1:
+    if (num_streams := sum(not _is_cover(stream) for stream in container.streams.video)) > 1:
         yield f"the {name} has {num_streams} video streams; only one is used"
     if container.streams.audio:
         yield f"the {name} has sound, which is not used"
+
+
+def _is_cover(stream: Any) -> bool:
+    import av
+
+    return bool(stream.disposition & av.stream.Disposition.attached_pic)

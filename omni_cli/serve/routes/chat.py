@@ -12,6 +12,7 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from omni_cli.engine.describing import frame_chooser
 from omni_cli.outputs import AudioChunk, GenerateRequest, Modality, RequestResult, TextDelta
 from omni_cli.serve.chat_reply import ChatReply, token_usage
 from omni_cli.serve.conversation import read_conversation
@@ -124,8 +125,7 @@ def text_request(
     service: Service, body: ChatCompletionRequest, request_id: str, seed: int, decoder: MediaDecoder
 ) -> GenerateRequest:
     """Return the request for a conversation's answer in text; for use in a thread, because it decodes media."""
-    if body.media_io_kwargs is not None and body.media_io_kwargs.video is not None:
-        decoder.video_options = body.media_io_kwargs.video.model_dump(exclude_none=True)
+    decoder.choose = frame_chooser(service.config, (body.media_io_kwargs or {}).get("video"))
     conversation = read_conversation(body.messages, decoder, service.transcripts)
     service.check_prompt_length(sum(len(part.text) for turn in conversation["messages"] for part in turn.parts))
     return GenerateRequest(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from omni_cli.config.sampling_keys import Tokens, VideoSampling
+from omni_cli.config.sampling_keys import Tokens
 from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Strict, Voice, VoiceId
 from omni_cli.serve.schemas.sampling import SampledText
 from omni_cli.serve.schemas.tools import GivenToolCall, NamedTool, ToolChoice, Tools
@@ -17,6 +17,9 @@ MAX_LOGPROBS = 20
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 TemplateVariables = Annotated[
     dict[str, Any], Field(max_length=64, description="Variables of the model's chat template.")
+]
+MediaIO = Annotated[
+    dict[Literal["video"], dict[str, int | float]], Field(description="Frames that the model sees, as in vLLM.")
 ]
 
 
@@ -110,10 +113,6 @@ class AudioSettings(Strict):
     format: Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"] = "wav"
 
 
-class MediaIO(Strict):
-    video: VideoSampling | None = None
-
-
 class ChatCompletionRequest(SampledText, ForOpenAI):
     messages: Annotated[Items[Message], Field(min_length=1, max_length=1000)]
     modalities: Annotated[Items[Literal["text", "audio"]], Field(min_length=1)] | None = None
@@ -127,7 +126,7 @@ class ChatCompletionRequest(SampledText, ForOpenAI):
     tool_choice: ToolChoice | None = Field(None, description="Default: `auto` with `tools`, else `none`.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer. Default: true.")
     chat_template_kwargs: TemplateVariables | None = None
-    media_io_kwargs: MediaIO | None = Field(None, description="Frames of videos that the model sees, as in vLLM.")
+    media_io_kwargs: MediaIO | None = None
     return_stage_times: bool | None = Field(
         None, description="Also return when each stage worked for the first answer."
     )

@@ -17,10 +17,11 @@ from vllm.multimodal import video as loaders
 from vllm.multimodal.media import MediaConnector
 
 from omni_cli.errors import InputError
-from omni_cli.inputs.media.reading import load_video
+from omni_cli.inputs.media.reading import ChooseFrames, load_video
 from omni_cli.outputs import Video
 from omni_cli.vllm_integration.video_frames import choose_frames
 
+Choose = Callable[..., ChooseFrames]
 X264 = ("-c:v", "libx264", "-pix_fmt", "yuv420p")
 # Name, encoder, rate, seconds. Of MPEG-TS and of a varying rate in Matroska vLLM reads no frames, or miscounts them:
 # OpenCV seeks in them badly.
@@ -54,14 +55,14 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choose:
     monkeypatch.setattr(loaders, "decode_video", loaders.decode_video)  # undone after the test
 
-    def of(processor: str) -> Any:
+    def of(processor: str, options: dict[str, float] | None = None) -> ChooseFrames:
         (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({"video_processor_type": processor}))
         safetensors.torch.save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
-        return functools.partial(choose_frames, str(tmp_path))
+        return functools.partial(choose_frames, str(tmp_path), options=options or {})
 
     return of
 
@@ -81,30 +82,30 @@ def check(video: Video, frames: np.ndarray, metadata: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_they_are_vllms(processor: str, clips: dict[str, Path], choose: Callable[[str], Any]) -> None:
+def test_they_are_vllms(processor: str, clips: dict[str, Path], choose: Choose) -> None:
     options = [{}, *CHOICES.get(processor, {}).values()]
     expected = [(path, each, theirs(path, processor, each)) for path in clips.values() for each in options]
     for path, each, (frames, metadata) in expected:
         notes: list[str] = []
-        check(load_video(path, notes.append, choose(processor), each), frames, metadata)
+        check(load_video(path, notes.append, choose(processor, each)), frames, metadata)
         assert f"the model sees {len(frames)} frames of the video file `{path}`" in notes[-1]
 
 
-def test_a_live_recording_has_no_length_for_opencv(clips: dict[str, Path], choose: Callable[[str], Any]) -> None:
+def test_a_live_recording_has_no_length_for_opencv(clips: dict[str, Path], choose: Choose) -> None:
     path = clips["a.webm"].with_name("live.webm")
     ffmpeg("-i", clips["a.webm"], "-c", "copy", "-live", "1", path)
     whole, live = (load_video(each, len, choose("Qwen2VLVideoProcessor")) for each in (clips["a.webm"], path))
     assert live.frames_indices == whole.frames_indices and len(live.frames) == 6
 
 
-def test_a_video_of_one_frame(tmp_path: Path, choose: Callable[[str], Any]) -> None:
+def test_a_video_of_one_frame(tmp_path: Path, choose: Choose) -> None:
     """vLLM's loader divides by zero."""
     path = write_moving(tmp_path / "one.mp4", *X264, rate="25", seconds=0.04)
     assert len(load_video(path, len, choose("Qwen2VLVideoProcessor")).frames) == 1
 
 
-def test_options_that_a_loader_does_not_read_are_refused(clips: dict[str, Path], choose: Callable[[str], Any]) -> None:
+def test_options_that_a_loader_does_not_read_are_refused(clips: dict[str, Path], choose: Choose) -> None:
     with pytest.raises(InputError, match=r"`media_io_kwargs.video.num_frames` has no effect"):
-        load_video(clips["short.mp4"], len, choose("Qwen2VLVideoProcessor"), {"num_frames": 8})
+        load_video(clips["short.mp4"], len, choose("Qwen2VLVideoProcessor", {"num_frames": 8}))
     with pytest.raises(InputError, match=r"`media_io_kwargs.video.max_frames` has no effect"):
-        load_video(clips["short.mp4"], len, choose("None"), {"max_frames": 8})
+        load_video(clips["short.mp4"], len, choose("None", {"max_frames": 8}))

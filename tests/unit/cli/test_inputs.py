@@ -6,9 +6,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,15 @@ from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineCo
 from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.jsonl import read_requests
-from omni_cli.inputs.media.reading import MediaReader, load_audio, load_image, load_sound, load_video
+from omni_cli.inputs.media.reading import (
+    ChooseFrames,
+    Chosen,
+    MediaReader,
+    load_audio,
+    load_image,
+    load_sound,
+    load_video,
+)
 from omni_cli.inputs.media.video import decode_video
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 
@@ -95,15 +101,18 @@ def test_the_sound_of_a_video_as_samples(tmp_path: Path) -> None:
     assert rate == 8000
 
 
-def choose(total: int, fps: float, options: Mapping[str, float]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    indices = tuple(range(0, total, int(options["step"])))
-    return indices, {"frames_indices": indices, "do_sample_frames": fps == 8}
+def every(step: int) -> ChooseFrames:
+    def choose(total: int, fps: float) -> Chosen:
+        indices = tuple(range(0, total, step))
+        return indices, {"frames_indices": indices, "do_sample_frames": fps == 8}
+
+    return choose
 
 
 def test_chosen_frames_of_a_long_video(tmp_path: Path) -> None:
     path, notes = tmp_path / "v.mkv", list[str]()
     write_video(path, 50)
-    video = load_video(path, notes.append, choose, {"step": 4})
+    video = load_video(path, notes.append, every(4))
     assert (video.frames_indices, video.total_num_frames, video.fps) == (tuple(range(0, 50, 4)), 50, 8.0)
     assert [int(frame.mean()) for frame in video.frames] == [5 * index for index in video.frames_indices]
     assert video.do_sample_frames
@@ -114,8 +123,7 @@ def test_frames_beyond_the_limit_of_pixels_are_left_out_and_said(tmp_path: Path)
     path, notes = tmp_path / "v.mkv", list[str]()
     write_video(path, 50)
     with path.open("rb") as file:
-        reader = MediaReader(notes.append)
-        video = reader.video(file, "video", choose=choose, options={"step": 1}, max_pixels=4 * 32 * 32 + 5)
+        video = MediaReader(notes.append).video(file, "video", choose=every(1), max_pixels=4 * 32 * 32 + 5)
     assert video.frames_indices == (0, 16, 32, 49) and not video.do_sample_frames
     assert [int(frame.mean()) for frame in video.frames] == [0, 80, 160, 245]
     assert notes[0] == "of the video a limit of 4,101 pixels leaves 4 of 50 frames"
