@@ -157,7 +157,7 @@ class VllmStage(SleepMode, WarmUp):
             active.engine_id = self.engine.add_request(request_id, engine_input, params, lora_request=lora)
         except (ValueError, VLLMClientError) as error:
             # How vLLM rejects a prompt that is too long or not decodable, or media that its processor cannot use.
-            raise self.refused(error) from error
+            raise self.refused(error, active.request) from error
         self.active[request_id] = active
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
@@ -175,11 +175,14 @@ class VllmStage(SleepMode, WarmUp):
         """Finish a request that asks for its prompt alone."""
         raise InputError(f"stage `{self.spec.stage.name}` has no tokenizer")
 
-    def refused(self, error: Exception) -> InputError:
+    def refused(self, error: Exception, request: GenerateRequest) -> InputError:
         """Describe a prompt that vLLM rejects to the user."""
         if str(error).startswith("Failed to apply") and error.__cause__ is not None:
             return InputError(f"the model cannot use this image, audio or video: {one_line(error.__cause__)}")
         message, hint = translate(one_line(error), self.spec.stage)
+        if request.videos and "tokens" in message:
+            message += f"; it has {sum(len(video.frames) for video in request.videos)} frames of video"
+            hint = f"send fewer frames (`media_io_kwargs`), or {hint or 'cut them'}"
         return InputError(message, hint=hint)
 
     def decode_input(self, stage_output: bytes | None) -> dict[str, Any]:

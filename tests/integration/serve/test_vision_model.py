@@ -15,8 +15,10 @@ from support.references import LanguageReference
 from support.tiny_models import qwen3_vl
 
 from omni_cli.encoding import encode_png, encode_wav
+from omni_cli.outputs import Video
 
 MAX_TOKENS = 12
+CLIP = clip(2)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def data_url(kind: str, content: bytes) -> str:
 def test_images_and_video_go_in(server: OmniServer, folder: Path) -> None:
     parts = [
         {"type": "image_url", "image_url": {"url": data_url("image/png", encode_png(image_of(1)))}},
-        {"type": "video_url", "video_url": {"url": data_url("video/x-matroska", write_lossless(clip(2)))}},
+        {"type": "video_url", "video_url": {"url": data_url("video/x-matroska", write_lossless(CLIP))}},
         {"type": "text", "text": "compare them"},
     ]
     answer = server.client().chat.completions.create(
@@ -51,10 +53,9 @@ def test_images_and_video_go_in(server: OmniServer, folder: Path) -> None:
 
 
 def test_the_frames_of_a_video_are_chosen_as_a_client_asks(server: OmniServer, folder: Path) -> None:
-    url = data_url("video/x-matroska", write_lossless(clip(2)))
-    messages = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": url}}]}]
-
-    def prompt_tokens(options: dict[str, float]) -> int:
+    def prompt_tokens(options: dict[str, float], video: Video = CLIP) -> int:
+        url = data_url("video/x-matroska", write_lossless(video))
+        messages = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": url}}]}]
         answer = server.client().chat.completions.create(
             model=folder.name, messages=messages, max_tokens=1, extra_body={"media_io_kwargs": {"video": options}}
         )
@@ -63,6 +64,8 @@ def test_the_frames_of_a_video_are_chosen_as_a_client_asks(server: OmniServer, f
     # Two frames are one row of patches, after the time at which it is seen; the clip has six.
     four, two = prompt_tokens({}), prompt_tokens({"max_frames": 2})
     assert four > two
+    with pytest.raises(openai.BadRequestError, match=r"takes: \d+ tokens.*; it has 768 frames of video"):
+        prompt_tokens({}, clip(2, 1000, 2.0))
     for name in ("nframes", "num_frames"):
         with pytest.raises(openai.BadRequestError, match=f"`media_io_kwargs.video.{name}` has no effect"):
             prompt_tokens({name: 3})

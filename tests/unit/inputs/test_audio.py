@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -140,6 +141,82 @@ def test_wav_of_a_writer_that_could_not_fill_in_the_length(data: int, listed: bo
         np.testing.assert_array_equal(decoded.samples, samples.astype(np.float32) / 2**15)
 
 
+RAMP = np.arange(-4000, 4000)
+PCM = bytes.fromhex("0100000000001000800000aa00389b71")
+ID3 = b"ID3\x04\0\0\0\0\x01\x02" + bytes(130)
+
+
+def packed(valid: int, bits: int, order: Literal["little", "big"]) -> bytes:
+    """RAMP in the upper `valid` bits of `bits`."""
+    return b"".join((int(value) << bits - 16).to_bytes(bits // 8, order, signed=True) for value in RAMP if valid)
+
+
+def with_unused_bits(kind: str, valid: int, bits: int) -> bytes:
+    head = struct.pack("<HHIIHHHHI", 0xFFFE, 1, 16_000, 2000 * bits, bits // 8, bits, 22, valid, 4) + PCM
+    data = packed(valid, bits, "little")
+    if kind == "w64":
+        tail = bytes.fromhex("f3acd3118cd100c04f8edb8a")
+        chunks = b"fmt " + tail + struct.pack("<Q", 24 + len(head)) + head
+        chunks = b"wave" + tail + chunks.ljust(-(-len(chunks) // 8) * 8, b"\0")
+        chunks += b"data" + tail + struct.pack("<Q", 24 + len(data)) + data
+        return b"riff" + bytes.fromhex("2e91cf11a5d628db04c10000") + struct.pack("<Q", 24 + len(chunks)) + chunks
+    before = b"ds64" + struct.pack("<IQQQI", 28, 0, len(data), len(RAMP), 0) if kind == "RF64" else b""
+    size = 0xFFFFFFFF if kind == "RF64" else len(data)
+    chunks = b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", size) + data
+    return kind.encode() + struct.pack("<I", min(size + 76, 0xFFFFFFFF)) + b"WAVE" + before + chunks
+
+
+@pytest.mark.parametrize("bits", [(24, 32), (20, 32), (20, 24), (16, 24), (16, 32)])
+@pytest.mark.parametrize("kind", ["RIFF", "RF64", "w64"])
+def test_pcm_with_unused_bits(kind: str, bits: tuple[int, int]) -> None:
+    np.testing.assert_array_equal(decode(with_unused_bits(kind, *bits)).samples, RAMP.astype(np.float32) / 2**15)
+
+
+def test_wav_with_numbers_in_the_other_order() -> None:
+    data = packed(16, 16, "big")
+    head = b"fmt " + struct.pack(">IHHIIHH", 16, 1, 1, 16_000, 32_000, 2, 16) + b"data" + struct.pack(">I", len(data))
+    content = b"RIFX" + struct.pack(">I", len(data) + 36) + b"WAVE" + head + data
+    np.testing.assert_array_equal(decode(content).samples, RAMP.astype(np.float32) / 2**15)
+    with pytest.raises(InputError, match="truncated"):
+        decode(content[:-2])
+
+
+@pytest.mark.parametrize("name", ["wav", "aiff", "flac"])
+@pytest.mark.parametrize("tags", [1, 2])
+def test_sound_behind_id3_tags(tmp_path: Path, name: str, tags: int) -> None:
+    path = write_sound(tmp_path / f"a.{name}")
+    np.testing.assert_array_equal(decode(tags * ID3 + path.read_bytes()).samples, decode(path).samples)
+    with pytest.raises(InputError, match="truncated"):
+        decode(tags * ID3 + path.read_bytes()[:-4000])
+
+
+@pytest.mark.parametrize("name", ["caf", "aiff", "w64", "au", "wav", "flac"])
+def test_sound_through_a_pipe(tmp_path: Path, name: str) -> None:
+    path = write_sound(tmp_path / f"whole.{name}")
+    (tmp_path / f"piped.{name}").write_bytes(ffmpeg("-i", path, "-c:a", "copy", "-f", name, "-"))
+    with (tmp_path / f"piped.{name}").open("rb") as file:
+        np.testing.assert_array_equal(decode_audio(file, "audio file").samples, decode(path).samples)
+
+
+@pytest.mark.parametrize(("frames", "sizes"), [(0x3F800000, 0x7F000000), (0, 0), (0xFFFFFFFF, 0xFFFFFFFF)])
+def test_aiff_of_a_writer_that_could_not_fill_in_the_length(frames: int, sizes: int) -> None:
+    common = struct.pack(">hIh", 1, frames, 16) + struct.pack(">HQ", 16383 + 13, 16_000 << 50)
+    sound = b"SSND" + struct.pack(">III", min(sizes + 8, 0xFFFFFFFF) if sizes else 0, 0, 0) + packed(16, 16, "big")
+    head = b"FORM" + struct.pack(">I", min(sizes + 46, 0xFFFFFFFF) if sizes else 0) + b"AIFFCOMM"
+    content = head + struct.pack(">I", len(common)) + common + sound
+    np.testing.assert_array_equal(decode(content).samples, RAMP.astype(np.float32) / 2**15)
+
+
+def test_a_file_on_disk_with_a_chunk_beyond_its_end(tmp_path: Path) -> None:
+    """Systems refuse to seek that far; in memory all places can be sought."""
+    path = write_sound(tmp_path / "a.caf")
+    content = path.read_bytes()
+    start = content.index(b"data") + 4
+    path.write_bytes(content[:start] + struct.pack(">q", -1) + content[start + 8 :])
+    with path.open("rb") as file:
+        assert len(decode_audio(file, "audio file").samples) == len(decode(content).samples)
+
+
 def test_flac_without_a_total(tmp_path: Path) -> None:
     path = write_sound(tmp_path / "whole.flac")
     content = bytearray(path.read_bytes())
@@ -249,3 +326,29 @@ def test_too_many_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(audio_module, "MAX_DECODED_SAMPLES", 5 * 44_100)
     with pytest.raises(InputError, match="more than 220,500 samples in all channels"):
         decode(path)
+
+
+@pytest.mark.parametrize(("name", "codec"), [("mp4", "aac"), ("mov", "pcm_s16le"), ("mkv", "pcm_s16le"), ("ts", "aac")])
+def test_sound_that_begins_after_the_frames_keeps_its_place(tmp_path: Path, name: str, codec: str) -> None:
+    frames = write_moving(tmp_path / "frames.mp4", "-c:v", "libx264", "-bf", "0", seconds=3)
+    sound = write_sound(tmp_path / "a.wav", seconds=1.0, rate=16_000)
+    both = ("-map", "0:v", "-map", "1:a", "-c:v", "copy", "-c:a", codec)
+    ffmpeg("-i", frames, "-itsoffset", "1.5", "-i", sound, *both, tmp_path / f"late.{name}")
+    ffmpeg("-itsoffset", "1.5", "-i", frames, "-i", sound, *both, tmp_path / f"early.{name}")
+    late, early = decode(tmp_path / f"late.{name}"), decode(tmp_path / f"early.{name}")
+    begin = np.flatnonzero(np.abs(late.samples) > 0.05)[0] / 16_000
+    assert begin == pytest.approx(1.5, abs=0.05)
+    for decoded, when in ((late, "after"), (early, "before")):
+        (note,) = decoded.notes
+        assert f"s {when} the frames" in note
+    video = decode_sound(io.BytesIO((tmp_path / f"late.{name}").read_bytes()), "video file")
+    assert video is not None and len(video.samples) == len(late.samples)
+
+
+def test_links_of_another_rate_or_codec_are_refused_in_our_words(tmp_path: Path) -> None:
+    first = write_sound(tmp_path / "a.ogg", "-c:a", "libvorbis", rate=16_000).read_bytes()
+    for name, codec, rate in (("b.ogg", "libvorbis", 48_000), ("b.opus", "libopus", 48_000)):
+        second = write_sound(tmp_path / name, "-c:a", codec, rate=rate).read_bytes()
+        with pytest.raises(InputError, match="its codec, sample rate or channels change in the middle") as raised:
+            decode(first + second)
+        assert raised.value.hint == "save it as one WAV file, or cut it where it changes"
