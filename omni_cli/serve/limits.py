@@ -22,7 +22,7 @@ class Limits:
     max_body_bytes: int = 32 * MIB
     max_prompt_chars: int = 200_000
     max_image_pixels: int = 16 * MIB
-    max_video_pixels: int = 64 * MIB
+    max_video_pixels: int = 256 * MIB
     max_audio_s: float = 300.0
     max_decode_s: int = 20
     max_n: int = 10

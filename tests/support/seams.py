@@ -179,6 +179,29 @@ CALLABLES = [
         "is called for a transcription's prompt",
     ),
     (
+        "vllm.multimodal.video:decode_video",
+        ["backend", "loader_cls", "data", "target", "sampling_kwargs", "backend_kwargs", "frame_recovery"],
+        "is replaced, so that vLLM's loaders choose frames of a video that we decode",
+    ),
+    (
+        "vllm.multimodal.video:VideoLoader.compute_frames_index_to_sample",
+        ["source", "target"],
+        "is called with numbers of frames, and its code is asked for the options that it reads",
+    ),
+    (
+        "vllm.multimodal.video_decoders:VideoSourceMetadata",
+        ["total_frames_num", "original_fps", "duration"],
+        "describes a video to them",
+    ),
+    ("vllm.multimodal.video:VideoLoader._prepare_source", ["source"], "is called before that"),
+    ("vllm.multimodal.video:get_video_loader_backend_for_processor", ["video_processor"], "names a loader"),
+    ("vllm.multimodal.media:MediaConnector.fetch_video", ["video_url", "video_processor"], "is called for the frames"),
+    (
+        "vllm.transformers_utils.processor:get_video_processor_cls_name_from_config",
+        ["processor_name", "revision"],
+        "names the processor of a checkpoint",
+    ),
+    (
         "vllm.multimodal.audio:split_audio",
         [
             "audio_data",

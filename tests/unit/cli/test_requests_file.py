@@ -11,6 +11,7 @@ import soundfile
 from PIL import Image
 from support.profile_text import make_config
 
+from omni_cli.cli.generate.inputs import read_specs
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import InputError, UsageError
@@ -104,6 +105,8 @@ BAD_LINES = {
     '{"prompt": "a", "seed": 1.5}': "`seed` must be a whole number",
     '{"prompt": "a", "seed": 123456789012345678901234567890}': "not that large",
     '{"prompt": "a", "sampling": 3}': "`sampling` must be an object",
+    '{"prompt": "a", "media_io_kwargs": {"audio": {}}}': "`media_io_kwargs` must be an object of numbers for videos",
+    '{"prompt": "a", "media_io_kwargs": {"video": {"fps": "2"}}}': "`media_io_kwargs` must be an object of numbers",
     '{"prompt": "a", "sampling": {"temprature": 1}}': "unknown key `temprature`; did you mean `temperature`",
     '{"prompt": "a", "sampling": {"top_p": 2}}': "an invalid value for `top_p`, which should be less",
     '{"prompt": "a", "sampling": {"max_tokens": "3"}}': "`max_tokens`, which should be a valid integer",
@@ -165,6 +168,18 @@ def test_a_file_without_requests(tmp_path: Path, content: str) -> None:
     (tmp_path / "r.jsonl").write_text(content)
     with pytest.raises(InputError, match=r"is empty|has no requests"):
         read_requests(tmp_path / "r.jsonl", get_capabilities(OMNI), {})
+
+
+def test_options_of_videos_are_those_of_the_line_or_of_the_command(tmp_path: Path) -> None:
+    lines = tmp_path / "r.jsonl"
+    lines.write_text('{"prompt": "x"}\n{"prompt": "y", "media_io_kwargs": {"video": {"max_frames": 8}}}\n')
+    capabilities = get_capabilities(OMNI)
+    (spec,) = read_specs({"prompt": "x", "media_io_kwargs": '{"video": {"fps": 1}}'}, None, capabilities)
+    first, second = read_specs({"media_io_kwargs": '{"video": {"fps": 1}}'}, lines, capabilities)
+    assert [each.video_options for each in (spec, first, second)] == [{"fps": 1}, {"fps": 1}, {"max_frames": 8}]
+    for wrong in ("fps=1", "[]", '{"video": 1}', '{"image": {}}'):
+        with pytest.raises(InputError, match="`--media-io-kwargs` must be an object of numbers for videos"):
+            read_specs({"prompt": "x", "media_io_kwargs": wrong}, None, capabilities)
 
 
 def test_a_request_with_its_files_decoded(tmp_path: Path) -> None:
