@@ -5,6 +5,7 @@ That process is forked from the fork server, whose imports the stages of the sam
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Mapping
@@ -22,7 +23,6 @@ from omni_cli.inputs.media.reading import ChooseFrames
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.stage.messages import Failure
 
-_CHOOSE: Reference = "omni_cli.vllm_integration.video_frames:choose_frames"
 _calls: dict[tuple[Reference, str], PipelineCall] = {}
 
 
@@ -52,11 +52,17 @@ def frame_chooser(
     config: EngineConfig, options: Mapping[str, float] | None = None, *, verbose: bool = False
 ) -> ChooseFrames | None:
     """Return vLLM's choice of a video's frames, with its `options`; None for a pipeline, which takes all of them."""
+    if config.stages[0].backend == "diffusers":
+        return None
+    return functools.partial(_choose, config.model, config.backends, tuple((options or {}).items()), verbose)
 
-    def choose(total: int, fps: float) -> Any:
-        return _ask(_CHOOSE, (config.model, total, fps, options or {}), ForkServer(config.backends, verbose=verbose))
 
-    return None if config.stages[0].backend == "diffusers" else choose
+@functools.lru_cache(1000)
+def _choose(
+    model: str, backends: frozenset[str], options: tuple[Any, ...], verbose: bool, total: int, fps: float
+) -> Any:
+    server = ForkServer(backends, verbose=verbose)
+    return _ask("omni_cli.vllm_integration.video_frames:choose_frames", (model, total, fps, dict(options)), server)
 
 
 def _ask(reference: Reference, arguments: tuple[Any, ...], server: ForkServer, timeout_s: float | None = None) -> Any:

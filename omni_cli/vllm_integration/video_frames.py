@@ -32,8 +32,9 @@ def choose_frames(model: str, total: int, fps: float, options: Mapping[str, floa
             raise InputError(f"`media_io_kwargs.video.{name}` has no effect on this model's frames ({processor})")
     loaders.decode_video = _numbers
     url = f"data:video/mp4;base64,{base64.b64encode(_SOURCE.pack(total, fps)).decode()}"
+    whole = {name: int(value) if value % 1 == 0 else value for name, value in options.items()}
     try:
-        frames, metadata = MediaConnector({"video": dict(options)}).fetch_video(url, video_processor=processor).media
+        frames, metadata = MediaConnector({"video": whole}).fetch_video(url, video_processor=processor).media
     except (ArithmeticError, TypeError, ValueError) as error:
         raise InputError(f"vLLM cannot choose of {total} frames, {fps:g} per second: {error}") from None
     return frames.flatten().tolist(), metadata

@@ -103,17 +103,16 @@ def _decode_stream(container: av.container.InputContainer, stream: Any, length: 
     notes = track.notes()
     if (num_streams := len(container.streams.audio)) > 1:
         notes.append(f"the {length.name} has {num_streams} audio streams; only one is used")
-    late_s = 0.0 if (video := container.streams.best("video")) is None else _begin_s(stream) - _begin_s(video)
+    video: Any = container.streams.best("video") or stream
+    begin_s, frames_s = (float((each.start_time or 0) * each.time_base) for each in (stream, video))
+    late_s, samples = begin_s - frames_s, audio.samples
     if abs(late_s) > _MAX_OFFSET_S:
         notes.append(f"the {length.name} begins {abs(late_s):.2f} s {'after' if late_s > 0 else 'before'} the frames")
-    silence = round(late_s * audio.sample_rate) if late_s > _MAX_OFFSET_S else 0
-    length.check(audio.sample_rate, 1, silence + len(audio.samples))
-    padding = [(silence, 0), (0, 0)][: audio.samples.ndim]
-    return DecodedAudio(np.pad(audio.samples, padding), audio.sample_rate, tuple(notes))
-
-
-def _begin_s(stream: Any) -> float:
-    return float((stream.start_time or 0) * stream.time_base)
+    if late_s > _MAX_OFFSET_S:
+        silence = round(late_s * audio.sample_rate)
+        length.check(audio.sample_rate, 1, silence + len(samples))
+        samples = np.pad(samples, [(silence, 0), (0, 0)][: samples.ndim])
+    return DecodedAudio(samples, audio.sample_rate, tuple(notes))
 
 
 def _collected(parts: _Parts, length: _Length, expected: int = 0, end_s: Fraction | None = None) -> DecodedAudio:

@@ -66,7 +66,7 @@ def decode_video(
             if shown.total != total:
                 raise limits.other_number()
     # Who chooses frames gets the rate of the header, as vLLM does.
-    fps = shown.fps() if indices is None else shown.header_fps or shown.fps()
+    fps = shown.header_fps if indices is not None and 0 < shown.header_fps <= MAX_FPS else shown.fps()
     if not 0 < fps <= MAX_FPS:  # beyond it a header is more likely broken than intended
         raise InputError(f"the {name} has no usable frame rate")
     if shown.total > max_s * (shown.fps() or fps):

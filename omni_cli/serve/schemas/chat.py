@@ -19,7 +19,7 @@ TemplateVariables = Annotated[
     dict[str, Any], Field(max_length=64, description="Variables of the model's chat template.")
 ]
 MediaIO = Annotated[
-    dict[Literal["video"], dict[str, int | float]], Field(description="Frames that the model sees, as in vLLM.")
+    dict[Literal["video"], dict[str, float]], Field(description="Frames that the model sees, as in vLLM.")
 ]
 
 
