@@ -75,7 +75,8 @@ class MediaReader:
         # Where packets are hidden, or hold half a frame, decoding alone tells how many frames there are.
         for _ in range(2):
             total = header.total_num_frames
-            chosen, metadata = choose(total, header.rate) if total > 1 else FIRST_FRAME
+            answer = choose(total, header.rate) if total > 1 else FIRST_FRAME
+            chosen, metadata = answer if answer[0] else FIRST_FRAME  # vLLM gives some models no frame of 0.1 s
             most = max_pixels // max(1, frames.shape[1] * frames.shape[2])
             if 1 < most < len(chosen):
                 self._warn(f"of the {name} a limit of {max_pixels:,} pixels leaves {most} of {len(chosen)} frames")

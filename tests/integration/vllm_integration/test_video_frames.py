@@ -98,10 +98,11 @@ def test_a_live_recording_has_no_length_for_opencv(clips: dict[str, Path], choos
     assert live.frames_indices == whole.frames_indices and len(live.frames) == 6
 
 
-def test_a_video_of_one_frame(tmp_path: Path, choose: Choose) -> None:
-    """vLLM's loader divides by zero."""
-    path = write_moving(tmp_path / "one.mp4", *X264, rate="25", seconds=0.04)
-    assert len(load_video(path, len, choose("Qwen2VLVideoProcessor")).frames) == 1
+@pytest.mark.parametrize(("processor", "seconds"), [("Qwen2VLVideoProcessor", 0.04), ("Glm46VVideoProcessor", 0.08)])
+def test_a_video_that_vllm_cannot_read(tmp_path: Path, choose: Choose, processor: str, seconds: float) -> None:
+    """Of one frame and of two: one loader divides by zero, the other chooses none."""
+    path = write_moving(tmp_path / "short.mp4", *X264, rate="25", seconds=seconds)
+    assert len(load_video(path, len, choose(processor)).frames) == 1
 
 
 def test_options_that_a_loader_does_not_read_are_refused(clips: dict[str, Path], choose: Choose) -> None:
