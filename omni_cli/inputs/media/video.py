@@ -64,7 +64,7 @@ def decode_video(
             total = shown.total
             shown = _decode(content, limits, total, None)
             if shown.total != total:
-                raise limits.other_number()
+                raise InputError(f"cannot read the {name}: it has another number of frames each time")
     # Who chooses frames gets the rate of the header, as vLLM does.
     fps = shown.header_fps if indices is not None and 0 < shown.header_fps <= MAX_FPS else shown.fps()
     if not 0 < fps <= MAX_FPS:  # beyond it a header is more likely broken than intended
@@ -85,9 +85,6 @@ class _Limits:
 
     def too_long(self) -> InputError:
         return InputError(f"the {self.name} is longer than {self.max_s:.0f} s, the maximum", hint="cut it")
-
-    def other_number(self) -> InputError:
-        return InputError(f"cannot read the {self.name}: it has another number of frames each time")
 
     def other_size(self) -> InputError:
         return InputError(f"the size of the frames of the {self.name} changes in the middle")
