@@ -140,7 +140,8 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class TextOutput:
-    """`token_ids` are those of the whole answer; `reasoning` and `tool_calls` are not in `text`, if it was split.
+    """`token_ids` are those of the whole answer, without a stop string and what follows it; `reasoning` and
+    `tool_calls` are not in `text`, if it was split.
 
     `transcript` is set for the text of a sound.
     """
@@ -228,7 +229,8 @@ class StageTrace:
     `finish_reason` of an AR stage is vLLM's: `stop`, or `length` if it reached its maximum of tokens.
     `token_times_s` is the time of each output token since the request's arrival; tokens of one engine step share a
     time. `output_logprobs` has, for each output token, (token id, log-probability in nats, text) of itself and then of
-    the most likely tokens; None unless `sampling.logprobs` asks for them. `output_codes` are a talker's frames, with
+    the most likely tokens; None unless `sampling.logprobs` asks for them; of a token in which a stop string begins, the
+    text before that. `output_codes` are a talker's frames, with
     one code per codebook; `backbone_s` and `code_predictor_s` are, for each token, its step's time in the forward pass
     and for all codes after the first; the rest of a step is the host's.
     For a diffusion stage, `text_encode_s`, `vae_encode_s` (of its images), `denoise_step_s` (one entry per step),

@@ -11,7 +11,7 @@ import numpy as np
 from omni_cli.encoding import encode_audio, encode_pcm16
 from omni_cli.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.exchange import new_id, unix_now
-from omni_cli.serve.logprobs import named
+from omni_cli.serve.logprobs import content_logprobs, named
 from omni_cli.serve.schemas.replies import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -92,10 +92,11 @@ class ChatReply:
                 "expires_at": self.created,
                 "transcript": text.text,
             }
+        logprobs = content_logprobs(result)
         choice: Choice = {
             "index": index,
             "message": message,
-            "logprobs": _logprobs(_text_logprobs(result), self.num_top_logprobs),
+            "logprobs": None if logprobs is None else _logprobs(logprobs, self.num_top_logprobs),
             "finish_reason": self._finish_reason(text, audio),
         }
         self._add_token_ids(choice, result)
@@ -131,7 +132,7 @@ class ChatReply:
         """Build the last chunk of a choice, with its finish reason; `num_logprobs` have been sent."""
         text, audio = _outputs(result)
         delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self.created}} if self.wants_audio else {}
-        rest = _text_logprobs(result)[num_logprobs:]
+        rest = (content_logprobs(result) or ())[num_logprobs:]
         chunk = self._chunk(delta, index, finish_reason=self._finish_reason(text, audio), logprobs=rest)
         self._add_token_ids(chunk["choices"][0], result)
         if self.wants_stage_times:
@@ -158,7 +159,7 @@ class ChatReply:
         choice: ChunkChoice = {
             "index": index,
             "delta": delta,
-            "logprobs": _logprobs(logprobs, self.num_top_logprobs),
+            "logprobs": _logprobs(logprobs, self.num_top_logprobs) if logprobs else None,
             "finish_reason": finish_reason,
         }
         return {
@@ -174,8 +175,8 @@ class ChatReply:
         """Add the tokens of every stage that made some: the text's under vLLM's name, the speech's next to them."""
         if not self.wants_token_ids:
             return
-        text, *others = [trace.output_token_ids for trace in result.stages if trace.output_token_ids is not None]
-        choice["token_ids"] = list(text)
+        _, *others = [trace.output_token_ids for trace in result.stages if trace.output_token_ids is not None]
+        choice["token_ids"] = list(_outputs(result)[0].token_ids)
         if others:
             choice["audio_token_ids"] = list(others[0])
 
@@ -229,13 +230,8 @@ def _piece(call: ToolCallDelta) -> ToolCallPiece:
     return piece if call.id is None else {**piece, "id": call.id, "type": "function"}
 
 
-def _text_logprobs(result: RequestResult) -> tuple[TokenLogprobs, ...]:
-    return result.stages[0].output_logprobs or ()
-
-
-def _logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> ChoiceLogprobs | None:
-    content = token_logprobs(tokens, num_top)
-    return {"content": content, "refusal": None} if content else None
+def _logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> ChoiceLogprobs:
+    return {"content": token_logprobs(tokens, num_top), "refusal": None}
 
 
 def token_logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> list[TokenLogprob]:

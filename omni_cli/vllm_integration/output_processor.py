@@ -1,4 +1,4 @@
-"""An engine whose output processor keeps hidden states for the stage and records NaN logits."""
+"""An engine whose output processor keeps hidden states and token texts for the stage and records NaN logits."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ class OmniOutputProcessor(OutputProcessor):
         super().__init__(*args, **kwargs)
         self.hidden_rows: dict[str, list[torch.Tensor]] = {}
         self.not_numbers: set[str] = set()
+        self.token_texts: dict[str, list[str]] = {}
+        """What each token adds to the text, of requests with stop strings or log-probabilities."""
+
+    def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super().add_request(request, *args, **kwargs)
+        state = self.request_states[request.request_id]
+        params = request.sampling_params
+        if hasattr(state.detokenizer, "decode_next") and (params.stop or params.logprobs is not None):
+            decode, texts = state.detokenizer.decode_next, self.token_texts.setdefault(state.external_req_id, [])
+
+            def decode_next(token_id: int) -> str:
+                texts.append(decode(token_id))
+                return texts[-1]
+
+            state.detokenizer.decode_next = decode_next
 
     def process_outputs(self, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
         for output in engine_core_outputs:
@@ -42,6 +57,7 @@ class OmniOutputProcessor(OutputProcessor):
         """Drop the state of a request that has ended."""
         self.hidden_rows.pop(request_id, None)
         self.not_numbers.discard(request_id)
+        self.token_texts.pop(request_id, None)
 
     def take_hidden_rows(self, request_id: str) -> torch.Tensor | None:
         """Remove and return a request's rows so far, (num_rows, hidden_size); None if it asked for none."""

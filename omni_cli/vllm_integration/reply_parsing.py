@@ -156,6 +156,8 @@ class ReplyParser:
         self, text: str, token_ids: Sequence[int], prompt_token_ids: Sequence[int], *, finished: bool
     ) -> ParsedText:
         """Take more of the answer; some of it may be kept until it is clear what it is."""
+        if not (text or token_ids or finished):
+            return ParsedText()
         delta = self._parser.parse_delta(
             text, list(token_ids), self._request, prompt_token_ids=list(prompt_token_ids), finished=finished
         )
@@ -174,12 +176,22 @@ class ReplyParser:
             calls.append(piece)
         return ParsedText(delta.content or "", delta.reasoning or "", tuple(calls))
 
-    def complete(self, answer: TextOutput) -> TextOutput:
-        """Return the whole answer, its text already without them, with its reasoning and calls."""
+    def complete(self, answer: TextOutput, token_ids: Sequence[int]) -> TextOutput:
+        """Return the whole answer, its text already without them, with its reasoning and calls, of all `token_ids`."""
+        reasoning = "".join(self._reasoning)
         calls = (self._calls[index] for index in sorted(self._calls))
         return replace(
             answer,
-            reasoning="".join(self._reasoning),
+            reasoning=reasoning,
             tool_calls=tuple(ToolCall(call.id or "", call.name or "", call.arguments) for call in calls),
-            num_reasoning_tokens=int(self._parser.count_reasoning_tokens(answer.token_ids)),
+            num_reasoning_tokens=self._num_reasoning_tokens(reasoning, token_ids),
         )
+
+    def _num_reasoning_tokens(self, reasoning: str, token_ids: Sequence[int]) -> int:
+        """Count without the marks, as vLLM; some of its parsers count nothing if the first mark is in the prompt."""
+        count, own = self._parser.count_reasoning_tokens, self._parser.reasoning_parser
+        found = int(count(token_ids))
+        if own is None or not reasoning or found:
+            return found
+        found = int(count((own.vocab.get(own.reasoning_start_str), *token_ids)))
+        return found or len(own.model_tokenizer.encode(reasoning, add_special_tokens=False))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import StageError
@@ -108,10 +108,11 @@ class TextStage(VllmStage):
         active.token_times_s += [now - active.added_s] * len(completion.token_ids)
         for found in completion.logprobs or ():
             active.logprobs.append(as_logprobs(found))
-        new = ParsedText(completion.text)
+        released = active.num_released
+        new = ParsedText(self._release(active, completion, finished=output.finished))
         if active.reply is not None:
-            prompt_ids = output.prompt_token_ids or ()
-            new = active.reply.add(completion.text, completion.token_ids, prompt_ids, finished=output.finished)
+            token_ids = active.token_ids[released : active.num_released]
+            new = active.reply.add(new.text, token_ids, output.prompt_token_ids or (), finished=output.finished)
         active.text.append(new.text)
         if active.request.wants_prompt and active.prompt is None:
             prompt_ids, prompt_logprobs = output.prompt_token_ids or (), output.prompt_logprobs or ()
@@ -119,7 +120,7 @@ class TextStage(VllmStage):
         reports: list[Report] = []
         counts = (len(output.prompt_token_ids or ()), len(active.token_ids))
         if new and self.makes_text:
-            unsent = tuple(active.logprobs[active.num_sent_logprobs :])
+            unsent = tuple(active.logprobs[active.num_sent_logprobs : active.num_released])
             active.num_sent_logprobs += len(unsent)
             prompt = None if any(active.text[:-1]) else active.prompt
             chunk = TextChunk(request_id, new.text, *counts, unsent, new.reasoning, new.tool_calls, prompt)
@@ -135,6 +136,31 @@ class TextStage(VllmStage):
             total = self.max_tokens(active.request)
             reports.append(Progress(request_id, counts[1], total, "token", counts[0]))
         return reports
+
+    def _release(self, active: ActiveRequest, completion: CompletionOutput, *, finished: bool) -> str:
+        """Count the tokens that no stop string can cut any more; return their new text.
+
+        Of a token in which a stop string begins, the text before it remains. Log-probabilities get each token's text:
+        vLLM decodes tokens alone, without the space or the bytes that their neighbours give them.
+        """
+        texts = self.processor.token_texts.get(active.request.request_id)
+        begin, active.num_chars = active.num_released, active.num_chars + len(completion.text)
+        if texts is None:
+            active.num_released = len(active.token_ids)
+            return completion.text
+        while active.num_chars and len(texts[active.num_released]) <= active.num_chars:
+            active.num_chars -= len(texts[active.num_released])
+            active.num_released += 1
+        if finished and isinstance(completion.stop_reason, str) and active.num_chars:
+            texts[active.num_released] = texts[active.num_released][: active.num_chars]
+            active.num_released += 1
+        text = "".join(texts[begin : active.num_released])
+        for number in range(begin, min(active.num_released, len(active.logprobs))):
+            (token_id, logprob, name), *others = active.logprobs[number]
+            active.logprobs[number] = ((token_id, logprob, texts[number] or name), *others)
+        if finished and not isinstance(completion.stop_reason, str):
+            active.num_released = len(active.token_ids)
+        return text
 
     def only_prompt(self, active: ActiveRequest, token_ids: Sequence[int]) -> RequestDone:
         trace = {"latency_s": time.perf_counter() - active.added_s}
@@ -163,8 +189,10 @@ class TextStage(VllmStage):
         }
         text = None
         if self.makes_text:
-            text = TextOutput("".join(active.text), tuple(active.token_ids), finish_reason, prompt=active.prompt)
-            text = text if active.reply is None else active.reply.complete(text)
+            token_ids = tuple(active.token_ids[: active.num_released])
+            text = TextOutput("".join(active.text), token_ids, finish_reason, prompt=active.prompt)
+            text = text if active.reply is None else active.reply.complete(text, active.token_ids)
+        self.processor.token_texts.pop(active.request.request_id, None)
         notes = active.context.get("notes", ())
         return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output, notes=notes)
 

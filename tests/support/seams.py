@@ -135,6 +135,21 @@ CALLABLES = [
         "is overridden to take hidden states off",
     ),
     (
+        "vllm.v1.engine.output_processor:OutputProcessor.add_request",
+        ["request"],
+        "is overridden to note what each token adds to the text",
+    ),
+    (
+        "vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer.decode_next",
+        ["next_token_id"],
+        "is replaced on a request's own detokenizer",
+    ),
+    (
+        "vllm.reasoning:ReasoningParser.count_reasoning_tokens",
+        ["token_ids"],
+        "is called for all tokens that were generated",
+    ),
+    (
         "vllm.v1.engine.detokenizer:IncrementalDetokenizer.num_output_tokens",
         [],
         "is called",
@@ -702,6 +717,12 @@ IMPORTED = [
     ("vllm.parser.abstract_parser:DelegatingParser", ["tool_parser_cls"], "parses calls that a grammar forces"),
     ("vllm.parser.parser_manager:ParserManager", [], "finds a parser by its names"),
     ("vllm.reasoning:ReasoningParserManager", ["list_registered"], "names the parsers of reasoning"),
+    (
+        "vllm.reasoning:ReasoningParser",
+        ["reasoning_start_str", "vocab", "count_reasoning_tokens"],
+        "counts tokens of reasoning",
+    ),
+    ("vllm.outputs:CompletionOutput", ["text", "token_ids", "logprobs", "stop_reason"], "is one answer's part"),
     ("vllm.tool_parsers:ToolParserManager", ["list_registered"], "names the parsers of calls"),
     ("vllm.tool_parsers:ToolParser", ["adjust_request"], "forces calls by a grammar, as JSON"),
     (
