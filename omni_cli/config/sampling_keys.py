@@ -25,7 +25,9 @@ _Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 class Sampling(StrictKeys):
     """Sampling of an AR stage: fields of vLLM's `SamplingParams`."""
 
-    temperature: Temperature | None = Field(None, description="0 picks the most likely token (greedy).")
+    temperature: Temperature | None = Field(
+        None, description="0 picks the most likely token (greedy); vLLM raises values between 0 and 0.01 to 0.01."
+    )
     top_p: Fraction | None = Field(None, description="Keep the most likely tokens up to this probability mass.")
     top_k: TopK | None = Field(None, description="Keep this many tokens; 0 or -1: all.")
     min_p: MinP | None = Field(None, description="Drop tokens below this share of the most likely one's probability.")
@@ -41,6 +43,11 @@ class Sampling(StrictKeys):
     stop: _Stop | list[_Stop] | None = Field(None, description="A string, or several, that end the output.")
     stop_token_ids: list[TokenId] | None = Field(None, description="Token ids that end the answer.")
     ignore_eos: bool | None = Field(None, description="Continue after the end-of-sequence token.")
+    include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string at the end of the text.")
+    skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text. Default: true.")
+    spaces_between_special_tokens: bool | None = Field(None, description="Default: true.")
+    bad_words: list[_Stop] | None = Field(None, description="Words that the answer must not contain.")
+    allowed_token_ids: list[TokenId] | None = Field(None, description="The only token ids that the answer may have.")
     seed: int | None = Field(
         None, ge=0, lt=2**63, description="Seed of this stage's sampling. Default: the request's seed."
     )

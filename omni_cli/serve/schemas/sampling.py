@@ -12,6 +12,7 @@ from omni_cli.config.sampling_keys import (
     MinTokens,
     Penalty,
     RepetitionPenalty,
+    Sampling,
     Temperature,
     TokenId,
     Tokens,
@@ -22,21 +23,6 @@ from omni_cli.serve.schemas.structured_outputs import ResponseFormat, Structured
 
 TokenText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
-
-_SAMPLING = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-)
 
 
 class StreamOptions(Strict):
@@ -72,6 +58,11 @@ class SampledText(Strict):
     min_tokens: MinTokens | None = None
     stop_token_ids: Items[TokenId] | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    bad_words: Annotated[Items[Annotated[str, Field(min_length=1)]], Field(max_length=1000)] | None = None
+    allowed_token_ids: Items[TokenId] | None = None
     return_token_ids: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: CacheSalt | None = None
@@ -80,7 +71,8 @@ class SampledText(Strict):
 
     def sampling(self) -> dict[str, object]:
         """The given vLLM sampling parameters of the first stage."""
-        values: dict[str, object] = {name: getattr(self, name) for name in _SAMPLING}
+        names = Sampling.model_fields.keys() - {"seed", "logprobs"}
+        values: dict[str, object] = {name: getattr(self, name) for name in names}
         if bound := constraint(self.response_format) or constraint(self.structured_outputs):
             values["structured_outputs"] = bound
         if self.logit_bias:
