@@ -82,7 +82,8 @@ class GenerateRequest:
     English text of it, and with `timestamps` the text has the times of its parts.
     `prompt_token_ids` are a prompt in place of text. With `wants_prompt`, the text output has the prompt, too; with
     `prompt_only` it has nothing else, and the model does not run. `add_special_tokens` None leaves them to the chat
-    template, and adds the tokenizer's to a `raw` prompt; without `add_generation_prompt` a chat ends with its messages.
+    template, and adds the tokenizer's to a `raw` prompt; without `add_generation_prompt` a chat ends with its messages,
+    and with `continue_final_message` within the last one.
     `max_audio_tokens` bounds the tokens that become sound, as `sampling`'s `max_tokens` does those of text.
     `chat_template_kwargs` are variables of the chat template, as in vLLM; `reasoning_effort` is OpenAI's. With
     `split_reply`, the answer's reasoning and calls of `tool_use`'s functions are taken out of its text.
@@ -105,6 +106,7 @@ class GenerateRequest:
     prompt_only: bool = False
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     messages: tuple[Message, ...] = ()
     reply: str | None = None
     audio: tuple[tuple[np.ndarray, int], ...] = ()

@@ -35,7 +35,7 @@ PIECE_S = 1.0
 
 @dataclass(frozen=True)
 class ChatReply:
-    """The parts and formats that one chat asked for."""
+    """The parts and formats that one chat asked for; `echo` is the beginning of the answer, which the request has."""
 
     model: str
     wants_text: bool
@@ -45,6 +45,7 @@ class ChatReply:
     num_top_logprobs: int
     names_tool: bool
     wants_stage_times: bool
+    echo: str
     seed: int
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=unix_now)
@@ -73,11 +74,11 @@ class ChatReply:
         message: ReplyMessage = {
             "role": "assistant",
             # A call without words has none, as from OpenAI.
-            "content": (text.text or (None if text.tool_calls else "")) if self.wants_text else None,
+            "content": ((self.echo + text.text) or (None if text.tool_calls else "")) if self.wants_text else None,
             "refusal": None,
         }
         if text.reasoning:
-            message["reasoning_content"] = text.reasoning
+            message["reasoning"] = message["reasoning_content"] = text.reasoning
         if text.tool_calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -104,7 +105,7 @@ class ChatReply:
 
     def begin(self, index: int = 0) -> ChatCompletionChunk:
         """Build the first chunk of a choice: who speaks."""
-        delta: ReplyDelta = {"role": "assistant", "content": "" if self.wants_text else None}
+        delta: ReplyDelta = {"role": "assistant", "content": self.echo if self.wants_text else None}
         if self.wants_audio:
             delta["audio"] = {"id": self.audio_id}
         return self._chunk(delta, index)
@@ -115,7 +116,7 @@ class ChatReply:
         if self.wants_text and (new.text or not (new.reasoning or new.tool_calls)):
             delta["content"] = new.text
         if new.reasoning:
-            delta["reasoning_content"] = new.reasoning
+            delta["reasoning"] = delta["reasoning_content"] = new.reasoning
         if new.tool_calls:
             delta["tool_calls"] = [_piece(call) for call in new.tool_calls]
         if self.wants_audio:

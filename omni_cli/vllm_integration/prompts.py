@@ -135,7 +135,8 @@ class PromptMaker:
         if not self._has_template:
             return {"prompt": _only_text(messages)}
         tokenizes = not isinstance(self._renderer, HfRenderer)
-        own: dict[str, Any] = {"add_generation_prompt": request.add_generation_prompt, "tokenize": tokenizes}
+        names = ("add_generation_prompt", "continue_final_message")
+        own: dict[str, Any] = {"tokenize": tokenizes, **{name: getattr(request, name) for name in names}}
         if request.tool_use is not None:
             own["tools"] = list(request.tool_use.tools)
         params = ChatParams(chat_template_kwargs={**self.template_variables(request), **own})

@@ -143,6 +143,7 @@ class ReplyParser:
     def __init__(self, parser: Parser, request: ChatCompletionRequest) -> None:
         self._parser = parser
         self._request = request
+        self.skip_special_tokens: bool = request.skip_special_tokens
         self._calls: dict[int, ToolCallDelta] = {}
         self._reasoning: list[str] = []
 

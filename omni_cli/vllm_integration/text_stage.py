@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import _MAX_TEMP
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import StageError
@@ -87,6 +88,8 @@ class TextStage(VllmStage):
             active.reply = self.replies.parser(request)
             if active.reply is not None and active.reply.structured_outputs is not None:
                 extra["structured_outputs"] = active.reply.structured_outputs
+            if active.reply is not None and not active.reply.skip_special_tokens:
+                extra["skip_special_tokens"] = False  # its parser reads them
         return {**self.prompts.prompt(request), **salt}, self.sampling_params(request, **extra)
 
     def tokenize_params(self, request: GenerateRequest) -> Any:
@@ -193,8 +196,13 @@ class TextStage(VllmStage):
             text = TextOutput("".join(active.text), token_ids, finish_reason, prompt=active.prompt)
             text = text if active.reply is None else active.reply.complete(text, active.token_ids)
         self.processor.token_texts.pop(active.request.request_id, None)
-        notes = active.context.get("notes", ())
+        notes = (*active.context.get("notes", ()), *self._temperature_note(active.request))
         return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output, notes=notes)
+
+    def _temperature_note(self, request: GenerateRequest) -> Iterator[str]:
+        asked = {**self._own_sampling, **self.spec.ar.sampling.set_values(), **request.sampling}.get("temperature")
+        if asked and asked < _MAX_TEMP:
+            yield f"the temperature {asked:g} was raised to {_MAX_TEMP:g}, vLLM's minimum above 0; 0 is greedy"
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         """Return the next stage's input as an encoded `AdditionalInformationPayload`."""

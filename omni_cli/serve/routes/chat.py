@@ -73,6 +73,9 @@ def check_chat(service: Service, body: ChatCompletionRequest) -> None:
         raise APIError(400, '`audio` needs `modalities: ["text", "audio"]`', code="invalid_value", param="audio")
     if body.top_logprobs and not body.logprobs:
         raise APIError(400, "`top_logprobs` needs `logprobs: true`", code="invalid_value", param="top_logprobs")
+    if body.add_generation_prompt and body.continue_final_message:
+        message = "`add_generation_prompt` begins an answer, and `continue_final_message` none: only one can be true"
+        raise APIError(400, message, code="invalid_value", param="continue_final_message")
     _check_tools(body)
     if (body.n or 1) > 1 and "audio" in (body.modalities or ()):
         raise APIError(400, '`n` needs `modalities: ["text"]`', code="invalid_value", param="n")
@@ -93,6 +96,7 @@ def _check_tools(body: ChatCompletionRequest) -> None:
 
 def _reply(service: Service, body: ChatCompletionRequest, seed: int) -> ChatReply:
     modalities = body.modalities or ["text"]
+    begun = body.messages[-1].content if body.echo and body.messages[-1].role == "assistant" else None
     return ChatReply(
         model=service.config.name if body.model is None else body.model,
         wants_text="text" in modalities,
@@ -102,6 +106,7 @@ def _reply(service: Service, body: ChatCompletionRequest, seed: int) -> ChatRepl
         num_top_logprobs=body.top_logprobs or 0,
         wants_stage_times=bool(body.return_stage_times),
         names_tool=isinstance(body.tool_choice, NamedTool),
+        echo=begun if isinstance(begun, str) else "".join(part.text for part in begun or ()),
         seed=seed,
     )
 
@@ -139,6 +144,8 @@ def text_request(
         tool_use=body.tool_use(),
         split_reply=True,
         cache_salt=body.cache_salt,
+        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+        continue_final_message=bool(body.continue_final_message),
         stream_audio=body.stream,
         **conversation,
     )

@@ -56,11 +56,7 @@ async def _generate_request(service: Service, body: TokenizeRequest) -> Generate
         service.check_makes("text")
         service.check_prompt_length(len(body.prompt))
         request = GenerateRequest(name, body.prompt, raw=True)
-    return dataclasses.replace(
-        request,
-        add_special_tokens=body.add_special_tokens,
-        add_generation_prompt=body.add_generation_prompt is not False,
-    )
+    return dataclasses.replace(request, add_special_tokens=body.add_special_tokens)
 
 
 def _chat(service: Service, body: TokenizeRequest, name: str, decoder: MediaDecoder) -> GenerateRequest:

@@ -127,6 +127,9 @@ class ChatCompletionRequest(SampledText, ForOpenAI):
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer. Default: true.")
     chat_template_kwargs: TemplateVariables | None = None
     media_io_kwargs: MediaIO | None = None
+    add_generation_prompt: bool | None = Field(None, description="Begin an answer to the messages. Default: true.")
+    continue_final_message: bool | None = Field(None, description="Continue the last message: no answer is begun.")
+    echo: bool | None = Field(None, description="Return an earlier answer that is continued, too, before the new text.")
     return_stage_times: bool | None = Field(
         None, description="Also return when each stage worked for the first answer."
     )

@@ -66,6 +66,7 @@ class ReplyMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning: NotRequired[str]
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ReplyToolCall]]
     audio: NotRequired[SpokenReply]
@@ -83,6 +84,7 @@ class SpeechDelta(TypedDict, total=False):
 class ReplyDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str | None
+    reasoning: str
     reasoning_content: str
     tool_calls: list[ToolCallPiece]
     audio: SpeechDelta

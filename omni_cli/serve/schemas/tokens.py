@@ -25,15 +25,14 @@ class TokenizeRequest(Strict):
     chat_template_kwargs: chat.TemplateVariables | None = None
     media_io_kwargs: chat.MediaIO | None = None
     tools: Tools | None = None
-    continue_final_message: Annotated[object, Only(False)] = None
+    continue_final_message: bool | None = Field(None, description="End with the last message, which stays open.")
     chat_template: Annotated[object, Only()] = None
     mm_processor_kwargs: Annotated[object, Only({})] = None
 
     def as_chat(self) -> chat.ChatCompletionRequest:
         """Return the chat whose prompt is tokenized."""
-        names = ("model", "messages", "chat_template_kwargs", "media_io_kwargs", "tools")
-        fields = {name: getattr(self, name) for name in names}
-        return chat.ChatCompletionRequest(**fields)
+        names = self.model_fields.keys() & chat.ChatCompletionRequest.model_fields.keys()
+        return chat.ChatCompletionRequest(**{name: getattr(self, name) for name in names})
 
 
 class DetokenizeRequest(Strict):
