@@ -19,6 +19,8 @@ MinP = Annotated[float, Field(ge=0, le=1)]
 # A smaller one is 0 in float32, and times the minus infinity of a token that a grammar forbids it is NaN.
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+# One error is enough: for a list of 100,000 they take a second.
+_TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 _Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
@@ -41,13 +43,13 @@ class Sampling(StrictKeys):
     max_tokens: Tokens | None = Field(None, description="Maximum number of tokens to generate.")
     min_tokens: MinTokens | None = Field(None, description="Minimum number of tokens to generate.")
     stop: _Stop | list[_Stop] | None = Field(None, description="A string, or several, that end the output.")
-    stop_token_ids: list[TokenId] | None = Field(None, description="Token ids that end the answer.")
+    stop_token_ids: _TokenIds | None = Field(None, description="Token ids that end the answer.")
     ignore_eos: bool | None = Field(None, description="Continue after the end-of-sequence token.")
     include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string at the end of the text.")
     skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text. Default: true.")
     spaces_between_special_tokens: bool | None = Field(None, description="Default: true.")
-    bad_words: list[_Stop] | None = Field(None, description="Words that the answer must not contain.")
-    allowed_token_ids: list[TokenId] | None = Field(None, description="The only token ids that the answer may have.")
+    bad_words: list[_Stop] | None = Field(None, max_length=1000, description="Words that the answer must not have.")
+    allowed_token_ids: _TokenIds | None = Field(None, description="The only token ids that the answer may have.")
     seed: int | None = Field(
         None, ge=0, lt=2**63, description="Seed of this stage's sampling. Default: the request's seed."
     )

@@ -37,7 +37,7 @@ def read_requests(
         try:
             fields = parse_object(line)
             _check_keys(fields)
-            request_id = _claim_id(fields, request_id, place, taken)
+            request_id = claim_id(fields, request_id, place, taken)
             checked = check_fields(fields, capabilities, _label)
             merged = {**defaults, **checked}
             sampling = {name: defaults[name] for name in ("max_tokens", "temperature") if name in defaults}
@@ -92,6 +92,11 @@ def parse_object(line: bytes) -> dict[str, Any]:
     return fields
 
 
+def is_batch(path: Path) -> bool:
+    """True for OpenAI's batch form, by the first line."""
+    return path.is_file() and b'"custom_id"' in next(read_lines(path), (0, b""))[1]
+
+
 def _check_keys(fields: Mapping[str, object]) -> None:
     for key in fields:
         if key in KEYS:
@@ -103,16 +108,18 @@ def _check_keys(fields: Mapping[str, object]) -> None:
         raise InputError(f"unknown key `{key}`", hint=hint)
 
 
-def _claim_id(fields: Mapping[str, Any], default: str, place: str, taken: dict[str, str]) -> str:
+def claim_id(
+    fields: Mapping[str, Any], default: str, place: str, taken: dict[str, str], key: str = "request_id"
+) -> str:
     """Return the line's request id, unique among the lines so far; adds it to `taken`, which maps ids to FILE:LINE."""
     request_id = default
-    if "request_id" in fields:
+    if key in fields:
         try:
-            request_id = CHECKERS["request_id"](fields["request_id"])
+            request_id = CHECKERS["request_id"](fields[key])
         except ValueError as error:
-            raise InputError(f"{_label('request_id')} {error}") from error
+            raise InputError(f"{_label(key)} {error}") from error
     if request_id in taken:
-        raise InputError(f"the request id `{request_id}` is already used at {taken[request_id]}")
+        raise InputError(f"the {key.replace('_', ' ')} `{request_id}` is already used at {taken[request_id]}")
     taken[request_id] = place
     return request_id
 

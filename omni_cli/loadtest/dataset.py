@@ -188,6 +188,8 @@ class _LineReader:
             for key in fields:
                 if key not in known:
                     hint = suggest(key, known) or f"these requests have {', '.join(known)}; see also `--extra-body`"
+                    if key == "custom_id":
+                        hint = "OpenAI's batch form is for `omni generate --requests`: write a `prompt` in each line"
                     raise InputError(f"unknown key `{key}`", hint=hint)
             return self._of_trace(fields) if is_trace else self._own(fields)
         except (UsageError, ValueError) as error:

@@ -35,7 +35,7 @@ class Delivered:
         match event:
             case TextDelta():
                 new = self._rest_of_text(event)
-                if new.text or new.reasoning or new.tool_calls:
+                if new.text or new.reasoning or new.tool_calls or new.logprobs:
                     yield new
             case AudioChunk():
                 known, began = len(self._samples), len(self._new_samples)

@@ -29,33 +29,8 @@ from omni_cli.serve.routes.tokens import token_routes
 from omni_cli.serve.routes.transcriptions import transcription_routes
 from omni_cli.serve.routes.videos import kept_video_routes, video_routes
 from omni_cli.serve.routes.voices import voice_routes
-from omni_cli.serve.schemas.chat import ChatCompletionRequest
-from omni_cli.serve.schemas.completions import CompletionRequest
-from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
-from omni_cli.serve.schemas.responses import ResponseRequest
-from omni_cli.serve.schemas.speech import SpeechRequest
-from omni_cli.serve.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from omni_cli.serve.schemas.transcriptions import TranscriptionRequest, TranslationRequest
-from omni_cli.serve.schemas.videos import VideoRequest
-from omni_cli.serve.schemas.voices import VoiceUpload
 from omni_cli.serve.service import Service
-from omni_cli.serve.video_jobs import VIDEOS, VideoJobs
-
-_KNOWN_FIELDS = {
-    "/v1/chat/completions": tuple(ChatCompletionRequest.model_fields),
-    "/v1/responses": tuple(ResponseRequest.model_fields),
-    "/v1/completions": tuple(CompletionRequest.model_fields),
-    "/tokenize": tuple(TokenizeRequest.model_fields),
-    "/detokenize": tuple(DetokenizeRequest.model_fields),
-    "/v1/audio/speech": tuple(SpeechRequest.model_fields),
-    "/v1/audio/voices": tuple(VoiceUpload.model_fields),
-    "/v1/audio/transcriptions": tuple(TranscriptionRequest.model_fields),
-    "/v1/audio/translations": tuple(TranslationRequest.model_fields),
-    "/v1/images/generations": tuple(ImageRequest.model_fields),
-    VIDEOS: tuple(VideoRequest.model_fields),
-    f"{VIDEOS}/sync": tuple(VideoRequest.model_fields),
-    "/v1/images/edits": tuple(ImageEditRequest.model_fields),
-}
+from omni_cli.serve.video_jobs import VideoJobs
 
 
 class _API(FastAPI):
@@ -123,7 +98,9 @@ def _answer(request: Request, error: APIError) -> Response:
 
 
 async def _on_invalid(request: Request, error: Any) -> Response:
-    return _answer(request, validation_error(error.errors(), _KNOWN_FIELDS.get(request.url.path, ())))
+    field = request.scope["route"].body_field
+    known = () if field is None else tuple(field.field_info.annotation.model_fields)
+    return _answer(request, validation_error(error.errors(), known))
 
 
 async def _on_http_error(request: Request, error: Any) -> Response:

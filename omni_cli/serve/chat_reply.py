@@ -129,12 +129,11 @@ class ChatReply:
             data = base64.b64encode(encode_pcm16(piece)).decode()
             yield self._chunk({"audio": {"id": self.audio_id, "data": data}})
 
-    def end(self, result: RequestResult, index: int = 0, num_logprobs: int = 0) -> ChatCompletionChunk:
-        """Build the last chunk of a choice, with its finish reason; `num_logprobs` have been sent."""
+    def end(self, result: RequestResult, index: int = 0) -> ChatCompletionChunk:
+        """Build the last chunk of a choice, with its finish reason."""
         text, audio = _outputs(result)
         delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self.created}} if self.wants_audio else {}
-        rest = (content_logprobs(result) or ())[num_logprobs:]
-        chunk = self._chunk(delta, index, finish_reason=self._finish_reason(text, audio), logprobs=rest)
+        chunk = self._chunk(delta, index, finish_reason=self._finish_reason(text, audio))
         self._add_token_ids(chunk["choices"][0], result)
         if self.wants_stage_times:
             chunk["stages"] = stage_times(result)

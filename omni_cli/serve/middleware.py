@@ -125,7 +125,7 @@ class RequestMiddleware:
         self._in_flight += 1
         self._metrics.in_flight.set(self._in_flight)
         try:
-            await self._run(scope, _replay(body), receive, send, exchange)
+            await self._run(scope, replay(body), receive, send, exchange)
         finally:
             self._in_flight -= 1
             self._metrics.in_flight.set(self._in_flight)
@@ -187,7 +187,7 @@ class _Reply:
         self._exchange.is_answered = message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
-def _replay(body: bytes) -> Receive:
+def replay(body: bytes) -> Receive:
     """A `receive` that returns an already read body; further calls wait until cancelled."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -121,7 +121,7 @@ class Server:
         )
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._videos = self._open_videos() if "video" in self.service.modalities else None
-        self._app = create_app(
+        self.app = create_app(
             self.service,
             self._videos,
             api_key=settings.api_key,
@@ -132,7 +132,7 @@ class Server:
         most = max_connections(settings.limits.max_requests)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                self._app,
+                self.app,
                 http=functools.partial(Connection, most=most, waiting={}),  # type: ignore[arg-type] # makes protocols
                 ws="none",
                 loop="asyncio",
@@ -196,7 +196,7 @@ class Server:
         if was_serving:
             self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
         self.service.drain()
-        self._app.bodies.stop()
+        self.app.bodies.stop()
         self._uvicorn.should_exit = True
         loading.cancel()
         jobs = () if self._videos is None else (self._videos.drain(self._settings.drain_timeout_s),)

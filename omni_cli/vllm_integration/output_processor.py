@@ -21,13 +21,12 @@ class OmniOutputProcessor(OutputProcessor):
         self.hidden_rows: dict[str, list[torch.Tensor]] = {}
         self.not_numbers: set[str] = set()
         self.token_texts: dict[str, list[str]] = {}
-        """What each token adds to the text, of requests with stop strings or log-probabilities."""
+        """What each token adds to the text of a request with stop strings."""
 
     def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super().add_request(request, *args, **kwargs)
         state = self.request_states[request.request_id]
-        params = request.sampling_params
-        if hasattr(state.detokenizer, "decode_next") and (params.stop or params.logprobs is not None):
+        if getattr(state.detokenizer, "stop", None):
             decode, texts = state.detokenizer.decode_next, self.token_texts.setdefault(state.external_req_id, [])
 
             def decode_next(token_id: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -122,8 +122,8 @@ class TextStage(VllmStage):
             active.prompt = self.prompts.tokens(active.request, prompt_ids, prompt_logprobs)
         reports: list[Report] = []
         counts = (len(output.prompt_token_ids or ()), len(active.token_ids))
-        if new and self.makes_text:
-            unsent = tuple(active.logprobs[active.num_sent_logprobs : active.num_released])
+        unsent = tuple(active.logprobs[active.num_sent_logprobs : active.num_released])
+        if (new or (unsent and output.finished)) and self.makes_text:
             active.num_sent_logprobs += len(unsent)
             prompt = None if any(active.text[:-1]) else active.prompt
             chunk = TextChunk(request_id, new.text, *counts, unsent, new.reasoning, new.tool_calls, prompt)
@@ -147,10 +147,10 @@ class TextStage(VllmStage):
         vLLM decodes tokens alone, without the space or the bytes that their neighbours give them.
         """
         texts = self.processor.token_texts.get(active.request.request_id)
-        begin, active.num_chars = active.num_released, active.num_chars + len(completion.text)
         if texts is None:
             active.num_released = len(active.token_ids)
             return completion.text
+        begin, active.num_chars = active.num_released, active.num_chars + len(completion.text)
         while active.num_chars and len(texts[active.num_released]) <= active.num_chars:
             active.num_chars -= len(texts[active.num_released])
             active.num_released += 1
@@ -196,13 +196,11 @@ class TextStage(VllmStage):
             text = TextOutput("".join(active.text), token_ids, finish_reason, prompt=active.prompt)
             text = text if active.reply is None else active.reply.complete(text, active.token_ids)
         self.processor.token_texts.pop(active.request.request_id, None)
-        notes = (*active.context.get("notes", ()), *self._temperature_note(active.request))
+        notes = active.context.get("notes", ())
+        sampling = {**self._own_sampling, **self.spec.ar.sampling.set_values(), **active.request.sampling}
+        if 0 < (asked := sampling.get("temperature") or 0) < _MAX_TEMP:
+            notes += (f"the temperature {asked:g} was raised to {_MAX_TEMP:g}, vLLM's minimum above 0; 0 is greedy",)
         return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output, notes=notes)
-
-    def _temperature_note(self, request: GenerateRequest) -> Iterator[str]:
-        asked = {**self._own_sampling, **self.spec.ar.sampling.set_values(), **request.sampling}.get("temperature")
-        if asked and asked < _MAX_TEMP:
-            yield f"the temperature {asked:g} was raised to {_MAX_TEMP:g}, vLLM's minimum above 0; 0 is greedy"
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         """Return the next stage's input as an encoded `AdditionalInformationPayload`."""

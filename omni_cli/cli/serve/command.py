@@ -80,7 +80,7 @@ def serve(options: ServeOptions) -> int:
         has_page=not options.no_ui,
     )
     log = AccessLog(only_failures=quiet)
-    engine = _make_engine(config, options, limits, log)
+    engine = make_engine(config, options.replicas, limits, log, verbose=verbose)
     server = Server(engine, config, settings, log)
     asyncio.run(_run(server, config, listener, as_json=options.as_json, verbose=verbose, quiet=quiet))
     return ExitCode.OK
@@ -99,19 +99,17 @@ def _with_parsers(config: EngineConfig, options: ServeOptions) -> EngineConfig:
     return config.with_stages([first.model_copy(update=given), *others])
 
 
-def _make_engine(config: EngineConfig, options: ServeOptions, limits: Limits, log: AccessLog) -> Engine:
+def make_engine(config: EngineConfig, replicas: int | None, limits: Limits, log: AccessLog, *, verbose: bool) -> Engine:
     """Create an engine in this process, or replicas on Ray; not started yet."""
-    if options.replicas is None:
+    if replicas is None:
         from omni_cli.engine.omni_llm import OmniLLM
 
-        return OmniLLM(config, verbose=options.verbose)
+        return OmniLLM(config, verbose=verbose)
     from omni_cli.engine.process.fork_server import ForkServer
     from omni_cli.replicas.replicated_engine import ReplicatedEngine
 
     ForkServer.end_spare()  # the engines run below Ray
-    return ReplicatedEngine(
-        config, options.replicas, max_requests=limits.max_requests, on_log_event=log.event, verbose=options.verbose
-    )
+    return ReplicatedEngine(config, replicas, max_requests=limits.max_requests, on_log_event=log.event, verbose=verbose)
 
 
 async def _run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -159,7 +158,6 @@ async def _stream(
     options: StreamOptions,
 ) -> AsyncGenerator[ChatCompletionChunk, None]:
     begun: set[int] = set()
-    num_logprobs: Counter[int] = Counter()
     results: list[RequestResult] = []
     async with aclosing(service.events_of_all(requests, exchange)) as events:
         async for index, event in events:
@@ -169,7 +167,6 @@ async def _stream(
             match event:
                 case TextDelta():
                     service.note_text(exchange)
-                    num_logprobs[index] += len(event.logprobs)
                     chunk = reply.text(event, index)
                     if options.continuous_usage_stats:
                         chunk["usage"] = token_usage(event.num_input_tokens, event.num_output_tokens)
@@ -181,6 +178,6 @@ async def _stream(
                 case RequestResult():
                     service.remember(reply, event)
                     results.append(event)
-                    yield reply.end(event, index, num_logprobs[index])
+                    yield reply.end(event, index)
     if options.include_usage:
         yield reply.usage(results)

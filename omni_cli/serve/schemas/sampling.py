@@ -6,18 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from omni_cli.config.sampling_keys import (
-    Fraction,
-    MinP,
-    MinTokens,
-    Penalty,
-    RepetitionPenalty,
-    Sampling,
-    Temperature,
-    TokenId,
-    Tokens,
-    TopK,
-)
+from omni_cli.config.sampling_keys import Sampling
 from omni_cli.serve.schemas.fields import Ignored, Items, Only, Seed, Strict
 from omni_cli.serve.schemas.structured_outputs import ResponseFormat, StructuredOutputs, constraint
 
@@ -32,17 +21,12 @@ class StreamOptions(Strict):
     """Usage so far in every chunk, as in vLLM."""
 
 
-class SampledText(Strict):
+class SampledText(Strict, Sampling):
     model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     seed: Seed | None = None
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of answers to a prompt, of text alone.")
-    max_tokens: Tokens | None = None
-    temperature: Temperature | None = None
-    top_p: Fraction | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[Items[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
@@ -52,17 +36,6 @@ class SampledText(Strict):
     logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = None
 
     # Extensions of vLLM.
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    min_tokens: MinTokens | None = None
-    stop_token_ids: Items[TokenId] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    bad_words: Annotated[Items[Annotated[str, Field(min_length=1)]], Field(max_length=1000)] | None = None
-    allowed_token_ids: Items[TokenId] | None = None
     return_token_ids: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: CacheSalt | None = None

@@ -1,0 +1,121 @@
+"""OpenAI's batch files, as `--requests`: the routes of `omni serve` answer each line, without a port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+
+from starlette.types import ASGIApp, Message
+
+from omni_cli.cli.artifacts import ArtifactWriter
+from omni_cli.cli.generate.base_run import BaseRun
+from omni_cli.cli.generate.command import choose_stage_progress, show_end
+from omni_cli.cli.generate.options import GenerateOptions
+from omni_cli.cli.generate.printers import Printer
+from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT
+from omni_cli.cli.serve.command import make_engine
+from omni_cli.cli.terminal import console
+from omni_cli.config.schema import EngineConfig
+from omni_cli.errors import ExitCode, InputError, OmniError, UsageError
+from omni_cli.inputs.jsonl import claim_id, parse_object, read_lines
+from omni_cli.inputs.request_spec import BadRequest
+from omni_cli.report.records import RequestRecord
+from omni_cli.serve.access_log import AccessLog
+from omni_cli.serve.exchange import Exchange, new_id
+from omni_cli.serve.limits import Limits
+from omni_cli.serve.middleware import replay
+from omni_cli.serve.server import Server, ServerSettings
+from omni_cli.serve.supervisor import Supervisor
+
+_KEYS = ("custom_id", "method", "url", "body")
+_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/images/generations")
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    request_id: str
+    place: str
+    url: str
+    body: bytes
+
+
+def read_batch(path: Path) -> Iterator[BatchLine | BadRequest]:
+    """Yield the lines of a batch file; one that is wrong is a `BadRequest`."""
+    taken: dict[str, str] = {}
+    for number, line in read_lines(path):
+        place, custom_id = f"{path}:{number}", f"line {number}"
+        try:
+            fields = parse_object(line)
+            custom_id = str(fields.get("custom_id", custom_id))
+            claim_id(fields, custom_id, place, taken, "custom_id")
+            if key := min({*_KEYS} ^ fields.keys(), default=None):
+                raise InputError(f"the key `{key}` is {'missing' if key in _KEYS else 'unknown'}")
+            method, url, body = (fields[key] for key in _KEYS[1:])
+            if method != "POST" or url not in _URLS:
+                raise InputError(f"a batch has no `{method} {url}`", hint=f"`method` is POST, `url` {', '.join(_URLS)}")
+            if not isinstance(body, dict) or body.get("stream"):
+                raise InputError("`body` must be an object, without `stream`")
+            yield BatchLine(custom_id, place, url, json.dumps(body).encode())
+        except UsageError as error:
+            yield BadRequest(custom_id, error, place)
+
+
+class BatchFileRun(BaseRun[Supervisor, BatchLine | BadRequest]):
+    """Starts the engine below a server's routes, `app`, and sends all lines."""
+
+    app: ASGIApp
+
+    async def _work(self) -> None:
+        if not self._end_bad_requests():
+            return
+        await self._worker.start(self._progress.handle)
+        self._started, in_flight = True, asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
+        lines = [(index, line) for index, line in enumerate(self._requests) if isinstance(line, BatchLine)]
+        await asyncio.gather(*(self._run_line(index, line, in_flight) for index, line in lines))
+
+    async def _run_line(self, index: int, line: BatchLine, in_flight: asyncio.Semaphore) -> None:
+        content: list[bytes] = []
+
+        async def send(message: Message) -> None:
+            content.append(message.get("body", b""))
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": line.url, "query_string": b"", "headers": headers}
+        async with in_flight:
+            await self.app(scope, replay(line.body), send)
+        exchange, body = Exchange.from_scope(scope), json.loads(b"".join(content))
+        response = {"status_code": exchange.status, "request_id": exchange.request_id, "body": body}
+        answer: dict[str, object] = {"response": response, "error": None}
+        failure: OmniError | None = None
+        if "error" in body and exchange.status != 200:
+            failure = (InputError if (exchange.status or 500) < 500 else OmniError)(body["error"]["message"])
+            answer["error"] = {name: body["error"][name] for name in ("code", "message")}
+        notes = tuple(exchange.changes)
+        self._end(index, RequestRecord(line.request_id, error=failure, place=line.place, earlier=answer, notes=notes))
+
+
+def run_batch(path: Path, config: EngineConfig, options: GenerateOptions, began_s: float) -> ExitCode:
+    """Answer a batch file in the batch's own form. Raises `OmniError` if no line could run."""
+    log, limits = AccessLog(None if options.verbose else StringIO()), Limits(timeout_s=math.inf)
+    engine = make_engine(config, options.replicas, limits, log, verbose=options.verbose)
+    settings = ServerSettings(None, True, 0, limits, options.output_dir, served_model_names=("*",), seed=config.seed)
+    server, progress = Server(engine, config, settings, log), choose_stage_progress(config, 0, options)
+    writer, printer = ArtifactWriter(options.output_dir, ()), Printer(progress, verbose=options.verbose)
+    run = BatchFileRun(server.supervisor, list(read_batch(path)), writer=writer, printer=printer, progress=progress)
+    run.app = server.app
+    outcome = asyncio.run(run.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
+    records = []
+    for record in outcome.records:
+        answer = record.earlier or {"response": None, "error": {"code": "not_run", "message": str(record.error)}}
+        line = {"id": new_id("batch_req"), "custom_id": record.request_id, **answer}
+        records.append(replace(record, earlier=line))
+        if not options.as_json:
+            console.print_text(json.dumps(line))
+    show_end(replace(outcome, records=tuple(records)), config, options)
+    return outcome.exit_code
