@@ -94,7 +94,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 def is_batch(path: Path) -> bool:
     """True for OpenAI's batch form, by the first line."""
-    return path.is_file() and b'"custom_id"' in next(read_lines(path), (0, b""))[1]
+    return b'"custom_id"' in next(read_lines(path), (0, b""))[1]
 
 
 def _check_keys(fields: Mapping[str, object]) -> None:
@@ -105,6 +105,7 @@ def _check_keys(fields: Mapping[str, object]) -> None:
             hint = f'write it as "sampling": {{"{key}": ...}}'
         else:
             hint = suggest(key, KEYS) or f"known keys: {', '.join(KEYS)}"
+            hint = "run a batch file without options of requests" if key == "custom_id" else hint
         raise InputError(f"unknown key `{key}`", hint=hint)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from omni_cli.encoding import encode_audio, encode_pcm16
 from omni_cli.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.exchange import new_id, unix_now
-from omni_cli.serve.logprobs import content_logprobs, named
+from omni_cli.serve.logprobs import named
 from omni_cli.serve.schemas.replies import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -93,11 +93,11 @@ class ChatReply:
                 "expires_at": self.created,
                 "transcript": text.text,
             }
-        logprobs = content_logprobs(result)
+        logprobs, num_tokens = result.stages[0].output_logprobs, len(text.token_ids)
         choice: Choice = {
             "index": index,
             "message": message,
-            "logprobs": None if logprobs is None else _logprobs(logprobs, self.num_top_logprobs),
+            "logprobs": None if logprobs is None else _logprobs(logprobs[:num_tokens], self.num_top_logprobs),
             "finish_reason": self._finish_reason(text, audio),
         }
         self._add_token_ids(choice, result)

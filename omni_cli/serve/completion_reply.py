@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from omni_cli.outputs import PromptTokens, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.chat_reply import token_usage
 from omni_cli.serve.exchange import new_id, unix_now
-from omni_cli.serve.logprobs import content_logprobs, named
+from omni_cli.serve.logprobs import named
 from omni_cli.serve.schemas.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 
 
@@ -82,7 +82,8 @@ class CompletionParts:
     def end(self, result: RequestResult) -> CompletionChoice:
         """Return what `more` has not, with the finish reason."""
         output = next(output for output in result.outputs if isinstance(output, TextOutput))
-        logprobs = (content_logprobs(result) or ())[self._num_logprobs :]
+        # Those of the text; the stage has generated a stop string, too.
+        logprobs = (result.stages[0].output_logprobs or ())[self._num_logprobs : len(output.token_ids)]
         choice = self._part(output.prompt, output.text[len(self._text) :], logprobs)
         # The engine was asked for one token where the request wants none.
         choice["finish_reason"] = output.finish_reason if self._reply.wants_new else "length"

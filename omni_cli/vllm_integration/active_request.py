@@ -11,11 +11,7 @@ from omni_cli.vllm_integration.reply_parsing import ReplyParser
 
 @dataclass
 class ActiveRequest:
-    """A request in flight, with the engine's id for it; times are from `time.perf_counter`, in seconds.
-
-    `num_released` counts the tokens whose text no stop string can cut any more; `num_chars` are further characters of
-    the text, less than the next token has.
-    """
+    """A request in flight, with the engine's id for it; times are from `time.perf_counter`, in seconds."""
 
     request: GenerateRequest
     added_s: float
@@ -25,8 +21,8 @@ class ActiveRequest:
     token_times_s: list[float] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_sent_logprobs: int = 0
-    num_released: int = 0
-    num_chars: int = 0
+    num_released: int = 0  # tokens whose text no stop string can cut any more
+    num_chars: int = 0  # of the text after these tokens
     text: list[str] = field(default_factory=list)
     prompt: PromptTokens | None = None
     reply: ReplyParser | None = None

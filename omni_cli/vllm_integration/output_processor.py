@@ -20,14 +20,15 @@ class OmniOutputProcessor(OutputProcessor):
         super().__init__(*args, **kwargs)
         self.hidden_rows: dict[str, list[torch.Tensor]] = {}
         self.not_numbers: set[str] = set()
-        self.token_texts: dict[str, list[str]] = {}
-        """What each token adds to the text of a request with stop strings."""
+        self.token_texts: dict[str, tuple[list[str], bool]] = {}
+        """What each token adds to a request's text, and whether a stop string may cut it."""
 
     def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super().add_request(request, *args, **kwargs)
         state = self.request_states[request.request_id]
-        if getattr(state.detokenizer, "stop", None):
-            decode, texts = state.detokenizer.decode_next, self.token_texts.setdefault(state.external_req_id, [])
+        if hasattr(state.detokenizer, "decode_next"):
+            decode, texts = state.detokenizer.decode_next, list[str]()
+            self.token_texts[state.external_req_id] = texts, bool(request.sampling_params.stop)
 
             def decode_next(token_id: int) -> str:
                 texts.append(decode(token_id))

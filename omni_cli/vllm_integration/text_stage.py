@@ -111,11 +111,11 @@ class TextStage(VllmStage):
         active.token_times_s += [now - active.added_s] * len(completion.token_ids)
         for found in completion.logprobs or ():
             active.logprobs.append(as_logprobs(found))
-        released = active.num_released
-        new = ParsedText(self._release(active, completion, finished=output.finished))
+        released, texts = active.num_released, self._release(active, completion, finished=output.finished)
+        new = ParsedText("".join(texts))
         if active.reply is not None:
             token_ids = active.token_ids[released : active.num_released]
-            new = active.reply.add(new.text, token_ids, output.prompt_token_ids or (), finished=output.finished)
+            new = active.reply.add(texts, token_ids, output.prompt_token_ids or (), finished=output.finished)
         active.text.append(new.text)
         if active.request.wants_prompt and active.prompt is None:
             prompt_ids, prompt_logprobs = output.prompt_token_ids or (), output.prompt_logprobs or ()
@@ -140,30 +140,28 @@ class TextStage(VllmStage):
             reports.append(Progress(request_id, counts[1], total, "token", counts[0]))
         return reports
 
-    def _release(self, active: ActiveRequest, completion: CompletionOutput, *, finished: bool) -> str:
-        """Count the tokens that no stop string can cut any more; return their new text.
+    def _release(self, active: ActiveRequest, completion: CompletionOutput, *, finished: bool) -> list[str]:
+        """Count the tokens that no stop string can cut any more; return what the new ones add to the text.
 
-        Of a token in which a stop string begins, the text before it remains. Log-probabilities get each token's text:
-        vLLM decodes tokens alone, without the space or the bytes that their neighbours give them.
+        Of a token in which a stop string begins, that is the text before it. With stop strings, log-probabilities get
+        these texts: vLLM decodes tokens alone, without the space or the bytes that their neighbours give them.
         """
-        texts = self.processor.token_texts.get(active.request.request_id)
-        if texts is None:
-            active.num_released = len(active.token_ids)
-            return completion.text
-        begin, active.num_chars = active.num_released, active.num_chars + len(completion.text)
-        while active.num_chars and len(texts[active.num_released]) <= active.num_chars:
-            active.num_chars -= len(texts[active.num_released])
-            active.num_released += 1
-        if finished and isinstance(completion.stop_reason, str) and active.num_chars:
-            texts[active.num_released] = texts[active.num_released][: active.num_chars]
-            active.num_released += 1
-        text = "".join(texts[begin : active.num_released])
-        for number in range(begin, min(active.num_released, len(active.logprobs))):
+        texts, can_stop = self.processor.token_texts.get(active.request.request_id, ([], False))
+        begin, end = active.num_released, len(active.token_ids)
+        is_cut = isinstance(completion.stop_reason, str)
+        if can_stop and (is_cut or not finished):
+            end, active.num_chars = begin, active.num_chars + len(completion.text)
+            while active.num_chars and len(texts[end]) <= active.num_chars:
+                active.num_chars -= len(texts[end])
+                end += 1
+            if is_cut and active.num_chars:
+                texts[end] = texts[end][: active.num_chars]
+                end += 1
+        for number in range(begin, min(end, len(texts), len(active.logprobs) * can_stop)):
             (token_id, logprob, name), *others = active.logprobs[number]
             active.logprobs[number] = ((token_id, logprob, texts[number] or name), *others)
-        if finished and not isinstance(completion.stop_reason, str):
-            active.num_released = len(active.token_ids)
-        return text
+        active.num_released = end
+        return texts[begin:end]
 
     def only_prompt(self, active: ActiveRequest, token_ids: Sequence[int]) -> RequestDone:
         trace = {"latency_s": time.perf_counter() - active.added_s}

@@ -698,6 +698,7 @@ IMPORTED = [
     ("vllm.distributed:get_tp_group", [], "is called for this rank's place beside others"),
     ("vllm.exceptions:VLLMClientError", [], "is a refused request"),
     ("vllm.sampling_params:RequestOutputKind", ["DELTA"], "is how outputs come"),
+    ("vllm.sampling_params:_MAX_TEMP", [], "is what it raises lower temperatures to"),
     (
         "vllm.sampling_params:StructuredOutputsParams",
         ["json", "json_object", "regex", "choice", "grammar"],
@@ -721,6 +722,11 @@ IMPORTED = [
         "vllm.reasoning:ReasoningParser",
         ["reasoning_start_str", "vocab", "count_reasoning_tokens"],
         "counts tokens of reasoning",
+    ),
+    (
+        "vllm.entrypoints.generate.base.protocol:DeltaToolCall",
+        ["index", "id", "function"],
+        "is a piece of a call",
     ),
     ("vllm.outputs:CompletionOutput", ["text", "token_ids", "logprobs", "stop_reason"], "is one answer's part"),
     ("vllm.tool_parsers:ToolParserManager", ["list_registered"], "names the parsers of calls"),

@@ -14,15 +14,15 @@ from pathlib import Path
 from starlette.types import ASGIApp, Message
 
 from omni_cli.cli.artifacts import ArtifactWriter
-from omni_cli.cli.generate.base_run import BaseRun
-from omni_cli.cli.generate.command import choose_stage_progress, show_end
+from omni_cli.cli.generate.base_run import BaseRun, RunOutcome
 from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.cli.generate.printers import Printer
 from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT
 from omni_cli.cli.serve.command import make_engine
 from omni_cli.cli.terminal import console
+from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.config.schema import EngineConfig
-from omni_cli.errors import ExitCode, InputError, OmniError, UsageError
+from omni_cli.errors import InputError, OmniError, UsageError
 from omni_cli.inputs.jsonl import claim_id, parse_object, read_lines
 from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.report.records import RequestRecord
@@ -100,14 +100,16 @@ class BatchFileRun(BaseRun[Supervisor, BatchLine | BadRequest]):
         self._end(index, RequestRecord(line.request_id, error=failure, place=line.place, earlier=answer, notes=notes))
 
 
-def run_batch(path: Path, config: EngineConfig, options: GenerateOptions, began_s: float) -> ExitCode:
+def run_batch(
+    path: Path, config: EngineConfig, options: GenerateOptions, progress: ProgressDisplay, began_s: float
+) -> RunOutcome:
     """Answer a batch file in the batch's own form. Raises `OmniError` if no line could run."""
     log, limits = AccessLog(None if options.verbose else StringIO()), Limits(timeout_s=math.inf)
     engine = make_engine(config, options.replicas, limits, log, verbose=options.verbose)
     settings = ServerSettings(None, True, 0, limits, options.output_dir, served_model_names=("*",), seed=config.seed)
-    server, progress = Server(engine, config, settings, log), choose_stage_progress(config, 0, options)
+    server, lines = Server(engine, config, settings, log), list(read_batch(path))
     writer, printer = ArtifactWriter(options.output_dir, ()), Printer(progress, verbose=options.verbose)
-    run = BatchFileRun(server.supervisor, list(read_batch(path)), writer=writer, printer=printer, progress=progress)
+    run = BatchFileRun(server.supervisor, lines, writer=writer, printer=printer, progress=progress)
     run.app = server.app
     outcome = asyncio.run(run.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
     records = []
@@ -117,5 +119,4 @@ def run_batch(path: Path, config: EngineConfig, options: GenerateOptions, began_
         records.append(replace(record, earlier=line))
         if not options.as_json:
             console.print_text(json.dumps(line))
-    show_end(replace(outcome, records=tuple(records)), config, options)
-    return outcome.exit_code
+    return replace(outcome, records=tuple(records))

@@ -51,14 +51,13 @@ def generate(options: GenerateOptions) -> int:
 
         show_inputs(config, capabilities, as_json=options.as_json)
         return ExitCode.OK
-    if requests is not None and is_batch(requests):
+    if requests is not None and not options.set_fields() and is_batch(requests):
         from omni_cli.cli.generate.batch import run_batch
 
-        for name in options.set_fields():
-            what = f"`--{name.replace('_', '-')}` has no effect on a batch, whose bodies have their own fields"
-            raise UsageError(what)
         fetch_model(config, quiet=options.quiet)
-        return run_batch(requests, config, options, began_s)
+        outcome = run_batch(requests, config, options, _choose_progress(config, 0, options), began_s)
+        _show_end(outcome, config, options)
+        return outcome.exit_code
     specs = read_specs(options.set_fields(), requests, capabilities)
     if replicas is not None:
         return run_on_replicas(specs, config, capabilities, replicas, options)
@@ -88,13 +87,13 @@ def run(
     else:
         config = _text_only(config)
     num_usable = sum(isinstance(request, PendingRequest) for request in requests)
-    progress = choose_stage_progress(config, num_usable, options)
+    progress = _choose_progress(config, num_usable, options)
     printer = _choose_printer(requests, progress, options)
     engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
 
     session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
     outcome = asyncio.run(session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
-    show_end(outcome, config, options)
+    _show_end(outcome, config, options)
     return outcome.exit_code
 
 
@@ -121,12 +120,12 @@ def run_on_replicas(
     job = BatchJob(config, replicas, verbose=options.verbose)
     writer = ArtifactWriter(options.output_dir, [spec.request_id for spec in specs])
     writer.prepare()
-    progress = choose_stage_progress(config, len(good), options)
+    progress = _choose_progress(config, len(good), options)
     printer = _choose_printer(specs, progress, options)
 
     session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
     outcome = asyncio.run(session.run(timeout_s=options.timeout))
-    show_end(outcome, config, options)
+    _show_end(outcome, config, options)
     return outcome.exit_code
 
 
@@ -135,7 +134,7 @@ def _text_only(config: EngineConfig) -> EngineConfig:
     return config.with_stages(config.stages[:1])
 
 
-def choose_stage_progress(config: EngineConfig, num_requests: int, options: GenerateOptions) -> ProgressDisplay:
+def _choose_progress(config: EngineConfig, num_requests: int, options: GenerateOptions) -> ProgressDisplay:
     from omni_cli.cli.terminal.progress import choose_progress
 
     stages = [(stage.name, stage.kind) for stage in config.stages]
@@ -155,7 +154,7 @@ def _choose_printer(
     return printer(progress, verbose=options.verbose, quiet=options.quiet, noted=noted)
 
 
-def show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOptions) -> None:
+def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOptions) -> None:
     """Print the document, or the times, and the reason for an early end."""
     from omni_cli.report.generate_json import generate_document
     from omni_cli.report.generate_text import summary_line

@@ -116,7 +116,8 @@ class RunOptions(ProfileOptions):
         option(
             "--requests",
             "FILE.jsonl",
-            "Many requests, one JSON object per line; a field that a line lacks has the value of its option.",
+            "Many requests, one JSON object per line, or OpenAI's batch form; a field that a line lacks has the "
+            "value of its option.",
         ),
     ] = None
     lora: LoraOption = None

@@ -37,6 +37,38 @@ def test_a_file_of_requests_with_images_and_video(tmp_path: Path) -> None:
     assert ended.code == 2
 
 
+def test_a_batch_file_is_answered_in_its_own_form(tmp_path: Path) -> None:
+    folder = llama(tmp_path / "model")
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "temperature": 0.001, "model": "any"}
+    asked = [
+        ("a", "/v1/chat/completions", chat),
+        ("b", "/v1/completions", {"prompt": ["hello", "water"], "max_tokens": 2}),
+        ("c", "/v1/responses", {"input": "hello", "max_output_tokens": 2}),
+        ("b", "/v1/completions", {"prompt": "again"}),
+        ("d", "/v1/completions", {"prompt": "hello", "promt": 1}),
+        ("e", "/v1/embeddings", {"input": "hello"}),
+        ("f", "/v1/completions", {"prompt": "hello", "stream": True}),
+    ]
+    lines = [{"custom_id": name, "method": "POST", "url": url, "body": body} for name, url, body in asked]
+    (tmp_path / "batch.jsonl").write_text("\n".join([*map(json.dumps, lines), "{", '{"custom_id": "g"}']))
+    ended = run_omni(tmp_path, "generate", "--model", str(folder), "--requests", "batch.jsonl", "-q")
+    answers = [json.loads(line) for line in ended.out.splitlines()]
+    assert [answer["custom_id"] for answer in answers] == [*"abcbdef", "line 8", "g"]
+    statuses = [(answer["response"] or {}).get("status_code") for answer in answers]
+    assert statuses == [200, 200, 200, None, 400, None, None, None, None]
+    assert [answer["error"] is None for answer in answers] == [True] * 3 + [False] * 6
+    texts = [answer["response"]["body"] for answer in answers[:3]]
+    assert [body["object"] for body in texts] == ["chat.completion", "text_completion", "response"]
+    assert len(texts[1]["choices"]) == 2 and texts[0]["usage"]["completion_tokens"] == 3
+    assert "already used at batch.jsonl:2" in answers[3]["error"]["message"]
+    assert answers[4]["response"]["body"]["error"]["param"] == "promt"
+    assert "batch.jsonl:1: the temperature 0.001 was raised to 0.01" in ended.err
+    assert "batch.jsonl:6: a batch has no `POST /v1/embeddings`" in ended.err
+    assert ended.code == 2
+    ended = run_omni(tmp_path, "generate", "--requests", "batch.jsonl", "--temperature", "0", "-p", "tiny-omni")
+    assert ended.code == 2 and "run a batch file without options of requests" in ended.err
+
+
 @pytest.mark.nightly
 def test_they_are_measured_and_recorded(tmp_path: Path) -> None:
     folder = llama(tmp_path / "model")

@@ -12,7 +12,8 @@ import transformers
 from support.omni_server import OmniServer
 from support.tiny_models import llama
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = [{"role": "user", "content": "a house"}]
 PROMPT = "the house of a friend"
 OTHER = "water and"
 
@@ -196,6 +197,68 @@ def test_streamed_is_the_same(server: OmniServer, fields: dict[str, Any]) -> Non
             assert logprobs == [found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset]
     assert chunks[-1].usage == whole.usage and chunks[-1].choices == []
     assert len({chunk.id for chunk in chunks}) == 1
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_stop_string_is_in_the_usage_alone(server: OmniServer, path: str) -> None:
+    body: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "return_token_ids": True, "ignore_eos": True}
+    body |= {"prompt": PROMPT, "logprobs": 0} if path == COMPLETIONS else {"messages": USER, "logprobs": True}
+
+    def ask(**fields: Any) -> tuple[str, list[str], list[int], int]:
+        document = server.request("POST", path, body | fields).document
+        (choice,) = document["choices"]
+        text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+        found = choice["logprobs"]["tokens" if path == COMPLETIONS else "content"]
+        tokens = [token if isinstance(token, str) else token["token"] for token in found]
+        return text, tokens, choice["token_ids"], document["usage"]["completion_tokens"]
+
+    whole, all_tokens, all_ids, _ = ask()
+    assert "".join(all_tokens) == whole
+    for length in (1, 4):
+        text, tokens, ids, num_made = ask(stop=[whole[20 : 20 + length]])
+        assert text == whole[: whole.index(whole[20 : 20 + length])] == "".join(tokens)
+        assert ids == all_ids[: len(tokens)] and len(ids) <= num_made <= len(all_ids)
+        text, tokens, ids, num_made = ask(stop=[whole[20 : 20 + length]], include_stop_str_in_output=True)
+        assert text == whole[: len(text)] == "".join(tokens) and ids == all_ids[:num_made]
+    text, tokens, ids, num_made = ask(stop=[whole[:1]])
+    assert (text, tokens, ids, num_made) == ("", [], [], 1)
+
+
+def test_an_answer_that_is_begun(server: OmniServer, tokenizer: Any) -> None:
+    begun = [*USER, {"role": "assistant", "content": "the house of"}]
+    ids = tokenizer.apply_chat_template(
+        begun, continue_final_message=True, add_generation_prompt=False, return_dict=False
+    )
+    given = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    assert server.request("POST", "/tokenize", given).document["tokens"] == list(ids)
+    plain = complete(server, list(ids)).choices[0].text
+    body = {**given, "temperature": 0, "max_tokens": 8}
+    (choice,) = server.request("POST", CHAT, body).document["choices"]
+    assert choice["message"]["content"] == plain
+    (choice,) = server.request("POST", CHAT, body | {"echo": True}).document["choices"]
+    assert choice["message"]["content"] == f"the house of{plain}"
+    chunks = server.client().chat.completions.create(
+        model="tiny-llama", messages=begun, stream=True, temperature=0, max_tokens=8,
+        extra_body={"continue_final_message": True, "echo": True},
+    )  # fmt: skip
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == f"the house of{plain}"
+    both = server.request("POST", CHAT, given | {"add_generation_prompt": True})
+    assert both.status == 400 and both.error["param"] == "continue_final_message"
+
+
+def test_sampling_of_vllm(server: OmniServer, tokenizer: Any) -> None:
+    plain = complete(server, PROMPT, extra_body={"return_token_ids": True}).choices[0]
+    few = plain.token_ids[1:3]
+    made = (
+        complete(server, PROMPT, extra_body={"allowed_token_ids": few, "return_token_ids": True}).choices[0].token_ids
+    )
+    assert set(made) <= set(few)
+    words = {token_id: tokenizer.decode([token_id]) for token_id in plain.token_ids}
+    bad = next(token_id for token_id, word in words.items() if tokenizer(word).input_ids[1:] == [token_id])
+    extra = {"bad_words": [words[bad]], "return_token_ids": True}
+    assert bad not in complete(server, PROMPT, extra_body=extra).choices[0].token_ids
+    end = {"logit_bias": {str(tokenizer.eos_token_id): 100}, "ignore_eos": True, "skip_special_tokens": False}
+    assert complete(server, PROMPT, max_tokens=1, extra_body=end).choices[0].text == tokenizer.eos_token
 
 
 def test_usage_in_every_chunk(server: OmniServer) -> None:

@@ -158,6 +158,7 @@ def test_traces(tmp_path: Path) -> None:
         ('{"prompt": "a"}\n{"prompt": "b\0"}', "requests:2: the line is not JSON"),
         ('{"prompt": "a"}\n{}', "requests:2: the key `prompt` is missing"),
         ('{"promt": "a"}', "unknown key `promt`"),
+        ('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}', "unknown key `custom_id`"),
         ('{"prompt": 1}', "`prompt` must be text"),
         ('{"prompt": "a", "modalities": ["text"]}', "unknown key `modalities`"),
         ('{"prompt": "a", "sampling": {"top_p": 0.5}}', "`sampling.top_p` is not sent"),
