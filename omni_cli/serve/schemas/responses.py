@@ -176,20 +176,16 @@ class ResponseRequest(ForOpenAI):
             response_format = {"type": "json_schema", "json_schema": schema}
         elif text.format is not None:
             response_format = text.format.model_dump()
+        same = ("model", "temperature", "top_p", "seed", "parallel_tool_calls")
+        same += ("chat_template_kwargs", "media_io_kwargs")
         fields = {
-            "model": self.model,
+            **{name: getattr(self, name) for name in same},
             "messages": list(self._messages()),
             "max_completion_tokens": self.max_output_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "seed": self.seed,
             "tools": [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()],
             "tool_choice": choice,
-            "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": response_format,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
-            "chat_template_kwargs": self.chat_template_kwargs,
-            "media_io_kwargs": self.media_io_kwargs,
             "logprobs": self.wants_logprobs,
             "top_logprobs": self.top_logprobs if self.wants_logprobs else None,
         }

@@ -65,7 +65,8 @@ def test_a_batch_file_is_answered_in_its_own_form(tmp_path: Path) -> None:
     assert "batch.jsonl:1: the temperature 0.001 was raised to 0.01" in ended.err
     assert "batch.jsonl:6: a batch has no `POST /v1/embeddings`" in ended.err
     assert ended.code == 2
-    ended = run_omni(tmp_path, "generate", "--requests", "batch.jsonl", "--temperature", "0", "-p", "tiny-omni")
+    (tmp_path / "again").mkdir()
+    ended = run_omni(tmp_path / "again", "generate", "--requests", "../batch.jsonl", "--temperature", "0")
     assert ended.code == 2 and "run a batch file without options of requests" in ended.err
 
 

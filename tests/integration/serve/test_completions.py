@@ -212,8 +212,7 @@ def test_a_stop_string_is_in_the_usage_alone(server: OmniServer, path: str) -> N
         tokens = [token if isinstance(token, str) else token["token"] for token in found]
         return text, tokens, choice["token_ids"], document["usage"]["completion_tokens"]
 
-    whole, all_tokens, all_ids, _ = ask()
-    assert "".join(all_tokens) == whole
+    whole, _, all_ids, _ = ask()
     for length in (1, 4):
         text, tokens, ids, num_made = ask(stop=[whole[20 : 20 + length]])
         assert text == whole[: whole.index(whole[20 : 20 + length])] == "".join(tokens)
@@ -254,7 +253,8 @@ def test_sampling_of_vllm(server: OmniServer, tokenizer: Any) -> None:
     )
     assert set(made) <= set(few)
     words = {token_id: tokenizer.decode([token_id]) for token_id in plain.token_ids}
-    bad = next(token_id for token_id, word in words.items() if tokenizer(word).input_ids[1:] == [token_id])
+    whole = (item for item in words.items() if tokenizer(item[1]).input_ids[1:] == [item[0]])
+    bad = next(token_id for token_id, word in whole if word == word.strip())
     extra = {"bad_words": [words[bad]], "return_token_ids": True}
     assert bad not in complete(server, PROMPT, extra_body=extra).choices[0].token_ids
     end = {"logit_bias": {str(tokenizer.eos_token_id): 100}, "ignore_eos": True, "skip_special_tokens": False}
