@@ -92,11 +92,6 @@ def parse_object(line: bytes) -> dict[str, Any]:
     return fields
 
 
-def is_batch(path: Path) -> bool:
-    """True for OpenAI's batch form, by the first line."""
-    return b'"custom_id"' in next(read_lines(path), (0, b""))[1]
-
-
 def _check_keys(fields: Mapping[str, object]) -> None:
     for key in fields:
         if key in KEYS:

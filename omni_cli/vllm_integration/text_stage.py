@@ -146,7 +146,8 @@ class TextStage(VllmStage):
         Of a token in which a stop string begins, that is the text before it. With stop strings, log-probabilities get
         these texts: vLLM decodes tokens alone, without the space or the bytes that their neighbours give them.
         """
-        texts, can_stop = self.processor.token_texts.get(active.request.request_id, ([], False))
+        noted: tuple[list[str], bool] | None = self.processor.token_texts.get(active.request.request_id)
+        texts, can_stop = noted or ([], False)
         begin, end = active.num_released, len(active.token_ids)
         is_cut = isinstance(completion.stop_reason, str)
         if can_stop and (is_cut or not finished):

@@ -35,7 +35,7 @@ def generate(options: GenerateOptions) -> int:
     from omni_cli.cli.generate.fitting import fit_to_requests
     from omni_cli.cli.generate.inputs import decode_specs, read_specs
     from omni_cli.engine.describing import get_capabilities
-    from omni_cli.inputs.jsonl import is_batch
+    from omni_cli.inputs.jsonl import read_lines
 
     replicas, requests = options.replicas, options.requests
     if replicas is not None and requests is None:
@@ -51,7 +51,8 @@ def generate(options: GenerateOptions) -> int:
 
         show_inputs(config, capabilities, as_json=options.as_json)
         return ExitCode.OK
-    if requests is not None and not options.set_fields() and is_batch(requests):
+    first_line = next(read_lines(requests), (0, b""))[1] if requests and not options.set_fields() else b""
+    if requests is not None and b'"custom_id"' in first_line:
         from omni_cli.cli.generate.batch import run_batch
 
         fetch_model(config, quiet=options.quiet)

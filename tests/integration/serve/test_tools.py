@@ -172,6 +172,19 @@ def test_reasoning_is_beside_the_answer(reasoner: OmniServer, tool_folder: Path)
     assert max(lengths) > 0
 
 
+def test_a_stop_string_within_the_reasoning(reasoner: OmniServer) -> None:
+    asked = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
+    whole = answer(reasoner, **asked)["choices"][0]["message"]["reasoning"]
+    stop = whole[11:15]
+    got = answer(reasoner, **asked, stop=[stop], logprobs=True, return_token_ids=True)
+    (choice,) = got["choices"]
+    assert choice["message"]["reasoning"] == whole[: whole.index(stop)]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
+    assert "".join(token["token"] for token in choice["logprobs"]["content"]) == whole[: whole.index(stop)]
+    assert len(choice["token_ids"]) == len(choice["logprobs"]["content"]) <= got["usage"]["completion_tokens"]
+    assert without_ids(streamed(reasoner, **asked, stop=[stop])) == without_ids(choice)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
