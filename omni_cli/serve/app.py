@@ -100,7 +100,7 @@ def _answer(request: Request, error: APIError) -> Response:
 async def _on_invalid(request: Request, error: Any) -> Response:
     field = request.scope["route"].body_field
     known = () if field is None else tuple(field.field_info.annotation.model_fields)
-    return _answer(request, validation_error(error.errors(), known))
+    return _answer(request, validation_error(error.errors(), known, error.body))
 
 
 async def _on_http_error(request: Request, error: Any) -> Response:

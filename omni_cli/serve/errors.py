@@ -16,11 +16,6 @@ RETRY_AFTER_S = 1
 _MAX_MESSAGE_CHARS = 1000
 _MAX_PARAM_CHARS = 200
 _MAX_SHOWN = 60
-# What tells the members of a list apart: the roles of messages, and the types of their parts.
-_TAGS = (
-    *("system", "developer", "user", "assistant", "tool", "text", "image_url", "input_audio", "video_url"),
-    *("message", "function_call", "function_call_output", "reasoning", "input_text", "output_text", "input_image"),
-)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -124,14 +119,14 @@ def as_api_error(failure: OmniError | APIError) -> APIError:
     return failure if isinstance(failure, APIError) else api_error(failure)
 
 
-def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str]) -> APIError:
-    """Convert one of pydantic's errors about a body; `known` are the field names for "did you mean".
+def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str], body: object) -> APIError:
+    """Convert one of pydantic's errors about `body`; `known` are the field names for "did you mean".
 
     Reports the deepest one: if a value may be of several types, the others only report that it is not one of them.
     """
     # What an object of the wrong type lacks is of no interest.
     error = max(errors, key=lambda error: (len(error["loc"]), error["type"] == "literal_error"))
-    param = _param(error["loc"])
+    param = _param(error["loc"], body)
     match error["type"]:
         case "json_invalid":
             return APIError(400, f"the body is not valid JSON: {error['ctx']['error']}", code="invalid_json")
@@ -160,19 +155,21 @@ def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str]) -> AP
     return APIError(400, f"`{param}`: {reason}", code="invalid_value", param=param)
 
 
-def _param(loc: Sequence[int | str]) -> str | None:
+def _param(loc: Sequence[int | str], body: object) -> str | None:
     """Convert pydantic's ("body", "messages", 0, "user", "content", "str") to `messages[0].content`.
 
-    It omits the union member that a value was taken for.
+    It omits the union member that a value was taken for, which `body` does not have.
     """
-    text = ""
-    after_index = False
-    for part in loc[1:] if loc[:1] in (("body",), ("query",)) else loc:
+    text, value = "", body
+    parts = loc[1:] if loc[:1] in (("body",), ("query",)) else loc
+    for number, part in enumerate(parts, 1):
         if isinstance(part, int):
             text += f"[{part}]"
+            value = value[part] if isinstance(value, list) else None
         elif not text:
             text = part  # a form has fields such as `image[]`
-        elif part.isidentifier() and part not in (_TAGS if after_index else ("str", "VoiceId")):
+            value = value.get(part) if isinstance(value, dict) else None
+        elif isinstance(value, dict) and (part in value or (number == len(parts) and part.isidentifier())):
             text += f".{part}"
-        after_index = isinstance(part, int)
+            value = value.get(part)
     return text or None

@@ -77,7 +77,7 @@ def _read_json(body: bytes, validate: Callable[..., tuple[object, list[Any]]]) -
         raise APIError(400, f"the body is not {what}: {error}", code="invalid_json") from error
     value, errors = validate(document, {}, loc=("body",))
     if errors:
-        raise RequestValidationError(errors)
+        raise RequestValidationError(errors, body=document)
     return value
 
 
