@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from omni_cli.json_schemas import check_schema
 from omni_cli.serve.schemas.fields import Ignored, Items, Strict, from_json
+
+KeptSchema = Annotated[dict[str, Any], AfterValidator(check_schema)]
 
 
 class TextFormat(Strict):
@@ -19,7 +22,7 @@ class JsonObjectFormat(Strict):
 
 class JsonSchema(Strict):
     name: str
-    content: dict[str, Any] = Field(alias="schema", description="A JSON Schema, which the text fulfils.")
+    content: KeptSchema = Field(alias="schema", description="A JSON Schema, which the text fulfils.")
     description: Ignored
     strict: Ignored
 
@@ -39,7 +42,7 @@ def _read_schema(value: object) -> object:
 class StructuredOutputs(Strict):
     """vLLM's own field; exactly one of its fields is given."""
 
-    json_: Annotated[dict[str, Any], BeforeValidator(_read_schema, str | dict[str, Any])] | None = Field(
+    json_: Annotated[KeptSchema, BeforeValidator(_read_schema, str | dict[str, Any])] | None = Field(
         None, alias="json", description="A JSON Schema, also as a text."
     )
     json_object: Literal[True] | None = None

@@ -1,0 +1,110 @@
+"""JSON Schemas that bind an answer: which keywords the grammars of an engine keep."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+# Any amount of white space, as by default, is what a small model fills an answer with.
+_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_NESTED = ("allOf", "anyOf", "oneOf", "prefixItems", "additionalProperties", "additionalItems", "items")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_KEYWORDS = {
+    "string": "minLength maxLength pattern format",
+    "number": "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf",
+    "array": "items prefixItems minItems maxItems uniqueItems contains minContains maxContains unevaluatedItems",
+    "object": "properties required additionalProperties patternProperties minProperties maxProperties propertyNames"
+    " unevaluatedProperties dependentRequired dependentSchemas dependencies",
+}
+_TYPE = {keyword: kind for kind, keywords in _KEYWORDS.items() for keyword in keywords.split()}
+_NEUTRAL = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
+_ALTERNATIVES = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
+
+
+def as_grammar(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without keywords that bind nothing where they are, and whose JSON is on one line."""
+    return {**_map(schema, _binding), "x-guidance": _ONE_LINE}
+
+
+def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema; raises `ValueError`, naming the keyword, for one that llguidance does not keep."""
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(as_grammar(schema)))
+        # At 65,535 symbols, as of `maxItems: 100000`, llguidance panics after several seconds.
+        matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LLParserLimits(max_grammar_size=50_000))
+        error = matcher.get_error()
+        matcher.compute_bitmask()
+        error = error or ("`$ref` leads back to itself" if matcher.is_stopped() else "")
+    except (ValueError, TypeError) as failure:
+        error = str(failure)
+    if unknown := re.search(r"Unimplemented keys: (\[.*\])", error):
+        error = f"no grammar keeps {', '.join(f'`{name}`' for name in json.loads(unknown[1]))}"
+    if error.startswith("oneOf constraints"):
+        error = "`oneOf` is kept only where its branches exclude each other by type or constants"
+    if error:
+        raise ValueError(" ".join(error.split()))
+    return schema
+
+
+def check_tag_schema(schema: Any) -> Any:
+    """Return the schema as xgrammar keeps it in a tag of a tool call; raises `ValueError` for one that it does not."""
+    return schema if isinstance(schema, bool) else _map(_map(check_schema(schema), _binding), _kept_in_tag)
+
+
+def _map(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Change a schema, after those in it."""
+    if isinstance(schema, list):
+        return [_map(item, change) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    nested = {key: _map(schema[key], change) for key in schema.keys() & _NESTED}
+    for key in schema.keys() & _MAPS:
+        if isinstance(schema[key], dict):
+            nested[key] = {name: _map(item, change) for name, item in schema[key].items()}
+    return change({**schema, **nested})
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    named = schema.get("type")
+    names = named if isinstance(named, list) else [named]
+    return {"number" if name == "integer" else name for name in names if isinstance(name, str)}
+
+
+def _binding(schema: dict[str, Any]) -> dict[str, Any]:
+    types = _types(schema)
+    if "multipleOf" in schema and (schema.get("maximum", 0) < 0 or schema.get("exclusiveMaximum", 1) <= 0):
+        raise ValueError("`multipleOf` is kept only for numbers from 0")
+    return {
+        key: value
+        for key, value in schema.items()
+        if value is not _NEUTRAL.get(key, ...) and not (types and key in _TYPE and _TYPE[key] not in types)
+    }
+
+
+def _kept_in_tag(schema: dict[str, Any]) -> dict[str, Any]:
+    types, keys = _types(schema), schema.keys() & {"type", *_TYPE, *_ALTERNATIVES}
+    lengths, alternatives = keys & {"minLength", "maxLength"}, [name for name in _ALTERNATIVES if name in keys]
+    ignored = keys & {"multipleOf"}
+    if alternatives or not (types or keys & {"properties", "items"}):
+        ignored |= keys - set(alternatives[:1]) - ({"type"} if keys & {"enum", "const"} else set())
+    if len({type(value) for value in schema.get("enum", ())}) > len(types or _TYPE):
+        ignored |= {"type"}
+    if keys & {"pattern", "format"}:
+        ignored |= lengths
+    if len(schema.get("patternProperties", ())) > (0 if "properties" in keys else 1):
+        ignored |= {"patternProperties"}
+    if set(schema.get("required", ())) - schema.get("properties", {}).keys():
+        ignored |= {"required"}
+    if len(schema.get("allOf", ())) > 1 or not f"{schema.get('$ref', '#')}/".startswith("#/"):
+        ignored |= {alternatives[0]}
+    if ignored:
+        raise ValueError(f"the grammar of a tool call does not keep `{min(ignored)}` here")
+    if not lengths:
+        return schema
+    # Of texts with these bounds, xgrammar lets line breaks through that JSON does not have.
+    pattern = f"^.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}$"
+    return {**{key: value for key, value in schema.items() if key not in lengths}, "pattern": pattern}
