@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,13 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParser, ToolParserManager
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError, StageError
+from omni_cli.json_schemas import check_schema, check_tag_schema
 from omni_cli.outputs import GenerateRequest, TextOutput
-from omni_cli.tool_calls import ToolCall, ToolCallDelta
+from omni_cli.tool_calls import ToolCall, ToolCallDelta, ToolUse
 from omni_cli.vllm_integration.prompts import PromptMaker, one_line
 
 # What the chat templates of a format contain, all of it, and the name of vLLM's parser; the first that fits counts.
@@ -93,9 +95,12 @@ class ReplyParsers:
             )
             variables = asked.chat_template_kwargs
             own = parser(self._tokenizer, asked.tools, chat_template_kwargs=variables, model_config=self._model_config)
-            return ReplyParser(own, own.adjust_request(asked))
+            reply = ReplyParser(own, own.adjust_request(asked))
         except (ValueError, VLLMClientError) as error:
             raise InputError(f"tools: {one_line(error)}") from error
+        if use is not None and reply.structured_outputs is not None:
+            _check_tools(use, is_tag=reply.structured_outputs.structural_tag is not None)
+        return reply
 
     def _checkpoints_parser(self) -> str | None:
         """Return the name of the parser for the checkpoint's own format of calls; None if it is not known."""
@@ -128,6 +133,17 @@ class ReplyParsers:
         )
 
 
+def _check_tools(use: ToolUse, *, is_tag: bool) -> None:
+    """Raise `InputError` for a function whose calls must fit a schema that the grammar does not keep."""
+    for function in (tool["function"] for tool in use.tools):
+        named = use.choice["function"]["name"] if isinstance(use.choice, Mapping) else None
+        if use.choice == "required" or named == function["name"] or (use.choice == "auto" and function.get("strict")):
+            try:
+                (check_tag_schema if is_tag else check_schema)(function.get("parameters") or {})
+            except (ValueError, TypeError, AttributeError) as error:  # also for what is not a schema
+                raise InputError(f"`parameters` of function `{function['name']}`: {error}") from error
+
+
 @dataclass(frozen=True)
 class ParsedText:
     """Text, reasoning and calls that an engine step adds to an answer."""
@@ -149,12 +165,20 @@ class ReplyParser:
         self.skip_special_tokens: bool = request.skip_special_tokens
         self._calls: dict[int, ToolCallDelta] = {}
         self._reasoning: list[str] = []
+        self._grammar_waits = False
 
     @property
     def structured_outputs(self) -> StructuredOutputsParams | None:
         """The grammar of the calls that the request requires, or else its own."""
         bound: StructuredOutputsParams | None = self._request.structured_outputs
         return bound
+
+    def prepare_grammar(self, bound: StructuredOutputRequest, prompt_token_ids: list[int]) -> None:
+        """Tell the engine what vLLM's own server does: where the grammar begins depends on the prompt and template."""
+        bound.reasoning_ended = self._request.resolve_reasoning_ended(self._parser, prompt_token_ids)
+        is_optional = bound.params.structural_tag is not None and self._request.tool_choice == "auto"
+        self._grammar_waits = bound.reasoning_ended is False and not is_optional
+        bound.reasoning_parser_kwargs = {"chat_template_kwargs": self._request.chat_template_kwargs}
 
     def add(
         self, texts: Sequence[str], token_ids: Sequence[int], prompt_token_ids: Sequence[int], *, finished: bool
@@ -191,7 +215,14 @@ class ReplyParser:
         return piece
 
     def complete(self, answer: TextOutput, token_ids: Sequence[int]) -> TextOutput:
-        """Return the whole answer, its text already without them, with its reasoning and calls, of all `token_ids`."""
+        """Return the whole answer, its text already without them, with its reasoning and calls, of all `token_ids`.
+
+        Raises `InputError` for an answer that ended within its reasoning, so that no grammar has bound it.
+        """
+        has_begun = bool(answer.text or self._calls) or self._parser.is_reasoning_end(list(token_ids))
+        if self._grammar_waits and answer.finish_reason == "stop" and not has_begun:
+            hint = "switch its thinking off, as by `chat_template_kwargs`, or choose the model's `--reasoning-parser`"
+            raise InputError("the answer ended within its reasoning, before the grammar could bind it", hint=hint)
         reasoning = "".join(self._reasoning)
         calls = (self._calls[index] for index in sorted(self._calls))
         return replace(

@@ -7,11 +7,12 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError
 from omni_cli.outputs import GenerateRequest
+from omni_cli.vllm_integration.grammars import ConstrainedParams, without_filler
 from omni_cli.vllm_integration.prompts import one_line
 
 
@@ -37,8 +38,8 @@ def make_sampling_params(
         raise InputError(f"`{name}` is {limit}, and the context of stage `{stage.name}` has {context} tokens")
     given = {"seed": request.seed, "max_tokens": None, **defaults, **stage.sampling.set_values(), **asked, **extra}
     try:
-        if isinstance(given.get("structured_outputs"), Mapping):
-            given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
-        return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
+        if given.get("structured_outputs") is not None:
+            given["structured_outputs"] = without_filler(given["structured_outputs"])
+        return ConstrainedParams(**given, output_kind=RequestOutputKind.DELTA)
     except (ValueError, TypeError, VLLMClientError) as error:
         raise InputError(f"sampling: {one_line(error)}") from error

@@ -20,6 +20,7 @@ from omni_cli.stage.messages import Progress, Report, RequestDone, StageOutputCh
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
 from omni_cli.vllm_integration.active_request import ActiveRequest
+from omni_cli.vllm_integration.grammars import choose_backend
 from omni_cli.vllm_integration.output_processor import TextEngine
 from omni_cli.vllm_integration.prompts import PromptMaker, as_logprobs
 from omni_cli.vllm_integration.reply_parsing import ParsedText, ReplyParsers
@@ -90,7 +91,19 @@ class TextStage(VllmStage):
                 extra["structured_outputs"] = active.reply.structured_outputs
             if active.reply is not None and not active.reply.skip_special_tokens:
                 extra["skip_special_tokens"] = False  # its parser reads them
-        return {**self.prompts.prompt(request), **salt}, self.sampling_params(request, **extra)
+        params = self.sampling_params(request, **extra)
+        if params.structured_outputs is not None:
+            choose_backend(self.engine)
+        return {**self.prompts.prompt(request), **salt}, params
+
+    def admit(self, active: ActiveRequest) -> None:
+        super().admit(active)
+        scheduled = self.engine.engine_core.engine_core.scheduler.requests.get(active.engine_id)
+        bound = None if scheduled is None else scheduled.structured_output_request
+        if bound is not None and active.reply is not None:
+            active.reply.prepare_grammar(bound, scheduled.prompt_token_ids or [])
+        elif bound is not None:
+            bound.reasoning_ended = True  # nothing of this answer is taken for reasoning
 
     def tokenize_params(self, request: GenerateRequest) -> Any:
         return self.prompts.tokenize_params(request)
@@ -175,6 +188,8 @@ class TextStage(VllmStage):
 
     def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
         finish_reason = output.outputs[0].finish_reason or "stop"
+        if finish_reason == "error":
+            raise StageError("the answer left its grammar", stage=self.spec.stage.name)
         wants_whole = active.request.wants_stage_output and not active.request.stream_audio
         with mark("make stage output"):
             stage_output = self.stage_output(active, output) if wants_whole else None

@@ -55,6 +55,27 @@ CALLABLES = [
         "is called with each piece of an answer",
     ),
     ("vllm.parser.abstract_parser:DelegatingParser.adjust_request", ["request"], "is called to force calls of tools"),
+    ("vllm.parser.abstract_parser:DelegatingParser.is_reasoning_end", ["input_ids"], "shows whether a grammar began"),
+    (
+        "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest.resolve_reasoning_ended",
+        ["parser", "prompt_token_ids"],
+        "is called for the token from which a grammar binds",
+    ),
+    (
+        "vllm.sampling_params:SamplingParams._validate_structured_outputs",
+        ["model_config", "structured_outputs_config", "tokenizer"],
+        "is overridden to check a constraint for the backend that it will have",
+    ),
+    (
+        "vllm.v1.structured_output.backend_guidance:GuidanceBackend.compile_grammar",
+        ["request_type", "grammar_spec", "stop_token_ids"],
+        "is overridden to pass tags, choices, regular expressions and EBNF to xgrammar",
+    ),
+    (
+        "vllm.v1.structured_output.backend_guidance:GuidanceGrammar.accept_tokens",
+        ["request_id", "tokens"],
+        "is overridden to fail an answer that ends before its grammar",
+    ),
     (f"{RUNNER}._update_states", ["scheduler_output"], "is overridden to decode request payloads"),
     (f"{RUNNER}._init_mrope_positions", ["req_state"], "is overridden to take positions that came with a request"),
     (f"{RUNNER}._calc_mrope_positions", ["scheduler_output"], "is overridden for such positions after the prompt"),
@@ -474,6 +495,12 @@ CALLABLES = [
 
 # (where, fields that must be there, what we do with them)
 FIELDS = [
+    (
+        "vllm.v1.structured_output.request:StructuredOutputRequest",
+        ["params", "reasoning_ended", "reasoning_parser_kwargs"],
+        "are read, and written as vLLM's own server does",
+    ),
+    ("vllm.v1.structured_output.backend_guidance:GuidanceGrammar", ["ll_matcher", "terminated"], "are read"),
     ("vllm.v1.worker.gpu_model_runner:ExecuteModelState", ["hidden_states", "scheduler_output"], "are read"),
     ("vllm.v1.worker.gpu_model_runner:ExecuteModelState", ["sample_hidden_states"], "is what codes are predicted from"),
     ("vllm.v1.outputs:SamplerOutput", ["sampled_token_ids"], "is what codes are predicted from"),
@@ -529,6 +556,12 @@ FIELDS = [
 
 # Set in the bodies of vLLM's own methods, so that only their source can tell.
 ATTRIBUTES = [
+    ("vllm.v1.structured_output:StructuredOutputManager.__init__", ["self.backend", "self.tokenizer"]),
+    ("vllm.v1.structured_output:StructuredOutputManager.grammar_init", ["if self.backend is None:"]),
+    ("vllm.v1.structured_output.backend_guidance:GuidanceBackend.__post_init__", ["self.ll_tokenizer"]),
+    ("vllm.v1.engine.core:EngineCore.__init__", ["self.structured_output_manager", "self.scheduler"]),
+    ("vllm.v1.core.sched.scheduler:Scheduler.__init__", ["self.requests"]),
+    ("vllm.v1.request:Request.__init__", ["self.structured_output_request", "self.prompt_token_ids"]),
     (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
         ["self.requests", "self.uses_mrope", "self.execute_model_state", "self.intermediate_tensors"],
@@ -701,9 +734,21 @@ IMPORTED = [
     ("vllm.sampling_params:_MAX_TEMP", [], "is what it raises lower temperatures to"),
     (
         "vllm.sampling_params:StructuredOutputsParams",
-        ["json", "json_object", "regex", "choice", "grammar"],
+        ["json", "json_object", "regex", "choice", "grammar", "structural_tag"],
         "binds text to a grammar",
     ),
+    (
+        "vllm.v1.structured_output.backend_guidance:GuidanceBackend",
+        ["vllm_config", "tokenizer", "vocab_size", "is_tokenizer_supported"],
+        "is the backend of schemas",
+    ),
+    (
+        "vllm.v1.structured_output.backend_xgrammar:XgrammarBackend",
+        ["vllm_config", "tokenizer", "vocab_size", "compile_grammar"],
+        "is the backend of tags of tool calls",
+    ),
+    ("vllm.v1.structured_output.backend_types:StructuredOutputGrammar", [], "is what they compile to"),
+    ("vllm.v1.structured_output.backend_types:StructuredOutputOptions", ["JSON"], "names the kind of a constraint"),
     (
         "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest",
         ["tools", "tool_choice", "parallel_tool_calls", "structured_outputs", "chat_template_kwargs"],
