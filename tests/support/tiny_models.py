@@ -111,12 +111,13 @@ _TOOLS = (
     "{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|end|>\n{% endif %}"
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] or '' }}"
     "{% for c in m['tool_calls'] or [] %}<tool_call>{{ c['function'] | tojson }}</tool_call>{% endfor %}"
-    "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+    "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 
 
 def tool_caller(folder: Path) -> Path:
-    """With marks for reasoning and for calls of tools, in the format of Qwen3."""
+    """With marks for reasoning, which its template can switch off, and for calls of tools, in the format of Qwen3."""
     tokenizer = _tokenizer(template=_TOOLS)
     marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])

@@ -19,6 +19,7 @@ SCHEMA = {
     "required": ["colour", "count"],
     "additionalProperties": False,
 }
+SCHEMA_FIELD = "response_format.json_schema.schema"
 BY_SCHEMA = {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": SCHEMA}}
 
 
@@ -115,6 +116,55 @@ def test_a_spoken_answer_is_bound_too(omni: OmniServer) -> None:
         extra_body={"max_audio_tokens": 8},
     )
     assert is_a_thing(json.loads(answer.choices[0].message.content or ""))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 3}}}, SCHEMA_FIELD),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
+            SCHEMA_FIELD,
+        ),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": 3}}, "response_format.json_schema"),
+        (CHAT, {"structured_outputs": {"json": '{"not": {}}'}}, "structured_outputs.json"),
+        ("/v1/completions", {"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json"),
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": 3}}},
+            "text.format.schema",
+        ),
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}},
+            "text.format.schema",
+        ),
+        (
+            CHAT,
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]},
+            "tools[0].function.parameters",
+        ),
+        (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ],
+)
+def test_the_error_of_a_field_names_it_once(omni: OmniServer, path: str, fields: dict[str, Any], param: str) -> None:
+    prompt = {CHAT: {"messages": USER}, "/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}[path]
+    answer = omni.request("POST", path, {**prompt, **fields})
+    assert answer.status == 400 and answer.error["param"] == param and f"`{param}`" in answer.error["message"]
+
+
+def test_white_space_does_not_fill_an_answer(omni: OmniServer) -> None:
+    """Weights that prefer it get no more than a blank between the tokens of JSON."""
+    blanks = {str(token): 100 for text in (" ", "  ", "\n", "\t", "\n\n") for token in tokens_of(omni, text)}
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 3, "maxItems": 3}
+    made = text(omni, structured_outputs={"json": schema}, logit_bias=blanks, temperature=0)
+    assert re.fullmatch(r"\[\d(, ?\d){2}\]", made)
+
+
+def tokens_of(server: OmniServer, text: str) -> list[int]:
+    asked = {"prompt": text, "add_special_tokens": False}
+    return list(server.request("POST", "/tokenize", asked).document["tokens"])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,63 @@ def test_a_stop_string_within_the_reasoning(reasoner: OmniServer) -> None:
     assert "".join(token["token"] for token in choice["logprobs"]["content"]) == whole[: whole.index(stop)]
     assert len(choice["token_ids"]) == len(choice["logprobs"]["content"]) <= got["usage"]["completion_tokens"]
     assert without_ids(streamed(reasoner, **asked, stop=[stop])) == without_ids(choice)
+
+
+BOUND = [{"choice": ["yes", "no"]}, {"regex": "[0-9]{4}"}, {"json": {"type": "integer", "minimum": 0, "maximum": 99}}]
+
+
+@pytest.mark.parametrize("bound", BOUND, ids=("choice", "regex", "json"))
+def test_what_has_no_reasoning_is_bound_from_its_first_token(reasoner: OmniServer, bound: dict[str, Any]) -> None:
+    """Completions, and chats whose prompt ends with an empty block of thoughts."""
+    fields = {"structured_outputs": bound, "max_tokens": 20, "temperature": 1, "seed": 0}
+    got = reasoner.request("POST", "/v1/completions", {"prompt": "the year", **fields}).document["choices"][0]
+    assert is_bound(bound, got["text"]) and got["finish_reason"] == "stop"
+    asked = {**fields, "chat_template_kwargs": {"enable_thinking": False}}
+    whole = answer(reasoner, **asked)
+    (choice,) = whole["choices"]
+    assert is_bound(bound, choice["message"]["content"]) and "reasoning_content" not in choice["message"]
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+    assert without_ids(streamed(reasoner, **asked)) == without_ids(choice)
+
+
+def is_bound(bound: dict[str, Any], text: str) -> bool:
+    expected = {"choice": "yes|no", "regex": "[0-9]{4}", "json": "[0-9]{1,2}"}
+    return re.fullmatch(expected[next(iter(bound))], text) is not None
+
+
+def test_an_answer_that_ends_within_its_reasoning_is_no_success(reasoner: OmniServer, tool_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tool_folder)
+    ends = {str(tokenizer.eos_token_id): 100, str(tokenizer.convert_tokens_to_ids("</think>")): -100}
+    got = reasoner.request("POST", CHAT, body(logit_bias=ends, structured_outputs={"choice": ["yes"]}))
+    assert got.status == 400 and "within its reasoning" in got.error["message"]
+    (free,) = answer(reasoner, logit_bias=ends)["choices"]
+    assert free["finish_reason"] == "stop" and not free["message"]["content"]
+
+
+@pytest.mark.parametrize("which", ["tools_server", "omni"])
+def test_schemas_of_functions_that_no_grammar_keeps(request: pytest.FixtureRequest, which: str) -> None:
+    server: OmniServer = request.getfixturevalue(which)
+    strict = {"tool_choice": "auto"} if which == "tools_server" else {"tool_choice": "required"}
+    for keyword, schema in {
+        "not": {"not": {}},
+        "if": {"if": {}, "then": {}},
+        "uniqueItems": {"uniqueItems": True},
+    }.items():
+        parameters = {"type": "object", "properties": {"a": schema}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+        for choice in (
+            {"tool_choice": "required"},
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            strict,
+        ):
+            error = server.request("POST", CHAT, body(tools=[tool], **choice)).error
+            assert error["message"].startswith("`parameters` of function `f`") and f"`{keyword}`" in error["message"]
+    loose = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+    assert tools_are_free(request.getfixturevalue("tools_server"), loose)
+
+
+def tools_are_free(server: OmniServer, tool: dict[str, Any]) -> bool:
+    return bool(answer(server, tools=[tool], max_tokens=2)["choices"])
 
 
 @pytest.mark.parametrize(
