@@ -112,7 +112,7 @@ class RequestMiddleware:
                 await self.bodies.discard(receive)
             raise refusal
         if scope["method"] == "GET":
-            await self._run(scope, _replay(b""), receive, send, exchange)
+            await self._run(scope, replay(b""), receive, send, exchange)
             return
         if not has_body:
             await self._routes(scope, receive, send)
