@@ -176,8 +176,9 @@ class ResponseRequest(ForOpenAI):
             response_format = {"type": "json_schema", "json_schema": schema}
         elif text.format is not None:
             response_format = text.format.model_dump()
-        same = ("model", "temperature", "top_p", "seed", "parallel_tool_calls")
-        same += ("chat_template_kwargs", "media_io_kwargs")
+        same = (
+            "model", "temperature", "top_p", "seed", "parallel_tool_calls", "chat_template_kwargs", "media_io_kwargs",
+        )  # fmt: skip
         fields = {
             **{name: getattr(self, name) for name in same},
             "messages": list(self._messages()),
