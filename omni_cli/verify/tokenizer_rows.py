@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from omni_cli.checkpoints.files import read_family
 from omni_cli.compat.own_tokenizers import PROBES
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.engine_runs import EngineSession
@@ -14,6 +16,9 @@ from omni_cli.verify_record import Row
 async def tokenizer_rows(session: EngineSession, folder: Path) -> list[Row]:
     """Return the row of the first stage; none if it does not tokenize, or the checkpoint has no file for it."""
     file, model, stage = folder / "tokenizer.json", folder / "tokenizer.model", session.stages[0]
+    role = read_family(folder).role(stage.name)
+    if role is None or role.makes != "text" or role.transcribes:
+        return []
     if file.is_file():
         from tokenizers import Tokenizer
 
@@ -24,9 +29,11 @@ async def tokenizer_rows(session: EngineSession, folder: Path) -> list[Row]:
         own = SentencePieceProcessor(model_file=str(model))
     else:
         return []
+    ask = GenerateRequest(
+        "tokenizer", raw=True, prompt_only=True, add_special_tokens=False, modalities=frozenset({"text"})
+    )
     for text in PROBES:
-        request = GenerateRequest("tokenizer", text, raw=True, prompt_only=True, add_special_tokens=False)
-        (run,) = await session.alone([request])
+        (run,) = await session.alone([replace(ask, prompt=text)])
         if run.text is None or run.text.prompt is None:
             return []
         expected = own.encode(text, add_special_tokens=False).ids if file.is_file() else own.encode(text)

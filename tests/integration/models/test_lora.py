@@ -250,6 +250,7 @@ def test_verify_loads_the_adapter_of_a_chain(thinker_adapter: Path, tmp_path: Pa
     rows = [row for row in ended.document["rows"] if row["check"].startswith("reference")]
     assert {row["stage"] for row in rows} == {"thinker", "talker", "token2wav"}, ended.document["rows"]
     assert {row["verdict"] for row in rows} == {"equal"}, rows
+    assert [row["verdict"] for row in ended.document["rows"] if row["check"] == "tokenizer"] == ["equal"]
     assert ended.code == 0
 
 
