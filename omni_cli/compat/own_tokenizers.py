@@ -7,6 +7,7 @@ those of sentencepiece: the first one is missing, or one of two.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ def use_own_tokenizers() -> None:
 
     load = PreTrainedTokenizerBase.__dict__["_from_pretrained"].__func__
 
+    @functools.wraps(load)
     def load_own(cls: Any, files: dict[str, Any], name: Any, *args: Any, **kwargs: Any) -> Any:
         paths = {key: Path(path) for key, path in files.items() if isinstance(path, str)}
         tokenizer = load(cls, files, name, *args, **kwargs)
