@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_cli.checkpoints.files import index_file, read_object
 from omni_cli.config.pipeline_keys import CACHE_FIELDS, StepCache
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.dual_block_cache import DualBlockCache
@@ -28,14 +27,9 @@ _FOR_BOTH_HALVES_AT_ONCE = ("pyramid_attention_broadcast", "faster")
 
 def check_cache(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
     """Raise `UsageError` for a cache that the models in `folder` cannot have, before weights are read."""
-    import diffusers
-
     if config.cache.method == "none":
         return
     check_package(config)
-    index = index_file(folder)
-    name = read_object(index).get("_class_name") if index is not None else None
-    _check_contexts(config, getattr(diffusers, name, None) if isinstance(name, str) else None)
     StepCaches(list(empty_models(folder, denoiser_classes(parts))), config, lambda: 0.0)
 
 
@@ -194,22 +188,21 @@ class StepCaches:
         return {"cached_calls": self.cached_calls, "cached_module_calls": self.cached_module_calls}
 
 
-def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any] | None) -> None:
-    """Raise `UsageError` if both halves of guidance would take each other's results.
+def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any]) -> None:
+    """Raise `UsageError` if both halves of guidance would take each other's results, of which nothing else warns.
 
     Pipelines name the half that they compute, which some caches ignore.
     """
-    kinds = [kind for kind in getattr(pipeline_class, "__mro__", ()) if kind.__module__.startswith("diffusers.")]
+    kinds = [kind for kind in pipeline_class.__mro__ if kind.__module__.startswith("diffusers.")]
     code = "".join(Path(inspect.getfile(kind)).read_text() for kind in kinds)
     if config.cache.method == "cache_dit" and code.count("self.transformer(") == 1:
         return  # both halves in one call
     separates = 'cache_context("uncond"' in code
     if "cache_context(" not in code or (separates and config.cache.method in _FOR_BOTH_HALVES_AT_ONCE):
-        name = "the pipeline" if pipeline_class is None else pipeline_class.__name__
         why = (
             "computes the halves of guidance one after another" if separates else "does not name the halves of guidance"
         )
-        raise _refusal(config, f"{name} {why}")
+        raise _refusal(config, f"{pipeline_class.__name__} {why}")
 
 
 def _hooks_in(model: Any) -> Iterable[Any]:
