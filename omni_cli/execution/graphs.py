@@ -25,7 +25,7 @@ from omni_cli.execution.graph_inputs import (
     map_tensors,
     with_tensors,
 )
-from omni_cli.execution.operation_watch import OperationWatch, UncapturableError, where_it_failed
+from omni_cli.execution.operation_watch import OperationWatch
 
 MAX_GRAPHS = 8
 # Runs before the first capture, in which libraries choose kernels and allocate workspaces, and models fill caches.
@@ -93,7 +93,7 @@ class GraphManager:
     gets copies, which costs one write and one read of the outputs per call on the device. Without `clone_outputs` it
     gets the graph's own tensors, and reads them before the next call.
 
-    Raises `StageError`, and never falls back to eager, if a forward cannot be captured, naming the operation; and if
+    Raises `StageError`, and never falls back to eager, if a forward cannot be captured, with torch's reason; and if
     `max_graphs` graphs in a row were captured and none replayed, naming the arguments that keep changing.
     Inference only: outputs have no gradients.
     """
@@ -169,25 +169,24 @@ class GraphManager:
         def run() -> Any:
             return self._forward(*static_args, **static_kwargs)
 
-        watch = OperationWatch(self._device, strict=True)
+        watch = OperationWatch(self._device)
+
+        def watched() -> Any:
+            with watch:
+                return run()
+
         try:
             # A request waits for the graph of an unseen shape.
             for _ in range(1 if self._graphs else NUM_WARMUPS):
                 self._backend.warm_up(run)
             if not self._graphs:
-                self._rehearse(run, watch, inputs, args, kwargs)
-            watch = OperationWatch(self._device, strict=False)
-
-            def watched() -> Any:
-                with watch:
-                    return run()
-
+                self._rehearse(run, inputs, args, kwargs)
             graph, outputs = self._backend.capture(watched)
         except StageError:
             raise  # a compiled region of the module failed
         except Exception as error:  # noqa: BLE001 - models and CUDA raise anything; converted to the stage's error
             # The cause is dropped, because the frames in its traceback hold the calls' tensors.
-            raise self._failed(error, watch) from None
+            raise self._failed(error) from None
         captured = _Captured(graph, inputs, outputs, list(watch.external.values()))
         self._graphs[key] = captured
         self._counters.graphs_captured += 1
@@ -216,21 +215,21 @@ class GraphManager:
             storage = self._inputs[position] = torch.UntypedStorage(num_bytes, device=self._device)
         return torch.empty(0, dtype=given.dtype, device=self._device).set_(storage, 0, like.size(), like.stride())
 
-    def _rehearse(
-        self, run: Callable[[], object], watch: OperationWatch, inputs: list[torch.Tensor], args: object, kwargs: object
-    ) -> None:
-        """Run once more to find what a graph cannot hold, because a failed capture costs more."""
+    def _rehearse(self, run: Callable[[], object], inputs: list[torch.Tensor], args: object, kwargs: object) -> None:
+        """Run once more to find what torch captures, but a replay would not repeat."""
         versions = [tensor._version for tensor in inputs]
-
-        def watched() -> None:
-            with watch:
-                check_outputs(run())
-
-        self._backend.warm_up(watched)
+        generators = self._generator_states()
+        self._backend.warm_up(lambda: check_outputs(run()))
+        if not all(map(torch.equal, generators, self._generator_states())):
+            raise UnsupportedError("draws random numbers")
         names = [name for name, leaf in self._leaves(args, kwargs) if isinstance(leaf, torch.Tensor)]
         for name, tensor, version in zip(names, inputs, versions, strict=True):
             if tensor._version != version:
                 raise UnsupportedError(f"writes into its argument `{name}`")
+
+    def _generator_states(self) -> list[torch.Tensor]:
+        states = [torch.get_rng_state()]
+        return [*states, torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else states
 
     def _leaves(self, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
         return list(argument_leaves(self._parameters, args, kwargs))
@@ -255,19 +254,11 @@ class GraphManager:
                 return self._error(f"cannot capture {type(self._module).__name__}: it is called with `{name}`, {error}")
         raise AssertionError("every argument is supported")
 
-    def _failed(self, error: Exception, watch: OperationWatch) -> StageError:
-        if isinstance(error, UnsupportedError):
-            what = str(error)
-        else:
-            does = str(error) if isinstance(error, UncapturableError) else f"fails: {_first_line(error)}"
-            what = does if watch.last is None else f"{watch.last} {does}"
-        where = where_it_failed(error, self._module)
+    def _failed(self, error: Exception) -> StageError:
+        what = str(error) if isinstance(error, UnsupportedError) else _first_line(error)
         details = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)
-        return self._error(
-            f"cannot capture {type(self._module).__name__}: {what}" + (f" ({where})" if where else ""),
-            details=details,
-        )
+        return self._error(f"cannot capture {type(self._module).__name__}: {what}", details=details)
 
     def _error(self, message: str, details: str | None = None) -> StageError:
         return StageError(

@@ -169,20 +169,37 @@ def download(x):
     return x + host.to("cuda")
 
 
+_WAITS = "not permitted when stream is capturing"
+_COPIES = "Cannot copy between CPU and CUDA tensors"
+
+
+def draw_on_the_host(x):
+    return x + torch.rand(4).pin_memory().to("cuda", non_blocking=True)
+
+
+def draw_with_own_generator(x):
+    return x + torch.rand(4, device="cuda", generator=torch.Generator("cuda"))
+
+
 @pytest.mark.parametrize(
-    ("act", "names"),
+    ("act", "reason"),
     [
-        (lambda x: x * x.sum().item(), "aten::_local_scalar_dense waits for a value from the device"),
-        (lambda x: x[x > 0], "aten::index.Tensor makes a result whose shape depends on values"),
-        (lambda x: x.cpu().cuda(), "copies a tensor to the host"),
+        (lambda x: x * x.sum().item(), _WAITS),
+        (lambda x: x[x > 0], _WAITS),
+        (lambda x: x.cpu().cuda(), _COPIES),
         (lambda x: x + torch.randn_like(x), "draws random numbers"),
-        (synchronize, "torch.cuda.synchronize()"),
-        (upload, "torch.arange(4.0).to"),
-        (download, "host.copy_(x)"),
+        (draw_on_the_host, "draws random numbers"),
+        (draw_with_own_generator, "CUDA generator"),
+        (synchronize, _WAITS),
+        (upload, _COPIES),
+        (download, _COPIES),
     ],
-    ids=["item", "mask", "to host", "random", "synchronize", "pageable upload", "pageable download"],
-)
-def test_a_failed_capture_names_its_cause_and_leaves_the_process_usable(act, names, reserved):
+    ids=[
+        "item", "mask", "to host", "random", "random on the host", "own generator", "synchronize", "pageable upload",
+        "pageable download",
+    ],
+)  # fmt: skip
+def test_a_failed_capture_has_its_reason_and_leaves_the_process_usable(act, reason, reserved):
     x = torch.ones(4, device="cuda")
     good, broken = Whole(lambda x: x), Whole(act)
     working = graphed(good)
@@ -196,7 +213,7 @@ def test_a_failed_capture_names_its_cause_and_leaves_the_process_usable(act, nam
             broken(x)
         message = caught.value.message
         assert message.startswith("stage `image`: `execution: cudagraph` cannot capture Whole: ")
-        assert names in message and "in `blocks.1` (Part), test_cuda_graphs.py:" in message, message
+        assert reason in message
         assert caught.value.hint == "--set image.execution=eager"
     assert (len(failing.graphs), failing.counters.graphs_captured) == (0, 0)
     failing.close()
