@@ -69,18 +69,17 @@ class DiffusersPipelineExecutor:
         trust_remote_code: bool = False,
         *,
         unused_parts: Sequence[str] = (),
-        prompt_cache_entries: int = 64,
         make_pipeline: Callable[[], Any] | None = None,
         rank: Rank | None = None,
     ) -> None:
         """Load the pipeline of `model` (a diffusers folder or a Hugging Face repo id).
 
         `device` is torch's name for it; None means the stage's `devices`, else the first CUDA device, else
-        the CPU. `unused_parts` of the pipeline are not loaded. `prompt_cache_entries` bounds the prompt cache, 0 turns
-        it off. `make_pipeline` gives a pipeline, on `device` and in `dtype`, instead of the one at `model`, which is
-        then only a name; it is called again when the executor wakes up from level 2. `rank` is this process's part of
-        a stage that several run together. Raises `CheckpointError` for a model that cannot be used, `UsageError` for
-        stage settings that the pipeline does not take, `StageError` otherwise.
+        the CPU. `unused_parts` of the pipeline are not loaded. `make_pipeline` gives a pipeline, on `device` and in
+        `dtype`, instead of the one at `model`, which is then only a name; it is called again when the executor wakes up
+        from level 2. `rank` is this process's part of a stage that several run together. Raises `CheckpointError` for a
+        model that cannot be used, `UsageError` for stage settings that the pipeline does not take, `StageError`
+        otherwise.
         """
         check_supported(config)
         self.config = config
@@ -90,7 +89,6 @@ class DiffusersPipelineExecutor:
         self.dtype = dtype if config.precision is None else config.precision.replace("tf32", "float32")
         self.trust_remote_code = trust_remote_code
         self.unused_parts = unused_parts
-        self.prompt_cache_entries = prompt_cache_entries
         self._rank = rank or Rank.alone()
         self.device = device or choose_device(config, self._rank.number)
         check_device(config, self.device)
@@ -142,7 +140,6 @@ class DiffusersPipelineExecutor:
             self.call,
             clock_for(self.device),
             self._output_copy,
-            self.prompt_cache_entries,
             caches,
             adapters,
         )
@@ -178,9 +175,6 @@ class DiffusersPipelineExecutor:
             values["execution_reason"] = self._denoiser.reason
         if self.dropped_arguments:
             values["dropped_arguments"] = list(self.dropped_arguments)
-        cache = runner.prompt_cache
-        if cache is not None:
-            values |= {"prompt_cache_hits": cache.hits, "prompt_cache_misses": cache.misses}
         return values
 
     @property

@@ -133,7 +133,6 @@ class PipelineRunner:
         call: PipelineCall,
         clock: Clock,
         output_copy: OutputCopy,
-        prompt_cache_entries: int,
         step_caches: StepCaches,
         adapters: PipelineAdapters,
     ) -> None:
@@ -154,7 +153,7 @@ class PipelineRunner:
         self.step_callback = choose_step_callback(call.arguments, pipeline)
         self.prompt_cache: PromptCache | None = None
         if hasattr(pipeline, "encode_prompt"):
-            self.prompt_cache = PromptCache(pipeline.encode_prompt, max_entries=prompt_cache_entries)
+            self.prompt_cache = PromptCache(pipeline.encode_prompt)
             pipeline.encode_prompt = self._encode_prompt
         self._vae: Any = getattr(pipeline, "vae", None)
         if hasattr(self._vae, "encode"):
