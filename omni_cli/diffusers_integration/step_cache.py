@@ -29,15 +29,10 @@ def check_cache(config: DiffusionStageConfig, folder: Path, parts: Parts) -> Non
     """Raise `UsageError` for a cache that the models in `folder` cannot have, before weights are read."""
     if config.cache.method == "none":
         return
-    check_package(config)
-    StepCaches(list(empty_models(folder, denoiser_classes(parts))), config, lambda: 0.0)
-
-
-def check_package(config: DiffusionStageConfig) -> None:
-    """Raise `UsageError` for a cache of a package that is not installed."""
     if config.cache.method == "cache_dit" and importlib.util.find_spec("cache_dit") is None:
         hint = "install it: `pip install 'omni-cli[cache-dit]'`"
         raise _refusal(config, "it needs cache-dit, which is not installed", hint)
+    StepCaches(list(empty_models(folder, denoiser_classes(parts))), config, lambda: 0.0)
 
 
 class StepCaches:

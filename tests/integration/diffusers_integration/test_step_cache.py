@@ -22,7 +22,7 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.parallel import check_denoiser
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.step_cache import check_cache, check_package
+from omni_cli.diffusers_integration.step_cache import check_cache
 from omni_cli.errors import UsageError
 
 STEPS = 6
@@ -287,6 +287,6 @@ def test_a_cache_that_would_mix_the_halves_of_guidance_is_refused(folder):
 def test_a_cache_whose_package_is_missing_names_its_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as raised:
-        check_package(DiffusionStageConfig.named("image", cache={"method": "cache_dit"}))
+        check_cache(DiffusionStageConfig.named("image", cache={"method": "cache_dit"}), Path(), {})
     assert raised.value.message.endswith("it needs cache-dit, which is not installed")
     assert "omni-cli[cache-dit]" in (raised.value.hint or "")
