@@ -21,6 +21,9 @@ PROBES = (
     "مرحبا بالعالم", "👩‍🚀 🎉", "\n\n  x",
 )  # fmt: skip
 _VOCABULARY = re.compile(r'"vocab"\s*:\s*[{\[]')
+_SETTINGS = {
+    "byte_fallback", "ignore_merges", "fuse_unk", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
+}  # fmt: skip
 _differences: dict[str, str] = {}
 
 
@@ -53,18 +56,19 @@ def use_own_tokenizers() -> None:
 def _restore(tokenizer: Any, files: Mapping[str, Path], *, is_built: bool) -> str:
     """Give a tokenizer the ids of its file, and its first token; return what was different."""
     backend, found = tokenizer.backend_tokenizer, []
-    before = _read(backend)
+    before, expected = _read(backend), None
     file, model = files.get("tokenizer_file"), files.get("vocab_file", Path())
     if file is not None and is_built:
         _set_parts(backend, file)
-    elif file is None and model.suffix == ".model" and type(backend.model).__name__ == "BPE":
-        _set_spaces(backend, model)
-    probes = zip(PROBES, before, _read(backend), strict=True)
-    if changed := [text for text, old, new in probes if old[0] != new[0] or old[1] != text == new[1]]:
-        name = (file or model).name
-        found.append(
-            f"reads {changed[0]!r} otherwise than {name}, as {type(tokenizer).__name__}: the file's ids are used"
-        )
+    elif file is None and model.suffix == ".model":
+        expected = _set_spaces(backend, model)
+    after, otherwise = _read(backend), f"otherwise than {(file or model).name}, as {type(tokenizer).__name__}"
+    probes = zip(PROBES, before, after, strict=True)
+    wrong = [text for text, (ids, _), own in zip(PROBES, after, expected or (), strict=False) if ids != own]
+    if wrong:
+        found.append(f"reads {wrong[0]!r} {otherwise}, and nothing gives the file's ids: add a tokenizer.json")
+    elif changed := [text for text, old, new in probes if old[0] != new[0] or old[1] != text == new[1]]:
+        found.append(f"reads {changed[0]!r} {otherwise}: the file's ids are used")
     config = files.get("tokenizer_config_file")
     adds = config is not None and json.loads(config.read_text(encoding="utf-8")).get("add_bos_token") is True
     if adds and tokenizer.bos_token_id not in (None, *backend.encode("a").ids[:1]):
@@ -99,30 +103,40 @@ def _set_parts(backend: Any, file: Path) -> None:
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     parts = Tokenizer.from_str(json.dumps({**own, "added_tokens": [], "model": empty}))
     backend.normalizer, backend.pre_tokenizer, backend.decoder = parts.normalizer, parts.pre_tokenizer, parts.decoder
+    if own["model"].get("type", (kind := type(backend.model).__name__)) != kind:
+        backend.model = Tokenizer.from_file(str(file)).model
     model = backend.model
-    for key in own["model"].keys() & {"byte_fallback", "ignore_merges", "fuse_unk", "unk_token"}:
+    for key in own["model"].keys() & _SETTINGS:
         if hasattr(model, key):
             setattr(model, key, own["model"][key])
     if hasattr(model, "_clear_cache"):
         model._clear_cache()
 
 
-def _set_spaces(backend: Any, file: Path) -> None:
-    """Give a backend the spaces of sentencepiece, if its ids are then those of the file."""
+def _set_spaces(backend: Any, file: Path) -> list[list[int]] | None:
+    """Give a backend the normalizer of sentencepiece if more ids are then those of the file; return the file's ids."""
     from sentencepiece import SentencePieceProcessor
-    from tokenizers import decoders, normalizers
+    from tokenizers import Regex, decoders, normalizers
+    from transformers.convert_slow_tokenizer import import_protobuf
 
     try:
         own = SentencePieceProcessor(model_file=str(file))
     except (OSError, RuntimeError):  # of tiktoken, whose files have the same name
-        return
+        return None
     expected = [own.encode(text) for text in PROBES]
-    spaces = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    # As they are, if nothing else is right either.
-    parts = backend.normalizer, backend.pre_tokenizer, backend.decoder
-    for each in (parts, (spaces, None, decoders.Sequence(steps)), parts):
+    spec = import_protobuf().ModelProto.FromString(own.serialized_model_proto()).normalizer_spec
+    steps = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" +"), " ")]
+    steps += [*([normalizers.Prepend("▁")] * spec.add_dummy_prefix), normalizers.Replace(" ", "▁")]
+    texts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    texts += [decoders.Strip(" ", 1, 0)] * spec.add_dummy_prefix
+    parts, found = (backend.normalizer, backend.pre_tokenizer, backend.decoder), []
+    ours = (normalizers.Sequence(steps), None, decoders.Sequence(texts))
+    for each in (parts, ours, parts):
         backend.normalizer, backend.pre_tokenizer, backend.decoder = each
         backend.model._clear_cache()
-        if [ids for ids, _ in _read(backend)] == expected:
-            return
+        found.append(sum(ids == own for (ids, _), own in zip(_read(backend), expected, strict=True)))
+        if found[-1] == len(expected) or found[-1] > found[0]:
+            break
+    return expected

@@ -13,7 +13,7 @@ import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from support.omni_process import run_omni
 from support.tiny_models import qwen3
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoProcessor, AutoTokenizer, Qwen2Tokenizer
 
 from omni_cli.checkpoints.resolve import resolve_model
@@ -63,7 +63,9 @@ def check_own(folder: Path) -> Any:
     return tokenizer
 
 
-@pytest.mark.parametrize("name", ["LlamaTokenizerFast", "GemmaTokenizer", "CodeLlamaTokenizerFast"])
+@pytest.mark.parametrize(
+    "name", ["LlamaTokenizerFast", "GemmaTokenizer", "CodeLlamaTokenizerFast", "OpenAIGPTTokenizer"]
+)
 def test_a_class_with_other_spaces(name: str, base: Path, tmp_path: Path) -> None:
     check_own(of_class(base, tmp_path / "model", name))
     assert "reads 'Hello, world!' otherwise than tokenizer.json" in str(tokenizer_effect()["tokenizer"])
@@ -97,23 +99,62 @@ def test_a_first_token_without_a_post_processor(base: Path, tmp_path: Path) -> N
     assert "ignores `add_bos_token: true`" in str(tokenizer_effect()["tokenizer"])
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral"])
-def test_a_tokenizer_model_alone(model_type: str, tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("\n".join([*training_text(num_words=700), "def f(x):\n        return  x"]))
+def load_model_alone(folder: Path, model_type: str, **training: Any) -> tuple[Any, SentencePieceProcessor]:
+    """Return transformers' and sentencepiece's tokenizer of a new tokenizer.model."""
+    (folder / "text").write_text("\n".join([*training_text(num_words=700), "def f(x):\n        return  x"]))
+    settings: dict[str, Any] = {
+        "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True, **training,
+    }  # fmt: skip
     SentencePieceTrainer.train(
-        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "tokenizer"), vocab_size=420, model_type="bpe",
-        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
-        allow_whitespace_only_pieces=True, hard_vocab_limit=False,
+        input=str(folder / "text"), model_prefix=str(folder / "tokenizer"), vocab_size=420, minloglevel=2,
+        hard_vocab_limit=False, **settings,
     )  # fmt: skip
     config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    own = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    own = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    return AutoTokenizer.from_pretrained(folder), own
+
+
+@pytest.mark.parametrize(
+    ("model_type", "training"),
+    [
+        ("llama", {}),
+        ("mistral", {}),
+        ("llama", {"add_dummy_prefix": False}),
+        ("llama", {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True}),
+        ("mistral", {"normalization_rule_name": "nmt_nfkc"}),
+    ],
+)
+def test_a_tokenizer_model_alone(model_type: str, training: dict[str, Any], tmp_path: Path) -> None:
+    tokenizer, own = load_model_alone(tmp_path, model_type, **training)
     for text in PROBES:
         assert tokenizer.encode(text, add_special_tokens=False) == own.encode(text)
-        assert tokenizer.decode(own.encode(text)) == text
+        assert tokenizer.decode(own.encode(text)) == own.decode(own.encode(text))
     assert "otherwise than tokenizer.model, as" in str(tokenizer_effect()["tokenizer"])
+    assert str(tokenizer_effect()["tokenizer"]).endswith("the file's ids are used")
+
+
+@pytest.mark.parametrize("training", [{"user_defined_symbols": ["    "]}, {"user_defined_symbols": ["cap"]}])
+def test_what_a_tokenizer_model_has_alone_is_said(training: dict[str, Any], tmp_path: Path) -> None:
+    tokenizer, own = load_model_alone(tmp_path, "mistral", **training)
+    equal = [tokenizer.encode(text, add_special_tokens=False) == own.encode(text) for text in PROBES]
+    assert False in equal and sum(equal) > 8
+    assert "otherwise than tokenizer.model" in str(tokenizer_effect()["tokenizer"])
+    assert str(tokenizer_effect()["tokenizer"]).endswith("nothing gives the file's ids: add a tokenizer.json")
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizerFast", "Qwen2Tokenizer"])
+def test_a_class_for_another_kind_of_vocabulary(name: str, base: Path, tmp_path: Path) -> None:
+    folder = of_class(base, tmp_path / "model", name)
+    own = Tokenizer(models.Unigram())
+    own.pre_tokenizer, own.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    special = ["<unk>", *json.loads((folder / "tokenizer_config.json").read_text()).get("extra_special_tokens", ())]
+    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=special, unk_token="<unk>")
+    own.train_from_iterator(training_text(num_words=99), trainer)
+    own.save(str(folder / "tokenizer.json"))
+    check_own(folder)
 
 
 def test_the_row_of_a_tokenizer(base: Path, tmp_path: Path) -> None:
