@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class LanguageModelReference:
         self._model = load_model(
             AutoModelForMultimodalLM if is_multimodal else AutoModelForCausalLM, folder, way, config
         )
+        if hasattr(self._model.base_model, "get_rope_index"):
+            _follow_videos(self._model.base_model)
         load_adapters(self._model, stage)
 
     def generate(self, request: GenerateRequest, max_tokens: int, tokens: ForcedTokens | None = None) -> list[int]:
@@ -60,3 +63,23 @@ class LanguageModelReference:
         tokens = forced(output.tokens[self._stage.name])
         self.generate(output.request, len(tokens.token_ids), tokens)
         return Expected({self._stage.name: tokens.scores}, num_input_tokens=self._num_input_tokens)
+
+
+def _follow_videos(model: Any) -> None:
+    """Let text begin after the last position of a video, as in the released models and in vLLM.
+
+    transformers 5.19 begins it after the height or the width, also behind a video that lasts longer.
+    """
+    get_positions = model.get_rope_index
+
+    def get_rope_index(input_ids: Any, mm_token_type_ids: Any, **kwargs: Any) -> tuple[Any, Any]:
+        positions, _ = get_positions(input_ids, mm_token_type_ids, **kwargs)
+        end, next_position = 0, 0
+        for _, group in itertools.groupby(mm_token_type_ids[0].tolist()):
+            begin, end = end, end + len(list(group))
+            part = positions[:, 0, begin:end]
+            part += next_position - part[1, 0]  # the first height; times may be rounded
+            next_position = int(part.max()) + 1
+        return positions, (positions.amax((0, 2)) + 1 - input_ids.shape[1])[:, None]
+
+    model.get_rope_index = get_rope_index
