@@ -21,9 +21,6 @@ PROBES = (
     "مرحبا بالعالم", "👩‍🚀 🎉", "\n\n  x",
 )  # fmt: skip
 _VOCABULARY = re.compile(r'"vocab"\s*:\s*[{\[]')
-_SETTINGS = {
-    "byte_fallback", "ignore_merges", "fuse_unk", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
-}  # fmt: skip
 _differences: dict[str, str] = {}
 
 
@@ -64,8 +61,7 @@ def _restore(tokenizer: Any, files: Mapping[str, Path], *, is_built: bool) -> st
         expected = _set_spaces(backend, model)
     after, otherwise = _read(backend), f"otherwise than {(file or model).name}, as {type(tokenizer).__name__}"
     probes = zip(PROBES, before, after, strict=True)
-    wrong = [text for text, (ids, _), own in zip(PROBES, after, expected or (), strict=False) if ids != own]
-    if wrong:
+    if wrong := [text for text, (ids, _), own in zip(PROBES, after, expected or (), strict=False) if ids != own]:
         found.append(f"reads {wrong[0]!r} {otherwise}, and nothing gives the file's ids: add a tokenizer.json")
     elif changed := [text for text, old, new in probes if old[0] != new[0] or old[1] != text == new[1]]:
         found.append(f"reads {changed[0]!r} {otherwise}: the file's ids are used")
@@ -106,7 +102,7 @@ def _set_parts(backend: Any, file: Path) -> None:
     if own["model"].get("type", (kind := type(backend.model).__name__)) != kind:
         backend.model = Tokenizer.from_file(str(file)).model
     model = backend.model
-    for key in own["model"].keys() & _SETTINGS:
+    for key in own["model"].keys() & {"byte_fallback", "ignore_merges", "fuse_unk", "unk_token"}:
         if hasattr(model, key):
             setattr(model, key, own["model"][key])
     if hasattr(model, "_clear_cache"):
@@ -125,18 +121,17 @@ def _set_spaces(backend: Any, file: Path) -> list[list[int]] | None:
         return None
     expected = [own.encode(text) for text in PROBES]
     spec = import_protobuf().ModelProto.FromString(own.serialized_model_proto()).normalizer_spec
-    steps = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
-    if spec.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" +"), " ")]
+    steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    steps += [normalizers.Strip(), normalizers.Replace(Regex(" +"), " ")] * spec.remove_extra_whitespaces
     steps += [*([normalizers.Prepend("▁")] * spec.add_dummy_prefix), normalizers.Replace(" ", "▁")]
-    texts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    texts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     texts += [decoders.Strip(" ", 1, 0)] * spec.add_dummy_prefix
-    parts, found = (backend.normalizer, backend.pre_tokenizer, backend.decoder), []
-    ours = (normalizers.Sequence(steps), None, decoders.Sequence(texts))
-    for each in (parts, ours, parts):
-        backend.normalizer, backend.pre_tokenizer, backend.decoder = each
+    parts = backend.normalizer, backend.pre_tokenizer, backend.decoder
+
+    def use(parts: tuple[Any, ...]) -> int:
+        backend.normalizer, backend.pre_tokenizer, backend.decoder = parts
         backend.model._clear_cache()
-        found.append(sum(ids == own for (ids, _), own in zip(_read(backend), expected, strict=True)))
-        if found[-1] == len(expected) or found[-1] > found[0]:
-            break
+        return sum(ids == own for (ids, _), own in zip(_read(backend), expected, strict=True))
+
+    use(max(parts, (normalizers.Sequence(steps), None, decoders.Sequence(texts)), key=use))
     return expected

@@ -36,12 +36,8 @@ async def tokenizer_rows(session: EngineSession, folder: Path) -> list[Row]:
         (run,) = await session.alone([replace(ask, prompt=text)])
         if run.text is None or run.text.prompt is None:
             return []
-        expected = own.encode(text, add_special_tokens=False).ids if file.is_file() else own.encode(text)
-        if list(run.text.prompt.token_ids) != expected:
+        expected = str(own.encode(text, add_special_tokens=False).ids if file.is_file() else own.encode(text))
+        if (got := str(list(run.text.prompt.token_ids))) != expected:
             why = f"the engine reads {text!r} as other ids than the checkpoint's file"
-            got = str(list(run.text.prompt.token_ids))
-            row = Row(
-                check="tokenizer", stage=stage.name, verdict="different", why=why, expected=str(expected), got=got
-            )
-            return [row]
+            return [Row(check="tokenizer", stage=stage.name, verdict="different", why=why, expected=expected, got=got)]
     return [Row(check="tokenizer", stage=stage.name, verdict="equal", why=stage.effective.get("tokenizer"))]

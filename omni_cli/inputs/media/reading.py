@@ -87,8 +87,8 @@ class MediaReader:
                 break
         else:
             raise InputError(f"cannot read the {name}: it has another number of frames each time")
-        rate = len(chosen) * header.rate / total
-        self._warn(f"the model sees {len(chosen)} frames of the {name}, {rate:.3g} per second, of {total}")
+        count, rate = len(chosen), len(chosen) * header.rate / total
+        self._warn(f"the model sees {count} frame{'s' * (count > 1)} of the {name}, {rate:.3g} per second, of {total}")
         return Video(frames, header.rate, total, tuple(metadata["frames_indices"]), metadata["do_sample_frames"])
 
     def _required(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +65,13 @@ class LanguageModelReference:
 
 
 def _follow_videos(model: Any) -> None:
-    """Let text begin after the last position of a video, as in the released models and in vLLM.
-
-    transformers 5.19 begins it after the height or the width, also behind a video that lasts longer.
-    """
+    """Let text begin after the last position of a video, as in vLLM; in transformers 5.19 only its size counts."""
     get_positions = model.get_rope_index
 
     def get_rope_index(input_ids: Any, mm_token_type_ids: Any, **kwargs: Any) -> tuple[Any, Any]:
         positions, _ = get_positions(input_ids, mm_token_type_ids, **kwargs)
-        end, next_position = 0, 0
-        for _, group in itertools.groupby(mm_token_type_ids[0].tolist()):
-            begin, end = end, end + len(list(group))
-            part = positions[:, 0, begin:end]
-            part += next_position - part[1, 0]  # the first height; times may be rounded
-            next_position = int(part.max()) + 1
-        return positions, (positions.amax((0, 2)) + 1 - input_ids.shape[1])[:, None]
+        for begin in (mm_token_type_ids[0].diff().nonzero().flatten() + 1).tolist():
+            positions[:, :, begin:] += positions[:, :, :begin].max() + 1 - positions[1, 0, begin]
+        return positions, (positions.max() + 1 - input_ids.shape[1]).reshape(1, 1)
 
     model.get_rope_index = get_rope_index

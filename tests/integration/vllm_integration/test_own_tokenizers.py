@@ -63,9 +63,7 @@ def check_own(folder: Path) -> Any:
     return tokenizer
 
 
-@pytest.mark.parametrize(
-    "name", ["LlamaTokenizerFast", "GemmaTokenizer", "CodeLlamaTokenizerFast", "OpenAIGPTTokenizer"]
-)
+@pytest.mark.parametrize("name", ["LlamaTokenizerFast", "GemmaTokenizer", "CodeLlamaTokenizerFast"])
 def test_a_class_with_other_spaces(name: str, base: Path, tmp_path: Path) -> None:
     check_own(of_class(base, tmp_path / "model", name))
     assert "reads 'Hello, world!' otherwise than tokenizer.json" in str(tokenizer_effect()["tokenizer"])
