@@ -75,6 +75,7 @@ class OmniThinkerStage(TextStage):
             output.prompt_token_ids, reply_ids = active.context["reply"]
             (completion,) = output.outputs
             completion.token_ids, completion.text, completion.finish_reason = reply_ids, active.request.reply, "stop"
+            self.processor.token_texts[active.request.request_id] = [completion.text], False
         return super().output(active, output)
 
     def new_rows(self, active: ActiveRequest) -> torch.Tensor | None:
