@@ -137,7 +137,7 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
     stage = DiffusionStageConfig.named("image", num_inference_steps=steps, height=size, width=size, call=workload.call)
     pipeline = load_pipeline(model, "float32", stage).to(device)
     executor = DiffusersPipelineExecutor(
-        stage, model, "float32", device, make_pipeline=lambda: copy.copy(pipeline), prompt_cache_entries=0
+        stage, model, "float32", device, make_pipeline=lambda: copy.copy(pipeline), prompt_cache_bytes=0
     )
 
     def plain(seed: int) -> np.ndarray:

@@ -186,7 +186,7 @@ class Omni:
     def __init__(self, model: PipelineModel, pipeline: Any, device: torch.device, keys: dict[str, Any]) -> None:
         self._given = model.given
         self.executor = DiffusersPipelineExecutor(
-            stage_of(model, **keys), model.name, model.dtype, device.type, prompt_cache_entries=0,
+            stage_of(model, **keys), model.name, model.dtype, device.type, prompt_cache_bytes=0,
             make_pipeline=lambda: pipeline,
         )  # fmt: skip
         self.executor.compile_or_warm_up_model()

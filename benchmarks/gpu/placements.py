@@ -80,7 +80,7 @@ class Stage:
     def __init__(self, model: PipelineModel, config: DiffusionStageConfig, device: str, rank: Rank | None) -> None:
         self.device = torch.device(device if rank is None or device == "cpu" else f"{device}:{rank.number}")
         self.executor = DiffusersPipelineExecutor(
-            config, model.name, model.dtype, str(self.device), prompt_cache_entries=0, rank=rank,
+            config, model.name, model.dtype, str(self.device), prompt_cache_bytes=0, rank=rank,
             make_pipeline=lambda: self._made(model, config),
         )  # fmt: skip
         self.given = model.given

@@ -130,7 +130,7 @@ class ExecutorPipeline:
         self.denoiser = own.transformer
         stage = stage_of(model, **{"output_copy": "sync", **keys})
         self._executor = DiffusersPipelineExecutor(
-            stage, model.name, model.dtype, device, prompt_cache_entries=0, make_pipeline=lambda: own
+            stage, model.name, model.dtype, device, prompt_cache_bytes=0, make_pipeline=lambda: own
         )
 
     def run(self, seed: int) -> Call:

@@ -69,17 +69,18 @@ class DiffusersPipelineExecutor:
         trust_remote_code: bool = False,
         *,
         unused_parts: Sequence[str] = (),
+        prompt_cache_bytes: int = 256 << 20,
         make_pipeline: Callable[[], Any] | None = None,
         rank: Rank | None = None,
     ) -> None:
         """Load the pipeline of `model` (a diffusers folder or a Hugging Face repo id).
 
         `device` is torch's name for it; None means the stage's `devices`, else the first CUDA device, else
-        the CPU. `unused_parts` of the pipeline are not loaded. `make_pipeline` gives a pipeline, on `device` and in
-        `dtype`, instead of the one at `model`, which is then only a name; it is called again when the executor wakes up
-        from level 2. `rank` is this process's part of a stage that several run together. Raises `CheckpointError` for a
-        model that cannot be used, `UsageError` for stage settings that the pipeline does not take, `StageError`
-        otherwise.
+        the CPU. `unused_parts` of the pipeline are not loaded. `prompt_cache_bytes` bounds the prompt cache.
+        `make_pipeline` gives a pipeline, on `device` and in `dtype`, instead of the one at `model`, which is
+        then only a name; it is called again when the executor wakes up from level 2. `rank` is this process's part of
+        a stage that several run together. Raises `CheckpointError` for a model that cannot be used, `UsageError` for
+        stage settings that the pipeline does not take, `StageError` otherwise.
         """
         check_supported(config)
         self.config = config
@@ -94,6 +95,7 @@ class DiffusersPipelineExecutor:
         check_device(config, self.device)
         check_accelerator(config, self.device)
         set_precision(config, self.device)
+        self.prompt_cache_bytes = prompt_cache_bytes
         self._make_pipeline = make_pipeline
         self.is_sleeping = False
         self._busy = threading.Lock()
@@ -140,6 +142,7 @@ class DiffusersPipelineExecutor:
             self.call,
             clock_for(self.device),
             self._output_copy,
+            self.prompt_cache_bytes,
             caches,
             adapters,
         )

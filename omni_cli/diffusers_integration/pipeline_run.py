@@ -133,6 +133,7 @@ class PipelineRunner:
         call: PipelineCall,
         clock: Clock,
         output_copy: OutputCopy,
+        prompt_cache_bytes: int,
         step_caches: StepCaches,
         adapters: PipelineAdapters,
     ) -> None:
@@ -153,7 +154,7 @@ class PipelineRunner:
         self.step_callback = choose_step_callback(call.arguments, pipeline)
         self.prompt_cache: PromptCache | None = None
         if hasattr(pipeline, "encode_prompt"):
-            self.prompt_cache = PromptCache(pipeline.encode_prompt)
+            self.prompt_cache = PromptCache(pipeline.encode_prompt, prompt_cache_bytes)
             pipeline.encode_prompt = self._encode_prompt
         self._vae: Any = getattr(pipeline, "vae", None)
         if hasattr(self._vae, "encode"):

@@ -31,7 +31,7 @@ class PromptCache:
     It is for offloaded text encoders: one of 15 GiB takes 15 s to an H200 and back, longer than a few steps.
     """
 
-    def __init__(self, encode_prompt: Callable[..., object], *, max_bytes: int = 256 << 20) -> None:
+    def __init__(self, encode_prompt: Callable[..., object], max_bytes: int) -> None:
         self._encode_prompt = encode_prompt
         self._signature = inspect.signature(encode_prompt)
         self._max_bytes = max_bytes
