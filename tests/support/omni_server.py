@@ -110,7 +110,8 @@ class OmniServer:
 
     def log(self, event: str) -> list[dict[str, Any]]:
         """The lines of the log that tell of this; every line has to be JSON."""
-        lines = [json.loads(line) for line in self._log.read_text().splitlines()]
+        whole, _, _ = self._log.read_text().rpartition("\n")  # the last line may not be written to its end
+        lines = [json.loads(line) for line in whole.splitlines()]
         return [line for line in lines if line["event"] == event]
 
     @property

