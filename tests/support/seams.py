@@ -351,6 +351,12 @@ CALLABLES = [
         "makes a chunk's samples",
     ),
     (
+        "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VLModel.get_rope_index",
+        ["input_ids", "mm_token_type_ids", "video_grid_thw"],
+        "is wrapped, so that text begins after a video in the reference",
+    ),
+    ("transformers.convert_slow_tokenizer:import_protobuf", [], "reads a tokenizer.model's normalizer"),
+    (
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniTalkerForConditionalGeneration.get_rope_index",
         [
             "input_ids",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ class LanguageModelReference:
         self._model = load_model(
             AutoModelForMultimodalLM if is_multimodal else AutoModelForCausalLM, folder, way, config
         )
-        if hasattr(self._model.base_model, "get_rope_index"):
-            _follow_videos(self._model.base_model)
+        if hasattr(inner := self._model.base_model, "get_rope_index"):
+            inner.get_rope_index = functools.partial(_follow_videos, inner.get_rope_index)
         load_adapters(self._model, stage)
 
     def generate(self, request: GenerateRequest, max_tokens: int, tokens: ForcedTokens | None = None) -> list[int]:
@@ -64,14 +65,11 @@ class LanguageModelReference:
         return Expected({self._stage.name: tokens.scores}, num_input_tokens=self._num_input_tokens)
 
 
-def _follow_videos(model: Any) -> None:
-    """Let text begin after the last position of a video, as in vLLM; in transformers 5.19 only its size counts."""
-    get_positions = model.get_rope_index
-
-    def get_rope_index(input_ids: Any, mm_token_type_ids: Any, **kwargs: Any) -> tuple[Any, Any]:
-        positions, _ = get_positions(input_ids, mm_token_type_ids, **kwargs)
-        for begin in (mm_token_type_ids[0].diff().nonzero().flatten() + 1).tolist():
-            positions[:, :, begin:] += positions[:, :, :begin].max() + 1 - positions[1, 0, begin]
-        return positions, (positions.max() + 1 - input_ids.shape[1]).reshape(1, 1)
-
-    model.get_rope_index = get_rope_index
+def _follow_videos(get_rope_index: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """Return positions where text begins after the last of a video, as in vLLM; transformers 5.19 counts its size."""
+    positions, end = get_rope_index(*args, **kwargs)
+    types: Any = None if kwargs.get("video_grid_thw") is None else kwargs.get("mm_token_type_ids")
+    for begin in () if types is None else (types[0].diff().nonzero().flatten() + 1).tolist():
+        positions[:, :, begin:] += positions[:, :, :begin].max() + 1 - positions[1, 0, begin]
+        end = (positions.max() + 1 - types.shape[1]).reshape(1, 1)
+    return positions, end
