@@ -19,7 +19,14 @@ _KEYWORDS = {
     " unevaluatedProperties dependentRequired dependentSchemas dependencies",
 }
 _TYPE = {keyword: kind for kind, keywords in _KEYWORDS.items() for keyword in keywords.split()}
+# Any other, such as `binary` of Pydantic and `int32` of OpenAPI, binds nothing.
+_FORMATS = (
+    "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri iri-reference"
+    " uuid uri-template json-pointer relative-json-pointer regex"
+)
 _NEUTRAL = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
+# More than 128 times, which xgrammar's patterns do not compile, some after a minute.
+_REPEATED = re.compile(r"[{](\d+,)?(129|1[3-9]\d|[2-9]\d\d|\d{4,})[,}]")
 _ALTERNATIVES = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 
 
@@ -39,7 +46,7 @@ def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
         error = matcher.get_error()
         matcher.compute_bitmask()
         error = error or ("`$ref` leads back to itself" if matcher.is_stopped() else "")
-    except (ValueError, TypeError) as failure:
+    except (ValueError, TypeError, LookupError, AttributeError) as failure:  # also of what is not a schema
         error = str(failure)
     if unknown := re.search(r"Unimplemented keys: (\[.*\])", error):
         error = f"no grammar keeps {', '.join(f'`{name}`' for name in json.loads(unknown[1]))}"
@@ -75,17 +82,28 @@ def _types(schema: dict[str, Any]) -> set[str]:
 
 
 def _binding(schema: dict[str, Any]) -> dict[str, Any]:
-    types = _types(schema)
+    types, schema = _types(schema), dict(schema)
+    # The mark of a variant, which generators do not require because it has a default.
+    properties = schema.get("properties", {}).items()
+    marks = [name for name, one in properties if isinstance(one, dict) and {"const", "default"} <= one.keys()]
+    if marks:
+        schema["required"] = [*dict.fromkeys([*schema.get("required", ()), *marks])]
     if "multipleOf" in schema and (schema.get("maximum", 0) < 0 or schema.get("exclusiveMaximum", 1) <= 0):
         raise ValueError("`multipleOf` is kept only for numbers from 0")
     return {
         key: value
         for key, value in schema.items()
-        if value is not _NEUTRAL.get(key, ...) and not (types and key in _TYPE and _TYPE[key] not in types)
+        if value is not _NEUTRAL.get(key, ...)
+        and not (types and key in _TYPE and _TYPE[key] not in types)
+        and not (key == "format" and value not in _FORMATS.split())
     }
 
 
 def _kept_in_tag(schema: dict[str, Any]) -> dict[str, Any]:
+    pattern = schema.get("pattern", "")
+    if "format" in schema:  # has a character or more, and is a note beside a whole pattern, as of Zod's
+        implied = {"minLength": schema.get("minLength", 2) <= 1, "format": f"{pattern[:1]}{pattern[-1:]}" == "^$"}
+        schema = {key: value for key, value in schema.items() if not implied.get(key)}
     types, keys = _types(schema), schema.keys() & {"type", *_TYPE, *_ALTERNATIVES}
     lengths, alternatives = keys & {"minLength", "maxLength"}, [name for name in _ALTERNATIVES if name in keys]
     ignored = keys & {"multipleOf"}
@@ -95,6 +113,8 @@ def _kept_in_tag(schema: dict[str, Any]) -> dict[str, Any]:
         ignored |= {"type"}
     if keys & {"pattern", "format"}:
         ignored |= lengths
+    if "pattern" in keys and ("format" in keys or _REPEATED.search(pattern)):
+        ignored |= {"pattern"}
     if len(schema.get("patternProperties", ())) > (0 if "properties" in keys else 1):
         ignored |= {"patternProperties"}
     if set(schema.get("required", ())) - schema.get("properties", {}).keys():
@@ -103,8 +123,8 @@ def _kept_in_tag(schema: dict[str, Any]) -> dict[str, Any]:
         ignored |= {alternatives[0]}
     if ignored:
         raise ValueError(f"the grammar of a tool call does not keep `{min(ignored)}` here")
-    if not lengths:
-        return schema
-    # Of texts with these bounds, xgrammar lets line breaks through that JSON does not have.
+    # Of texts with these bounds, xgrammar lets tabs through that JSON does not have.
     pattern = f"^.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}$"
+    if not lengths or _REPEATED.search(pattern):
+        return schema
     return {**{key: value for key, value in schema.items() if key not in lengths}, "pattern": pattern}

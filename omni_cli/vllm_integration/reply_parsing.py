@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +19,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParser, ToolParserManager
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.structured_output.request import StructuredOutputRequest
+from xgrammar import Grammar
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError, StageError
@@ -139,9 +142,12 @@ def _check_tools(use: ToolUse, *, is_tag: bool) -> None:
         named = use.choice["function"]["name"] if isinstance(use.choice, Mapping) else None
         if use.choice == "required" or named == function["name"] or (use.choice == "auto" and function.get("strict")):
             try:
-                (check_tag_schema if is_tag else check_schema)(function.get("parameters") or {})
-            except (ValueError, TypeError, AttributeError) as error:  # also for what is not a schema
-                raise InputError(f"`parameters` of function `{function['name']}`: {error}") from error
+                kept = (check_tag_schema if is_tag else check_schema)(function.get("parameters") or {})
+                if is_tag:
+                    Grammar.from_json_schema(json.dumps(kept))
+            except (ValueError, TypeError, AttributeError, RuntimeError) as error:  # also for what is not a schema
+                reason = re.sub(r"^.*[.]cc:\d+: (Check failed: .* is false: )?", "", one_line(error))
+                raise InputError(f"`parameters` of function `{function['name']}`: {reason}") from error
 
 
 @dataclass(frozen=True)

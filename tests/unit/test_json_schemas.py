@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
-from omni_cli.json_schemas import check_schema, check_tag_schema
+from omni_cli.json_schemas import as_grammar, check_schema, check_tag_schema
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 OBJECT = {"type": "object", "properties": {"a": DIGIT}, "required": ["a"], "additionalProperties": False}
@@ -68,6 +70,29 @@ def test_keywords_that_are_kept_or_bind_nothing(schema: dict[str, Any]) -> None:
         assert check_schema(kept) is kept
 
 
+VARIANTS = [
+    {"type": "object", "properties": {"kind": {"const": kind, "default": kind}, "a": DIGIT}, "required": ["a"]}
+    for kind in ("cat", "dog")
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string", "format": "binary"}, ['"a"'], ["1"]),
+        ({"oneOf": VARIANTS, "discriminator": {"propertyName": "kind"}}, ['{"kind":"cat","a":1}'], ['{"a":1}']),
+    ],
+)
+def test_what_generators_of_schemas_write_is_kept(schema: dict[str, Any], right: list[str], wrong: list[str]) -> None:
+    check_schema(schema)
+    check_tag_schema(schema)
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(as_grammar(schema)))
+    for text in (*right, *wrong):
+        matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+        taken = matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+        assert taken is (text in right)
+
+
 def test_options_of_the_grammar_library_are_not_the_client_s() -> None:
     with pytest.raises(ValueError, match="`not`"):
         check_schema({"x-guidance": {"lenient": True}, "type": "string", "not": {"const": "a"}})
@@ -83,6 +108,8 @@ def test_options_of_the_grammar_library_are_not_the_client_s() -> None:
         ({"anyOf": [DIGIT, {"type": "string"}], "type": "integer"}, "type"),
         ({"maximum": 9}, "maximum"),
         ({"type": "string", "pattern": "^a*$", "maxLength": 3}, "maxLength"),
+        ({"type": "string", "pattern": "^[a-z]{1,200}$"}, "pattern"),
+        ({"type": "string", "pattern": "^10[.]", "format": "ipv4"}, "pattern"),
         ({"type": "object", "properties": {"a": DIGIT}, "required": ["b"]}, "required"),
         ({"type": "object", "properties": {"a": DIGIT}, "patternProperties": {"^b": DIGIT}}, "patternProperties"),
         ({"$defs": {"A": {"$anchor": "x", **DIGIT}}, "$ref": "#x"}, "$ref"),
@@ -100,3 +127,11 @@ def test_lengths_in_a_tool_call_are_a_pattern() -> None:
     kept = check_tag_schema({**schema, "required": ["a"]})
     assert kept["properties"] == {"a": {"type": "string", "pattern": "^.{1,3}$"}, "b": OBJECT}
     assert check_tag_schema(True) is True
+
+
+def test_texts_in_a_tool_call_whose_bounds_are_no_pattern() -> None:
+    long = {"type": "string", "minLength": 1, "maxLength": 129}
+    assert check_tag_schema(long) == long
+    assert check_tag_schema({"type": "string", "format": "uri", "minLength": 1}) == {"type": "string", "format": "uri"}
+    dated = {"type": "string", "format": "date", "pattern": "^2026-[0-9]{2}-[0-9]{2}$"}
+    assert check_tag_schema(dated) == {"type": "string", "pattern": "^2026-[0-9]{2}-[0-9]{2}$"}
