@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 # Any amount of white space, as by default, is what a small model fills an answer with.
@@ -24,7 +26,16 @@ _FORMATS = (
     "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri iri-reference"
     " uuid uri-template json-pointer relative-json-pointer regex"
 )
+# No grammar has look-around: e-mail addresses of Zod and decimals of Pydantic in other words.
+_DECIMAL = "^(?!^[-+.]*$)"
+_PATTERNS = {
+    _DECIMAL + r"[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^([A-Za-z0-9_'+-]+\.)*[A-Za-z0-9_'+-]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9-]*\.)+[A-Za-z]{2,}$"
+    ),
+}
 _NEUTRAL = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
+_NOTES = ("title", "description", "default", "examples", "deprecated")
 # More than 128 times, which xgrammar's patterns do not compile, some after a minute.
 _REPEATED = re.compile(r"[{](\d+,)?(129|1[3-9]\d|[2-9]\d\d|\d{4,})[,}]")
 _ALTERNATIVES = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
@@ -32,7 +43,7 @@ _ALTERNATIVES = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 
 def as_grammar(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema without keywords that bind nothing where they are, and whose JSON is on one line."""
-    return {**_map(schema, _binding), "x-guidance": _ONE_LINE}
+    return {**_bound(schema), "x-guidance": _ONE_LINE}
 
 
 def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +70,7 @@ def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 def check_tag_schema(schema: Any) -> Any:
     """Return the schema as xgrammar keeps it in a tag of a tool call; raises `ValueError` for one that it does not."""
-    return schema if isinstance(schema, bool) else _map(_map(check_schema(schema), _binding), _kept_in_tag)
+    return schema if isinstance(schema, bool) else _map(_bound(check_schema(schema)), _kept_in_tag)
 
 
 def _map(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -81,13 +92,40 @@ def _types(schema: dict[str, Any]) -> set[str]:
     return {"number" if name == "integer" else name for name in names if isinstance(name, str)}
 
 
+def _named(root: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """Say `propertyNames` of a map in keywords that the grammars keep."""
+    names, values = schema.get("propertyNames"), schema.get("additionalProperties", True)
+    if isinstance(names, dict) and str(names.get("$ref")).startswith("#/"):
+        names = reduce(getitem, names["$ref"][2:].split("/"), root)
+    if not isinstance(names, dict) or schema.keys() & {"properties", "patternProperties"}:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "propertyNames"}
+    match {key: value for key, value in names.items() if key not in _NOTES and (key, value) != ("type", "string")}:
+        case {"enum": [*known], **more} if not more:
+            return {**rest, "properties": dict.fromkeys(known, values), "additionalProperties": False}
+        case {"pattern": pattern, **more} if not more:
+            return {**rest, "patternProperties": {pattern: values}, "additionalProperties": False}
+        case bound:
+            return schema if bound else rest
+
+
+def _bound(root: dict[str, Any]) -> Any:
+    return _map(root, lambda schema: _binding(_named(root, schema)))
+
+
 def _binding(schema: dict[str, Any]) -> dict[str, Any]:
     types, schema = _types(schema), dict(schema)
+    branches = [branch for branch in schema.get("anyOf", ()) if isinstance(branch, dict)]
+    if any(branch.get("type") == "number" for branch in branches):
+        texts = [branch for branch in branches if str(branch.get("pattern")).startswith(_DECIMAL)]
+        schema["anyOf"] = [branch for branch in schema["anyOf"] if branch not in texts]
     # The mark of a variant, which generators do not require because it has a default.
     properties = schema.get("properties", {}).items()
     marks = [name for name, one in properties if isinstance(one, dict) and {"const", "default"} <= one.keys()]
     if marks:
         schema["required"] = [*dict.fromkeys([*schema.get("required", ()), *marks])]
+    if schema.get("pattern") in _PATTERNS:
+        schema["pattern"] = _PATTERNS[schema["pattern"]]
     if "multipleOf" in schema and (schema.get("maximum", 0) < 0 or schema.get("exclusiveMaximum", 1) <= 0):
         raise ValueError("`multipleOf` is kept only for numbers from 0")
     return {

@@ -28,7 +28,7 @@ REFUSED = {
     "if": {**OBJECT, "if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["b"]}},
     "uniqueItems": {"type": "array", "items": DIGIT, "uniqueItems": True},
     "contains": {"contains": {"const": 3}},
-    "propertyNames": {"type": "object", "propertyNames": {"enum": ["a"]}},
+    "propertyNames": {"type": "object", "propertyNames": {"format": "uuid"}},
     "dependentRequired": {**OBJECT, "dependentRequired": {"a": ["b"]}},
     "dependentSchemas": {**OBJECT, "dependentSchemas": {"a": {"required": ["b"]}}},
     "dependencies": {**OBJECT, "dependencies": {"a": ["b"]}},
@@ -74,6 +74,10 @@ VARIANTS = [
     {"type": "object", "properties": {"kind": {"const": kind, "default": kind}, "a": DIGIT}, "required": ["a"]}
     for kind in ("cat", "dog")
 ]
+MAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+CENTS = r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,6}0*$)\d{0,3}\.\d{0,2}0*$)"
+COLOURS = {"$defs": {"Colour": {"enum": ["red", "blue"], "title": "Colour", "type": "string"}}}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,16 @@ VARIANTS = [
     [
         ({"type": "string", "format": "binary"}, ['"a"'], ["1"]),
         ({"oneOf": VARIANTS, "discriminator": {"propertyName": "kind"}}, ['{"kind":"cat","a":1}'], ['{"a":1}']),
+        ({"type": "string", "format": "email", "pattern": MAIL}, ['"a.b@c.de"'], ['".a@c.de"', '"a..b@c.de"']),
+        ({"type": "string", "pattern": DECIMAL}, ['"1."', '"-.5"', '"+07.25"'], ['"."', '"-"', '""']),
+        ({"anyOf": [{"type": "number"}, {"type": "string", "pattern": CENTS}, {"type": "null"}]}, ["1.5", "null"], []),
+        (
+            {**COLOURS, "propertyNames": {"$ref": "#/$defs/Colour"}, "additionalProperties": DIGIT, "type": "object"},
+            ['{"red":1,"blue":2}', "{}"],
+            ['{"a":1}', '{"red":"x"}'],
+        ),
+        ({"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}}, ['{"a":1}'], ['{"1":1}']),
+        ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": DIGIT}, ['{"ä":1}'], ["[]"]),
     ],
 )
 def test_what_generators_of_schemas_write_is_kept(schema: dict[str, Any], right: list[str], wrong: list[str]) -> None:
