@@ -125,7 +125,9 @@ def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str], body:
     Reports the deepest one: if a value may be of several types, the others only report that it is not one of them.
     """
     # What an object of the wrong type lacks is of no interest.
-    error = max(errors, key=lambda error: (len(error["loc"]), error["type"] == "literal_error"))
+    error = max(
+        errors, key=lambda error: (len(error["loc"]), error["type"] == "literal_error", error["type"][-5:] != "_type")
+    )
     param = _param(error["loc"], body)
     match error["type"]:
         case "json_invalid":

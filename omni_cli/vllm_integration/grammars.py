@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
@@ -51,7 +52,10 @@ class ConstrainedParams(SamplingParams):
     def _validate_structured_outputs(self, model_config: Any, config: Any, tokenizer: Any) -> None:
         if config is not None and self.structured_outputs is not None:
             config = replace(config, backend="auto" if self.structured_outputs.json is None else "guidance")
-        super()._validate_structured_outputs(model_config, config, tokenizer)
+        try:
+            super()._validate_structured_outputs(model_config, config, tokenizer)
+        except VLLMValidationError as error:
+            raise VLLMValidationError(f"`structured_outputs`: {error}") from error
 
 
 def choose_backend(engine: LLMEngine) -> None:

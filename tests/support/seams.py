@@ -736,6 +736,7 @@ IMPORTED = [
     ("vllm.distributed:get_pp_group", [], "is called for this rank's place in the pipeline"),
     ("vllm.distributed:get_tp_group", [], "is called for this rank's place beside others"),
     ("vllm.exceptions:VLLMClientError", [], "is a refused request"),
+    ("vllm.exceptions:VLLMValidationError", [], "is a refused constraint"),
     ("vllm.sampling_params:RequestOutputKind", ["DELTA"], "is how outputs come"),
     ("vllm.sampling_params:_MAX_TEMP", [], "is what it raises lower temperatures to"),
     (

@@ -154,6 +154,19 @@ def test_the_error_of_a_field_names_it_once(omni: OmniServer, path: str, fields:
     assert answer.status == 400 and answer.error["param"] == param and f"`{param}`" in answer.error["message"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"stop": ["a"] * 17}, "`stop`: List should have at most 16 items"),
+        ({"structured_outputs": {"regex": "(a"}}, "`structured_outputs`: Grammar error"),
+        ({"structured_outputs": {"grammar": "root ::= b"}}, "`structured_outputs`: Invalid grammar"),
+    ],
+)
+def test_the_error_names_the_field_and_the_cause(omni: OmniServer, fields: dict[str, Any], says: str) -> None:
+    answer = omni.request("POST", CHAT, {"messages": USER, **fields})
+    assert answer.status == 400 and answer.error["message"].startswith(says)
+
+
 def test_white_space_does_not_fill_an_answer(omni: OmniServer) -> None:
     """Weights that prefer it get no more than a blank between the tokens of JSON."""
     blanks = {str(token): 100 for text in (" ", "  ", "\n", "\t", "\n\n") for token in tokens_of(omni, text)}
