@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.omni_server import CHAT, OmniServer
+from support.omni_server import CHAT, Answer, OmniServer
 from transformers import AutoTokenizer
 
 WEATHER = {
@@ -237,6 +237,22 @@ def test_schemas_of_functions_that_no_grammar_keeps(request: pytest.FixtureReque
             assert error["message"].startswith("`parameters` of function `f`") and f"`{keyword}`" in error["message"]
     loose = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
     assert tools_are_free(request.getfixturevalue("tools_server"), loose)
+
+
+def test_bounds_and_types_of_xgrammar_s_own(tools_server: OmniServer) -> None:
+    def ask(schema: dict[str, Any]) -> Answer:
+        parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        return tools_server.request("POST", CHAT, body(tools=[tool], tool_choice="required", max_tokens=8))
+
+    assert ask({"type": "string", "minLength": 1, "maxLength": 500}).status == 200
+    for schema, says in (
+        ({"type": "integer", "maximum": (1 << 64) - 1}, "function `f`: Integer exceeds maximum limit"),
+        ({"type": "string", "pattern": "^[a-z]{1,500}$"}, "`pattern`"),
+        ({"type": "string", "pattern": "^10[.]", "format": "ipv4"}, "`pattern`"),
+    ):
+        got = ask(schema)
+        assert got.status == 400 and says in got.error["message"]
 
 
 def tools_are_free(server: OmniServer, tool: dict[str, Any]) -> bool:
