@@ -119,7 +119,8 @@ def _set_spaces(backend: Any, file: Path) -> list[list[int]] | None:
         own = SentencePieceProcessor(model_file=str(file))
     except (OSError, RuntimeError):  # of tiktoken, whose files have the same name
         return None
-    expected = [own.encode(text) for text in PROBES]
+    # Some classes number the file's pieces otherwise, after special tokens of their own, as their checkpoints do.
+    expected = [[backend.token_to_id(own.id_to_piece(number)) for number in own.encode(text)] for text in PROBES]
     spec = import_protobuf().ModelProto.FromString(own.serialized_model_proto()).normalizer_spec
     steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     steps += [normalizers.Strip(), normalizers.Replace(Regex(" +"), " ")] * spec.remove_extra_whitespaces

@@ -14,7 +14,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from support.omni_process import run_omni
 from support.tiny_models import qwen3
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoProcessor, AutoTokenizer, Qwen2Tokenizer
+from transformers import AutoProcessor, AutoTokenizer, Qwen2Tokenizer, XLMRobertaTokenizer
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.checkpoints.tokenizer import training_text
@@ -141,6 +141,19 @@ def test_what_a_tokenizer_model_has_alone_is_said(training: dict[str, Any], tmp_
     assert False in equal and sum(equal) > 8
     assert "otherwise than tokenizer.model" in str(tokenizer_effect()["tokenizer"])
     assert str(tokenizer_effect()["tokenizer"]).endswith("nothing gives the file's ids: add a tokenizer.json")
+
+
+def test_pieces_that_a_class_numbers_otherwise_are_not_reported(tmp_path: Path) -> None:
+    """XLM-R and its kin have special tokens of their own before the file's pieces, as their weights do."""
+    training = {"model_type": "unigram", "byte_fallback": False, "normalization_rule_name": "nmt_nfkc"}
+    _, own = load_model_alone(tmp_path, "llama", **training, remove_extra_whitespaces=True)
+    own_tokenizers._differences.clear()
+    folder = tmp_path / "other"
+    folder.mkdir()
+    shutil.copy(tmp_path / "tokenizer.model", folder / "sentencepiece.bpe.model")
+    tokenizer = XLMRobertaTokenizer.from_pretrained(folder)
+    assert tokenizer.encode("cap", add_special_tokens=False) != own.encode("cap")
+    assert tokenizer_effect() == {}
 
 
 @pytest.mark.parametrize("name", ["LlamaTokenizerFast", "Qwen2Tokenizer"])
