@@ -189,7 +189,7 @@ def draw_with_own_generator(x):
         (lambda x: x.cpu().cuda(), _COPIES),
         (lambda x: x + torch.randn_like(x), "draws random numbers"),
         (draw_on_the_host, "draws random numbers"),
-        (draw_with_own_generator, "CUDA generator"),
+        (draw_with_own_generator, "Generator"),
         (synchronize, _WAITS),
         (upload, _COPIES),
         (download, _COPIES),
