@@ -88,7 +88,7 @@ def test_they_are_vllms(processor: str, clips: dict[str, Path], choose: Choose) 
     for path, each, (frames, metadata) in expected:
         notes: list[str] = []
         check(load_video(path, notes.append, choose(processor, each)), frames, metadata)
-        assert f"the model sees {len(frames)} frames of the video file `{path}`" in notes[-1]
+        assert f"the model sees {len(frames)} frame{'s' * (len(frames) > 1)} of the video file `{path}`" in notes[-1]
 
 
 def test_a_live_recording_has_no_length_for_opencv(clips: dict[str, Path], choose: Choose) -> None:
