@@ -21,7 +21,7 @@ class OmniOutputProcessor(OutputProcessor):
         self.hidden_rows: dict[str, list[torch.Tensor]] = {}
         self.not_numbers: set[str] = set()
         self.token_texts: dict[str, tuple[list[str], bool]] = {}
-        """What each token adds to a request's text, and whether a stop string may cut it."""
+        """The text that each token adds to its request's, and whether a stop string may cut it."""
 
     def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super().add_request(request, *args, **kwargs)
