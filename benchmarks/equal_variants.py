@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/equal_variants.py --runs 20 --num-iters 100
 
 No run may call one of them larger, smaller, faster or slower. The spread of the memory is what
-`omni_cli/stats/memory.py` is calibrated by: the standard deviation of the peak of loading, and of what running adds to
+`omni_cli/stats/compare.py` is calibrated by: the standard deviation of the peak of loading, and of what running adds to
 it. The mean ratio of the times shows whether it matters which variant is loaded first.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omni_cli.metrics import E2E, HOST_RSS
 from omni_cli.record import Record, Variant, load_record
-from omni_cli.stats.memory import memory_peaks
+from omni_cli.stats.compare import memory_peaks
 
 MIB = 2**20
 MARGIN = 0.02

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from common import machine, machine_line, wilson
 
-from omni_cli.stats.changes import THRESHOLD, find_steps
+from omni_cli.stats.history import THRESHOLD, find_steps
 
 NIGHTS = 60
 SPREAD = 0.01

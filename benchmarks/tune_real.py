@@ -37,9 +37,8 @@ from omni_cli.bench.tuning import TuneLimits, Tuning
 from omni_cli.bench.workload import Workload
 from omni_cli.cli.tune.run import SettingsSearch, TuneProgress, local_search
 from omni_cli.config.bundled import find_profile
-from omni_cli.stats.race import MIN_ROUNDS, Race
+from omni_cli.stats.race import MIN_ROUNDS, Race, get_race
 from omni_cli.stats.sequential import ALPHA
-from omni_cli.stats.tuning import get_race
 from omni_cli.tune_record import TuneRecord, load_tune_record
 
 PATIENCE = 4.0

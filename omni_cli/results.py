@@ -20,6 +20,8 @@ Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 MemoryVerdict = Literal["more memory", "less memory", "same", "no difference", "inconclusive"]
 GateVerdict = Literal["pass", "regression", "inconclusive", "not comparable", "output mismatch", "failed"]
 
+_REVERSED: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
+
 Bounds = tuple[float, float]
 # The range that a page can draw on a logarithmic axis.
 Ratio = Annotated[float, msgspec.Meta(ge=1e-30, le=1e30)]
@@ -154,6 +156,20 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, rename={"break_even"
     work: tuple[Difference, ...] | UnsetType = UNSET
     outputs: Outputs = Outputs()
     break_even: BreakEven | UnsetType = UNSET
+
+    def verdict_on(self, variant: str) -> Verdict:
+        """Return the verdict on one of the two variants, against the other."""
+        return self.verdict if variant == self.b else _REVERSED.get(self.verdict, self.verdict)
+
+
+class SelfCheck(msgspec.Struct, frozen=True):
+    """A against A: `ratio` should be 1, and `ci95` contain 1; `detectable` is the smallest regression (0.02 is 2 %)
+    that `blocks` blocks show in 80 % of the cases."""
+
+    ratio: float
+    ci95: Bounds
+    detectable: float
+    blocks: int
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,8 +53,8 @@ from omni_cli.record_file import save_record
 from omni_cli.stage.messages import RequestDone
 from omni_cli.stage.payloads import decode_additional_information
 from omni_cli.stage.protocol import StageSpec
+from omni_cli.stats.blocks import summarise
 from omni_cli.stats.compare import compare_variants
-from omni_cli.stats.summary import summarise
 
 # Device memory for each of the two engines; vLLM requires this much to be free.
 MEMORY_SHARE = 0.4

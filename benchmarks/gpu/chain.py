@@ -56,7 +56,7 @@ from omni_cli.execution.counters import since
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult, StageTrace, TextDelta
 from omni_cli.record import Record, Sample, Variant, workload_fingerprint
 from omni_cli.record_file import save_record
-from omni_cli.stats.summary import summarise
+from omni_cli.stats.blocks import summarise
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ from sides import (
 
 from omni_cli.record import COUNTERS_KEY, Record, StoppingPlan, Variant, workload_fingerprint
 from omni_cli.record_file import save_record
-from omni_cli.stats.summary import summarise
+from omni_cli.stats.blocks import summarise
 
 MIN_BLOCKS = 8
 BATCH_SIZE = 4

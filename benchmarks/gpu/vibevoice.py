@@ -57,7 +57,7 @@ from omni_cli.models.vibevoice.checkpoint.processor import make_tokenizer
 from omni_cli.outputs import AudioChunk, GenerateRequest, RequestResult, StageTrace
 from omni_cli.record import Record, Sample, Variant, workload_fingerprint
 from omni_cli.record_file import save_record
-from omni_cli.stats.summary import summarise
+from omni_cli.stats.blocks import summarise
 
 # The released configuration's; of the head and the tokenizers of sound, transformers' defaults are.
 LARGE = VibeVoiceSizes(

@@ -25,8 +25,7 @@ from omni_cli.record import Variant, get_values, metric_names
 from omni_cli.record_file import save_record
 from omni_cli.results import Comparison, Outputs
 from omni_cli.stats.gate import judge
-from omni_cli.stats.race import Race
-from omni_cli.stats.tuning import batch_costs, concluded, get_race, peak_bytes
+from omni_cli.stats.race import Race, batch_costs, concluded, get_race, peak_bytes
 from omni_cli.tune_record import Candidate, Round, TuneRecord
 
 MIN_ATTAINMENT = 0.99

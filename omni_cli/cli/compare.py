@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from omni_cli.report.bench_notes import Note
     from omni_cli.report.bench_text import Labels
     from omni_cli.results import RecordOrigin
-    from omni_cli.stats.comparison_result import ComparisonResult
+    from omni_cli.stats.verdicts import ComparisonResult
 
 _EDITED_HINT = "measure again with `omni bench --output-json FILE`; records must not be edited by hand"
 
@@ -73,7 +73,7 @@ def compare(options: CompareOptions) -> int:
     if options.as_json:
         import msgspec
 
-        from omni_cli.stats.comparison_result import compare_document
+        from omni_cli.stats.verdicts import compare_document
 
         console.print_json(msgspec.to_builtins(compare_document(result, *sources)))
     else:
@@ -92,7 +92,7 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
     from omni_cli.record import load_record
     from omni_cli.report.bench_json import self_check_json
     from omni_cli.report.bench_run import self_check_text
-    from omni_cli.stats.power import refuse_limits_below, self_check
+    from omni_cli.stats.compare import refuse_limits_below, self_check
 
     record = load_record(a)
     if b is not None or len(record.variants) != 1:
@@ -117,8 +117,9 @@ def _compared(
     from omni_cli.report.bench_notes import Note, disturbance_warnings
     from omni_cli.report.bench_text import Labels
     from omni_cli.results import RecordOrigin
-    from omni_cli.stats.comparison_result import check_limits, compare_records, compare_within
-    from omni_cli.stats.disturbance import disturbances
+    from omni_cli.stats.comparable import disturbances
+    from omni_cli.stats.gate import check_limits
+    from omni_cli.stats.verdicts import compare_records, compare_within
 
     path_a, path_b, metrics = options.a, options.b, options.metric
     a = load_newest(path_a)

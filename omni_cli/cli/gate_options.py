@@ -129,7 +129,7 @@ def read_fraction(option_name: str, text: str) -> float:
 
 def refuse_failed(record: Record, path: Path) -> None:
     """Raise `OmniError` if a variant of a saved record failed: nothing is measured by it."""
-    from omni_cli.stats.comparison_result import failed_variants
+    from omni_cli.stats.verdicts import failed_variants
 
     for text in failed_variants(record.variants, f" of `{path}`"):
         raise OmniError(text, hint="find out why, and measure it again")

@@ -44,8 +44,7 @@ def add(
     from omni_cli.history_folder import keep
     from omni_cli.importers.files import load_any
     from omni_cli.importers.order import in_order
-    from omni_cli.stats.comparison_result import failed_variants
-    from omni_cli.stats.verdicts import own_report
+    from omni_cli.stats.verdicts import failed_variants, own_report
 
     # All are read before any is written: a broken one changes nothing.
     loaded = [(path, item) for path in records for item in load_any(path, commit=commit)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from omni_cli.metrics import get_unit, higher_is_better
 from omni_cli.record import Variant, get_values
 from omni_cli.report.bench_units import title
-from omni_cli.results import Summary
-from omni_cli.stats.power import SelfCheck
+from omni_cli.results import SelfCheck, Summary
 
 
 def self_check_json(check: SelfCheck) -> dict[str, object]:

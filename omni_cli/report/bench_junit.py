@@ -10,7 +10,7 @@ from omni_cli.report.bench_text import change, gate_rows, open_end, quality_text
 from omni_cli.report.bench_units import limit, title
 from omni_cli.report.junit import add_case, add_outcome, new_suite, to_xml
 from omni_cli.results import GateResult
-from omni_cli.stats.comparison_result import ComparisonResult, Pair
+from omni_cli.stats.verdicts import ComparisonResult, Pair
 
 
 def comparison_junit(result: ComparisonResult, name: str) -> str:

@@ -18,7 +18,7 @@ from omni_cli.report.bench_text import (
 )
 from omni_cli.report.bench_units import limit, title
 from omni_cli.results import Difference, GateResult
-from omni_cli.stats.comparison_result import ComparisonResult, Pair
+from omni_cli.stats.verdicts import ComparisonResult, Pair
 
 
 def comparison_markdown(result: ComparisonResult, labels: Labels, further: Sequence[Note] = ()) -> str:

@@ -10,8 +10,8 @@ from omni_cli.report.bench_text import change, open_end, shown
 from omni_cli.report.bench_units import limit, percent, quantity, title
 from omni_cli.report.units import count
 from omni_cli.results import Difference, GateMetric, GateResult
-from omni_cli.stats.comparison_result import ComparisonResult
-from omni_cli.stats.disturbance import Disturbance
+from omni_cli.stats.comparable import Disturbance
+from omni_cli.stats.verdicts import ComparisonResult
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from omni_cli.report.bench_server import server_heading, server_lines, server_ti
 from omni_cli.report.bench_text import summary_lines
 from omni_cli.report.bench_units import percent, ratio
 from omni_cli.report.units import count
-from omni_cli.results import Summary
-from omni_cli.stats.power import SelfCheck
+from omni_cli.results import SelfCheck, Summary
 from omni_cli.text import visible
 
 _INTERLEAVING = {

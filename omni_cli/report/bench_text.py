@@ -31,8 +31,7 @@ from omni_cli.results import (
     Outputs,
     Summary,
 )
-from omni_cli.stats.break_even import verdict_on_mode
-from omni_cli.stats.comparison_result import ComparisonResult, Pair
+from omni_cli.stats.verdicts import ComparisonResult, Pair
 
 _MAX_DIFFERENCES = 8
 _LONG_NAME = 16
@@ -147,7 +146,7 @@ def break_even_sentence(pair: Pair) -> str | None:
 
 def _worth_sentence(comparison: Comparison, item: BreakEven) -> str:
     """Format the gain and the cost of a mode, and the number of requests after which it pays for itself."""
-    verdict = verdict_on_mode(comparison, item)
+    verdict = comparison.verdict_on(item.mode)
     cost = [] if item.bytes_more is None else [size_change(0, item.bytes_more)]
     if item.preparation_s:
         cost.append(f"{quantity(E2E, item.preparation_s)} to compile or capture")

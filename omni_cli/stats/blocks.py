@@ -1,19 +1,78 @@
-"""Reduce samples to one number per block, and blocks to independent units."""
+"""Reduce samples to one number per block, blocks to independent units, and a variant to its summary."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
+import msgspec
 import numpy as np
+from msgspec import UNSET
 
-from omni_cli.metrics import ATTAINMENT, COUNTED, E2E, WAITS, is_total
-from omni_cli.record import Sample, Variant, get_values, request_values, requests_of
-from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.metrics import ATTAINMENT, COUNTED, E2E, PERCENTILES, WAITS, get_percentile, is_total
+from omni_cli.record import Sample, Variant, get_values, metric_names, request_values, requests_of
+from omni_cli.results import Bounds, Summary
+from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, attainment_interval, get_centre
+from omni_cli.stats.sequential import ALPHA
 
 _MAX_CORRELATION = 0.95
 _PLACES = 10  # blocks of a queue
+
+
+@dataclass(frozen=True)
+class PairedBlocks:
+    """The logarithms of the blocks of two variants in one metric, `a` float64 (n,) and `b` (m,).
+
+    `is_paired`: item i of both belongs together. `medians` are those of all samples, `floor` is the least standard
+    error of counts, `trim` the share of blocks at either end that may be outliers. `is_lone_queue`: one side is a
+    queue of requests, and the other side has none like it.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    medians: tuple[float | None, float | None]
+    is_paired: bool
+    floor: float
+    trim: float
+    is_lone_queue: bool
+
+    def __len__(self) -> int:
+        return min(len(self.a), len(self.b))
+
+
+def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> PairedBlocks | None:
+    """Pair the blocks of two variants, of those that ran `interleaved` the common ones.
+
+    None for a metric that is 0 throughout, so that it was not measured.
+    """
+    pairs = [get_values(variant, metric) for variant in (a, b)]
+    if not any(value for values in pairs for _, value in values):
+        return None
+    queues = [queue_times(variant, metric) for variant in (a, b)]
+    (blocks_a, logs_a, floor_a), (blocks_b, logs_b, floor_b) = map(_block_logs, (a, b), pairs, queues, [metric] * 2)
+    places = compare_queues(*queues)
+    has_places = places is not None and places.size > 0
+    if places is not None and has_places:
+        logs_a, logs_b = 0 * places, places
+    elif interleaved:
+        _, in_a, in_b = np.intersect1d(blocks_a, blocks_b, return_indices=True)
+        logs_a, logs_b = logs_a[in_a], logs_b[in_b]
+    # `numpy.median` would import NumPy's masked arrays.
+    medians = [statistics.median(value for _, value in values) if values else None for values in pairs]
+    return PairedBlocks(
+        logs_a,
+        logs_b,
+        (medians[0], medians[1]),
+        interleaved or has_places,
+        math.hypot(floor_a, floor_b),
+        # The few windows in which requests failed are no outliers.
+        0.0 if has_places or is_counted(a, metric) else TRIM,
+        places is not None and not has_places and max(len(a.samples), len(b.samples)) > 1,
+    )
 
 
 def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -21,7 +80,10 @@ def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray
 
     Those of counts and rates are means.
     """
-    pairs = get_values(variant, metric)
+    return _block_medians(get_values(variant, metric), is_counted(variant, metric))
+
+
+def _block_medians(pairs: Sequence[tuple[int, float]], counted: bool) -> tuple[np.ndarray, np.ndarray]:
     if not pairs:
         return np.empty(0, np.int64), np.empty(0)
     blocks = np.array([block for block, _ in pairs], np.int64)
@@ -29,7 +91,7 @@ def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray
     order = np.lexsort((values, blocks))
     names, starts, counts = np.unique(blocks[order], return_index=True, return_counts=True)
     ranked = values[order]
-    if is_counted(variant, metric):
+    if counted:
         return names, np.add.reduceat(ranked, starts) / counts
     return names, (ranked[starts + (counts - 1) // 2] + ranked[starts + counts // 2]) / 2
 
@@ -82,28 +144,29 @@ def queue_times(variant: Variant, metric: str) -> np.ndarray | None:
     return np.sort(request_values(variant, metric)) if is_queue else None
 
 
-def compare_queues(a: Variant, b: Variant, metric: str) -> np.ndarray | None:
+def compare_queues(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     """Return the log ratio of the mean times of two queues, plus what each tenth of their places adds to it.
 
     Neighbours in a queue have nearly all of their wait in common. What is independent is the gap between one answer and
     the next, for which all later requests wait. None without a queue; empty if there is one that has no equal: another
     length, or fewer than ten requests.
     """
-    queues = [times for variant in (a, b) if (times := queue_times(variant, metric)) is not None]
-    count = len(queues[0]) if queues else 0
-    if [len(times) for times in queues] != [count, count] or count < _PLACES:
-        return np.empty(0) if queues else None
-    waits = [np.diff(times, prepend=0.0) * np.arange(count, 0, -1) / times.sum() for times in queues]
+    if a is None or b is None or len(a) != len(b) or len(a) < _PLACES:
+        return None if a is None and b is None else np.empty(0)
+    count = len(a)
+    waits = [np.diff(times, prepend=0.0) * np.arange(count, 0, -1) / times.sum() for times in (a, b)]
     added: np.ndarray = np.add.reduceat(waits[1] - waits[0], np.arange(_PLACES) * count // _PLACES)
-    return math.log(queues[1].sum() / queues[0].sum()) + _PLACES * added
+    return math.log(b.sum() / a.sum()) + _PLACES * added
 
 
-def block_logs(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
+def _block_logs(
+    variant: Variant, pairs: Sequence[tuple[int, float]], queue: np.ndarray | None, metric: str
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Return (blocks, logs float64 (n,), least error) of the values of blocks; of counts the logarithm for all windows
     plus what each block adds, since a window may have none, and the error by two requests of another outcome."""
     if metric not in COUNTED:
-        blocks, medians = block_medians(variant, metric)
-        if (queue := queue_times(variant, metric)) is not None:
+        blocks, medians = _block_medians(pairs, is_counted(variant, metric))
+        if queue is not None:
             blocks, medians = blocks[:1], np.median(queue, keepdims=True)
         with np.errstate(divide="ignore"):
             return blocks, np.log(medians), 0.0
@@ -169,3 +232,79 @@ def _batch_length(values: np.ndarray) -> int:
     correlation += (1 + 3 * correlation) / count  # the bias of a short series
     correlation = min(max(correlation, 0.0), _MAX_CORRELATION)
     return round(4 * correlation / (1 - correlation)) + 1
+
+
+_RESAMPLES = 2000
+
+
+def summarise(variant: Variant, metric: str) -> Summary | None:
+    """Summarise a metric; None if the variant has no sample of it."""
+    pairs = get_values(variant, metric)
+    if not pairs:
+        return None
+    values = np.array([value for _, value in pairs])
+    summary = Summary(
+        n=len(values),
+        median=float(np.median(values)),
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+    )
+    if is_counted(variant, metric):
+        rate, ci95 = _total(variant, metric)
+        return msgspec.structs.replace(summary, median=rate, ci95=ci95)
+    of_requests = request_values(variant, metric)
+    p90, p99 = (get_percentile(of_requests or values.tolist(), percentile) for percentile in PERCENTILES)
+    return msgspec.structs.replace(
+        summary,
+        ci95=_median_interval(variant, metric, pairs),
+        p90=p90,
+        p99=p99,
+        requests=len(of_requests) if of_requests else UNSET,
+    )
+
+
+def _total(variant: Variant, metric: str) -> tuple[float, Bounds | None]:
+    """Return a count or a rate of all windows, with its interval from blocks of windows."""
+    total = get_total(variant, metric)
+    if len(total.blocks) < MIN_BLOCKS:
+        return total.rate, None
+    if metric in COUNTED:
+        low, high = attainment_interval(total.values / total.most, total.sent, ALPHA)
+        low, high = low * total.most, (min(high, 1.0) if metric == ATTAINMENT else high) * total.most
+    else:
+        units = independent_units(total.values)
+        low, high = get_centre(units.values, units.inflation, trim=0.0).interval(ALPHA)
+    return total.rate, (max(low, 0.0), high)
+
+
+def get_summaries(variant: Variant) -> dict[str, Summary]:
+    """Summarise all metrics of a variant, in the order of the record."""
+    summaries = {metric: summarise(variant, metric) for metric in metric_names(variant)}
+    return {metric: summary for metric, summary in summaries.items() if summary is not None}
+
+
+def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float]]) -> tuple[float, float] | None:
+    """Return the percentile bootstrap interval of the median, resampling whole batches of blocks."""
+    blocks, medians = block_medians(variant, metric)
+    # As many batches as the series has independent parts, in the order of the blocks.
+    if len(blocks) < MIN_BLOCKS or queue_times(variant, metric) is not None:
+        return None
+    batches = independent_units(medians)
+    units = len(batches.values)
+    get_unit = dict(zip(blocks.tolist(), (np.arange(len(blocks)) * units // len(blocks)).tolist(), strict=True))
+    order = np.argsort([value for _, value in pairs])
+    ranked = np.array([value for _, value in pairs])[order]
+    owners = np.array([get_unit[block] for block, _ in pairs])[order]
+    picks = np.random.default_rng(0).integers(units, size=(_RESAMPLES, units))
+    flat = (picks + units * np.arange(_RESAMPLES)[:, None]).ravel()
+    counts = np.bincount(flat, minlength=_RESAMPLES * units).reshape(_RESAMPLES, units)
+    cumulated = counts[:, owners].cumsum(axis=1)
+    total = cumulated[:, -1:]
+    low = (cumulated > (total - 1) // 2).argmax(axis=1)
+    high = (cumulated > total // 2).argmax(axis=1)
+    resampled = (ranked[low] + ranked[high]) / 2
+    # Widened as t is wider than the normal, because with few units the plain percentiles are too narrow.
+    z = NormalDist().inv_cdf(0.975) * (1 + 1.6 / units) * math.sqrt(units / (units - 1)) * batches.inflation
+    tail = 100 * (1 - NormalDist().cdf(z))
+    bounds = np.percentile(resampled, [tail, 100 - tail])
+    return float(bounds[0]), float(bounds[1])

@@ -1,25 +1,22 @@
-"""Two variants, metric by metric: the ratio of their medians, its interval, and the verdict."""
+"""Two variants, metric by metric: the ratio of their medians, its interval, and the verdict; and their memory."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from omni_cli.metrics import COUNTED, higher_is_better
-from omni_cli.record import StoppingPlan, Variant, get_values, metric_names
-from omni_cli.results import Comparison, Verdict
-from omni_cli.stats.blocks import are_interleaved, block_logs, compare_queues, independent_units, is_counted
-from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, Estimate, get_centre, get_difference, of_counts
-from omni_cli.stats.power import blocks_needed
-from omni_cli.stats.sequential import level_at
-
-_REVERSED: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
+from omni_cli.errors import ExitCode, OmniError
+from omni_cli.metrics import COUNTED, E2E, HOST_RSS, REPORTED_MEMORY, higher_is_better
+from omni_cli.record import Sample, StoppingPlan, Variant, get_counters, metric_names
+from omni_cli.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
+from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks
+from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, get_centre, get_difference, of_counts
+from omni_cli.stats.sequential import ALPHA, blocks_needed, level_at, minimum_detectable
 
 MARGIN = 0.02
 """Practical equivalence: ratios from 1/1.02 to 1.02 count as no difference.
@@ -80,11 +77,6 @@ def shared_metrics(a: Variant, b: Variant) -> tuple[str, ...]:
     return tuple(name for name in metric_names(a) if name in others)
 
 
-def reversed_verdict(verdict: Verdict) -> Verdict:
-    """Return the verdict on a against b, given the one on b against a."""
-    return _REVERSED.get(verdict, verdict)
-
-
 def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
     """Return the verdict on an interval of the log ratio.
 
@@ -102,38 +94,28 @@ def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -
 
 
 def _compare(
-    a: Variant, b: Variant, metric: str, paired: bool, sampling: Sequence[StoppingPlan], margin: float
+    a: Variant, b: Variant, metric: str, interleaved: bool, sampling: Sequence[StoppingPlan], margin: float
 ) -> Compared | None:
-    if not any(value for variant in (a, b) for _, value in get_values(variant, metric)):
+    pairs = pair_blocks(a, b, metric, interleaved=interleaved)
+    if pairs is None:
         return None
-    blocks_a, logs_a, error_a = block_logs(a, metric)
-    blocks_b, logs_b, error_b = block_logs(b, metric)
-    places = compare_queues(a, b, metric)
-    by_place = places is not None and places.size > 0
-    if places is not None and by_place:
-        logs_a, logs_b = 0 * places, places
-    elif paired:
-        _, in_a, in_b = np.intersect1d(blocks_a, blocks_b, return_indices=True)
-        logs_a, logs_b = logs_a[in_a], logs_b[in_b]
-    blocks = min(len(logs_a), len(logs_b))
+    blocks = len(pairs)
     level = min((level_at(plan.looks, blocks, plan.alpha) for plan in sampling), default=StoppingPlan().alpha)
     empty = Comparison(
-        metric=metric, a=a.name, b=b.name, margin=margin, blocks=blocks, interleaved=paired,
-        a_median=_median(a, metric), b_median=_median(b, metric), blocks_needed=None,
+        metric=metric, a=a.name, b=b.name, margin=margin, blocks=blocks, interleaved=interleaved,
+        a_median=pairs.medians[0], b_median=pairs.medians[1], blocks_needed=None,
     )  # fmt: skip
-    if not np.isfinite(logs_a).all() or not np.isfinite(logs_b).all() or blocks == 0:
+    if not np.isfinite(pairs.a).all() or not np.isfinite(pairs.b).all() or blocks == 0:
         reason = "some values are 0" if blocks else "no block has both"
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
-    # The few windows in which requests failed are no outliers.
-    trim = 0.0 if is_counted(a, metric) or by_place else TRIM
-    estimate = _estimate(logs_a, logs_b, paired or by_place, trim)
+    estimate = _estimate(pairs)
     if metric in COUNTED:
-        estimate = of_counts(estimate, math.hypot(error_a, error_b))
-    judged = _judged(empty, estimate, level)
-    if places is not None and not by_place and max(len(a.samples), len(b.samples)) > 1:
+        estimate = of_counts(estimate, pairs.floor)
+    result = _judge(empty, estimate, level)
+    if pairs.is_lone_queue:
         reason = "requests that were all sent at once are one measurement, comparable with 10 or more others, as many"
-        judged = msgspec.structs.replace(judged, reason=reason, blocks_needed=None)
-    return Compared(judged, level, estimate)
+        result = msgspec.structs.replace(result, reason=reason, blocks_needed=None)
+    return Compared(result, level, estimate)
 
 
 def _doubted(compared: Compared) -> Compared:
@@ -146,15 +128,15 @@ def _doubted(compared: Compared) -> Compared:
     return replace(compared, result=doubted)
 
 
-def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool, trim: float) -> Estimate:
-    if paired:
-        units = independent_units(logs_b - logs_a)
-        return get_centre(units.values, units.inflation, trim)
-    a, b = independent_units(logs_a), independent_units(logs_b)
-    return get_difference(a.values, b.values, (a.inflation, b.inflation), trim)
+def _estimate(pairs: PairedBlocks) -> Estimate:
+    if pairs.is_paired:
+        units = independent_units(pairs.b - pairs.a)
+        return get_centre(units.values, units.inflation, pairs.trim)
+    a, b = independent_units(pairs.a), independent_units(pairs.b)
+    return get_difference(a.values, b.values, (a.inflation, b.inflation), pairs.trim)
 
 
-def _judged(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
+def _judge(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
     blocks = empty.blocks
     assert empty.a_median is not None and empty.b_median is not None  # both have blocks
     comparison = msgspec.structs.replace(
@@ -179,7 +161,157 @@ def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
     return math.exp(interval[0]), math.exp(interval[1])
 
 
-def _median(variant: Variant, metric: str) -> float | None:
-    values = [value for _, value in get_values(variant, metric)]
-    # `numpy.median` would import NumPy's masked arrays.
-    return statistics.median(values) if values else None
+RUN_NOISE = 0.12
+"""Standard deviation between loads, as a share of what running adds to the peak of loading; measured: 0.119."""
+
+LOAD_NOISE_BYTES = 2**20
+"""Standard deviation of the peak while loading, per process; measured: 0.2 MiB."""
+
+REACH = 3.0
+"""Width of the interval to either side in standard deviations: one comparison of equal code in several hundred
+exceeds it."""
+
+
+def memory_peaks(a: Variant, b: Variant, margin: float) -> tuple[MemoryPeak, ...]:
+    """Compare the peaks that both variants measured: exact if an allocator counts them, else with an interval.
+
+    Host RSS is the size of a process, and differs between two loads of the same code: the peak while loading hardly
+    (0.2 MiB), the peak while running by an eighth of what running adds, depending on which threads' buffers exist at
+    the same time (`benchmarks/equal_variants.py`). A variant is usually loaded once, so its samples do not show this
+    noise.
+    """
+    peaks = []
+    for metric in REPORTED_MEMORY:
+        a_bytes, b_bytes = getattr(a.memory, metric), getattr(b.memory, metric)
+        if not (a_bytes and b_bytes):
+            continue
+        verdict: MemoryVerdict = "same" if a_bytes == b_bytes else "more memory" if b_bytes > a_bytes else "less memory"
+        bounds: Bounds | UnsetType = UNSET
+        if metric == HOST_RSS:
+            reach = REACH * math.hypot(_noise_bytes(a), _noise_bytes(b))
+            bounds = (max(0.0, b_bytes - reach) / a_bytes, (b_bytes + reach) / a_bytes)
+            verdict = _memory_verdict(bounds, margin)
+        peaks.append(
+            MemoryPeak(
+                metric=metric, a=a.name, b=b.name, a_bytes=a_bytes, b_bytes=b_bytes, ratio=b_bytes / a_bytes,
+                verdict=verdict, bounds=bounds,
+            )
+        )  # fmt: skip
+    return tuple(peaks)
+
+
+def _memory_verdict(bounds: Bounds, margin: float) -> MemoryVerdict:
+    """Judge as for times: a verdict needs the whole interval beyond the margin, no difference all of it within."""
+    low, high = bounds
+    if low > 1 + margin:
+        return "more memory"
+    if high < 1 / (1 + margin):
+        return "less memory"
+    return "no difference" if 1 / (1 + margin) <= low and high <= 1 + margin else "inconclusive"
+
+
+def _noise_bytes(variant: Variant) -> float:
+    """Return the standard deviation of a variant's host RSS between loads, over all its processes."""
+    stages = [stage for stage in variant.memory.stages.values() if isinstance(stage, Mapping)]
+    added = [_peak(stage, "run") - _peak(stage, "load") for stage in stages if _peak(stage, "run")]
+    if not added:
+        # The share of loading is unknown, so all of it may be what running added.
+        added = [float(variant.memory.peak_host_rss_bytes or 0)]
+    return math.hypot(*(math.hypot(RUN_NOISE * max(0.0, more), LOAD_NOISE_BYTES) for more in added))
+
+
+def _peak(stage: Mapping[str, object], phase: str) -> float:
+    peaks = stage.get(phase)
+    value = peaks.get(HOST_RSS) if isinstance(peaks, Mapping) else None
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+PREPARATION = ("capture_s", "compile_s")
+"""Counters of seconds that are spent once, so that later runs are faster."""
+
+PREPARED_MODES = frozenset({"execution", "cudagraph_mode"})
+MODES = PREPARED_MODES | {"output_copy"}
+
+
+def break_even(a: Variant, b: Variant, comparison: Comparison, memory: Sequence[MemoryPeak]) -> BreakEven | None:
+    """Return the price of a faster mode: seconds to prepare it, bytes to keep it, requests to earn it back.
+
+    The mode is the variant that took longer to prepare; None without preparation and modes.
+    """
+    prepared_a, prepared_b = (_preparation_s(variant) for variant in (a, b))
+    keys = a.settings.keys() | b.settings.keys()
+    varied = {str(key).rpartition(".")[2] for key in keys if a.settings.get(key) != b.settings.get(key)}
+    # Equal preparation has a time that varies.
+    more_s = 0.0 if prepared_a and prepared_b and not varied & PREPARED_MODES else prepared_b - prepared_a
+    if comparison.metric != E2E or comparison.ratio is None or not (more_s or varied & MODES):
+        return None
+    num_requests = next((sample.work["requests"] for sample in a.samples if sample.work.get("requests")), 1.0)
+    per_request = (comparison.a_median or 0.0) / num_requests
+    gained_s = per_request * (1 - comparison.ratio)
+    interval = None
+    if comparison.ci95 is not None:
+        interval = (per_request * (1 - comparison.ci95[1]), per_request * (1 - comparison.ci95[0]))
+    peak = next(iter(memory), None)
+    is_noise = peak is None or peak.verdict in ("inconclusive", "no difference")
+    bytes_more = None if peak is None or is_noise else peak.b_bytes - peak.a_bytes
+    mode, other = b.name, a.name
+    if more_s < 0:
+        mode, other, more_s, gained_s = other, mode, -more_s, -gained_s
+        interval = None if interval is None else (-interval[1], -interval[0])
+        bytes_more = None if bytes_more is None else -bytes_more
+    is_faster = comparison.verdict_on(mode) == "faster"
+    return BreakEven(
+        mode=mode, other=other, gained_s=gained_s, ci95=interval, bytes_more=bytes_more, preparation_s=more_s,
+        requests=math.ceil(more_s / gained_s) if is_faster else None,
+    )  # fmt: skip
+
+
+def _preparation_s(variant: Variant) -> float:
+    return sum(float(counters.get(name, 0.0)) for counters in get_counters(variant).values() for name in PREPARATION)
+
+
+class NoiseError(OmniError):
+    """The machine is too noisy for the limit."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, level: float = ALPHA) -> SelfCheck:
+    """Halve the runs of one variant in ABBA order within each pair of blocks and compare the halves.
+
+    `planned` is the number of blocks of the real comparison; by default, that of the variant. Raises `NoiseError` for
+    fewer than `MIN_BLOCKS` blocks of runs.
+    """
+    pairs = pair_blocks(*_halves(variant), metric, interleaved=True)
+    blocks = 0 if pairs is None else len(pairs)
+    if pairs is None or blocks < MIN_BLOCKS:
+        message = f"a self-check needs {MIN_BLOCKS} blocks of `{variant.name}`, there are {blocks}"
+        raise NoiseError(message, hint="raise `--num-iters` or `--time-budget`")
+    estimate = _estimate(pairs)
+    low, high = (math.exp(bound) for bound in estimate.interval(level))
+    detectable = minimum_detectable(estimate, blocks, planned or blocks, level)
+    return SelfCheck(math.exp(estimate.centre), (low, high), detectable, planned or blocks)
+
+
+def refuse_limits_below(check: SelfCheck, limits: dict[str, float]) -> None:
+    """Raise `NoiseError` for the first limit below the smallest detectable regression."""
+    for metric, limit in limits.items():
+        if limit < check.detectable:
+            raise NoiseError(
+                f"a limit of {limit:.2%} for `{metric}` cannot be judged here: {check.blocks} blocks would not show a"
+                f" regression below {check.detectable:.1%} (A against A: {check.ratio - 1:+.1%})",
+                hint="raise the limit or `--time-budget`, or use a quieter machine",
+            )
+
+
+def _halves(variant: Variant) -> tuple[Variant, Variant]:
+    """Split into runs 0 and 3 of every four, and runs 1 and 2, in the order in which they ran."""
+    ordered = sorted(variant.samples, key=lambda sample: (sample.block, sample.position))
+    halves: tuple[list[Sample], list[Sample]] = ([], [])
+    # Four consecutive runs are one ABBA block of the check, in whichever blocks they ran.
+    for number, sample in enumerate(ordered[: len(ordered) // 4 * 4]):
+        renumbered = Sample(
+            block=number // 4, position=number % 4, e2e_s=sample.e2e_s, metrics=sample.metrics, work=sample.work
+        )
+        halves[number % 4 in (1, 2)].append(renumbered)
+    return Variant(name="A", samples=tuple(halves[0])), Variant(name="A'", samples=tuple(halves[1]))

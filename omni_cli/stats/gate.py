@@ -15,7 +15,9 @@ import msgspec
 from msgspec import UNSET
 
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
-from omni_cli.metrics import ALLOCATED, HOST_RSS, higher_is_better
+from omni_cli.errors import UsageError
+from omni_cli.metrics import ALLOCATED, GATED_MEMORY, HOST_RSS, higher_is_better
+from omni_cli.record import Record, metric_names
 from omni_cli.results import (
     Comparison,
     Difference,
@@ -29,7 +31,8 @@ from omni_cli.results import (
 )
 from omni_cli.stats.compare import Compared
 from omni_cli.stats.estimate import MIN_BLOCKS
-from omni_cli.stats.power import blocks_needed, minimum_detectable
+from omni_cli.stats.sequential import blocks_needed, minimum_detectable
+from omni_cli.text import suggest, visible
 
 _LEVEL = 0.05
 # The verdict of a gate is the first of these that any of its parts has.
@@ -72,6 +75,28 @@ def judge(
     verdict = next(name for name in _SEVERITY if name in verdicts or name == "pass")
     gate = _gate(verdict, limits, judged, reasons=[reason for _, reason in outcomes])
     return msgspec.structs.replace(gate, quality=tuple(item for item, _ in quality) or UNSET)
+
+
+def check_limits(limits: GateLimits | None, records: Sequence[Record]) -> None:
+    """Raise `UsageError` for a limit on something that no variant of the records has, unless one failed: it may lack
+    everything."""
+    variants = [variant for record in records for variant in record.variants]
+    if limits is not None and not any(variant.failure for variant in variants):
+        check_metrics(limits.metrics, [name for variant in variants for name in metric_names(variant)], limits.places)
+
+
+def check_metrics(names: Iterable[str], known: Iterable[str], places: Mapping[str, str] | None = None) -> None:
+    """Raise `UsageError` for a metric that is neither `known` nor a size that can be gated; `places` are where
+    names are written."""
+    choices = [*dict.fromkeys(known), *GATED_MEMORY]
+    for name in names:
+        if name not in choices:
+            place = (places or {}).get(name)
+            message = f"unknown metric `{visible(name, 80)}`"
+            raise UsageError(
+                f"{place}: {message}" if place else message,
+                hint=suggest(name, choices) or f"there are {', '.join(choices)}",
+            )
 
 
 def _gate(

@@ -1,4 +1,4 @@
-"""Repeated looks at an interval while blocks come in, with the error of a single look.
+"""The length of a measurement: looks at its interval with the error of a single look, and the blocks that decide.
 
 Stopping as soon as a 95 % interval excludes a value is wrong far more often than in 5 % of the cases. Here the error
 of the whole run, `alpha`, is spent over its looks (Lan and DeMets 1983): after a share t of the blocks that fit into
@@ -16,10 +16,14 @@ from statistics import NormalDist
 
 import numpy as np
 
-from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.stats.estimate import MIN_BLOCKS, Estimate
 
 ALPHA = 0.05
 GROWTH = 1.5
+POWER = 0.8
+MAX_BLOCKS = 100_000
+"""Above this number of blocks, the effect lies on the bound, and no number is reported."""
+
 _GRID = 161
 _REACH = 8.0  # standard deviations; no statistic lies beyond
 
@@ -53,6 +57,38 @@ def level_at(looks: Sequence[int], blocks: int, alpha: float = ALPHA) -> float:
 def spent(share: float, alpha: float = ALPHA) -> float:
     """Return the part of `alpha` that may be spent after this share (0 to 1) of the planned blocks."""
     return alpha * math.log(1 + (math.e - 1) * min(share, 1.0))
+
+
+def minimum_detectable(estimate: Estimate, blocks: int, planned: int, level: float = ALPHA) -> float:
+    """Return the smallest slowdown (0.02 is 2 %) whose interval excludes 0 in 80 % of the runs of `planned` blocks.
+
+    `estimate` is of the log ratio over `blocks` blocks. Infinite if these are too few.
+    """
+    error = estimate.standard_error * math.sqrt(blocks / planned)
+    if error == 0:
+        return 0.0
+    reach = (_quantile(level, planned) + NormalDist().inv_cdf(POWER)) * error
+    return math.expm1(reach) if reach < 100 else math.inf
+
+
+def blocks_needed(estimate: Estimate, blocks: int, gap: float, level: float) -> int | None:
+    """Estimate how many more blocks decide in 80 % of the cases, for a bound that is `gap` away (log units, above 0).
+
+    None if the estimate lies on the bound, so that no sensible number would decide.
+    """
+    scale = estimate.standard_error * math.sqrt(blocks)
+    if not math.isfinite(scale) or gap <= 0:
+        return None
+    needed = float(blocks)
+    for _ in range(3):  # the quantile falls slightly with more blocks
+        reach = _quantile(level, needed) + NormalDist().inv_cdf(POWER)
+        needed = max((reach * scale / gap) ** 2, MIN_BLOCKS)
+    return max(math.ceil(needed) - blocks, 1) if needed <= MAX_BLOCKS else None
+
+
+def _quantile(level: float, blocks: float) -> float:
+    """Estimate the half width of an interval over that many blocks in standard errors."""
+    return NormalDist().inv_cdf(1 - level / 2) * (1 + 3 / blocks)
 
 
 @lru_cache(maxsize=256)

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
+from msgspec import UNSET
 
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.errors import ExitCode
+from omni_cli.errors import ExitCode, InputError
 from omni_cli.metrics import E2E
-from omni_cli.record import Record
-from omni_cli.results import MODEL_BASED_MEASURES, Difference, Summary
-from omni_cli.stats.blocks import block_medians
-from omni_cli.stats.comparable import record_mismatches, split_allowed
-from omni_cli.stats.compare import MARGIN
-from omni_cli.stats.comparison_result import ComparisonResult, compare_records, compare_within
-from omni_cli.stats.disturbance import Disturbance, disturbances
-from omni_cli.stats.summary import get_summaries, summarise
+from omni_cli.record import Record, Variant
+from omni_cli.results import (
+    MODEL_BASED_MEASURES,
+    CompareRecord,
+    Comparison,
+    Difference,
+    GateResult,
+    MemoryPeak,
+    Outputs,
+    RecordOrigin,
+    Summary,
+)
+from omni_cli.stats.blocks import block_medians, get_summaries, summarise
+from omni_cli.stats.comparable import (
+    Disturbance,
+    changes_work,
+    code_differences,
+    disturbances,
+    is_slowed,
+    record_mismatches,
+    settings_differences,
+    split_allowed,
+    work_differences,
+)
+from omni_cli.stats.compare import MARGIN, Compared, break_even, compare_variants, memory_peaks, shared_metrics
+from omni_cli.stats.gate import check_metrics, judge
+from omni_cli.stats.output_quality import compare_outputs
+from omni_cli.text import visible
 
 NARROW = 0.01
 """A single variant is measured until the half width of its median's interval is below this share of the median."""
@@ -136,3 +158,239 @@ def own_report(record: Record) -> BenchmarkReport:
     """Compare the variants of a saved record again, with the margin that it was made with."""
     margin = next((item.margin for item in record.comparisons if item.margin), MARGIN)
     return ComparisonSpec(margin=margin).report(record)
+
+
+_LEAVES_OUT = "pytest-benchmark"
+"""A tool whose files have no sign of a benchmark that failed, except that it is not there."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Variant `b` against variant `a`.
+
+    `mismatches` rule out a verdict. `work` are the amounts of work that a varied setting changed, `differences` all
+    other intended differences. `estimates`, from which the comparisons were made, are for the gate.
+    """
+
+    a: Variant
+    b: Variant
+    comparisons: tuple[Comparison, ...]
+    memory: tuple[MemoryPeak, ...] = ()
+    mismatches: tuple[Difference, ...] = ()
+    work: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    outputs: Outputs = field(default_factory=Outputs)
+    estimates: tuple[Compared, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """The pairs of variants with their verdicts; `mismatches` and `differences` are those of the records, too.
+
+    `unmatched` are variants without a counterpart, `failures` sentences on variants that failed, `missing` on what
+    cannot be judged. `tool` is the other program that measured; None for our own.
+    """
+
+    pairs: tuple[Pair, ...]
+    mismatches: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    limits: GateLimits | None = None
+    tool: str | None = None
+
+    @cached_property
+    def gate(self) -> GateResult | None:
+        """The verdict on the limits; None without limits."""
+        if self.limits is None:
+            return None
+        return judge(
+            self.limits,
+            [item for pair in self.pairs for item in pair.estimates],
+            [peak for pair in self.pairs for peak in pair.memory],
+            {(pair.a.name, pair.b.name): pair.outputs for pair in self.pairs},
+            mismatches=self.mismatches,
+            failures=self.failures,
+            missing=self.missing,
+        )
+
+    @property
+    def is_comparable(self) -> bool:
+        return not self.mismatches
+
+    @property
+    def interleaved(self) -> bool:
+        """True if all pairs were measured interleaved."""
+        return bool(self.comparisons) and all(item.interleaved for item in self.comparisons)
+
+    @property
+    def is_decided(self) -> bool:
+        """True if more blocks would change nothing: each limit, or without a gate each end-to-end time, is decided."""
+        if self.gate is not None and not self.failures:
+            return self.gate.verdict != "inconclusive" and all(m.verdict != "inconclusive" for m in self.gate.metrics)
+        return all(item.verdict != "inconclusive" for item in self.comparisons if item.metric == E2E)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The gate's exit code; without a gate, 6 if a variant failed, 4 if nothing may be compared and 3 if nothing is
+        decided."""
+        if self.gate is not None:
+            return self.gate.exit_code
+        if self.failures:
+            return ExitCode.RUN_FAILED
+        if not self.is_comparable:
+            return ExitCode.NOT_COMPARABLE
+        if self.pairs and all(item.verdict == "inconclusive" for item in self.comparisons):
+            return ExitCode.INCONCLUSIVE
+        return ExitCode.OK
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        return tuple(item for pair in self.pairs for item in pair.comparisons)
+
+
+def compare_within(
+    record: Record,
+    *,
+    limits: GateLimits | None = None,
+    metrics: Sequence[str] | None = None,
+    margin: float = MARGIN,
+) -> ComparisonResult:
+    """Compare each further variant of a record with its first one. Raises `UsageError` for an unknown metric."""
+    first, *others = record.variants
+    failures = failed_variants(record.variants)
+    if not failures:
+        _check_shared(metrics, [(first, other) for other in others])
+    pairs = tuple(_pair(first, other, [record], metrics, margin) for other in others)
+    mismatches = tuple(item for pair in pairs for item in pair.mismatches)
+    return ComparisonResult(pairs, mismatches, failures=failures, limits=limits)
+
+
+def compare_records(
+    a: Record,
+    b: Record,
+    *,
+    limits: GateLimits | None = None,
+    metrics: Sequence[str] | None = None,
+    margin: float = MARGIN,
+    allowed: Iterable[str] = (),
+) -> ComparisonResult:
+    """Compare the variants of `b` with those of `a`: by name, or the only one with the only one.
+
+    `allowed` names fields of environment, workload or settings that may differ. Raises `UsageError` for an unknown
+    metric and `InputError` if no variants match.
+    """
+    matched, unmatched = _match_variants(a, b)
+    allowed = tuple(allowed)
+    mismatches, excused = split_allowed(record_mismatches(a, b), allowed)
+    failures = (*failed_variants(a.variants, " of A"), *failed_variants(b.variants, " of B"))
+    if not mismatches and not failures:
+        _check_shared(metrics, matched)
+    slowed = is_slowed(a), is_slowed(b)
+    pairs = tuple(_pair(*pair, [a, b], metrics, margin, allowed, slowed) for pair in matched)
+    tool = a.workload.get("tool")
+    gone = {item.name for item in a.variants} & set(unmatched) if tool == _LEAVES_OUT else ()
+    return ComparisonResult(
+        pairs,
+        _unique([*mismatches, *(item for pair in pairs for item in pair.mismatches)]),
+        (*excused, *code_differences(a, b)),
+        unmatched,
+        failures,
+        tuple(f"`{name}` is only in A, and {tool} leaves out what failed" for name in sorted(gone)),
+        limits,
+        tool,
+    )
+
+
+def _unique(differences: Sequence[Difference]) -> tuple[Difference, ...]:
+    return tuple(item for number, item in enumerate(differences) if item not in differences[:number])
+
+
+def _pair(
+    a: Variant,
+    b: Variant,
+    records: Sequence[Record],
+    metrics: Sequence[str] | None,
+    margin: float,
+    allowed: tuple[str, ...] = (),
+    slowed: tuple[bool, bool] = (False, False),
+) -> Pair:
+    """Compare two variants of one record or of two."""
+    same_record = len(records) == 1
+    settings = settings_differences(a, b)
+    # A variant that failed, or has no samples, did less work.
+    is_whole = all(variant.samples and not variant.failure for variant in (a, b))
+    work = work_differences(a, b) if is_whole else ()
+    unexplained = () if changes_work(settings) else work
+    mismatches, differences = split_allowed(unexplained, allowed)
+    if not same_record and a.name == b.name:
+        # Variants of the same name have the same configuration, so that other settings are an error.
+        forbidden, settings = split_allowed(settings, allowed)
+        mismatches += forbidden
+    estimates = compare_variants(
+        a,
+        b,
+        same_record=same_record,
+        sampling=[record.sampling for record in records],
+        metrics=metrics,
+        margin=margin,
+        slowed=slowed,
+    )
+    memory, outputs = memory_peaks(a, b, margin), compare_outputs(a, b, records)
+    work = () if unexplained else work
+    comparisons = tuple(
+        msgspec.structs.replace(
+            item.result, work=work or UNSET, outputs=outputs, break_even=break_even(a, b, item.result, memory) or UNSET
+        )
+        for item in estimates
+    )
+    return Pair(a, b, comparisons, memory, mismatches, work, (*differences, *settings), outputs, estimates)
+
+
+def _match_variants(a: Record, b: Record) -> tuple[list[tuple[Variant, Variant]], tuple[str, ...]]:
+    names_a, names_b = ([variant.name for variant in record.variants] for record in (a, b))
+    common = [name for name in names_a if name in names_b]
+    if not common and len(names_a) == len(names_b) == 1:
+        return [(a.variants[0], b.variants[0])], ()
+    if not common:
+        quoted = [", ".join(f"`{name}`" for name in names) for names in (names_a, names_b)]
+        raise InputError(
+            f"the records have no variant in common: {quoted[0]} in the first, {quoted[1]} in the second",
+            hint="measure both with the same `--vary`, or each with a single variant",
+        )
+    alone = [name for name in (*names_a, *names_b) if name not in common]
+    return [(a.variant(name), b.variant(name)) for name in common], tuple(alone)
+
+
+def failed_variants(variants: Sequence[Variant], where: str = "") -> tuple[str, ...]:
+    """Return sentences on the variants that failed, compared or not: a record that has one passes no gate."""
+    return tuple(
+        f"variant `{variant.name}`{where} failed: {visible(variant.failure, 500)}"
+        for variant in variants
+        if variant.failure
+    )
+
+
+def _check_shared(metrics: Sequence[str] | None, pairs: Sequence[tuple[Variant, Variant]]) -> None:
+    check_metrics(metrics or (), [name for pair in pairs for name in shared_metrics(*pair)])
+
+
+def compare_document(result: ComparisonResult, a: RecordOrigin, b: RecordOrigin) -> CompareRecord:
+    """Return the document of `omni compare --json`; `a` and `b` are the files of the records."""
+    shown = result.pairs if result.is_comparable else ()
+    return CompareRecord(
+        a=a,
+        b=b,
+        comparable=result.is_comparable,
+        mismatches=result.mismatches,
+        differences=(
+            *result.differences,
+            *(item for pair in result.pairs for item in (*pair.work, *pair.differences)),
+        ),
+        unmatched=result.unmatched,
+        failures=result.failures,
+        comparisons=tuple(item for pair in shown for item in pair.comparisons),
+        memory=tuple(peak for pair in shown for peak in pair.memory),
+        gate=result.gate,
+    )

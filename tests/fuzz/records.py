@@ -27,8 +27,7 @@ from omni_cli.profile_record import load_profile_record
 from omni_cli.record import Failures, Record, load_record
 from omni_cli.record_file import get_digest, with_digest
 from omni_cli.results import RecordOrigin
-from omni_cli.stats.comparison_result import compare_document, compare_within
-from omni_cli.stats.verdicts import ComparisonSpec
+from omni_cli.stats.verdicts import ComparisonSpec, compare_document, compare_within
 
 BOMBS = bombs()
 

@@ -30,8 +30,7 @@ from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
 from omni_cli.record_file import utc_now, with_digest
 from omni_cli.report.tune_text import tune_text
 from omni_cli.report.units import count, seconds
-from omni_cli.stats.race import Race
-from omni_cli.stats.tuning import concluded
+from omni_cli.stats.race import Race, concluded
 from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record
 from omni_cli.whole_file import cannot_write, check_writable
 

@@ -22,8 +22,7 @@ from omni_cli.report.html.elements import Advice, Document, Table, Verdict, get_
 from omni_cli.report.html.machine import environment_parts, get_device, reproduce_parts, sentence, workload_title
 from omni_cli.report.html.outputs_part import output_parts
 from omni_cli.report.units import count
-from omni_cli.stats.comparison_result import Pair
-from omni_cli.stats.verdicts import BenchmarkReport
+from omni_cli.stats.verdicts import BenchmarkReport, Pair
 from omni_cli.text import visible
 
 LABELS = Labels("baseline", "this run")

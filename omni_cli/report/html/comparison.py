@@ -28,8 +28,8 @@ from omni_cli.report.html.figures import Interval, Trade, drawn_intervals, drawn
 from omni_cli.report.html.machine import sentence
 from omni_cli.report.units import count
 from omni_cli.results import MEASURES, Comparison, GateResult, MeasureMean, MemoryPeak
-from omni_cli.stats.comparison_result import Pair
 from omni_cli.stats.output_quality import get_worst
+from omni_cli.stats.verdicts import Pair
 
 _GATE_TONES: dict[str, Tone] = {"pass": "good", "inconclusive": "open", "not comparable": "open"}
 _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "plain", "inconclusive": "open"}

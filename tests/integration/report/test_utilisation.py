@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_cli.record import load_record
-from omni_cli.stats.disturbance import machine_disturbances
+from omni_cli.stats.comparable import machine_disturbances
 
 pytestmark = pytest.mark.slow
 

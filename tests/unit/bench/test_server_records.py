@@ -24,9 +24,8 @@ from omni_cli.record_file import save_record
 from omni_cli.report.bench_notes import disturbance_warnings
 from omni_cli.report.bench_run import heading, short_title, variant_text
 from omni_cli.report.html.bench_part import bench_document
-from omni_cli.stats.comparable import work_differences
-from omni_cli.stats.disturbance import disturbances
-from omni_cli.stats.summary import summarise
+from omni_cli.stats.blocks import summarise
+from omni_cli.stats.comparable import disturbances, work_differences
 from omni_cli.stats.verdicts import ComparisonSpec, own_report
 
 URL = "http://127.0.0.1:8000"

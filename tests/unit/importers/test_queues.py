@@ -15,10 +15,9 @@ from omni_cli.cli.app import run
 from omni_cli.importers.building import request_variant
 from omni_cli.importers.files import load_newest
 from omni_cli.record import Sample, Variant
-from omni_cli.stats.blocks import compare_queues, independent_units, queue_times
+from omni_cli.stats.blocks import compare_queues, independent_units, queue_times, summarise
 from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.estimate import get_centre
-from omni_cli.stats.summary import summarise
 
 DATA = Path(__file__).parents[2] / "data" / "other_tools"
 Draw = Callable[[np.random.Generator], float]
@@ -113,7 +112,7 @@ def test_noise_is_no_regression(places: int) -> None:
     for number in range(150):
         a, b = (waits(rng, 120, places, draws[number % 2]) for _ in range(2))
         variants = [request_variant("a", [{"start_s": 0.0, "e2e_s": end} for end in ends]) for ends in (a, b)]
-        ratios = compare_queues(variants[0], variants[1], "e2e_s")
+        ratios = compare_queues(*(queue_times(variant, "e2e_s") for variant in variants[:2]))
         assert ratios is not None and ratios.mean() == pytest.approx(np.log(sum(b) / sum(a)))
         units = independent_units(ratios)
         low, high = get_centre(units.values, units.inflation, trim=0.0).interval(0.05)

@@ -9,10 +9,9 @@ from support.bench_records import record
 from omni_cli.record import Sample, Variant
 from omni_cli.report.bench_notes import disturbance_warnings
 from omni_cli.report.bench_server import server_lines
-from omni_cli.stats.blocks import independent_units
+from omni_cli.stats.blocks import get_summaries, independent_units
+from omni_cli.stats.comparable import disturbances, is_slowed
 from omni_cli.stats.compare import compare_variants
-from omni_cli.stats.disturbance import disturbances, is_slowed
-from omni_cli.stats.summary import get_summaries
 
 
 def windows(

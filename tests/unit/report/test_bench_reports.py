@@ -20,8 +20,8 @@ from omni_cli.report.bench_notes import gate_failure, warnings
 from omni_cli.report.bench_run import variant_text
 from omni_cli.report.bench_text import Labels, comparison_text, summary_lines
 from omni_cli.results import RecordOrigin
-from omni_cli.stats.comparison_result import compare_document, compare_within
-from omni_cli.stats.summary import summarise
+from omni_cli.stats.blocks import summarise
+from omni_cli.stats.verdicts import compare_document, compare_within
 
 LABELS = Labels("a.json", "b.json")
 

@@ -17,7 +17,7 @@ from omni_cli.record_file import save_record
 from omni_cli.report.bench_units import ratio
 from omni_cli.report.html.page import render_page
 from omni_cli.results import RecordOrigin
-from omni_cli.stats.comparison_result import compare_document, compare_records, compare_within
+from omni_cli.stats.verdicts import compare_document, compare_records, compare_within
 
 pytestmark = pytest.mark.slow
 

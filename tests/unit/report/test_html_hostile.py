@@ -25,8 +25,7 @@ from omni_cli.errors import OmniError
 from omni_cli.record_file import with_digest
 from omni_cli.report.html.page import render_page
 from omni_cli.results import RecordOrigin
-from omni_cli.stats.comparison_result import compare_document, compare_within
-from omni_cli.stats.verdicts import ComparisonSpec
+from omni_cli.stats.verdicts import ComparisonSpec, compare_document, compare_within
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from support.bench_records import ABBA, record, variant
 
 from omni_cli.report.bench_text import Labels, comparison_text
 from omni_cli.report.tables import aligned
-from omni_cli.stats.comparison_result import compare_within
+from omni_cli.stats.verdicts import compare_within
 
 ROWS = [
     ("Metric", "A", "B / A [95% CI]", "Verdict"),

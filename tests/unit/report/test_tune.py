@@ -18,7 +18,7 @@ from omni_cli.report.html.figures import Trade, drawn_trade
 from omni_cli.report.html.page import render_page
 from omni_cli.report.tune_text import tune_text
 from omni_cli.results import Outputs
-from omni_cli.stats.tuning import concluded
+from omni_cli.stats.race import concluded
 from omni_cli.tune_record import Candidate, Round, TuneRecord
 
 EVIL = "<script>alert(1)</script>"

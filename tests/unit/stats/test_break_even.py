@@ -13,7 +13,7 @@ from support.bench_records import record, variant
 from omni_cli.record import Memory, Variant
 from omni_cli.report.bench_text import break_even_sentence
 from omni_cli.results import BreakEven, RecordOrigin
-from omni_cli.stats.comparison_result import Pair, compare_document, compare_within
+from omni_cli.stats.verdicts import Pair, compare_document, compare_within
 
 MIB = 2**20
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, WINDOW, Shift, find_steps
+from omni_cli.stats.history import AFTER, BEFORE, THRESHOLD, WINDOW, Shift, find_steps
 
 ROOT = Path(__file__).parents[3]
 MARGIN = math.log1p(0.02)

@@ -14,7 +14,8 @@ from omni_cli.errors import ExitCode, InputError, UsageError
 from omni_cli.record import Failures, Record, Variant
 from omni_cli.results import Comparison, Difference, Outputs
 from omni_cli.stats.comparable import ABSENT
-from omni_cli.stats.comparison_result import check_limits, compare_records, compare_within
+from omni_cli.stats.gate import check_limits
+from omni_cli.stats.verdicts import compare_records, compare_within
 
 LIMITS = GateLimits({"e2e_s": 0.05})
 

@@ -13,7 +13,7 @@ from omni_cli.cli.app import run
 from omni_cli.record import GpuUtilisation, Record, Utilisation
 from omni_cli.record_file import save_record
 from omni_cli.report.bench_notes import Note, disturbance_warnings
-from omni_cli.stats.disturbance import disturbances, machine_disturbances
+from omni_cli.stats.comparable import disturbances, machine_disturbances
 
 LOOKS = 40
 

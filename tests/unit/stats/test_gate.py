@@ -12,10 +12,9 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode
 from omni_cli.record import Memory, Variant
 from omni_cli.results import EXIT_CODES, Difference, GateResult, Outputs
-from omni_cli.stats.compare import MARGIN, compare_variants
-from omni_cli.stats.comparison_result import compare_within
+from omni_cli.stats.compare import MARGIN, compare_variants, memory_peaks
 from omni_cli.stats.gate import judge
-from omni_cli.stats.memory import memory_peaks
+from omni_cli.stats.verdicts import compare_within
 
 RANK = {"regression": 0, "inconclusive": 1, "pass": 2}
 

@@ -8,8 +8,8 @@ from support.bench_records import correlated, variant
 
 from omni_cli.metrics import samples_for, summarised
 from omni_cli.record import Variant
+from omni_cli.stats.blocks import summarise
 from omni_cli.stats.estimate import MIN_BLOCKS
-from omni_cli.stats.summary import summarise
 
 
 def test_samples_needed_for_a_percentile() -> None:
