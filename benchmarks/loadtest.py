@@ -29,7 +29,8 @@ from common import interleaved, machine
 from omni_cli.loadtest.client import Client, Outcome
 from omni_cli.loadtest.endpoints import chat
 from omni_cli.loadtest.traffic import ClosedLoop
-from omni_cli.record import load_record, request_values
+from omni_cli.record import load_record
+from omni_cli.stats.blocks import request_values
 
 FIRST_S, GAP_S, TOKENS = 0.02, 0.01, 32
 REQUESTS, CONCURRENCIES, ROUNDS = 16, (1, 32), 3

@@ -7,7 +7,6 @@ sizes bytes; names of measured values end in their unit.
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,7 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from omni_cli.errors import InputError
-from omni_cli.metrics import E2E, REPORTED_MEMORY, is_total
+from omni_cli.metrics import E2E, REPORTED_MEMORY
 from omni_cli.record_file import Kind, digest_problem, get_digest, read_document
 from omni_cli.results import Comparison, GateResult, Summary
 from omni_cli.text import visible
@@ -30,8 +29,6 @@ _MAX_BYTES_MEASURED = 2**60
 _MIN_SECONDS, _MAX_SECONDS = 1e-12, 1e10
 _MIN_VALUE, _MAX_VALUE = 1e-30, 1e30
 _MIN_ALPHA = 1e-4
-
-_TOLERANCE = 1e-9  # relative; far above the error of printing a float and reading it back
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,27 +194,6 @@ def workload_fingerprint(workload: dict[str, object]) -> str:
     return get_digest({key: value for key, value in workload.items() if key != "fingerprint"})
 
 
-def metric_names(variant: Variant) -> tuple[str, ...]:
-    """Return the metrics that at least one sample has, `e2e_s` first, the others in order of appearance."""
-    names = dict.fromkeys([E2E] if variant.samples else [])
-    for sample in variant.samples:
-        names.update(dict.fromkeys(sample.metrics))
-    return tuple(names)
-
-
-def get_values(variant: Variant, metric: str) -> list[tuple[int, float]]:
-    """Return (block, value) of every sample that has the metric, in the order of the record."""
-    if metric == E2E:
-        return [(sample.block, sample.e2e_s) for sample in variant.samples]
-    return [(sample.block, sample.metrics[metric]) for sample in variant.samples if metric in sample.metrics]
-
-
-def request_values(variant: Variant, metric: str) -> list[float]:
-    """Return the metric of every single request to a server; empty for all other variants."""
-    columns = (sample.requests.get(metric, ()) for sample in variant.samples)
-    return [value for column in columns for value in column if value is not None]
-
-
 def get_counters(variant: Variant) -> Mapping[str, Mapping[str, float]]:
     """Return by stage the counts from the start of loading to the end of the variant's last run."""
     by_stage = variant.effective.get(COUNTERS_KEY)
@@ -277,7 +253,7 @@ def load_record(path: Path) -> Record:
 
 
 def read_record(path: Path) -> tuple[Record, str | None]:
-    """Read a complete record; also return a sentence if it was changed after it was written and contradicts itself.
+    """Read a complete record; also return a sentence if it was changed after it was written.
 
     Raises `InputError` for everything except a complete record.
     """
@@ -286,7 +262,7 @@ def read_record(path: Path) -> tuple[Record, str | None]:
     problem = first_problem(record)
     if problem is not None:
         raise InputError(f"`{label}`: {problem}", hint=_AGAIN)
-    edit = _first_edit(record, document)
+    edit = digest_problem(document)
     return record, None if edit is None else f"`{label}`: {edit}"
 
 
@@ -369,29 +345,4 @@ def _utilisation_problem(load: Utilisation) -> str | None:
         return "a value is out of range"
     if any(later <= earlier for earlier, later in itertools.pairwise(load.end_s)):
         return "its times do not increase"
-    return None
-
-
-def _first_edit(record: Record, document: dict[str, object]) -> str | None:
-    """Return a sentence on the first contradiction within the record, which proves an edit."""
-    problem = digest_problem(document)
-    if problem is not None:
-        return problem
-    for variant in record.variants:
-        for metric, summary in variant.summary.items():
-            if is_total(metric):
-                continue  # medians in earlier records
-            problem = _summary_problem([value for _, value in get_values(variant, metric)], summary)
-            if problem is not None:
-                return f"`{visible(metric, 80)}` of variant `{visible(variant.name, 80)}`: {problem}"
-    return None
-
-
-def _summary_problem(values: list[float], summary: Summary) -> str | None:
-    if summary.n != len(values):
-        return f"its summary says {summary.n} samples, there are {len(values)}"
-    if values:
-        median = statistics.median(values)
-        if abs(median - summary.median) > _TOLERANCE * max(abs(median), abs(summary.median)):
-            return f"its summary says a median of {summary.median:g}, its samples have {median:g}"
     return None

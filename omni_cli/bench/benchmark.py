@@ -13,8 +13,9 @@ from omni_cli.bench.memory import Free, read_free
 from omni_cli.bench.protocol import Load, Loading
 from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.utilisation import UtilisationSampler
-from omni_cli.record import Record, metric_names
+from omni_cli.record import Record
 from omni_cli.record_file import save_record
+from omni_cli.stats.blocks import metric_names
 from omni_cli.stats.gate import check_limits, check_metrics
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 

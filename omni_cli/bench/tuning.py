@@ -21,9 +21,10 @@ from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.errors import OmniError, UsageError
 from omni_cli.metrics import ATTAINMENT
-from omni_cli.record import Variant, get_values, metric_names
+from omni_cli.record import Variant
 from omni_cli.record_file import save_record
 from omni_cli.results import Comparison, Outputs
+from omni_cli.stats.blocks import get_values, metric_names
 from omni_cli.stats.gate import judge
 from omni_cli.stats.race import Race, batch_costs, concluded, get_race, peak_bytes
 from omni_cli.tune_record import Candidate, Round, TuneRecord

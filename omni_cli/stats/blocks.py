@@ -14,13 +14,40 @@ import numpy as np
 from msgspec import UNSET
 
 from omni_cli.metrics import ATTAINMENT, COUNTED, E2E, PERCENTILES, WAITS, get_percentile, is_total
-from omni_cli.record import Sample, Variant, get_values, metric_names, request_values, requests_of
+from omni_cli.record import Sample, Variant, requests_of
 from omni_cli.results import Bounds, Summary
 from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, attainment_interval, get_centre
 from omni_cli.stats.sequential import ALPHA
 
 _MAX_CORRELATION = 0.95
 _PLACES = 10  # blocks of a queue
+
+
+def metric_names(variant: Variant) -> tuple[str, ...]:
+    """Return the metrics that at least one sample has, `e2e_s` first, the others in order of appearance."""
+    names = dict.fromkeys([E2E] if variant.samples else [])
+    for sample in variant.samples:
+        names.update(dict.fromkeys(sample.metrics))
+    return tuple(names)
+
+
+def get_values(variant: Variant, metric: str) -> list[tuple[int, float]]:
+    """Return (block, value) of every sample that has the metric, in the order of the record."""
+    if metric == E2E:
+        return [(sample.block, sample.e2e_s) for sample in variant.samples]
+    return [(sample.block, sample.metrics[metric]) for sample in variant.samples if metric in sample.metrics]
+
+
+def request_values(variant: Variant, metric: str) -> list[float]:
+    """Return the metric of every single request to a server; empty for all other variants."""
+    columns = (sample.requests.get(metric, ()) for sample in variant.samples)
+    return [value for column in columns for value in column if value is not None]
+
+
+def shared_metrics(a: Variant, b: Variant) -> tuple[str, ...]:
+    """Return the metrics that both have, in the order of `a`."""
+    others = set(metric_names(b))
+    return tuple(name for name in metric_names(a) if name in others)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from omni_cli.metrics import E2E
-from omni_cli.record import GpuUtilisation, Record, Utilisation, Variant, get_values, is_of_server, request_values
+from omni_cli.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server
 from omni_cli.results import Difference
+from omni_cli.stats.blocks import get_values, request_values
 
 # The subject of the measurement (omni's version and commit), and conditions that cannot be chosen (load, clocks).
 EXEMPT = frozenset({"code", "conditions"})
@@ -221,14 +222,15 @@ def is_slowed(record: Record) -> bool:
 
 def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
     disturbances = []
-    lags = request_values(variant, "lag_s")
+    lags, answers, tokens = (request_values(variant, name) for name in ("lag_s", E2E, "output_tokens"))
     late = statistics.fmean(lag >= LATE_S for lag in lags) if lags else 0.0
     # A client cannot send all requests at the same time.
-    if late > _LATE_SHARE and "inf" not in (_rate(record.workload.get("load")), _rate(variant.settings)):
+    loads = [load for load in (record.workload.get("load"), variant.settings) if isinstance(load, Mapping)]
+    if late > _LATE_SHARE and "inf" not in [load.get("request_rate") for load in loads]:
         disturbances.append(Disturbance("late client", late, max(lags), variant=variant.name))
-    if record.workload.get("endpoint") == "chat" and _lacks_usage(variant):
+    if record.workload.get("endpoint") == "chat" and answers and not tokens:
         disturbances.append(Disturbance("no usage", 1.0, 0.0, variant=variant.name))
-    asked, tokens = record.workload.get("output_len"), request_values(variant, "output_tokens")
+    asked = record.workload.get("output_len")
     if isinstance(asked, int) and tokens and statistics.fmean(tokens) < _WHOLE * asked:
         short = statistics.fmean(value < asked for value in tokens)
         disturbances.append(Disturbance("short answers", short, statistics.fmean(tokens), variant=variant.name))
@@ -236,14 +238,6 @@ def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
     if gaps and statistics.median(gaps) < _BURST_S:
         disturbances.append(Disturbance("bursts", 1.0, statistics.median(gaps), variant=variant.name))
     return disturbances
-
-
-def _rate(load: object) -> object:
-    return load.get("request_rate") if isinstance(load, Mapping) else None
-
-
-def _lacks_usage(variant: Variant) -> bool:
-    return bool(variant.samples) and bool(request_values(variant, E2E)) and not request_values(variant, "output_tokens")
 
 
 def machine_disturbances(utilisation: Utilisation) -> tuple[Disturbance, ...]:

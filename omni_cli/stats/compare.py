@@ -12,9 +12,9 @@ from msgspec import UNSET, UnsetType
 
 from omni_cli.errors import ExitCode, OmniError
 from omni_cli.metrics import COUNTED, E2E, HOST_RSS, REPORTED_MEMORY, higher_is_better
-from omni_cli.record import Sample, StoppingPlan, Variant, get_counters, metric_names
+from omni_cli.record import Sample, StoppingPlan, Variant, get_counters
 from omni_cli.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
-from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks
+from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks, shared_metrics
 from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, get_centre, get_difference, of_counts
 from omni_cli.stats.sequential import ALPHA, blocks_needed, level_at, minimum_detectable
 
@@ -69,12 +69,6 @@ def compare_variants(
     compared = (_compare(a, b, name, paired, sampling, margin) for name in names)
     found = tuple(comparison for comparison in compared if comparison is not None)
     return found if paired or not any(slowed) else tuple(_doubted(replace(item, slowed=slowed)) for item in found)
-
-
-def shared_metrics(a: Variant, b: Variant) -> tuple[str, ...]:
-    """Return the metrics that both have, in the order of `a`."""
-    others = set(metric_names(b))
-    return tuple(name for name in metric_names(a) if name in others)
 
 
 def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.errors import UsageError
 from omni_cli.metrics import ALLOCATED, GATED_MEMORY, HOST_RSS, higher_is_better
-from omni_cli.record import Record, metric_names
+from omni_cli.record import Record
 from omni_cli.results import (
     Comparison,
     Difference,
@@ -29,6 +29,7 @@ from omni_cli.results import (
     MemoryPeak,
     Outputs,
 )
+from omni_cli.stats.blocks import metric_names
 from omni_cli.stats.compare import Compared
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import blocks_needed, minimum_detectable

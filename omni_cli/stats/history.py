@@ -25,7 +25,7 @@ import numpy as np
 
 from omni_cli.history_folder import Kept
 from omni_cli.metrics import GATED_MEMORY, higher_is_better
-from omni_cli.record import Variant, metric_names
+from omni_cli.record import Variant
 from omni_cli.results import (
     Bounds,
     Difference,
@@ -36,7 +36,7 @@ from omni_cli.results import (
     HistoryRecord,
     HistorySeries,
 )
-from omni_cli.stats.blocks import summarise
+from omni_cli.stats.blocks import metric_names, summarise
 from omni_cli.stats.comparable import mean_work_differences, record_mismatches, settings_differences, split_allowed
 from omni_cli.stats.compare import MARGIN
 from omni_cli.stats.gate import check_metrics

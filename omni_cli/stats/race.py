@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 
 from omni_cli.metrics import GOODPUT, higher_is_better
-from omni_cli.record import Variant, get_values
+from omni_cli.record import Variant
 from omni_cli.results import Bounds
-from omni_cli.stats.blocks import block_medians
+from omni_cli.stats.blocks import block_medians, get_values
 from omni_cli.stats.estimate import TRIM
 from omni_cli.stats.sequential import ALPHA, spent
 from omni_cli.tune_record import Candidate, Standing, State, TuneRecord

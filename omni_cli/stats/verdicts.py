@@ -24,7 +24,7 @@ from omni_cli.results import (
     RecordOrigin,
     Summary,
 )
-from omni_cli.stats.blocks import block_medians, get_summaries, summarise
+from omni_cli.stats.blocks import block_medians, get_summaries, shared_metrics, summarise
 from omni_cli.stats.comparable import (
     Disturbance,
     changes_work,
@@ -36,7 +36,7 @@ from omni_cli.stats.comparable import (
     split_allowed,
     work_differences,
 )
-from omni_cli.stats.compare import MARGIN, Compared, break_even, compare_variants, memory_peaks, shared_metrics
+from omni_cli.stats.compare import MARGIN, Compared, break_even, compare_variants, memory_peaks
 from omni_cli.stats.gate import check_metrics, judge
 from omni_cli.stats.output_quality import compare_outputs
 from omni_cli.text import visible
