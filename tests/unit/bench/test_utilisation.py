@@ -13,9 +13,14 @@ import msgspec
 import pytest
 from support.bench_records import pair, record
 
-from omni_cli.bench.machine_counters import Counters, MachineCounters
-from omni_cli.bench.nvml import GpuState, throttle_names
-from omni_cli.bench.utilisation import MAX_SAMPLES, Stretch, UtilisationSampler, merge_neighbours
+from omni_cli.bench.utilisation import (
+    MAX_SAMPLES,
+    Counters,
+    GpuState,
+    MachineCounters,
+    UtilisationSampler,
+    throttle_names,
+)
 from omni_cli.errors import InputError
 from omni_cli.machine import visible_devices
 from omni_cli.record import Utilisation, load_record
@@ -89,16 +94,6 @@ def test_a_failing_observer_is_reported_and_harmless() -> None:
         time.sleep(0.05)
     found = sampler.utilisation()
     assert found.error == "OSError: no more files" and found.busy_cores == (1.0,)
-
-
-def test_merging_keeps_means_and_causes() -> None:
-    def stretch(end_s: float, seconds: float, busy: float, *why: str) -> Stretch:
-        return Stretch(end_s, seconds, busy, busy / 2, 0.0, None, 1000 * busy, (GpuState(busy, 10, 20 * busy, 1, why),))
-
-    first, last = merge_neighbours([stretch(1, 1, 1, "thermal"), stretch(4, 3, 2, "power_cap"), stretch(5, 1, 9)])
-    assert (first.end_s, first.seconds, first.busy_cores, first.cpu_mhz) == (4, 4, 1.75, 1750)
-    assert first.gpus == (GpuState(1.75, 10, 40, 1, ("power_cap", "thermal")),)
-    assert last.busy_cores == 9 and first.held_back is None
 
 
 def test_a_run_of_hours_keeps_a_small_record() -> None:
