@@ -32,8 +32,7 @@ from tune_calibration import are_ranked
 
 from omni_cli.bench.harness import RunLimits
 from omni_cli.bench.profile_source import ProfileSource
-from omni_cli.bench.search import plan_space
-from omni_cli.bench.tuning import TuneLimits, Tuning
+from omni_cli.bench.tuning import TuneLimits, Tuning, plan_space
 from omni_cli.bench.workload import Workload
 from omni_cli.cli.tune.run import SettingsSearch, TuneProgress, local_search
 from omni_cli.config.bundled import find_profile

@@ -9,13 +9,18 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+import omni_cli
 from omni_cli.child_python import users_environment
 from omni_cli.errors import OmniError, UsageError
+from omni_cli.temporary_folder import scratch_folder
 from omni_cli.text import visible
 
 _SEPARATOR = "\x1f"
@@ -157,3 +162,52 @@ def last_line(*texts: bytes) -> str:
         lines = lines or text.decode(errors="replace").split("\n")
         lines = [line.strip() for line in lines if line.strip()]
     return visible(lines[-1], _MAX_REASON) if lines else "no output"
+
+
+_WORKER = "omni_cli/bench/variant_worker.py"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit whose code can be measured."""
+
+    ref: str
+    commit: str
+    repository: Path
+
+
+def find_commit(ref: str, repository: Path | None = None) -> Commit:
+    """Resolve `ref` in the clone that omni runs from.
+
+    Raises `UsageError` if omni does not run from a clone, there is no such commit, or it is too old to be
+    measured.
+    """
+    root = repository or Path(omni_cli.__file__).parents[1]
+    if not (root / ".git").exists():
+        raise UsageError(
+            "another commit can be measured only if omni runs from a clone of its repository; this one is installed",
+            hint="run it from a clone, or save a record with `omni bench --output-json` and use `--baseline`",
+        )
+    commit = resolve_commit(root, ref)
+    if run_git(root, "cat-file", "-e", f"{commit}:{_WORKER}").returncode:
+        raise UsageError(
+            f"commit `{visible(ref, 80)}` cannot be measured: its omni has no `{_WORKER}`", hint="name a newer commit"
+        )
+    return Commit(ref, commit, root)
+
+
+@contextmanager
+def checked_out(commit: Commit) -> Iterator[Path]:
+    """Extract the commit's files into a temporary folder, which is removed at the end.
+
+    From an archive, because `git worktree` leaves an entry in the clone if the command is killed.
+    """
+    with scratch_folder("omni-against-") as folder:
+        archived = run_git(
+            commit.repository, "archive", "--format=tar", f"--output={folder / 'code.tar'}", commit.commit
+        )
+        if archived.returncode:
+            raise OmniError(f"cannot get the files of {commit.commit[:12]}: {last_line(archived.stderr)}")
+        with tarfile.open(folder / "code.tar") as archive:
+            archive.extractall(folder / "code", filter="data")
+        yield folder / "code"

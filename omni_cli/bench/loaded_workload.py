@@ -12,10 +12,11 @@ import msgspec
 
 from omni_cli.bench.iteration import Finished, Iteration
 from omni_cli.bench.prompts import Prompts
-from omni_cli.bench.request_file import MeasuredRequest, measured_requests
 from omni_cli.bench.workload import (
+    MeasuredRequest,
     Workload,
     has_successor,
+    measured_requests,
     measured_stages,
     stages_before,
     with_fixed_work,

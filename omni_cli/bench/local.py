@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omni_cli.bench.against import checked_out, find_commit
 from omni_cli.bench.benchmark import Plan
+from omni_cli.bench.commits import checked_out, find_commit
 from omni_cli.bench.environment import read_environment
 from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.protocol import Load

@@ -9,11 +9,10 @@ from typing import Any
 
 from omni_cli.bench.checks import ineffective, unaccounted
 from omni_cli.bench.iteration import median_share
-from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.bench.memory import get_memory
-from omni_cli.bench.outputs import load_arrays
+from omni_cli.bench.outputs import kept_outputs, load_arrays
 from omni_cli.bench.protocol import LoadedStage, Ran
-from omni_cli.bench.quality_weights import measure_pairs
+from omni_cli.bench.quality import measure_pairs
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.execution.counters import since
 from omni_cli.metrics import E2E

@@ -36,8 +36,7 @@ from omni_cli.bench.protocol import (
     decode_request,
     encode,
 )
-from omni_cli.bench.request_file import RequestFile
-from omni_cli.bench.workload import Workload
+from omni_cli.bench.workload import RequestFile, Workload
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import OmniError
 from omni_cli.machine_limits import known_failure

@@ -42,8 +42,7 @@ def add(
 ) -> None:
     """Add records to a history. A measurement that it has already is not added again."""
     from omni_cli.history_folder import keep
-    from omni_cli.importers.files import load_any
-    from omni_cli.importers.order import in_order
+    from omni_cli.importers.files import in_order, load_any
     from omni_cli.stats.verdicts import failed_variants, own_report
 
     # All are read before any is written: a broken one changes nothing.

@@ -16,17 +16,15 @@ from omni_cli.checkpoints.hub import hub_cache_folder
 from omni_cli.checkpoints.stage_weights import find_weights
 from omni_cli.config.schema import EngineConfig
 from omni_cli.doctor.packages import (
+    CACHE_BYTES,
+    TORCH_CPU_INDEX,
+    VERIFIED,
     Package,
     TorchProbe,
     finish_torch_probe,
     loads,
     read_packages,
     start_torch_probe,
-)
-from omni_cli.doctor.requirements import (
-    CACHE_BYTES,
-    TORCH_CPU_INDEX,
-    VERIFIED,
 )
 from omni_cli.engine.devices import Devices, keys_for_cuda
 from omni_cli.engine.memory_plan import MemoryUse, plan_memory

@@ -10,8 +10,7 @@ import numpy as np
 
 from omni_cli.profile_record import Budget, LargeTensor, MemorySample, PhaseMemory, StageMemory
 from omni_cli.profiling.operators import Allocation, Operators
-from omni_cli.profiling.ranges import ENGINE_STEP, base_name, step_indices
-from omni_cli.profiling.tracks import Innermost
+from omni_cli.profiling.ranges import ENGINE_STEP, Innermost, base_name, step_indices
 from omni_cli.stage.recording import MemoryReading, Range, Recording, StageDescription
 
 _WARM_UP = "first request"

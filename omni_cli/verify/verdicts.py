@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from omni_cli.bench.kept_outputs import kept_outputs
+from omni_cli.bench.outputs import kept_outputs
 from omni_cli.models.scores import EngineOutput, EngineTokens, Expected, TokenScores
 from omni_cli.record import RATE
 from omni_cli.stats.output_quality import get_quality

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from omni_cli.doctor.checkup import MachineFacts
-from omni_cli.doctor.packages import Package, TorchProbe
-from omni_cli.doctor.requirements import VERIFIED
+from omni_cli.doctor.packages import VERIFIED, Package, TorchProbe
 from omni_cli.machine import Cpu, Folder, Gpu, Gpus, HostMemory
 
 CPU_BUILDS = {"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu", "vllm": None, "torchaudio": None}

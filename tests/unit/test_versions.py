@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.doctor.requirements import VERIFIED
+from omni_cli.doctor.packages import VERIFIED
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]

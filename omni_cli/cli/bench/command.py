@@ -28,7 +28,7 @@ def bench(options: BenchOptions) -> int:
     measured_stages(config, options.stage)
     workload = options.workload(options.stage, config)
     limits = options.limits(options.max_memory_regression)
-    from omni_cli.bench.quality_weights import parse_weights
+    from omni_cli.bench.quality import parse_weights
 
     weights = parse_weights(options.weights)
     from omni_cli.bench.local import load_variant_config, local_plan, plan_variant_configs

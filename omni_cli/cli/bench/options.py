@@ -59,8 +59,7 @@ class WorkloadOptions(ProfileOptions):
 
     def workload(self, stage: str, config: EngineConfig) -> Workload:
         """The requested work. Raises `UsageError` or `InputError` for a wrong file, before anything is loaded."""
-        from omni_cli.bench.request_file import describe_requests
-        from omni_cli.bench.workload import Workload
+        from omni_cli.bench.workload import Workload, describe_requests
 
         if self.requests is None:
             batch_size, input_len = self.batch_size or DEFAULT_BATCH_SIZE, self.input_len or DEFAULT_INPUT_LEN

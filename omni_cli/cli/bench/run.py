@@ -7,18 +7,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.bench.benchmark import Benchmark, Plan
 from omni_cli.bench.harness import RunLimits
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.cli.bench.options import MeasureOptions
-from omni_cli.cli.bench.progress import BenchProgress
 from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction, refuse_failed, write_report
 from omni_cli.cli.terminal import console
+from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, OmniError
 from omni_cli.loadtest.failures import hint_on
+from omni_cli.metrics import E2E
 from omni_cli.record import get_failures, load_record
 from omni_cli.record_file import with_digest
 from omni_cli.report.bench_junit import comparison_junit
@@ -26,8 +28,15 @@ from omni_cli.report.bench_markdown import comparison_markdown
 from omni_cli.report.bench_notes import disturbance_warnings, not_comparable, verdict_note, warnings
 from omni_cli.report.bench_run import heading, short_title, variant_text
 from omni_cli.report.bench_text import Labels, comparison_text
+from omni_cli.report.bench_units import quantity, ratio
+from omni_cli.report.units import seconds
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
+
+if TYPE_CHECKING:
+    from omni_cli.bench.harness import State
+    from omni_cli.bench.protocol import Loading
+    from omni_cli.stats.verdicts import ComparisonSpec
 
 _LABELS = Labels("baseline", "this run")
 
@@ -149,3 +158,46 @@ def _write_files(report: BenchmarkReport, options: MeasureOptions) -> None:
         # One suite a file: that of the gate, where there are two.
         gated = next((item for item in results if item.gate is not None), results[0])
         write_report(options.junit, comparison_junit(gated, name))
+
+
+class BenchProgress:
+    """Reports each phase, and after each block the estimate so far."""
+
+    def __init__(self, stream: TextIO, spec: ComparisonSpec, *, quiet: bool, verbose: bool) -> None:
+        self._line = LiveLine(stream, quiet=quiet, verbose=verbose)
+        self._spec = spec
+
+    def loading(self, variant: str, event: Loading) -> None:
+        state = "loading" if event.load_s is None else f"ready in {seconds(event.load_s)}"
+        self._line.say(f"{variant}: stage {event.stage} {state}")
+
+    def warming_up(self, variant: str) -> None:
+        self._line.say(f"{variant}: warming up")
+
+    def falling_back(self, reason: str) -> None:
+        self.hide()
+        console.print_warning(
+            f"the variants do not fit into memory together ({reason}): they are loaded alternately",
+            hint="this is slower, and the interval includes the noise between loads; free memory to load all of them",
+        )
+
+    def block_done(self, state: State) -> None:
+        if not self._line.is_shown:
+            return
+        left = max(0.0, state.planned_s - state.elapsed_s)
+        self._line.say(
+            f"block {state.blocks}/{state.planned_blocks}   {self._known(state)}   {left:.0f} s left at most"
+        )
+
+    def hide(self) -> None:
+        """Clear the live line, so that other lines can be written."""
+        self._line.hide()
+
+    def _known(self, state: State) -> str:
+        """The ratio of the end-to-end times with its interval, or the median of a single variant."""
+        report = self._spec.report(state.record)
+        comparisons = [item for result in report.results for item in result.comparisons if item.metric == E2E]
+        if comparisons:
+            return "   ".join(f"{item.b} / {item.a} {ratio(item.ratio, item.ci95)}" for item in comparisons[:2])
+        summary = report.summaries[state.record.variants[0].name][E2E]
+        return f"median {quantity(E2E, summary.median)}"

@@ -51,7 +51,7 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
 
     command = ("omni", *sys.argv[1:])
     if options.command is None:
-        from omni_cli.bench.against import find_commit
+        from omni_cli.bench.commits import find_commit
 
         repository, _ = (find_commit(ref).repository for ref in (options.good, options.bad))
         plan, workload = _profile_plan(options, command)

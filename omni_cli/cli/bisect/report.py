@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.bench.program import CPU_TIME, WALL_TIME
-from omni_cli.cli.bench.progress import BenchProgress
+from omni_cli.cli.bench.run import BenchProgress
 from omni_cli.cli.terminal import console
 from omni_cli.errors import OmniError
 from omni_cli.record_file import with_digest

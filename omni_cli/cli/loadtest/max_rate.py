@@ -15,7 +15,7 @@ import msgspec
 from omni_cli.bench.benchmark import Benchmark, Plan
 from omni_cli.bench.harness import RunLimits
 from omni_cli.bench.variant_process import VariantError
-from omni_cli.cli.bench.progress import BenchProgress
+from omni_cli.cli.bench.run import BenchProgress
 from omni_cli.cli.loadtest.options import LoadtestOptions, without_key
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped

@@ -41,7 +41,7 @@ def tune(options: TuneOptions) -> ExitCode:
 
 
 def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...]) -> ExitCode:
-    from omni_cli.bench.search import plan_space
+    from omni_cli.bench.tuning import plan_space
     from omni_cli.bench.workload import lengths_given_by
     from omni_cli.engine.describing import get_capabilities
 

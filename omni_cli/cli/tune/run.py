@@ -15,8 +15,7 @@ from omni_cli.bench.harness import RunLimits, State
 from omni_cli.bench.local import local_plan
 from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.protocol import Loading
-from omni_cli.bench.search import Space
-from omni_cli.bench.tuning import TuneLimits, Tuning
+from omni_cli.bench.tuning import Space, TuneLimits, Tuning
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.workload import Workload
 from omni_cli.cli.gate_options import write_report

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from omni_cli.bench.benchmark import Plan
-from omni_cli.bench.search import MAX_SETTINGS, OPTION, Space, expanded
-from omni_cli.bench.tuning import TuneLimits
+from omni_cli.bench.tuning import MAX_SETTINGS, OPTION, Space, TuneLimits, expanded
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.cli.bench.options import DEFAULT_INPUT_LEN
 from omni_cli.cli.loadtest.reading import read_endpoint, read_traffics

@@ -14,7 +14,7 @@ from support.tiny_pipelines.tokenizers import clip as clip_tokenizer
 from tokenizers import pre_tokenizers
 
 from omni_cli.bench.outputs import save_arrays
-from omni_cli.bench.quality_weights import ALEXNET, QualityWeightsError, measure_pairs
+from omni_cli.bench.quality import ALEXNET, QualityWeightsError, measure_pairs
 
 pytest.importorskip("torchmetrics", reason="torchmetrics is an extra: `omni-cli[quality]`")
 pytestmark = pytest.mark.slow

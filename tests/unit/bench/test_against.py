@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.bench.against import checked_out, find_commit
+from omni_cli.bench.commits import checked_out, find_commit
 from omni_cli.errors import UsageError
 
 WORKER = Path("omni_cli/bench/variant_worker.py")

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_cli.bench.request_file import describe_requests, measured_requests
-from omni_cli.bench.workload import Workload
+from omni_cli.bench.workload import Workload, describe_requests, measured_requests
 from omni_cli.config.loader import load_profile
 from omni_cli.encoding import encode_png, encode_wav
 from omni_cli.errors import UsageError

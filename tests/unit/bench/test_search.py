@@ -7,7 +7,7 @@ import random
 import pytest
 
 from omni_cli.bench.profile_source import ProfileSource
-from omni_cli.bench.search import AS_IT_IS, MAX_TOGETHER, Space, default_space, expanded, get_groups, plan_space
+from omni_cli.bench.tuning import AS_IT_IS, MAX_TOGETHER, Space, default_space, expanded, get_groups, plan_space
 from omni_cli.bench.workload import Workload
 from omni_cli.config.bundled import find_profile
 from omni_cli.errors import OmniError, UsageError

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from support.bench_records import ABBA, ENVIRONMENT, pair, record, variant
 
-from omni_cli.bench.kept_outputs import kept_outputs
-from omni_cli.bench.outputs import hash_arrays
+from omni_cli.bench.outputs import hash_arrays, kept_outputs
 from omni_cli.cli import app
 from omni_cli.encoding import encode_png
 from omni_cli.record import KeptOutput, Memory, Record

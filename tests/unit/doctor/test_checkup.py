@@ -10,8 +10,7 @@ from support.profile_text import make_config
 from omni_cli.checkpoints.stage_weights import find_snapshot
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
 from omni_cli.doctor.checkup import Problem, find_problems, judge_profile
-from omni_cli.doctor.packages import TorchProbe
-from omni_cli.doctor.requirements import VERIFIED
+from omni_cli.doctor.packages import VERIFIED, TorchProbe
 from omni_cli.machine import Cpu, Folder, Gpus
 
 

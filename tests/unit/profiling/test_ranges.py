@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from omni_cli.execution import ranges
 from omni_cli.execution.ranges import Consecutive, listen, mark
-from omni_cli.profiling.ranges import base_name, range_times, step_times
-from omni_cli.profiling.tracks import Innermost, length, merged, within, without
+from omni_cli.profiling.ranges import Innermost, base_name, length, merged, range_times, step_times, within, without
 from omni_cli.stage.recording import Range, Recording
 
 

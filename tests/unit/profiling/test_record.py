@@ -23,10 +23,10 @@ from omni_cli.profile_record import (
     Step,
     load_profile_record,
 )
+from omni_cli.profiling.activity import compute_roofline
 from omni_cli.profiling.build import measure_overhead
+from omni_cli.profiling.chrome_trace import stage_seconds
 from omni_cli.profiling.hints import find_hints
-from omni_cli.profiling.roofline import compute_roofline
-from omni_cli.profiling.waterfall import stage_seconds
 from omni_cli.record_file import save_record
 from omni_cli.report.profile_text import profile_text
 from omni_cli.stage.recording import (

@@ -13,8 +13,8 @@ from PIL import Image
 from support.bench_records import pair, record
 from support.html_pages import Element, parse
 
-from omni_cli.bench import kept_outputs as kept_module
-from omni_cli.bench.kept_outputs import MAX_OUTPUTS, kept_outputs
+from omni_cli.bench import outputs as kept_module
+from omni_cli.bench.outputs import MAX_OUTPUTS, kept_outputs
 from omni_cli.cli.report_documents import load_document
 from omni_cli.record import RATE, KeptOutput, load_record
 from omni_cli.record_file import save_record
