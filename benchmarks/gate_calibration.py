@@ -251,13 +251,14 @@ def _pairs_of_loads(record: Record, options: argparse.Namespace) -> Iterator[tup
 async def _measure_loads(count: int, blocks: int) -> Record:
     """Real stages in real variants' processes, all loaded at once; one run of each per block."""
     from omni_cli.bench.protocol import Load
-    from omni_cli.bench.variant_process import Launch, VariantProcess
+    from omni_cli.bench.variant_configs import VariantConfig
+    from omni_cli.bench.variant_process import VariantProcess
 
     load = Load(
         profile="tiny-image", overrides=(), model=None, seed=None, trust_remote_code=False, stage="diffusion",
         batch_size=1, input_len=32, output_len=32, given_lengths=(), inputs="", records_inputs=False,
     )  # fmt: skip
-    processes = [VariantProcess(Launch(f"load {number}")) for number in range(count)]
+    processes = [VariantProcess(VariantConfig(f"load {number}")) for number in range(count)]
     samples: list[list[Sample]] = [[] for _ in processes]
     order = list(range(count))
     shuffled = random.Random(0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+from omni_cli.bench.checks import Free, read_free
 from omni_cli.bench.checks import warnings as setting_warnings
 from omni_cli.bench.harness import Harness, RunLimits, State, VariantRunner, Watcher
-from omni_cli.bench.memory import Free, read_free
 from omni_cli.bench.protocol import Load, Loading
 from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.utilisation import UtilisationSampler
@@ -29,26 +29,23 @@ class Plan:
     load: Callable[[int], Load | None] = lambda _index: None
 
 
+@dataclass
 class Benchmark:
     """One measurement; passes the harness's events on to `watcher`."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        spec: ComparisonSpec,
-        limits: RunLimits,
-        watcher: Watcher,
-        *,
-        record_file: Path | None = None,
-        read_free: Callable[[], Free] = read_free,
-    ) -> None:
-        self._plan = plan
-        self._builder = plan.builder
-        self._spec = spec
-        self._limits = limits
-        self._watcher = watcher
-        self._read_free = read_free
-        self._keeper = _RecordKeeper(record_file)
+    plan: Plan
+    spec: ComparisonSpec
+    limits: RunLimits
+    watcher: Watcher
+    _: KW_ONLY
+    record_file: Path | None = None
+    read_free: Callable[[], Free] = read_free
+
+    def __post_init__(self) -> None:
+        self._builder = self.plan.builder
+        # A save that an interrupt left running in its thread must not overwrite a later one.
+        self._saving = threading.Lock()
+        self._is_running = True
 
     @property
     def has_samples(self) -> bool:
@@ -59,17 +56,18 @@ class Benchmark:
         try:
             await Harness(
                 self._builder,
-                launch=self._plan.launch,
-                load=self._plan.load,
-                limits=self._limits,
-                decided=self._spec.without_model_based().is_decided,
+                launch=self.plan.launch,
+                load=self.plan.load,
+                limits=self.limits,
+                decided=self.spec.without_model_based().is_decided,
                 watcher=self,
                 sampler=UtilisationSampler(),
-                read_free=self._read_free,
+                read_free=self.read_free,
             ).run()
             self._builder.check()
         finally:
-            self._keeper.stop()
+            with self._saving:
+                self._is_running = False
 
     def add_model_based(self, weights: Mapping[str, Path]) -> None:
         """Measure the outputs with models, whose weights these are. Raises `QualityWeightsError`."""
@@ -77,9 +75,9 @@ class Benchmark:
 
     def report(self) -> BenchmarkReport:
         """Compute the verdicts, and write them to the record on the disk."""
-        report = self._spec.report(self._builder.record())
-        if self._keeper.path is not None:
-            save_record(report.complete_record(), self._keeper.path)
+        report = self.spec.report(self._builder.record())
+        if self.record_file is not None:
+            save_record(report.complete_record(), self.record_file)
         return report
 
     def setting_warnings(self) -> list[str]:
@@ -89,41 +87,25 @@ class Benchmark:
         return list(dict.fromkeys(texts))
 
     def loading(self, variant: str, event: Loading) -> None:
-        self._watcher.loading(variant, event)
+        self.watcher.loading(variant, event)
 
     def warming_up(self, variant: str) -> None:
-        self._watcher.warming_up(variant)
+        self.watcher.warming_up(variant)
 
     def falling_back(self, reason: str) -> None:
         self._builder.note(interleaving_reason=reason)
-        self._watcher.falling_back(reason)
+        self.watcher.falling_back(reason)
 
     def block_done(self, state: State) -> None:
-        self._keeper.save(state.record)
+        with self._saving:
+            if self.record_file is not None and self._is_running:
+                save_record(state.record, self.record_file)
         if state.blocks == 1:
             self._check_names(state.record)
-        self._watcher.block_done(state)
+        self.watcher.block_done(state)
 
     def _check_names(self, record: Record) -> None:
         """Check the names of metrics after the first block, so that a typo fails early."""
-        check_limits(self._spec.limits, [record])
+        check_limits(self.spec.limits, [record])
         known = [name for variant in record.variants for name in metric_names(variant)]
-        check_metrics(self._spec.metrics or (), known)
-
-
-@dataclass
-class _RecordKeeper:
-    """Saves the record. A save that an interrupt left running in its thread must not overwrite a later one."""
-
-    path: Path | None
-    _stopped: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def save(self, record: Record) -> None:
-        with self._lock:
-            if self.path is not None and not self._stopped:
-                save_record(record, self.path)
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
+        check_metrics(self.spec.metrics or (), known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -142,28 +142,21 @@ class SearchFolder:
         return None if (record.spec, record.commits) == (self._spec, self._commits) else "it is another search"
 
 
+@dataclass
 class Bisection:
     """One search. `plan(variants)` plans the comparison of two commits."""
 
-    def __init__(
-        self,
-        folder: SearchFolder,
-        worktrees: Worktrees,
-        criterion: Criterion,
-        plan: PlanMaker,
-        watcher: BisectWatcher,
-        *,
-        budget_s: float,
-        num_iters_warmup: int,
-    ) -> None:
-        self.folder = folder
-        self.watcher = watcher
-        self.record = folder.new_record()
-        self._worktrees = worktrees
-        self._criterion = criterion
-        self._plan = plan
-        self._budget_s = budget_s
-        self._num_iters_warmup = num_iters_warmup
+    folder: SearchFolder
+    worktrees: Worktrees
+    criterion: Criterion
+    plan: PlanMaker
+    watcher: BisectWatcher
+    _: KW_ONLY
+    budget_s: float
+    num_iters_warmup: int
+
+    def __post_init__(self) -> None:
+        self.record = self.folder.new_record()
 
     def load(self) -> None:
         """Go on with the comparisons that are saved, if there are any. Raises `InputError` for a broken file."""
@@ -175,7 +168,7 @@ class Bisection:
         """The exit code of a search that has ended; 5 for a change of the outputs, like the gate's."""
         assert self.record.result is not None  # it has ended
         code = EXIT_CODES[SearchOutcome(self.record.result.outcome)]
-        is_mismatch = code == ExitCode.REGRESSION and self._criterion.limit is None
+        is_mismatch = code == ExitCode.REGRESSION and self.criterion.limit is None
         return ExitCode.OUTPUT_MISMATCH if is_mismatch else code
 
     async def run(self) -> None:
@@ -195,7 +188,7 @@ class Bisection:
 
     def search(self) -> Search:
         """Return the search so far."""
-        return Search(self._last, self._criterion.limit, self._budget_s, self.record.trials)
+        return Search(self._last, self.criterion.limit, self.budget_s, self.record.trials)
 
     def _result(self) -> BisectResult:
         search = self.search()
@@ -225,18 +218,18 @@ class Bisection:
 
     async def _compare(self, step: NextTrial, trial: Trial) -> Trial:
         variants = (await self._variant_config(step.a), await self._variant_config(step.b))
-        criterion = self._criterion
+        criterion = self.criterion
         spec = ComparisonSpec(criterion.limits(step.limit), None if criterion.metric is None else (criterion.metric,))
         exact = criterion.metric is None
         limits = RunLimits(
             EXACT_ITERATIONS if exact else None,
-            self._num_iters_warmup,
+            self.num_iters_warmup,
             None if exact else step.budget_s,
             step.alpha,
             MIN_ROUNDS,
         )
         name = f"{len(self.record.trials):02d}-{variants[1].name}.json"
-        with self._plan(variants) as plan:
+        with self.plan(variants) as plan:
             benchmark = Benchmark(plan, spec, limits, self.watcher, record_file=self.folder.path / name)
             try:
                 await benchmark.run()
@@ -253,7 +246,7 @@ class Bisection:
 
     async def _variant_config(self, position: int) -> VariantConfig:
         commit = self.record.commits[position]
-        folder = await self._worktrees.provide(commit)
+        folder = await self.worktrees.provide(commit)
         return VariantConfig(commit.short, code=folder, settings={"code": commit.sha})
 
 

@@ -1,18 +1,24 @@
-"""Checks of a measurement: the requested settings ran, and the parts of the times add up."""
+"""Checks of a measurement: variants fit into memory, requested settings ran, and the parts of the times add up."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import psutil
+
 from omni_cli.bench.iteration import median_share
 from omni_cli.bench.protocol import LoadedStage
 from omni_cli.bench.variant_configs import ENVIRONMENT, VariantConfig
 from omni_cli.engine.devices import has_cuda_device
+from omni_cli.machine import read_gpus, read_memory
 from omni_cli.outputs import stage_warnings
 
 TOLERANCE = 0.1
 """Allowed deviation of the sum of a time's parts from that time, as a share of it; `median_share` over the runs."""
+
+HEADROOM = 0.9
+"""Share of the free memory that is used; the rest is for inputs, outputs and other programs."""
 
 
 @dataclass(frozen=True)
@@ -119,3 +125,42 @@ def warnings(variant: VariantConfig, stages: Sequence[LoadedStage]) -> list[str]
 
 def _word(value: object) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Free:
+    """Free bytes on the host, within its container's limit, and on each device."""
+
+    host: int
+    devices: tuple[int, ...] = ()
+
+
+def read_free() -> Free:
+    return Free(read_memory().available_bytes, tuple(gpu.free_bytes for gpu in read_gpus().devices))
+
+
+def private_bytes(pid: int) -> int:
+    """Return the bytes of a process and its descendants that would not be shared with a copy of them."""
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    total = 0
+    for process in processes:
+        try:
+            total += process.memory_full_info().uss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return total
+
+
+def lacking(used: Free, free: Free, copies: int) -> str | None:
+    """Return the reason why `copies` more of a process that uses `used` do not fit into `free`; None if they do."""
+    needed = used.host * copies
+    if needed > free.host * HEADROOM:
+        return f"{_gib(needed)} of memory for {copies} more, {_gib(free.host)} free"
+    for index, (taken, left) in enumerate(zip(used.devices, free.devices, strict=False)):
+        if taken * copies > left * HEADROOM:
+            return f"{_gib(taken * copies)} of device {index}'s memory for {copies} more, {_gib(left)} free"
+    return None
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

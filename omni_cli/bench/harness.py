@@ -6,21 +6,20 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 from typing import Literal, Protocol
 
-from omni_cli.bench.checks import mode_not_used, setting_not_in_effect
-from omni_cli.bench.memory import Free, lacking, private_bytes, read_free
+from omni_cli.bench.checks import Free, lacking, mode_not_used, private_bytes, read_free, setting_not_in_effect
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.record_builder import RecordBuilder
-from omni_cli.bench.schedule import BlockSchedule, schedule_for_count, schedule_for_time
 from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.record import Record, Sample, StoppingPlan
+from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import ALPHA, plan_looks
 
 HANG_FACTOR = 20
@@ -29,8 +28,12 @@ MIN_HANG_S = 60.0
 
 MIN_PER_LOAD, MAX_PER_LOAD = 4, 32
 
+MIN_BLOCK_S = 0.5
+"""Minimum length of a block: noise lasts longer than a short iteration, and each block ends with a written record."""
+
+FEW_BLOCKS = 2 * MIN_BLOCKS
+
 Interleaving = Literal["iterations", "loads", "none"]
-_Block = Callable[[int, BlockSchedule], Awaitable[None]]
 
 
 class OnFailure(Enum):
@@ -51,6 +54,50 @@ class RunLimits:
     time_budget_s: float | None
     alpha: float = ALPHA
     min_rounds: int = 0
+
+
+@dataclass(frozen=True)
+class BlockSchedule:
+    """`blocks` blocks of `rounds` rounds; every variant runs once per round. `total_rounds` cuts the last block."""
+
+    blocks: int
+    rounds: int
+    total_rounds: int
+
+    def block(self, block: int, num_variants: int) -> Iterator[int]:
+        """Yield the variants in the order of this block.
+
+        Two variants: A B B A, then B A A B, and so on. More: an order and its reverse, rotated from block to block.
+        """
+        rounds = min(self.rounds, self.total_rounds - block * self.rounds)
+        order = list(range(num_variants))
+        if num_variants > 2:
+            first = block % num_variants
+            order = order[first:] + order[:first]
+        for number in range(rounds):
+            yield from order if (block + number) % 2 == 0 else reversed(order)
+
+
+def schedule_for_time(round_s: float, budget_s: float) -> BlockSchedule:
+    """Plan as many blocks as fit into `budget_s`, at least one; a round takes about `round_s`.
+
+    A block is A B B A, repeated if that is short. If only few blocks would fit, it is A B, and the next one B A.
+    """
+    rounds = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * round_s)))
+    if budget_s / (rounds * round_s) < FEW_BLOCKS:
+        rounds = 2 if budget_s / (2 * round_s) >= FEW_BLOCKS else 1
+    blocks = max(1, math.floor(budget_s / (rounds * round_s)))
+    return BlockSchedule(blocks, rounds, blocks * rounds)
+
+
+def schedule_for_count(num_iters: int, round_s: float) -> BlockSchedule:
+    """Plan exactly `num_iters` iterations of each variant."""
+    rounds = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * round_s)))
+    rounds = max(1, min(rounds, num_iters // FEW_BLOCKS // 2 * 2))
+    return BlockSchedule(math.ceil(num_iters / rounds), rounds, num_iters)
+
+
+_Block = Callable[[int, BlockSchedule], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -97,43 +144,34 @@ class Watcher(Protocol):
     def block_done(self, state: State) -> None: ...
 
 
+@dataclass
 class Harness:
-    """One measurement. `launch(index)` makes the runner of a variant; `decided(record)` is asked at planned looks
-    only."""
+    """One measurement. `launch(index)` makes the runner of a variant, `load(index)` its first request;
+    `decided(record)` is asked at planned looks only."""
 
-    def __init__(
-        self,
-        builder: RecordBuilder,
-        *,
-        launch: Callable[[int], VariantRunner],
-        load: Callable[[int], Load | None],
-        limits: RunLimits,
-        decided: Callable[[Record], bool],
-        watcher: Watcher,
-        sampler: UtilisationSampler,
-        read_free: Callable[[], Free] = read_free,
-        on_failure: OnFailure = OnFailure.ABORT,
-    ) -> None:
-        self._builder = builder
-        self._launch = launch
-        self._load_request = load
-        self._limits = limits
-        self._decided = decided
-        self._watcher = watcher
-        self._sampler = sampler
-        self._read_free = read_free
-        self._on_failure = on_failure
+    builder: RecordBuilder
+    _: KW_ONLY
+    launch: Callable[[int], VariantRunner]
+    load: Callable[[int], Load | None]
+    limits: RunLimits
+    decided: Callable[[Record], bool]
+    watcher: Watcher
+    sampler: UtilisationSampler
+    read_free: Callable[[], Free] = read_free
+    on_failure: OnFailure = OnFailure.ABORT
+    interleaving: Interleaving = field(default="none", init=False)
+
+    def __post_init__(self) -> None:
         self._dropped: set[int] = set()
         self._first = 0
         # Seconds from the start of a process to a loaded variant.
         self._start_s = 0.0
-        self._count = len(builder.measured)
+        self._count = len(self.builder.measured)
         self._processes: dict[int, VariantRunner] = {}
         self._next_number = [0] * self._count
         # Seconds of an iteration, by variant, as its warm-up shows; and of the longest that any variant had so far.
         self._typical_s: dict[int, float] = {}
         self._longest_s = 0.0
-        self.interleaving: Interleaving = "none"
 
     async def run(self) -> None:
         """Measure. The samples are in the record builder, however this ends.
@@ -150,7 +188,7 @@ class Harness:
         await asyncio.gather(*(process.close() for process in processes))
 
     async def _run(self) -> None:
-        before = self._read_free()
+        before = self.read_free()
         await self._prepare(0)
         while self._first in self._dropped:
             self._first += 1
@@ -164,22 +202,21 @@ class Harness:
             self.interleaving = "iterations" if self._count > 1 else "none"
             run_block, schedule = self._interleaved()
         else:
-            self._watcher.falling_back(reason)
+            self.watcher.falling_back(reason)
             self.interleaving = "loads"
             run_block, schedule = self._one_at_a_time()
-        self._builder.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
-        if self._limits.num_iters is None:
-            self._builder.sampling = StoppingPlan(looks=plan_looks(schedule.blocks), alpha=self._limits.alpha)
+        self.builder.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
+        if self.limits.num_iters is None:
+            self.builder.sampling = StoppingPlan(looks=plan_looks(schedule.blocks), alpha=self.limits.alpha)
         try:
-            with self._sampler:
+            with self.sampler:
                 await self._sample(run_block, schedule)
         finally:
-            self._builder.utilisation = self._sampler.utilisation()
+            self.builder.utilisation = self.sampler.utilisation()
 
     async def _prepare(self, variant: int) -> None:
         async with self._may_fail(variant):
             await self._load(variant)
-            await self._warm_up(variant)
 
     @asynccontextmanager
     async def _may_fail(self, variant: int) -> AsyncIterator[None]:
@@ -187,7 +224,7 @@ class Harness:
         try:
             yield
         except VariantError:
-            if self._on_failure is OnFailure.ABORT:
+            if self.on_failure is OnFailure.ABORT:
                 raise
             self._dropped.add(variant)
             if variant in self._processes:
@@ -199,15 +236,15 @@ class Harness:
         for block in range(schedule.blocks):
             await run_block(block, schedule)
             elapsed_s = time.monotonic() - started_s
-            self._sampler.block_ended()
-            self._builder.utilisation = self._sampler.utilisation()
+            self.sampler.block_ended()
+            self.builder.utilisation = self.sampler.utilisation()
             done = block + 1
-            state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self._builder.record())
+            state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self.builder.record())
             # In a thread, so that writing a record and computing an interval does not delay an interrupt.
-            await asyncio.to_thread(self._watcher.block_done, state)
+            await asyncio.to_thread(self.watcher.block_done, state)
             # The decision to stop early may depend on the data only at the planned looks.
-            looks = self._builder.sampling.looks
-            if done in looks and await asyncio.to_thread(self._decided, state.record):
+            looks = self.builder.sampling.looks
+            if done in looks and await asyncio.to_thread(self.decided, state.record):
                 return
             if elapsed_s + elapsed_s / done / 2 > self._budget_s(elapsed_s / done / schedule.rounds):
                 return
@@ -217,7 +254,7 @@ class Harness:
         pid = self._processes[self._first].pid
         if self._count == 1 or pid is None:
             return None
-        after = self._read_free()
+        after = self.read_free()
         host = await asyncio.to_thread(private_bytes, pid)
         devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
         return lacking(Free(host, devices), after, self._count - 1)
@@ -225,7 +262,7 @@ class Harness:
     def _interleaved(self) -> tuple[_Block, BlockSchedule]:
         """Keep all variants loaded, and interleave their iterations."""
         round_s = sum(self._typical_s.values())
-        limits = self._limits
+        limits = self.limits
         if limits.num_iters is not None:
             return self._interleaved_block, schedule_for_count(limits.num_iters, round_s)
         if limits.time_budget_s is None:
@@ -234,7 +271,7 @@ class Harness:
 
     def _budget_s(self, round_s: float) -> float:
         """Return the time for measuring, if a round takes `round_s`; infinite without a limit."""
-        limits = self._limits
+        limits = self.limits
         return math.inf if limits.time_budget_s is None else max(limits.time_budget_s, limits.min_rounds * round_s)
 
     async def _interleaved_block(self, block: int, schedule: BlockSchedule) -> None:
@@ -249,11 +286,11 @@ class Harness:
 
     def _one_at_a_time(self) -> tuple[_Block, BlockSchedule]:
         """Load one variant at a time, for several iterations, in reverse order from block to block."""
-        limits = self._limits
+        limits = self.limits
         if limits.num_iters is None and limits.time_budget_s is None:
             per_load = self._per_load(self._start_s)
             return self._load_block, BlockSchedule(1, per_load, per_load)
-        load_s = max(sum(stage.load_s for stage in self._builder.measured[self._first].stages), 0.1)
+        load_s = max(sum(stage.load_s for stage in self.builder.measured[self._first].stages), 0.1)
         per_load = self._per_load(load_s)
         if limits.num_iters is not None:
             return self._load_block, BlockSchedule(-(-limits.num_iters // per_load), per_load, limits.num_iters)
@@ -272,28 +309,26 @@ class Harness:
                 if variant not in self._processes:
                     await self.close()
                     await self._load(variant)
-                    await self._warm_up(variant)
                 for _ in range(iterations):
                     await self._iterate(variant, block, position)
                     position += 1
 
     async def _load(self, variant: int) -> None:
-        measured = self._builder.measured[variant]
-        process = self._processes[variant] = self._launch(variant)
+        measured = self.builder.measured[variant]
+        process = self._processes[variant] = self.launch(variant)
         started_s = time.monotonic()
         try:
             await process.start()
-            loaded = await process.load(
-                self._load_request(variant), lambda event: self._watcher.loading(process.name, event)
-            )
+            loaded = await process.load(self.load(variant), lambda event: self.watcher.loading(process.name, event))
             self._start_s = time.monotonic() - started_s
             self._check_settings(variant, loaded)
         except VariantError as error:
             measured.error = error.message
             raise
+        await self._warm_up(variant)
 
     def _check_settings(self, variant: int, loaded: Loaded) -> None:
-        measured = self._builder.measured[variant]
+        measured = self.builder.measured[variant]
         measured.loaded(loaded.stages)
         measured.server = loaded.server
         reason = setting_not_in_effect(measured.variant_config, loaded.stages)
@@ -304,7 +339,7 @@ class Harness:
             )
 
     def _check_mode_used(self, variant: int, sample: Sample) -> None:
-        measured = self._builder.measured[variant]
+        measured = self.builder.measured[variant]
         for stage in measured.stages:
             reason = mode_not_used(
                 stage,
@@ -319,11 +354,11 @@ class Harness:
 
     async def _warm_up(self, variant: int) -> None:
         """Warm up at least once: the first iteration includes caches and compilation."""
-        self._watcher.warming_up(self._builder.measured[variant].variant_config.name)
+        self.watcher.warming_up(self.builder.measured[variant].variant_config.name)
         times: list[float] = []
-        for number in range(max(self._limits.num_iters_warmup, 1)):
+        for number in range(max(self.limits.num_iters_warmup, 1)):
             ran = await self._one(variant, number, "warming up", None)
-            self._builder.warmed_up(variant, number, ran)
+            self.builder.warmed_up(variant, number, ran)
             times.append(_seconds(ran))
         self._next_number[variant] = max(self._next_number[variant], len(times))
         # The first iteration is not representative; of two, take the second.
@@ -336,15 +371,15 @@ class Harness:
         ran = await self._one(variant, number, f"block {block}", limit_s)
         self._next_number[variant] = number + 1
         self._longest_s = max(self._longest_s, _seconds(ran))
-        sample = self._builder.sampled(variant, number, ran, block=block, position=position)
+        sample = self.builder.sampled(variant, number, ran, block=block, position=position)
         self._check_mode_used(variant, sample)
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:
-        outputs = self._builder.output_file(variant, number)
+        outputs = self.builder.output_file(variant, number)
         try:
             return await self._processes[variant].run(number, when=when, outputs=outputs, timeout_s=limit_s)
         except VariantError as error:
-            self._builder.measured[variant].error = error.message
+            self.builder.measured[variant].error = error.message
             raise
 
 

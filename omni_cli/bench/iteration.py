@@ -118,14 +118,8 @@ def get_work(iteration: Iteration) -> dict[str, float]:
             work["output_tokens"] = work.get("output_tokens", 0.0) + _total(t.num_output_tokens for t in traces)
         elif any(trace.num_inference_steps is not None for trace in traces):
             work["denoise_steps"] = work.get("denoise_steps", 0.0) + _total(t.num_inference_steps for t in traces)
-    produced = _produced(iteration)
-    if produced.audio_s:
-        work["audio_s"] = produced.audio_s
-    if produced.pixels:
-        work["pixels"] = produced.pixels
-    if produced.frames:
-        work["frames"] = float(produced.frames)
-    return work
+    produced = _get_produced(iteration)
+    return work | {name: produced[name] for name in ("audio_s", "pixels", "frames") if produced[name]}
 
 
 def _ar_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
@@ -145,41 +139,30 @@ def _diffusion_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
 
 def _rates(iteration: Iteration, timelines: Sequence[Timeline]) -> dict[str, float]:
     metrics: dict[str, float] = {}
-    produced, e2e_s = _produced(iteration), iteration.e2e_s
+    produced, e2e_s = _get_produced(iteration), iteration.e2e_s
     if [kind for _, kind in iteration.stages] == ["ar"]:
         tokens = _total(trace.num_output_tokens for trace in iteration.traces(iteration.stages[0][0]))
         metrics |= rates({"output_tokens": tokens}, e2e_s)
-    if produced.audio_s:
-        metrics[RTF] = e2e_s / produced.audio_s
-        metrics |= rates({"audio_seconds": produced.audio_s}, e2e_s)
+    if produced["audio_s"]:
+        metrics[RTF] = e2e_s / produced["audio_s"]
+        metrics |= rates({"audio_seconds": produced["audio_s"]}, e2e_s)
         metrics |= summarised({TTFP: values_by_metric(timelines)[TTFP]})
-    counts = {"images": produced.images, "frames": produced.frames}
-    return metrics | rates({name: count for name, count in counts.items() if count}, e2e_s)
+    counts = {name: produced[name] for name in ("images", "frames") if produced[name]}
+    return metrics | rates(counts, e2e_s)
 
 
-@dataclass(frozen=True)
-class _Produced:
-    """Amounts of all outputs; `pixels` are those of the images and of the frames of videos."""
-
-    audio_s: float
-    images: int
-    frames: int
-    pixels: float
-
-
-def _produced(iteration: Iteration) -> _Produced:
+def _get_produced(iteration: Iteration) -> dict[str, float]:
+    """Return the amounts of all outputs; `pixels` are those of the images and of the frames of videos."""
     outputs = [output for request in iteration.requests for output in request.result.outputs]
     shapes = [output.pixels.shape for output in outputs if isinstance(output, ImageOutput)]
     videos = [output for output in outputs if isinstance(output, VideoOutput)]
-    return _Produced(
-        audio_s=audio_seconds(outputs),
-        images=len(shapes),
-        frames=sum(video.num_frames for video in videos),
-        pixels=float(
-            sum(height * width for height, width, _ in shapes)
-            + sum(video.num_frames * video.height * video.width for video in videos)
-        ),
-    )
+    pixels = sum(height * width for height, width, _ in shapes)
+    return {
+        "audio_s": audio_seconds(outputs),
+        "images": len(shapes),
+        "pixels": float(pixels + sum(video.num_frames * video.height * video.width for video in videos)),
+        "frames": float(sum(video.num_frames for video in videos)),
+    }
 
 
 def _total(values: Iterable[float | None]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.protocol import Load
 from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.variant_configs import VariantConfig, check_distinct, parse_vary
-from omni_cli.bench.variant_process import Launch, VariantProcess
+from omni_cli.bench.variant_process import VariantProcess
 from omni_cli.bench.workload import Workload
 from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.schema import EngineConfig
@@ -54,42 +54,31 @@ def local_plan(
             folder=folder,
             keeps_outputs=keeps_outputs,
         )
-        local = _LocalVariants(variants, source, workload, inputs or folder / "inputs", verbose)
-        yield Plan(builder, local.launch, local.load)
+        inputs_file = inputs or folder / "inputs"
 
+        def launch(index: int) -> VariantProcess:
+            return VariantProcess(variants[index], verbose=verbose)
 
-@dataclass(frozen=True)
-class _LocalVariants:
-    """The processes of a profile's variants, and their first requests."""
+        def load(index: int) -> Load:
+            return Load(
+                profile=source.profile,
+                overrides=(*source.overrides, *variants[index].overrides),
+                model=source.model,
+                seed=source.seed,
+                trust_remote_code=source.trust_remote_code,
+                stage=workload.stage,
+                batch_size=workload.batch_size,
+                input_len=workload.input_len,
+                output_len=workload.output_len,
+                given_lengths=workload.given_lengths,
+                inputs=str(inputs_file),
+                records_inputs=not inputs_file.exists(),
+                verbose=verbose,
+                requests=None if workload.requests is None else str(workload.requests.path),
+                slo=dict(workload.slo),
+            )
 
-    variants: tuple[VariantConfig, ...]
-    source: ProfileSource
-    workload: Workload
-    inputs: Path
-    verbose: bool
-
-    def launch(self, index: int) -> VariantProcess:
-        variant = self.variants[index]
-        return VariantProcess(Launch(variant.name, variant.environment, variant.code), verbose=self.verbose)
-
-    def load(self, index: int) -> Load:
-        return Load(
-            profile=self.source.profile,
-            overrides=(*self.source.overrides, *self.variants[index].overrides),
-            model=self.source.model,
-            seed=self.source.seed,
-            trust_remote_code=self.source.trust_remote_code,
-            stage=self.workload.stage,
-            batch_size=self.workload.batch_size,
-            input_len=self.workload.input_len,
-            output_len=self.workload.output_len,
-            given_lengths=self.workload.given_lengths,
-            inputs=str(self.inputs),
-            records_inputs=not self.inputs.exists(),
-            verbose=self.verbose,
-            requests=None if self.workload.requests is None else str(self.workload.requests.path),
-            slo=dict(self.workload.slo),
-        )
+        yield Plan(builder, launch, load)
 
 
 def plan_variant_configs(

@@ -50,23 +50,16 @@ def hash_arrays(arrays: dict[str, np.ndarray]) -> str:
     return "sha256:" + digest.hexdigest()
 
 
-def sample_rates(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
-    """Return the rates of the audio among the outputs, which are saved but not part of their hash."""
+def unhashed_arrays(results: Sequence[RequestResult], prompts: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the rates of the audio and the prompts, which are saved beside the outputs but not part of their hash."""
     import numpy as np
 
-    return {
-        f"{request}.audio.{position}{RATE}": np.array(output.sample_rate)
-        for request, result in enumerate(results)
-        for position, output in enumerate(result.outputs)
-        if isinstance(output, AudioOutput)
-    }
-
-
-def prompt_arrays(prompts: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the requests' prompts, which are saved but not part of the hash."""
-    import numpy as np
-
-    return {f"{request}{PROMPT}": np.array(prompt) for request, prompt in enumerate(prompts)}
+    arrays = {f"{request}{PROMPT}": np.array(prompt) for request, prompt in enumerate(prompts)}
+    for request, result in enumerate(results):
+        for position, output in enumerate(result.outputs):
+            if isinstance(output, AudioOutput):
+                arrays[f"{request}.audio.{position}{RATE}"] = np.array(output.sample_rate)
+    return arrays
 
 
 def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omni_cli.bench.checks import ineffective, unaccounted
 from omni_cli.bench.iteration import median_share
-from omni_cli.bench.memory import get_memory
 from omni_cli.bench.outputs import kept_outputs, load_arrays
-from omni_cli.bench.protocol import LoadedStage, Ran
+from omni_cli.bench.protocol import LoadedStage, Ran, StagePeaks
 from omni_cli.bench.quality import measure_pairs
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.execution.counters import since
@@ -56,41 +55,32 @@ class Measured:
         add up to, and the counters since the last loading."""
         if not self.stages:
             return {"server": self.server} if self.server else {}
-        differing = [
-            {"stage": item.stage, "key": item.key, "requested": item.requested, "effective": item.effective}
-            for item in ineffective(self.stages)
-        ]
         return {
             "stages": {stage.name: {**stage.settings, **stage.effective} for stage in self.stages},
             "load_s": {stage.name: stage.load_s for stage in self.stages},
-            "not_as_requested": differing,
+            "not_as_requested": [asdict(item) for item in ineffective(self.stages)],
             COUNTERS_KEY: self.execution_counters,
             "accounted": {kind: median_share(shares) for kind, shares in self.accounted.items()},
         }
 
 
+@dataclass
 class RecordBuilder:
     """Collects the results of variants, which write the outputs of their first iterations to `folder`."""
 
-    def __init__(
-        self,
-        variant_configs: Sequence[VariantConfig],
-        *,
-        command: Sequence[str],
-        environment: dict[str, Any],
-        workload: dict[str, Any],
-        folder: Path,
-        keeps_outputs: bool = False,
-    ) -> None:
-        self.measured = [Measured(variant_config) for variant_config in variant_configs]
+    variant_configs: Sequence[VariantConfig]
+    _: KW_ONLY
+    command: Sequence[str]
+    environment: dict[str, Any]
+    workload: dict[str, Any]
+    folder: Path
+    keeps_outputs: bool = False
+
+    def __post_init__(self) -> None:
+        self.measured = [Measured(variant_config) for variant_config in self.variant_configs]
         self.sampling = StoppingPlan()
         self.utilisation: Utilisation | None = None
-        self._command = tuple(command)
         self._created = utc_now()
-        self._environment = environment
-        self._workload = workload
-        self._folder = folder
-        self._keeps_outputs = keeps_outputs
         self._kept: dict[int, tuple[KeptOutput, ...]] = {}
         self._differences: dict[tuple[int, int], tuple[float | None, Sequence[Mapping[str, float]]]] = {}
 
@@ -100,14 +90,14 @@ class RecordBuilder:
 
     def note(self, **conditions: Any) -> None:
         """Add to the conditions of the measurement."""
-        self._environment = {
-            **self._environment,
-            "conditions": {**self._environment.get("conditions", {}), **conditions},
+        self.environment = {
+            **self.environment,
+            "conditions": {**self.environment.get("conditions", {}), **conditions},
         }
 
     def output_file(self, variant: int, number: int) -> Path | None:
         """Return the file for the outputs of iteration `number`; None for those that are only hashed."""
-        return self._folder / f"{variant}-{number}.npz" if number < MAX_OUTPUT_FILES else None
+        return self.folder / f"{variant}-{number}.npz" if number < MAX_OUTPUT_FILES else None
 
     def warmed_up(self, variant: int, number: int, ran: Ran) -> None:
         self._keep(variant, number, ran)
@@ -139,9 +129,9 @@ class RecordBuilder:
         """Return the record so far, without summaries and verdicts, but with the comparison of the outputs."""
         return Record(
             created=self._created,
-            command=self._command,
-            environment=self._environment,
-            workload=self._workload,
+            command=tuple(self.command),
+            environment=self.environment,
+            workload=self.workload,
             variants=tuple(
                 _variant_record(measured, self._kept_outputs(index)) for index, measured in enumerate(self.measured)
             ),
@@ -184,9 +174,7 @@ class RecordBuilder:
         self.note(quality_weights={name: str(folder) for name, folder in weights.items()})
         self.record()  # compares what was not compared yet
         keys = [key for key, (_, requests) in self._differences.items() if requests]
-        pairs = [
-            (self._folder / f"0-{number}.npz", self._folder / f"{variant}-{number}.npz") for variant, number in keys
-        ]
+        pairs = [(self.folder / f"0-{number}.npz", self.folder / f"{variant}-{number}.npz") for variant, number in keys]
         for key, measures in zip(keys, measure_pairs(weights, pairs) if pairs else (), strict=True):
             difference, known = self._differences[key]
             self._differences[key] = difference, [{**a, **b} for a, b in zip(known, measures, strict=True)]
@@ -197,7 +185,7 @@ class RecordBuilder:
 
     def _kept_outputs(self, variant: int) -> tuple[KeptOutput, ...]:
         """Encode the outputs of the first iteration once."""
-        if self._keeps_outputs and variant not in self._kept:
+        if self.keeps_outputs and variant not in self._kept:
             mine, first = self._saved(variant, 0), self._saved(0, 0) if variant else None
             if mine is not None:
                 self._kept[variant] = kept_outputs(mine, first)
@@ -214,4 +202,33 @@ def _variant_record(measured: Measured, outputs: tuple[KeptOutput, ...]) -> Vari
         output_sha256=measured.hashes.get(0),
         outputs=outputs,
         error=measured.error,
+    )
+
+
+def get_memory(stages: Mapping[str, StagePeaks]) -> Memory:
+    """Return the record's `memory`: sums over the stages of their peaks while running; peaks of loading only per stage.
+
+    Stages have separate processes and need not peak at the same time, so the sum is an upper bound.
+    """
+    run = [stage.run or stage.load for stage in stages.values()]
+
+    def total(key: str) -> int | None:
+        return sum(peaks.get(key, 0) for peaks in run) or None
+
+    return Memory(
+        peak_allocated_bytes=total("device"),
+        peak_reserved_bytes=total("reserved"),
+        peak_host_rss_bytes=total("host"),
+        stages={
+            name: {
+                phase: {
+                    "peak_allocated_bytes": peaks.get("device"),
+                    "peak_reserved_bytes": peaks.get("reserved"),
+                    "peak_host_rss_bytes": peaks.get("host"),
+                }
+                for phase, peaks in (("load", stage.load), ("run", stage.run))
+                if peaks
+            }
+            for name, stage in stages.items()
+        },
     )

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -58,30 +58,23 @@ class TuneWatcher(Watcher, Protocol):
     def refused(self, name: str, reason: str) -> None: ...
 
 
+@dataclass
 class Tuning:
     """One search. The record is complete after each batch and saved to `path`; a record with rounds is continued."""
 
-    def __init__(
-        self,
-        variants: Sequence[VariantConfig],
-        record: TuneRecord,
-        plan: Callable[[Sequence[VariantConfig]], AbstractContextManager[Plan]],
-        *,
-        limits: TuneLimits,
-        iterations: RunLimits,
-        time_budget_s: float | None,
-        watcher: TuneWatcher,
-        path: Path,
-    ) -> None:
-        self.record = record
-        self._variant_configs = {variant.name: variant for variant in variants}
-        self._reference = variants[0].name
-        self._plan = plan
-        self._limits = limits
-        self._iterations = iterations
-        self._time_budget_s = time_budget_s
-        self._watcher = watcher
-        self._path = path
+    variants: Sequence[VariantConfig]
+    record: TuneRecord
+    plan: Callable[[Sequence[VariantConfig]], AbstractContextManager[Plan]]
+    _: KW_ONLY
+    limits: TuneLimits
+    iterations: RunLimits
+    time_budget_s: float | None
+    watcher: TuneWatcher
+    path: Path
+
+    def __post_init__(self) -> None:
+        self._variant_configs = {variant.name: variant for variant in self.variants}
+        self._reference = self.variants[0].name
 
     async def run(self) -> None:
         """Search until the answer is known, the time is up, or no setting is left. Raises `OmniError`."""
@@ -91,7 +84,7 @@ class Tuning:
     async def advance(self) -> bool:
         """Run the next round; return False if the search has ended. Raises `OmniError`."""
         race = get_race(self.record)
-        is_late = self._time_budget_s is not None and self.record.elapsed_s >= self._time_budget_s
+        is_late = self.time_budget_s is not None and self.record.elapsed_s >= self.time_budget_s
         if race.is_decided or race.is_exhausted or is_late:
             self._keep(concluded(self.record, stopped=True))
             return False
@@ -106,12 +99,12 @@ class Tuning:
         groups = list(get_groups(race, shuffled))
         for batch, group in enumerate(groups, 1):
             of = f", batch {batch} of {len(groups)}" if len(groups) > 1 else ""
-            self._watcher.batch_started(f"round {number + 1}{of}", race)
+            self.watcher.batch_started(f"round {number + 1}{of}", race)
             # A setting that failed earlier in this round is not a candidate.
             lead = [control] if self._candidate(control).problem is None else []
             names = [*lead, *group]
             is_first = any(self._candidate(name).outputs is None for name in group)
-            if is_first and self._limits.compares_outputs and (self._limits.quality or self._reference in names):
+            if is_first and self.limits.compares_outputs and (self.limits.quality or self._reference in names):
                 names = [self._reference, *(name for name in names if name != self._reference)]
             else:
                 # Every setting appears equally often at every position.
@@ -123,21 +116,21 @@ class Tuning:
         started_s = time.monotonic()
         with ExitStack() as stack:
             # In a thread, because planning asks a server for its models.
-            wanted = self._plan([self._variant_configs[name] for name in names])
+            wanted = self.plan([self._variant_configs[name] for name in names])
             plan = await asyncio.to_thread(stack.enter_context, wanted)
             await Harness(
                 plan.builder,
                 launch=plan.launch,
                 load=plan.load,
-                limits=self._iterations,
+                limits=self.iterations,
                 decided=lambda _: False,
-                watcher=self._watcher,
+                watcher=self.watcher,
                 sampler=UtilisationSampler(),
                 on_failure=OnFailure.DROP,
             ).run()
             plan.builder.check()
             record = plan.builder.record()
-        is_compared = self._limits.compares_outputs and names[0] == self._reference
+        is_compared = self.limits.compares_outputs and names[0] == self._reference
         compared = {item.b: item for item in record.comparisons} if is_compared else {}
         self._check_objective(record.variants)
         kept = tuple(self._slim(variant) for variant in record.variants)
@@ -163,15 +156,15 @@ class Tuning:
 
     def _violated(self, variant: Variant, outputs: Outputs | None) -> str | None:
         """Return a sentence on the first limit that a setting missed in this batch."""
-        peak, most = peak_bytes(variant), self._limits.max_memory_bytes
+        peak, most = peak_bytes(variant), self.limits.max_memory_bytes
         if most is not None and peak is not None and peak > most:
             return f"its peak memory was {peak / 2**20:.0f} MiB, the limit is {most / 2**20:.0f} MiB"
         attained = [value for _, value in get_values(variant, ATTAINMENT)]
-        if self._limits.has_slo and attained and sum(attained) / len(attained) < MIN_ATTAINMENT:
+        if self.limits.has_slo and attained and sum(attained) / len(attained) < MIN_ATTAINMENT:
             share = sum(attained) / len(attained)
             return f"{share:.1%} of its requests met the limits of `--slo`, and {MIN_ATTAINMENT:.0%} have to"
-        if self._limits.quality and outputs is not None:
-            limits = GateLimits({}, quality=self._limits.quality)
+        if self.limits.quality and outputs is not None:
+            limits = GateLimits({}, quality=self.limits.quality)
             gate = judge(limits, [], [], {(self._reference, variant.name): outputs})
             return "; ".join(gate.reasons) or None
         return None
@@ -179,8 +172,8 @@ class Tuning:
     def _update(self, name: str, outputs: Outputs | None, problem: str | None) -> None:
         """Note what a batch showed of a setting."""
         if problem is not None:
-            self._watcher.refused(name, problem)
-            if name == self._reference and self._limits.quality:
+            self.watcher.refused(name, problem)
+            if name == self._reference and self.limits.quality:
                 raise OmniError(f"`--quality` compares with `{name}`, which cannot run: {problem}")
         self.record = msgspec.structs.replace(
             self.record,
@@ -223,7 +216,7 @@ class Tuning:
 
     def _keep(self, record: TuneRecord) -> None:
         self.record = record
-        save_record(record, self._path)
+        save_record(record, self.path)
 
 
 OPTION = "--search"

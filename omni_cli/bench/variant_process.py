@@ -9,7 +9,6 @@ import signal
 import site
 import sysconfig
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import omni_cli
@@ -29,6 +28,7 @@ from omni_cli.bench.protocol import (
     decode_reply,
     encode,
 )
+from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.child_python import python_command
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.stage_log import StageLog
@@ -55,24 +55,12 @@ class VariantError(OmniError):
         self.details = details
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The start of a variant's Python: `code` is the folder of its `omni_cli`, None for the running one.
-
-    `environment` maps names to values; an empty value unsets.
-    """
-
-    name: str
-    environment: Mapping[str, str] = field(default_factory=dict)
-    code: Path | None = None
-
-
 class VariantProcess:
     """Starts the process, sends one request at a time, and ends it. Owned by one event loop."""
 
-    def __init__(self, launch: Launch, *, verbose: bool = False) -> None:
-        self.launch = launch
-        self.name = launch.name
+    def __init__(self, config: VariantConfig, *, verbose: bool = False) -> None:
+        self.config = config
+        self.name = config.name
         self._log = StageLog(passed_on=verbose)
         self._started: asyncio.subprocess.Process | None = None
         self._protocol = 0
@@ -100,7 +88,7 @@ class VariantProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._log.fileno(),
-            env=child_environment(os.environ, self.launch),
+            env=child_environment(os.environ, self.config),
             limit=MAX_LINE_BYTES,
             # Ctrl-C in a terminal goes to the command alone.
             start_new_session=True,
@@ -203,17 +191,17 @@ class VariantProcess:
         return VariantError(f"variant `{self.name}` {reason} ({when})", hint=hint, details=tail or None)
 
 
-def child_environment(base: Mapping[str, str], launch: Launch) -> dict[str, str]:
-    """Return the environment of a variant's Python."""
+def child_environment(base: Mapping[str, str], config: VariantConfig) -> dict[str, str]:
+    """Return the environment of a variant's Python; an empty value unsets a variable."""
     environment = {**base}
-    for name, value in launch.environment.items():
+    for name, value in config.environment.items():
         if value:
             environment[name] = value
         else:
             environment.pop(name, None)
-    root = launch.code or Path(omni_cli.__file__).parents[1]
+    root = config.code or Path(omni_cli.__file__).parents[1]
     # A path beside the standard library would shadow parts of it, and Python finds it there without help.
-    if launch.code is not None or str(root) not in _site_folders():
+    if config.code is not None or str(root) not in _site_folders():
         paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from omni_cli.bench.iteration import get_accounted, get_metrics, get_work
 from omni_cli.bench.loaded_workload import LoadedWorkload
-from omni_cli.bench.outputs import hash_arrays, output_arrays, prompt_arrays, sample_rates, save_arrays
+from omni_cli.bench.outputs import hash_arrays, output_arrays, save_arrays, unhashed_arrays
 from omni_cli.bench.protocol import (
     PROTOCOL,
     Close,
@@ -118,7 +118,7 @@ class VariantWorker:
         results = [finished.result for finished in iteration.requests]
         arrays = output_arrays(results)
         if request.outputs is not None:
-            save_arrays(Path(request.outputs), {**arrays, **sample_rates(results), **prompt_arrays(iteration.prompts)})
+            save_arrays(Path(request.outputs), {**arrays, **unhashed_arrays(results, iteration.prompts)})
         return Ran(
             e2e_s=iteration.e2e_s,
             metrics=get_metrics(iteration, self._slo),

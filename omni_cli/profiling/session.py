@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omni_cli.bench.iteration import Iteration
 from omni_cli.bench.loaded_workload import LoadedWorkload
-from omni_cli.bench.schedule import BlockSchedule
 from omni_cli.bench.workload import Workload
 from omni_cli.config.schema import EngineConfig
 from omni_cli.execution.counters import since
@@ -66,45 +65,37 @@ class RecordedSession:
     snapshots: dict[str, Path] = field(default_factory=dict)
 
 
+@dataclass
 class ProfilingRun:
     """Runs once. `folder` receives the stages' traces and snapshots; `on_progress` receives the current activity."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        workload: Workload,
-        *,
-        num_iters: int,
-        num_iters_warmup: int,
-        folder: Path,
-        on_event: Callable[[Event], None],
-        on_progress: Callable[[str], None],
-        verbose: bool = False,
-    ) -> None:
-        self._loaded = LoadedWorkload(config, workload, verbose=verbose, records=True)
-        self._num_iters = num_iters
-        self._num_iters_warmup = max(num_iters_warmup, MIN_WARMUP)
-        self._folder = folder
-        self._on_event = on_event
-        self._on_progress = on_progress
-        self._number = 0
-        self.session = RecordedSession()
+    config: EngineConfig
+    workload: Workload
+    _: KW_ONLY
+    num_iters: int
+    num_iters_warmup: int
+    folder: Path
+    on_event: Callable[[Event], None]
+    on_progress: Callable[[str], None]
+    verbose: bool = False
 
-    @property
-    def num_iters_warmup(self) -> int:
-        return self._num_iters_warmup
+    def __post_init__(self) -> None:
+        self.num_iters_warmup = max(self.num_iters_warmup, MIN_WARMUP)
+        self.session = RecordedSession()
+        self._loaded = LoadedWorkload(self.config, self.workload, verbose=self.verbose, records=True)
+        self._number = 0
 
     async def run(self) -> RecordedSession:
         """Run the session; raises the error of a stage or file. The stages have ended in any case."""
         session = self.session
         try:
-            await self._loaded.load(self._on_event, inputs=self._folder / "inputs", makes_inputs=True)
+            await self._loaded.load(self.on_event, inputs=self.folder / "inputs", makes_inputs=True)
             session.stages = self._loaded.llm.stages
             await self._warm_up()
-            self._on_progress("recording memory")
+            self.on_progress("recording memory")
             session.memory = await self._recorded("memory", snapshots=True)
             await self._interleave()
-            self._on_progress("counting what the models compute")
+            self.on_progress("counting what the models compute")
             session.work = await self._recorded("work")
             await self._describe()
             session.stages = self._loaded.llm.stages
@@ -113,17 +104,16 @@ class ProfilingRun:
         return session
 
     async def _warm_up(self) -> None:
-        self._on_progress("warming up")
+        self.on_progress("warming up")
         self.session.warm_up = await self._recorded("memory")
-        for _ in range(self._num_iters_warmup - MIN_WARMUP):
+        for _ in range(self.num_iters_warmup - MIN_WARMUP):
             await self._iterate()
         await self._recorded("trace")
 
     async def _interleave(self) -> None:
-        schedule = BlockSchedule(self._num_iters, 1, self._num_iters)
-        for number in range(self._num_iters):
-            self._on_progress(f"profiling, iteration {number + 1} of {self._num_iters}")
-            for is_profiled in schedule.block(number, 2):
+        for number in range(self.num_iters):
+            self.on_progress(f"profiling, iteration {number + 1} of {self.num_iters}")
+            for is_profiled in (False, True) if number % 2 == 0 else (True, False):
                 if is_profiled:
                     self.session.profiled.append(await self._profile(number))
                 else:
@@ -136,7 +126,7 @@ class ProfilingRun:
         iteration = await self._iterate()
         traces = {}
         if number < MAX_TRACES:
-            traces = {info.name: self._folder / f"{info.name}-{number}.json" for info in self.session.stages}
+            traces = {info.name: self.folder / f"{info.name}-{number}.json" for info in self.session.stages}
         recordings = await self._ask(
             {
                 info.name: StopRecording(trace_file=str(traces[info.name]) if traces else None)
@@ -150,7 +140,7 @@ class ProfilingRun:
         """Run one iteration and record it. Only CUDA devices have snapshots."""
         await self._ask_all(StartRecording(what, snapshot=snapshots))
         await self._iterate()
-        files = {info.name: self._folder / f"{info.name}.pickle" for info in self.session.stages} if snapshots else {}
+        files = {info.name: self.folder / f"{info.name}.pickle" for info in self.session.stages} if snapshots else {}
         stops: dict[str, RecordingCommand] = {
             info.name: StopRecording(snapshot_file=str(files[info.name]) if snapshots else None)
             for info in self.session.stages

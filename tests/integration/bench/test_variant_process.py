@@ -13,14 +13,14 @@ import numpy as np
 import psutil
 import pytest
 
+from omni_cli.bench.checks import Free
 from omni_cli.bench.harness import Harness, RunLimits
-from omni_cli.bench.memory import Free
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.protocol import Load, Ran
 from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_configs import VariantConfig
-from omni_cli.bench.variant_process import Launch, VariantError, VariantProcess
+from omni_cli.bench.variant_process import VariantError, VariantProcess
 from omni_cli.bench.workload import Workload
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
@@ -40,7 +40,7 @@ def load_request(folder: Path, profile: str = "tiny-image", **changes: Any) -> L
     return Load(**{**fields, **changes})
 
 
-def with_process(launch: Launch, use: Callable[[VariantProcess], Coroutine]) -> Any:
+def with_process(launch: VariantConfig, use: Callable[[VariantProcess], Coroutine]) -> Any:
     async def run() -> Any:
         process = VariantProcess(launch)
         try:
@@ -57,7 +57,7 @@ def test_a_process_gets_its_variables_repeats_its_outputs_and_is_named_when_it_h
 ) -> None:
     """Variables are set before Python starts, and empty ones are unset; each number has its own outputs."""
     monkeypatch.setenv("OMNI_TEST_GONE", "here")
-    launch = Launch("slow", {"OMP_NUM_THREADS": "1", "OMNI_TEST_GONE": ""})
+    launch = VariantConfig("slow", environment={"OMP_NUM_THREADS": "1", "OMNI_TEST_GONE": ""})
 
     async def use(process: VariantProcess) -> None:
         environment = psutil.Process(process.pid).environ()
@@ -83,7 +83,7 @@ def test_requests_of_a_file_are_sent_in_every_iteration(tmp_path: Path) -> None:
         await process.load(request, lambda event: None)
         return [await process.run(number, when="test") for number in (0, 1)]
 
-    first, second = with_process(Launch("a"), use)
+    first, second = with_process(VariantConfig("a"), use)
     assert first.output_sha256 == second.output_sha256, "greedy answers to the same requests"
     assert first.work == {"requests": 2, "input_tokens": first.work["input_tokens"], "output_tokens": 8}
     assert first.work["input_tokens"] > 80, "with the image's"
@@ -97,7 +97,7 @@ def test_a_prompt_that_is_too_long_is_the_users_mistake(tmp_path: Path) -> None:
         await process.run(0, when="warming up")
 
     with pytest.raises(VariantError, match="the prompt is longer than stage `thinker` takes") as raised:
-        with_process(Launch("a"), use)
+        with_process(VariantConfig("a"), use)
     assert raised.value.exit_code == ExitCode.USAGE
 
 
@@ -154,7 +154,7 @@ def test_variants_that_do_not_fit_together_are_loaded_alternately(
     notes = Notes()
     harness = Harness(
         session,
-        launch=lambda index: VariantProcess(Launch("ab"[index])),
+        launch=lambda index: VariantProcess(VariantConfig("ab"[index])),
         load=lambda index: load_request(tmp_path),
         limits=RunLimits(num_iters=4, num_iters_warmup=1, time_budget_s=None),
         decided=lambda record: False,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.bench.checks import ineffective, setting_not_in_effect, unaccounted, warnings
-from omni_cli.bench.memory import Free, get_memory, lacking
+from omni_cli.bench.checks import Free, ineffective, lacking, setting_not_in_effect, unaccounted, warnings
 from omni_cli.bench.protocol import LoadedStage, StagePeaks
+from omni_cli.bench.record_builder import get_memory
 from omni_cli.bench.variant_configs import VariantConfig
 
 STAGE = LoadedStage(

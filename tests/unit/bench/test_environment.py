@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from omni_cli.bench.environment import read_environment, relevant_variables
-from omni_cli.bench.variant_process import Launch, child_environment
+from omni_cli.bench.variant_configs import VariantConfig
+from omni_cli.bench.variant_process import child_environment
 from omni_cli.stats.comparable import EXEMPT
 
 
@@ -43,11 +44,11 @@ def test_two_readings_differ_only_in_conditions() -> None:
 
 def test_the_environment_of_a_variant(monkeypatch) -> None:
     base = {"A": "1", "B": "2", "PYTHONPATH": "/else"}
-    environment = child_environment(base, Launch("v", {"A": "", "C": "3"}, code=Path("/other/code")))
+    environment = child_environment(base, VariantConfig("v", environment={"A": "", "C": "3"}, code=Path("/other/code")))
     assert environment == {"B": "2", "C": "3", "PYTHONPATH": f"/other/code{os.pathsep}/else"}
     assert base["A"] == "1", "the command's own stays as it is"
 
 
 def test_an_installed_omni_is_found_without_a_path(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr("omni_cli.bench.variant_process._site_folders", lambda: {str(Path(__file__).parents[3])})
-    assert "PYTHONPATH" not in child_environment({}, Launch("v"))
+    assert "PYTHONPATH" not in child_environment({}, VariantConfig("v"))
