@@ -55,7 +55,7 @@ from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 from omni_cli.vllm_integration.device_settings import execution_args
-from omni_cli.vllm_integration.output_processor import OmniOutputProcessor, TextEngine
+from omni_cli.vllm_integration.outputs import OmniOutputProcessor, TextEngine
 from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 from omni_cli.vllm_integration.stage import VllmStage
 

@@ -25,7 +25,7 @@ WANTS_HIDDEN_STATES = "omni_wants_hidden_states"
 DIRECT_PAYLOAD = "omni_direct_payload"
 PROMPT_EMBEDS = "omni_prompt_embeds"
 ADDITIONAL_INFORMATION = "omni_additional_information"
-# In the information: `decode_embeds` is only a beginning (`arriving_embeds`).
+# In the information: `decode_embeds` is only a beginning (`Arrived`).
 MORE_EMBEDS_FOLLOW = "more_embeds_follow"
 # In the information: prompt positions whose rows are hidden states, for models that project them in another way.
 HIDDEN_POSITIONS = "hidden_positions"

@@ -1,9 +1,15 @@
-"""The codes of a frame after the first, predicted within the step that samples the first."""
+"""The codes of a frame after the first, predicted within the step that samples the first, as input of later steps.
+
+The predictor runs once the first code of a frame is sampled. The next step needs the frame's input row, and so does
+the recomputation of a preempted request, so codes are kept until their request ends.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -14,15 +20,165 @@ from omni_cli.execution.copies import PendingCopy
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import Clock, clock_for
-from omni_cli.vllm_integration.arriving_embeds import get_codes
-from omni_cli.vllm_integration.code_frames import FrameStore
 from omni_cli.vllm_integration.outputs import with_payloads
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
     from omni_cli.vllm_integration.hidden_states import ComputedSpan
+
+_FRAMES_PER_BLOCK = 64
+# Temperatures below it are greedy, as in vLLM's sampler.
+_GREEDY_BELOW = 1e-5
+
+
+class CodeModel(Protocol):
+    """A model with a code predictor."""
+
+    num_codebooks: int
+
+    def predict_codes(
+        self,
+        hidden: torch.Tensor,
+        first_codes: torch.Tensor,
+        draws: torch.Tensor | None,
+        is_greedy: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return codes (batch, num_codebooks), and input rows (batch, hidden_size) without the first codes."""
+
+    def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks) of earlier frames."""
+
+    def add_rows(self, rows: torch.Tensor) -> None:
+        """Add rows (num_tokens, hidden_size) to the input embeddings of the next forward pass."""
+
+
+class Draws:
+    """Uniform random numbers in [0, 1) for each frame, which depend only on the request's seed and the frame."""
+
+    def __init__(self, seed: int, per_frame: int) -> None:
+        self._seed = seed % (1 << 64)
+        self._per_frame = per_frame
+        self._block = -1
+        self._rows = np.empty((0, per_frame), np.float32)
+
+    def get(self, frame: int) -> np.ndarray:
+        """Return (per_frame,) float32."""
+        block, offset = divmod(frame, _FRAMES_PER_BLOCK)
+        if block != self._block:
+            generator = np.random.default_rng([self._seed, block])
+            self._rows = generator.random((_FRAMES_PER_BLOCK, self._per_frame), dtype=np.float32)
+            self._block = block
+        row: np.ndarray = self._rows[offset]
+        return row
+
+
+@dataclass
+class RequestFrames:
+    """The frames of one request, each (num_codebooks,) int64 on the device."""
+
+    num_prompt_tokens: int
+    draws: Draws
+    is_greedy: bool
+    codes: list[torch.Tensor] = field(default_factory=list)
+
+    def put(self, frame: int, codes: torch.Tensor) -> None:
+        # vLLM may discard the last token and repeat its step, which yields the same codes.
+        del self.codes[frame:]
+        if len(self.codes) != frame:
+            raise RuntimeError(f"expected frame {len(self.codes)}, got frame {frame}")
+        self.codes.append(codes)
+
+    def get_codes(self, span: ComputedSpan) -> list[torch.Tensor]:
+        """Return the codes of the span's positions that are frames."""
+        start = max(span.start, self.num_prompt_tokens) - self.num_prompt_tokens
+        count = max(0, span.end - self.num_prompt_tokens - start)
+        if count > len(self.codes) - start:
+            raise RuntimeError(f"request {span.request_id}: the codes of frame {len(self.codes)} are not known")
+        return self.codes[start : start + count] if count else []
+
+
+class FrameStore:
+    """The frames of all requests in a worker.
+
+    With `guides`, it changes the logits of first codes; with `draws_first_again`, `predict` may return others.
+    """
+
+    guides: ClassVar[bool] = False
+    draws_first_again: ClassVar[bool] = False
+
+    def __init__(self, model: CodeModel, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._requests: dict[str, RequestFrames] = {}
+        # Rows of the latest step (num_requests, hidden_size), with the request, position and length (1) of each.
+        self._latest: torch.Tensor | None = None
+        self._latest_of: list[tuple[str, int, int]] = []
+
+    def begin(
+        self, request_id: str, num_prompt_tokens: int, params: SamplingParams, information: Mapping[str, Any]
+    ) -> None:
+        """Start a request; `information` came with its prompt."""
+        draws = Draws(params.seed or 0, self._model.num_codebooks - 1)
+        self._requests[request_id] = RequestFrames(num_prompt_tokens, draws, params.temperature < _GREEDY_BELOW)
+
+    @property
+    def num_codebooks(self) -> int:
+        return self._model.num_codebooks
+
+    def receive(self, request_id: str, codes: torch.Tensor) -> None:
+        """Keep codes (num_codebooks,) of the next frame, which another rank predicted."""
+        request = self._requests.get(request_id)
+        if request is not None:  # the request may have ended
+            request.put(len(request.codes), codes)
+
+    def forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def guide(self, spans: Sequence[ComputedSpan], logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits (num_requests, vocab_size) from which the first code of each frame is sampled."""
+        return logits
+
+    def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
+        """Predict the codes (num_requests, num_codebooks) of the frames that begin with `first_codes` (num_requests,).
+
+        Each of the `spans` ends at the position before the frame; `hidden` (num_requests, hidden_size) is the state
+        there.
+        """
+        requests = [self._requests[span.request_id] for span in spans]
+        frames = [span.end - request.num_prompt_tokens for span, request in zip(spans, requests, strict=True)]
+        draws = is_greedy = None
+        if not all(request.is_greedy for request in requests):
+            drawn = np.stack([request.draws.get(frame) for request, frame in zip(requests, frames, strict=True)])
+            draws = torch.from_numpy(drawn).to(self._device, non_blocking=True)
+            choices = torch.tensor([[request.is_greedy] for request in requests])
+            is_greedy = choices.to(self._device, non_blocking=True)  # `torch.tensor` itself would wait for the device
+        codes, rows = self._model.predict_codes(hidden, first_codes.long(), draws, is_greedy)
+        for request, frame, row in zip(requests, frames, codes.unbind(), strict=True):
+            request.put(frame, row)
+        self._latest, self._latest_of = rows, [(span.request_id, span.end, 1) for span in spans]
+        return codes
+
+    def fill(self, spans: Sequence[ComputedSpan]) -> None:
+        """Add the rows of frames to the model's input embeddings of the next forward pass."""
+        if (
+            self._latest is not None
+            and [(span.request_id, span.start, span.length) for span in spans] == self._latest_of
+        ):
+            self._model.add_rows(self._latest)
+            return
+        codes = [self._requests[span.request_id].get_codes(span) for span in spans]
+        if not any(codes):
+            return
+        frame_rows = self._model.rows_of_codes(torch.stack(list(itertools.chain.from_iterable(codes))))
+        rows = frame_rows.new_zeros((sum(span.length for span in spans), frame_rows.shape[1]))
+        for span, part in zip(spans, frame_rows.split(list(map(len, codes))), strict=True):
+            # In a span, frames follow the prompt.
+            end = span.row + span.length
+            rows[end - len(part) : end] = part
+        self._model.add_rows(rows)
 
 
 @dataclass(frozen=True)
@@ -49,7 +205,7 @@ PREDICTOR_COUNTERS = ("graphs_captured", "graph_replays", "eager_calls", "graph_
 
 
 class CodeRunnerMixin(ARRunnerMixin):
-    """For models with `predict_codes` (`code_frames.CodeModel`).
+    """For models with `predict_codes` (`CodeModel`).
 
     A step's codes leave the worker in `pooler_output`, one row next to each sampled token (`StepCodes.rows`).
     """
@@ -98,7 +254,7 @@ class CodeRunnerMixin(ARRunnerMixin):
     def _update_states(self, scheduler_output: SchedulerOutput) -> object:
         corrections = super()._update_states(scheduler_output)
         if not get_pp_group().is_last_rank:
-            for request_id, codes in get_codes(scheduler_output).items():
+            for request_id, codes in getattr(scheduler_output, "omni_codes", {}).items():
                 self.frames.receive(request_id, codes[0, : self.frames.num_codebooks].to(self.device))
         return corrections
 

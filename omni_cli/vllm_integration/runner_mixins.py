@@ -18,8 +18,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.config import CUDAGraphMode
 from vllm.config.load import LoadConfig
 from vllm.distributed import get_pp_group, get_tp_group
+from vllm.forward_context import BatchDescriptor, get_forward_context
 from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import ModelRunnerOutput
 
@@ -28,10 +31,9 @@ from omni_cli.execution.copies import PendingCopy, make_output_copy
 from omni_cli.execution.ranges import mark
 from omni_cli.stage.payloads import DEFAULT_LIMITS
 from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
-from omni_cli.vllm_integration.arriving_embeds import Arrived, get_arrived
-from omni_cli.vllm_integration.graph_counters import GraphCounters
 from omni_cli.vllm_integration.hidden_states import ComputedSpan, HiddenStateTracker
 from omni_cli.vllm_integration.outputs import with_payloads
+from omni_cli.vllm_integration.schedulers import Arrived
 from omni_cli.vllm_integration.weights import WHOLE
 
 if TYPE_CHECKING:
@@ -41,6 +43,57 @@ if TYPE_CHECKING:
     from omni_cli.config.schema import OutputCopy
 else:
     VllmRunner = object  # `cpu.py` and `gpu.py` combine the mixins with vLLM's runners
+
+
+class GraphCounters:
+    """Counters of one runner.
+
+    vLLM stores a step's mode and batch shape in the forward context, and its wrappers replay the graph captured for
+    that pair. So a step is a replay exactly if its pair was captured, whatever mode was requested: in `piecewise` mode
+    a model without compiled parts runs eagerly and counts as eager.
+    """
+
+    def __init__(self) -> None:
+        self._captured: frozenset[tuple[CUDAGraphMode, BatchDescriptor]] = frozenset()
+        self._graphs_captured = 0
+        self._graph_pool_bytes = 0
+        self._capture_s = 0.0
+        self._graph_replays = 0
+        self._eager_calls = 0
+
+    def captured(self, pool_bytes: int, seconds: float) -> None:
+        """Record that vLLM captured its graphs, with their device memory and time."""
+        graphs = [
+            (wrapper.runtime_mode, shape)
+            for wrapper in CUDAGraphWrapper._all_instances
+            for shape, entry in wrapper.concrete_cudagraph_entries.items()
+            if entry.cudagraph is not None
+        ]
+        self._captured = frozenset(graphs)
+        self._graphs_captured = len(graphs)
+        self._graph_pool_bytes = pool_bytes
+        self._capture_s = seconds
+
+    def count_step(self) -> bool:
+        """Count a step in its forward context; return True if it is a replay."""
+        replays = False
+        if self._captured:
+            context = get_forward_context()
+            replays = (context.cudagraph_runtime_mode, context.batch_descriptor) in self._captured
+        self._graph_replays += replays
+        self._eager_calls += not replays
+        return replays
+
+    def as_dict(self) -> dict[str, float]:
+        """Counters so far: forward passes, graphs, bytes of device memory, seconds."""
+        return {
+            "graphs_captured": self._graphs_captured,
+            "graph_replays": self._graph_replays,
+            "eager_calls": self._eager_calls,
+            "graph_pool_bytes": self._graph_pool_bytes,
+            "capture_s": self._capture_s,
+        }
+
 
 TRITON_CACHE = "TRITON_CACHE_DIR"
 
@@ -109,7 +162,7 @@ class OmniRunnerMixin(VllmRunner):
             self._forget_request(request_id)
         for request in scheduler_output.scheduled_new_reqs:
             self._begin_request(request)
-        arrived = get_arrived(scheduler_output)
+        arrived: Mapping[str, Arrived] = getattr(scheduler_output, "omni_arrived", {})
         self._check_plan(scheduler_output.num_scheduled_tokens, arrived)
         for request_id, embeds in arrived.items():
             self.request_payloads[request_id].append_embeds(embeds.rows, is_last=embeds.is_last)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,21 +20,20 @@ from omni_cli.checkpoints.shards import folder_for_vllm
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.config.key_notes import has_effect
 from omni_cli.errors import InputError, StageError
-from omni_cli.outputs import GenerateRequest
+from omni_cli.execution.ranges import mark
+from omni_cli.outputs import GenerateRequest, PromptTokens, TokenLogprobs
 from omni_cli.stage.failures import request_failure
 from omni_cli.stage.library_messages import translate
-from omni_cli.stage.messages import AppendInput, Report, RequestDone
+from omni_cli.stage.messages import AppendInput, Failure, Report, RequestDone
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
-from omni_cli.vllm_integration.active_request import ActiveRequest as ActiveRequest  # for stages of families
 from omni_cli.vllm_integration.adapters import EngineAdapters
 from omni_cli.vllm_integration.prompts import one_line
-from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
 from omni_cli.vllm_integration.registry import prepare_models
-from omni_cli.vllm_integration.sleep_mode import SleepMode
-from omni_cli.vllm_integration.warm_up import WarmUp
+from omni_cli.vllm_integration.reply_parsing import ReplyParser
 from omni_cli.vllm_integration.weights import naming_missing_weights
+from omni_cli.vllm_integration.workers import forget_shared_memory, prepare_ranks
 
 _RUNNERS = {"ar": "AR", "code": "Code", "diffusion": "Diffusion"}
 
@@ -49,7 +49,28 @@ _DIFFUSION_ARGS = {
 }
 
 
-class VllmStage(SleepMode, WarmUp):
+@dataclass
+class ActiveRequest:
+    """A request in flight, with the engine's id for it; times are from `time.perf_counter`, in seconds."""
+
+    request: GenerateRequest
+    added_s: float
+    engine_id: str = ""
+    first_token_s: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+    token_times_s: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_sent_logprobs: int = 0
+    num_released: int = 0  # tokens whose text no stop string can cut any more
+    num_chars: int = 0  # of the text after these tokens
+    text: list[str] = field(default_factory=list)
+    prompt: PromptTokens | None = None
+    reply: ReplyParser | None = None
+    reported_s: float = 0.0
+    context: dict[str, Any] = field(default_factory=dict)
+
+
+class VllmStage:
     """A stage on a vLLM engine; subclasses define its inputs and outputs."""
 
     engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
@@ -235,6 +256,38 @@ class VllmStage(SleepMode, WarmUp):
 
     def output(self, active: ActiveRequest, output: RequestOutput | PoolingRequestOutput) -> list[Report]:
         raise NotImplementedError
+
+    def warm_up(self) -> None:
+        """Run requests; on a CPU, which compiles nothing, one of an AR stage, to find out if the kernels can run."""
+        if not current_platform.is_cpu() or self.spec.stage.kind == "ar":
+            with mark("warm-up requests"):
+                self.run_warm_up(1 if current_platform.is_cpu() else None)
+
+    def run_warm_up(self, num_batches: int | None = None) -> None:
+        """Run `warm_up_batches`. Raises the engine's error, and that of a diffusion, whose graphs come no later."""
+        for requests in itertools.islice(self.warm_up_batches(), num_batches):
+            for number, request in enumerate(requests):
+                try:
+                    self.add(replace(request, request_id=f"warm-up {number}"))
+                except InputError:  # a model of something else than text, or settings that requests override
+                    return
+            while self.has_work():
+                for report in self.step():
+                    if isinstance(report, Failure) and self.spec.stage.kind == "diffusion":
+                        raise report.error(self.spec.stage.name)
+
+    def warm_up_batches(self) -> Iterable[Sequence[GenerateRequest]]:
+        """Return requests that run one batch after another and together go every way that a request can go."""
+        return ()
+
+    def sleep(self, level: int) -> bool:
+        """Move weights to the host and forget the KV cache; return True. On a CPU, as in vLLM, memory is kept."""
+        self.engine.sleep(level)
+        return True
+
+    def wake_up(self, tags: Sequence[str] | None) -> bool:
+        """Put back what `tags` name, of `weights` and `kv_cache`, by default both; return True if some is missing."""
+        return not self.engine.wake_up(None if tags is None else list(tags))
 
     def close(self, *, process_ends: bool = False) -> None:
         # vLLM's shutdown collects garbage for a second or two; only ranks in other processes need it.

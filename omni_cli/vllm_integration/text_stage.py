@@ -19,13 +19,11 @@ from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.messages import Progress, Report, RequestDone, StageOutputChunk, TextChunk
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration import device_settings
-from omni_cli.vllm_integration.active_request import ActiveRequest
-from omni_cli.vllm_integration.grammars import choose_backend
-from omni_cli.vllm_integration.output_processor import TextEngine
+from omni_cli.vllm_integration.outputs import TextEngine
 from omni_cli.vllm_integration.prompts import PromptMaker, as_logprobs
 from omni_cli.vllm_integration.reply_parsing import ParsedText, ReplyParsers
-from omni_cli.vllm_integration.sampling import make_sampling_params
-from omni_cli.vllm_integration.stage import VllmStage
+from omni_cli.vllm_integration.sampling import choose_backend, make_sampling_params
+from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
 _PROGRESS_INTERVAL_S = 0.05
 

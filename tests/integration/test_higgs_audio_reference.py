@@ -20,7 +20,7 @@ from omni_cli.models.higgs_audio.family import FAMILY
 from omni_cli.models.higgs_audio.reference import DelayedSpeech
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
 from omni_cli.speech import ReferenceVoice
-from omni_cli.vllm_integration.code_frames import Draws
+from omni_cli.vllm_integration.code_runner import Draws
 from omni_cli.vllm_integration.hidden_states import ComputedSpan
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -39,7 +39,7 @@ def main() -> None:
 
     from omni_cli.execution.stacks import stacks_in
     from omni_cli.vllm_integration.device_settings import use_whole_float32
-    from omni_cli.vllm_integration.ranks import prepare_ranks
+    from omni_cli.vllm_integration.workers import prepare_ranks
 
     prepare_ranks(2, "ranks")
     use_whole_float32()
@@ -103,7 +103,7 @@ def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
     from omni_cli.models.qwen2_5_omni.family import FAMILY
     from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
-    from omni_cli.vllm_integration.output_processor import TextEngine
+    from omni_cli.vllm_integration.outputs import TextEngine
     from omni_cli.vllm_integration.registry import resolve_in_process
     from omni_cli.vllm_integration.stage import VllmStage
 

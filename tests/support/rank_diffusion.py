@@ -20,8 +20,7 @@ from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
-from omni_cli.vllm_integration.diffusion_entry import DiffusionInput
-from omni_cli.vllm_integration.diffusion_model import DiffusionModel
+from omni_cli.vllm_integration.diffusion_runner import DiffusionInput, DiffusionModel
 
 if current_platform.is_cpu():
     from omni_cli.vllm_integration.cpu import CPUDiffusionWorker as DiffusionWorker

@@ -861,8 +861,8 @@ IMPORTED = [
 OVERRIDES = [
     ("omni_cli.vllm_integration.runner_mixins", "vllm.v1.worker.gpu_model_runner"),
     ("omni_cli.vllm_integration.workers", "vllm.v1.worker.gpu_worker"),
-    ("omni_cli.vllm_integration.output_processor", "vllm.v1.engine.output_processor"),
-    ("omni_cli.vllm_integration.input_embeds_scheduler", "vllm.v1.core.sched.scheduler"),
+    ("omni_cli.vllm_integration.outputs", "vllm.v1.engine.output_processor"),
+    ("omni_cli.vllm_integration.schedulers", "vllm.v1.core.sched.scheduler"),
     (
         "omni_cli.models.qwen2_5_omni.token2wav.velocity",
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",

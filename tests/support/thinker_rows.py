@@ -30,7 +30,7 @@ def main() -> None:
 
     from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
     from omni_cli.vllm_integration.device_settings import with_given_cache
-    from omni_cli.vllm_integration.output_processor import TextEngine
+    from omni_cli.vllm_integration.outputs import TextEngine
     from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 
     ranks = _prepare_ranks(task["engine"])
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _prepare_ranks(engine: dict[str, Any]) -> int:
-    from omni_cli.vllm_integration.ranks import prepare_ranks
+    from omni_cli.vllm_integration.workers import prepare_ranks
 
     ranks: int = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
     if ranks > 1:

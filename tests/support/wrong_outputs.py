@@ -95,7 +95,7 @@ def plans(stage: Any, runner: Any) -> dict[str, Any]:
     """A plan of vLLM's scheduler, made wrong in several ways, and then as it is."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
-    from omni_cli.vllm_integration.arriving_embeds import Arrived, attach_arrived
+    from omni_cli.vllm_integration.schedulers import Arrived
 
     add(stage, "plan")
     core = stage.engine.engine_core.engine_core
@@ -104,7 +104,7 @@ def plans(stage: Any, runner: Any) -> dict[str, Any]:
     wrong = {name: copy.copy(plan) for name in ("unknown request", "zero tokens", "rows for nobody")}
     wrong["unknown request"].num_scheduled_tokens = {**plan.num_scheduled_tokens, "ghost": 3}
     wrong["zero tokens"].num_scheduled_tokens = {**plan.num_scheduled_tokens, first: 0}
-    attach_arrived(wrong["rows for nobody"], {"ghost": Arrived(runner.input_ids.gpu[:0], True)})
+    wrong["rows for nobody"].omni_arrived = {"ghost": Arrived(runner.input_ids.gpu[:0], True)}
     said: dict[str, Any] = {"first": first}
     for name, each in wrong.items():
         try:

@@ -18,8 +18,7 @@ from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.execution.timeline import clock_for
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 from omni_cli.stage.payloads import get_tensor
-from omni_cli.vllm_integration.diffusion_entry import DiffusionInput
-from omni_cli.vllm_integration.diffusion_model import DiffusionModel
+from omni_cli.vllm_integration.diffusion_runner import DiffusionInput, DiffusionModel
 
 
 class CodecForDiffusion(DiffusionModel):

@@ -20,7 +20,7 @@ from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformCh
 from omni_cli.stage.payloads import encode_additional_information, get_tensor
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
-from omni_cli.vllm_integration.diffusion_entry import NoOutput
+from omni_cli.vllm_integration.outputs import NoOutput
 from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
 # Frames of a piece of a request that is not streamed: more is no faster, and takes more memory.

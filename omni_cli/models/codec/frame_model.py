@@ -13,7 +13,7 @@ from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graphs import GraphBackend
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
 from omni_cli.models.codec.predictor_graphs import SMALLEST, PredictorGraphs
-from omni_cli.vllm_integration.input_embeds_model import InputEmbedsModel
+from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsModel
 
 
 class FrameModel(InputEmbedsModel):

@@ -21,7 +21,7 @@ from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graphs import GraphBackend
 from omni_cli.models.higgs_audio.delayed_frames import DelayedFrames, read_repeat_limit
 from omni_cli.models.higgs_audio.tokenizer import load_tokenizer
-from omni_cli.vllm_integration.input_embeds_model import InputEmbedsModel
+from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsModel
 
 
 class Dual(nn.Module):

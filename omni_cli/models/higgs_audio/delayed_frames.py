@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from omni_cli.checkpoints.files import read_object
-from omni_cli.vllm_integration.code_frames import Draws, FrameStore, RequestFrames
+from omni_cli.vllm_integration.code_runner import Draws, FrameStore, RequestFrames
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

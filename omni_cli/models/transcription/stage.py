@@ -29,7 +29,7 @@ from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.speech import Segment, Transcript
 from omni_cli.stage.messages import Report, RequestDone, TextChunk
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.active_request import ActiveRequest
+from omni_cli.vllm_integration.stage import ActiveRequest
 from omni_cli.vllm_integration.text_stage import TextStage
 
 # A shorter sound has not one frame of a spectrogram.

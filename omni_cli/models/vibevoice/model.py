@@ -21,7 +21,7 @@ from omni_cli.execution.graphs import GraphBackend, batch_sizes
 from omni_cli.execution.row_graphs import RowGraphs
 from omni_cli.models.vibevoice.branches import BranchCache, ConvolutionCache
 from omni_cli.models.vibevoice.speech_frames import SpeechStore
-from omni_cli.vllm_integration.input_embeds_model import InputEmbedsModel
+from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsModel
 
 
 class VibeVoiceSpeaker(InputEmbedsModel):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omni_cli.vllm_integration.code_frames import Draws, FrameStore, RequestFrames
+from omni_cli.vllm_integration.code_runner import Draws, FrameStore, RequestFrames
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from omni_cli.execution.graphs import batch_sizes
 from omni_cli.models.codec.predictor_graphs import PredictorGraphs
-from omni_cli.vllm_integration.code_frames import Draws, FrameStore
+from omni_cli.vllm_integration.code_runner import Draws, FrameStore
 from omni_cli.vllm_integration.hidden_states import ComputedSpan
 
 

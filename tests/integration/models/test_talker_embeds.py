@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from omni_cli.models.qwen2_5_omni import talker as module
 from omni_cli.stage.request_payloads import RequestPayload
-from omni_cli.vllm_integration import input_embeds_model
+from omni_cli.vllm_integration import input_embeds_stage
 
 NUM_ROWS, SIZE, HIDDEN, VOCABULARY, MASK = 16, 6, 4, 32, 31
 
@@ -37,7 +37,7 @@ class Inner(nn.Module):
 @pytest.fixture(autouse=True)
 def first_rank(monkeypatch):
     monkeypatch.setattr(
-        input_embeds_model, "get_pp_group", lambda: SimpleNamespace(is_first_rank=True, is_last_rank=True)
+        input_embeds_stage, "get_pp_group", lambda: SimpleNamespace(is_first_rank=True, is_last_rank=True)
     )
 
 

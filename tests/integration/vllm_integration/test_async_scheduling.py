@@ -20,10 +20,9 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_cli.models.qwen2_5_omni.family import TALKER
-from omni_cli.vllm_integration.arriving_embeds import get_arrived
-from omni_cli.vllm_integration.input_embeds_scheduler import InputEmbedsAsyncScheduler, make_scheduler
 from omni_cli.vllm_integration.input_embeds_stage import talker_part
 from omni_cli.vllm_integration.registry import register_models, resolve_in_process
+from omni_cli.vllm_integration.schedulers import InputEmbedsAsyncScheduler, make_scheduler
 
 BLOCK = 32
 STEPS_UNDER_WAY = 2
@@ -67,7 +66,7 @@ class Talker:
         self.num_tokens = dict.fromkeys(names, NUM_PROMPT)
 
     def run(self, planned: SchedulerOutput) -> ModelRunnerOutput:
-        for name, arrived in get_arrived(planned).items():
+        for name, arrived in planned.omni_arrived.items():
             self.num_rows[name] += arrived.rows.shape[0]
             self.is_whole[name] = arrived.is_last
         starts = {new.req_id: new.num_computed_tokens for new in planned.scheduled_new_reqs}

@@ -8,7 +8,8 @@ from support.late_device import LateDevice
 from torch import nn
 
 from omni_cli.execution.copies import AsyncCopy, SyncCopy
-from omni_cli.vllm_integration.diffusion_entry import NoOutput, diffusion_entry, one_tensor_per_request, start_together
+from omni_cli.vllm_integration.diffusion_runner import diffusion_entry, one_tensor_per_request, start_together
+from omni_cli.vllm_integration.outputs import NoOutput
 
 
 class Samples(nn.Module):

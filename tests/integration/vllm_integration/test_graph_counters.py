@@ -11,7 +11,7 @@ from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.forward_context import BatchDescriptor, set_forward_context
 
-from omni_cli.vllm_integration.graph_counters import GraphCounters
+from omni_cli.vllm_integration.runner_mixins import GraphCounters
 
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
 DECODE_8, DECODE_16 = BatchDescriptor(8, 8, uniform=True), BatchDescriptor(16, 16, uniform=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
-from omni_cli.vllm_integration.ranks import forget_message_queues
+from omni_cli.vllm_integration.workers import forget_message_queues
 
 
 @pytest.mark.parametrize("num_children", [0, 2])

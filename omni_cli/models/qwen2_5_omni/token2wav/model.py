@@ -20,8 +20,7 @@ from omni_cli.models.qwen2_5_omni.speakers import load_speakers
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block
-from omni_cli.vllm_integration.diffusion_entry import UNFINISHED, DiffusionInput, Unfinished
-from omni_cli.vllm_integration.diffusion_model import DiffusionModel
+from omni_cli.vllm_integration.diffusion_runner import UNFINISHED, DiffusionInput, DiffusionModel, Unfinished
 
 
 class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):

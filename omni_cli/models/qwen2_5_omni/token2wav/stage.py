@@ -26,7 +26,7 @@ from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, 
 from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
-from omni_cli.vllm_integration.diffusion_entry import NoOutput
+from omni_cli.vllm_integration.outputs import NoOutput
 from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
 SAMPLE_RATE = 24_000
@@ -103,7 +103,7 @@ class Token2WavStage(VllmStage):
         return {
             **super().engine_args(),
             "hf_overrides": {"architectures": [TOKEN2WAV]},
-            "scheduler_cls": "omni_cli.vllm_integration.stepwise_scheduler.StepwiseScheduler",
+            "scheduler_cls": "omni_cli.vllm_integration.schedulers.StepwiseScheduler",
             # The reference runs token2wav in float32 with any dtype of the other stages.
             "dtype": "float32",
         }

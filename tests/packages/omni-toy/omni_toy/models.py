@@ -8,8 +8,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
-from omni_cli.vllm_integration.diffusion_entry import DiffusionInput
-from omni_cli.vllm_integration.diffusion_model import DiffusionModel
+from omni_cli.vllm_integration.diffusion_runner import DiffusionInput, DiffusionModel
 
 
 class ToyWriter(LlamaForCausalLM):

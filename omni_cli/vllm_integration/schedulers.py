@@ -1,20 +1,19 @@
-"""A scheduler for requests whose input embeddings arrive while they run; a request that lacks one skips the step.
+"""Schedulers of models whose requests do not have all of their input, or need several steps for their output.
 
 Each step of a talker needs one row from the thinker, which may not have arrived yet. The request then keeps its place
-and its KV blocks while the rest of the batch continues. Requests are left out by vLLM's own means.
+and its KV blocks while the rest of the batch continues. Requests are left out by vLLM's own means. What has
+arrived is sent to the workers with a step's scheduler output.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-
-from omni_cli.vllm_integration.arriving_embeds import Arrived, attach_arrived, attach_codes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -25,6 +24,13 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 else:
     VllmScheduler = object  # the mixin is combined with one of vLLM's schedulers below
+
+
+class Arrived(NamedTuple):
+    """Rows (num_rows, embedding_size) on the host, appended to the request's earlier ones; none follow if `is_last`."""
+
+    rows: torch.Tensor
+    is_last: bool
 
 
 @dataclass
@@ -48,7 +54,7 @@ class InputEmbedsSchedulerMixin(VllmScheduler):
         super().__init__(*args, **kwargs)
         # Weak keys drop an entry with its request, however the request ends.
         self._pending: WeakKeyDictionary[Request, PendingEmbeddings] = WeakKeyDictionary()
-        # With pipeline ranks: codes that the last rank predicted and that were not sent to the first one yet.
+        # With pipeline ranks: codes (1, num_codebooks) that the last rank predicted and the others do not have yet.
         self._codes: dict[str, torch.Tensor] = {}
         self._num_steps_under_way = 0
         self._has_scheduled = True
@@ -84,11 +90,9 @@ class InputEmbedsSchedulerMixin(VllmScheduler):
             self.waiting.prepend_request(request)
         scheduled = [self.requests[request_id] for request_id in output.num_scheduled_tokens]
         unsent = [request for request in scheduled if request in self._pending and self._pending[request].unsent]
-        if unsent:
-            attach_arrived(output, {request.request_id: self._pending[request].take() for request in unsent})
-        if self._codes:
-            attach_codes(output, self._codes)
-            self._codes = {}
+        # Of other names than vLLM's; it sends its scheduler's output to every rank unchanged.
+        output.omni_arrived = {request.request_id: self._pending[request].take() for request in unsent}
+        output.omni_codes, self._codes = self._codes, {}
         self._has_scheduled = output.total_num_scheduled_tokens > 0
         self._num_steps_under_way += self._has_scheduled
         return output
@@ -129,3 +133,13 @@ def get_scheduler(engine: LLMEngine) -> InputEmbedsSchedulerMixin:
     """Return the scheduler of an engine whose core runs in this process, with `make_scheduler`."""
     scheduler: InputEmbedsSchedulerMixin = engine.engine_core.engine_core.scheduler
     return scheduler
+
+
+class StepwiseScheduler(Scheduler):
+    """Schedules all tokens of a request in its first step, and its last token again until the model has an output."""
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        for request_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests[request_id]
+            request.num_computed_tokens = request.num_tokens - 1
