@@ -33,7 +33,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
-from omni_cli.execution.timeline import clock_for
+from omni_cli.execution.ranges import clock_for
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
 from omni_cli.models.codec.predictor_graphs import PredictorGraphs
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder

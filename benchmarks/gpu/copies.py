@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_cli.execution.copies import CopyCounters, OutputCopy, make_output_copy
-from omni_cli.execution.timeline import clock_for
+from omni_cli.execution.ranges import clock_for
 from omni_cli.record import COUNTERS_KEY, Sample, Variant
 
 RAW = "raw copy_"

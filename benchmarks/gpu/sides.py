@@ -15,7 +15,7 @@ from models import PipelineModel, Token2WavModel, twin, twin_pipeline
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, Execution
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.execution.timeline import clock_for
+from omni_cli.execution.ranges import clock_for
 
 PLAIN = "plain"
 _OUTPUT_FIELDS = {"image": "images", "video": "frames", "sound": "audios"}  # of the outputs of diffusers' pipelines

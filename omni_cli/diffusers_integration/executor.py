@@ -35,8 +35,7 @@ from omni_cli.diffusers_integration.step_cache import StepCaches
 from omni_cli.diffusers_integration.warm_up import choose_mode, warm_up
 from omni_cli.errors import CheckpointError, OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
-from omni_cli.execution.ranges import mark
-from omni_cli.execution.timeline import clock_for
+from omni_cli.execution.ranges import clock_for, mark
 from omni_cli.inputs.pipeline_call import Kind
 
 if TYPE_CHECKING:

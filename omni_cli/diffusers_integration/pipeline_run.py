@@ -36,8 +36,7 @@ from omni_cli.diffusers_integration.steps import (
     scheduler_steps,
     windowed_steps,
 )
-from omni_cli.execution.ranges import Consecutive, mark
-from omni_cli.execution.timeline import Clock
+from omni_cli.execution.ranges import Clock, Consecutive, mark
 from omni_cli.inputs.pipeline_call import AUDIO_FIELDS, IMAGE_FIELDS, SOUND_FIELDS, VIDEO_FIELDS, PipelineCall
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from omni_cli.config.schema import Execution
 from omni_cli.errors import StageError
 from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.fused_gelu import compile_graph
-from omni_cli.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager
-from omni_cli.execution.operation_watch import unwatched
+from omni_cli.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager, unwatched
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
-"""Named ranges of a stage's work: "model forward", "denoising step 3". They cost almost nothing without a listener
-(`omni profile` sets one).
+"""Named ranges of a stage's work ("model forward", "denoising step 3"), and times on the clock of its device.
+
+Ranges cost almost nothing without a listener (`omni profile` sets one).
 
     with mark("vae decode"):
         ...
@@ -9,14 +10,15 @@
     steps.next("denoising step", 2)
     steps.close()
 
-Ranges are nested and belong to the listener's thread; those of other threads are ignored. Imports nothing.
+Ranges are nested and belong to the listener's thread; those of other threads are ignored. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import threading
-from types import TracebackType
-from typing import Protocol
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 
 class Listener(Protocol):
@@ -34,6 +36,7 @@ class Listener(Protocol):
 
 _listener: Listener | None = None
 _thread = 0
+_NO_RANGE = nullcontext()
 
 
 def listen(listener: Listener | None) -> None:
@@ -51,7 +54,7 @@ def _own_listener() -> Listener | None:
     return None if _listener is None or threading.get_ident() != _thread else _listener
 
 
-def mark(name: str, number: int | None = None) -> Mark | _NoRange:
+def mark(name: str, number: int | None = None) -> AbstractContextManager[None]:
     """Return a context manager for a range; `number` is appended to its name."""
     if _listener is None:  # in every step of a stage
         return _NO_RANGE
@@ -81,22 +84,11 @@ class Mark:
         self._listener.end()
 
 
-class _NoRange:
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-
-
-_NO_RANGE = _NoRange()
-
-
 class Consecutive:
     """Ranges that follow one another without a gap; `close` ends the last one, even after an error."""
 
     def __init__(self) -> None:
-        self._open: Mark | _NoRange | None = None
+        self._open: AbstractContextManager[None] | None = None
 
     def next(self, name: str, number: int | None = None) -> None:
         self.close()
@@ -108,3 +100,34 @@ class Consecutive:
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
+
+
+class Clock:
+    """A clock for devices that work in step with Python: the CPU."""
+
+    def mark(self) -> Any:
+        """Return the current point in the device's order of work. Never waits."""
+        return time.perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the seconds between two marks, the later of which the device must have reached."""
+        return float(end - start)
+
+
+class CudaClock(Clock):
+    """Events on the current stream, because kernels run asynchronously and waiting for them would distort the times."""
+
+    def mark(self) -> Any:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+
+def clock_for(device: str) -> Clock:
+    return CudaClock() if device.startswith("cuda") else Clock()

@@ -18,8 +18,7 @@ from vllm.distributed import get_pp_group
 
 from omni_cli.execution.copies import PendingCopy
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
-from omni_cli.execution.ranges import mark
-from omni_cli.execution.timeline import Clock, clock_for
+from omni_cli.execution.ranges import Clock, clock_for, mark
 from omni_cli.vllm_integration.outputs import with_payloads
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin
 

@@ -15,7 +15,7 @@ from omni_cli.checkpoints.missing import lacking
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
-from omni_cli.execution.timeline import clock_for
+from omni_cli.execution.ranges import clock_for
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 from omni_cli.stage.payloads import get_tensor
 from omni_cli.vllm_integration.diffusion_runner import DiffusionInput, DiffusionModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from omni_cli.execution.counters import ExecutionCounters
+from omni_cli.execution.cuda_graphs import RowGraphs
 from omni_cli.execution.graphs import GraphBackend, batch_sizes
-from omni_cli.execution.row_graphs import RowGraphs
 from omni_cli.models.codec.code_predictor import CodePredictor
 
 # Graphs for fewer requests are slower: cuBLAS has faster matrix products for eight rows than for two.

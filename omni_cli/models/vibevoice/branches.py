@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from omni_cli.execution.cuda_graphs import RowGraphs
 from omni_cli.execution.graphs import GraphBackend, batch_sizes
-from omni_cli.execution.row_graphs import RowGraphs
 
 # Positions of a block, which belongs to one branch.
 _BLOCK = 64

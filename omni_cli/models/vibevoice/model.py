@@ -17,8 +17,8 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, m
 
 from omni_cli.checkpoints.missing import lacking
 from omni_cli.execution.counters import ExecutionCounters
+from omni_cli.execution.cuda_graphs import RowGraphs
 from omni_cli.execution.graphs import GraphBackend, batch_sizes
-from omni_cli.execution.row_graphs import RowGraphs
 from omni_cli.models.vibevoice.branches import BranchCache, ConvolutionCache
 from omni_cli.models.vibevoice.speech_frames import SpeechStore
 from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsModel

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from omni_cli.execution.cpu_linear import OneDnnLinear
+from omni_cli.execution.precision import OneDnnLinear
 
 
 @pytest.mark.parametrize("bias", [True, False])

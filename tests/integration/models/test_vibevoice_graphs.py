@@ -18,7 +18,7 @@ from support.stage_specs import get_spec  # noqa: E402
 
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.loader import load_profile  # noqa: E402
-from omni_cli.execution.row_graphs import RowGraphs  # noqa: E402
+from omni_cli.execution.cuda_graphs import RowGraphs  # noqa: E402
 from omni_cli.models.vibevoice import stage as stage_module  # noqa: E402
 from omni_cli.models.vibevoice.branches import BranchCache  # noqa: E402
 from omni_cli.models.vibevoice.stage import SpeakerStage  # noqa: E402

@@ -20,8 +20,8 @@ from omni_cli.engine.recording.rates import measure_rates
 from omni_cli.engine.recording.target import get_residents
 from omni_cli.engine.recording.tracer import Tracer
 from omni_cli.engine.recording.work import WorkCounter
-from omni_cli.execution.cpu_linear import OneDnnLinear
 from omni_cli.execution.modes import make_execution_mode
+from omni_cli.execution.precision import OneDnnLinear
 from omni_cli.execution.ranges import listen, mark, request_began, request_ended
 from omni_cli.execution.worker_pool import WorkerPool
 from omni_cli.profiling.operators import read_operators

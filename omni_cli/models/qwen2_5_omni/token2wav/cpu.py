@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from omni_cli.config.schema import Execution, Precision
-from omni_cli.execution.cpu_linear import OneDnnLinear
+from omni_cli.execution.precision import OneDnnLinear
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Platform
 
 # Blocks in one call per thread, about one request of 2.5 s: more is no faster, and then the first waveforms come later

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from omni_cli.execution.ranges import mark
-from omni_cli.execution.timeline import clock_for
+from omni_cli.execution.ranges import clock_for, mark
 from omni_cli.execution.worker_pool import WorkerPool
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Denoising
 from omni_cli.models.qwen2_5_omni.token2wav.request import ChunkState, SynthesisRequest
