@@ -35,7 +35,7 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.loading import load_pipeline
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.engine.process.host_allocator import keep_freed_memory
+from omni_cli.engine.process.preload import keep_freed_memory
 
 PROMPT = "a red cat on a mat"
 GOAL = 1.01

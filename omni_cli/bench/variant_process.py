@@ -30,8 +30,7 @@ from omni_cli.bench.protocol import (
 )
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.child_python import python_command
-from omni_cli.engine.process.fork_server import ForkServer
-from omni_cli.engine.process.stage_log import StageLog
+from omni_cli.engine.process.fork_server import ForkServer, StageLog
 from omni_cli.errors import ExitCode, OmniError
 
 HELLO_TIMEOUT_S = 60.0

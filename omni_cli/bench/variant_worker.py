@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -38,10 +37,8 @@ from omni_cli.bench.protocol import (
 )
 from omni_cli.bench.workload import RequestFile, Workload
 from omni_cli.config.loader import load_profile
-from omni_cli.errors import OmniError
-from omni_cli.machine_limits import known_failure
 from omni_cli.outputs import Event, StageInfo, StageLoading
-from omni_cli.stage.messages import Failure
+from omni_cli.stage.failures import as_failure
 
 
 class VariantWorker:
@@ -70,8 +67,7 @@ class VariantWorker:
                     case Run() as request:
                         self._send(await self._run(request))
         except Exception as error:  # noqa: BLE001 - the command reports every failure
-            known = known_failure(error) or OmniError(f"{type(error).__name__}: {error}")
-            self._send(Failed(Failure.of(known, details=getattr(error, "details", None) or traceback.format_exc())))
+            self._send(Failed(as_failure(error)))
 
     async def close(self) -> None:
         """End the stages."""

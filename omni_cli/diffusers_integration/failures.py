@@ -12,7 +12,7 @@ from omni_cli.diffusers_integration.notes import PIPELINE_MODULES
 from omni_cli.diffusers_integration.pixels import BadOutputError
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.errors import InputError, OmniError, StageError
-from omni_cli.stage.library_messages import translate
+from omni_cli.stage.failures import translate
 
 # Raised by whatever uses wrong values first; subclasses of RuntimeError are a device's and a compiler's.
 _OF_WRONG_VALUES = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)

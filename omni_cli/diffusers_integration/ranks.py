@@ -24,7 +24,7 @@ from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.diffusers_integration.parallel import Rank, new_meeting_place
 from omni_cli.errors import StageError
 from omni_cli.outputs import GenerateRequest
-from omni_cli.stage.failures import stage_failure
+from omni_cli.stage.failures import as_failure
 from omni_cli.stage.messages import (
     AbortRequest,
     AddRequest,
@@ -201,7 +201,7 @@ def _run_rank(
         os._exit(0)
     except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 has to know
         traceback.print_exc()
-        pipe.send_bytes(stage_failure(error, spec.stage).message.encode())
+        pipe.send_bytes(as_failure(error, spec.stage).message.encode())
         sys.stderr.flush()
         os._exit(1)
 

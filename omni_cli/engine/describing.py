@@ -5,18 +5,17 @@ That process is forked from the fork server, whose imports the stages of the sam
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import os
 import threading
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import EngineConfig
-from omni_cli.engine.process.building import end_with_the_command
-from omni_cli.engine.process.fork_server import ForkServer
-from omni_cli.engine.process.process_group import become_group_leader
-from omni_cli.errors import DeadlineError, OmniError
+from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, ChildCall, ForkServer
+from omni_cli.errors import CheckpointError, DeadlineError, OmniError
 from omni_cli.families import Reference, StageRole, get_family_of_stages, load
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.media.reading import ChooseFrames
@@ -67,24 +66,20 @@ def _choose(
 
 def _ask(reference: Reference, arguments: tuple[Any, ...], server: ForkServer, timeout_s: float | None = None) -> Any:
     """Call a function, with a model first, in a process of the fork server."""
+    call = ChildCall(server.start_spare(), _look, reference, *arguments)
     is_late = threading.Event()
 
     def give_up() -> None:
         is_late.set()
-        ForkServer.end_spare()  # whose imports the start below waits for
+        ForkServer.end_spare()  # whose imports the start waits for
+        call.cancel()
 
-    context = server.start_spare()
     timer = threading.Timer(threading.TIMEOUT_MAX if timeout_s is None else timeout_s, give_up)
     timer.daemon = True
     timer.start()
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(reference, arguments, theirs), name="omni-description")
     try:
-        process.start()
-        theirs.close()
-        answer = ours.recv()
-        process.join()
-    except (EOFError, OSError):
+        answer = call.run()
+    except (EOFError, OmniError):
         if is_late.is_set():
             message = f"the run did not finish within {timeout_s:g} s"
             raise DeadlineError(message, hint="raise `--timeout`") from None
@@ -94,24 +89,39 @@ def _ask(reference: Reference, arguments: tuple[Any, ...], server: ForkServer, t
         raise
     finally:
         timer.cancel()
-        ours.close()
     if isinstance(answer, Failure):
         raise OmniError(answer.message, hint=answer.hint) if answer.kind == "stage" else answer.error(arguments[0])
     return answer
 
 
-def _answer(reference: Reference, arguments: tuple[Any, ...], connection: Connection) -> None:
-    """Entry point of the process."""
-    become_group_leader()
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    threading.Thread(target=end_with_the_command, args=(connection,), daemon=True).start()
+def _look(reference: Reference, model: str, *arguments: Any) -> Any:
     try:
-        answer = load(reference)(*arguments)
-    except OmniError as error:
-        answer = Failure.of(error)
-    except Exception as error:  # noqa: BLE001 - whatever a library raises for the checkpoint must reach the user
-        what = f"cannot look at the model `{arguments[0]}`: {type(error).__name__}: {error}"
-        answer = Failure("checkpoint", what)
-    connection.send(answer)
+        return load(reference)(model, *arguments)
+    except OmniError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"cannot look at the model `{model}`: {type(error).__name__}: {error}") from error
+
+
+async def provide_in_child(model: str, fork_server: ForkServer) -> Path:
+    """Return the folder of a `builtin:NAME` that has to be built, or of a repo id, from a child process.
+
+    Raises `OmniError`. When cancelled, it ends the process.
+    """
+    call = ChildCall(fork_server.start(), resolve_model, model)
+    # Shielded, because a thread cannot be cancelled.
+    running = asyncio.ensure_future(asyncio.to_thread(call.run))
+    try:
+        outcome = await asyncio.shield(running)
+    except asyncio.CancelledError:
+        fork_server.stop()  # a process that it starts now would be too late
+        call.cancel()
+        await asyncio.wait([running])
+        running.exception()  # retrieved, so that asyncio does not report it
+        raise
+    except EOFError:
+        hint = NO_MAIN_GUARD if call.exit_code == 1 else "check that enough memory is free"
+        raise OmniError(f"the process that provides `{model}` ended unexpectedly", hint=hint) from None
+    if isinstance(outcome, Failure):
+        raise outcome.error("checkpoint")
+    return Path(outcome)

@@ -22,8 +22,7 @@ from omni_cli.config.key_notes import has_effect
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.ranges import mark
 from omni_cli.outputs import GenerateRequest, PromptTokens, TokenLogprobs
-from omni_cli.stage.failures import request_failure
-from omni_cli.stage.library_messages import translate
+from omni_cli.stage.failures import as_failure, translate
 from omni_cli.stage.messages import AppendInput, Failure, Report, RequestDone
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
@@ -234,7 +233,7 @@ class VllmStage:
                 reports += self.output(active, output)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with one request's output is its own fault
                 request_id = self.get_request_id(active)
-                reports.append(request_failure(error, request_id, self.spec.stage))
+                reports.append(as_failure(error, self.spec.stage, request_id=request_id))
                 self.abort(request_id)
             if output.finished:
                 self.active.pop(output.request_id, None)

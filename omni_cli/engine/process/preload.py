@@ -3,15 +3,62 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import os
 import sys
+import threading
 from collections.abc import Iterator
 
 from omni_cli.compat.cuda_properties import capabilities_by_nvml
 from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.compat.package_names import quick_package_names
-from omni_cli.engine.process.host_allocator import keep_freed_memory
-from omni_cli.engine.process.orphan_watch import OrphanWatch
+
+# From glibc's <malloc.h>.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_MMAP_THRESHOLD = 32 * 2**20
+_NEVER = 2**31 - 1
+
+_USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed memory in the process; return False if the C library has no such setting or the user set one.
+
+    By default glibc returns large blocks when they are freed, and the next allocation pays for their pages again. How
+    often depends on the layout of the heap, so two processes of the same stage differ in speed for their whole lives:
+    12 loads of `tiny-image` were up to 12 % apart (standard deviation 4 %), with this less than 1.2 %, and 4 % faster
+    on average. The memory peak is the same; it is only kept.
+    """
+    if any(name in os.environ for name in _USERS_OWN):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    # Setting one of them disables adaptation of the other, so both are set.
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)) and bool(mallopt(_M_TRIM_THRESHOLD, _NEVER))
+
+
+_INTERVAL_S = 0.2
+
+
+class OrphanWatch:
+    """A thread that ends this process as soon as its parent has ended; `stop` it before anything is forked."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="omni-orphan-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_INTERVAL_S):
+            if os.getppid() != self._parent:
+                os._exit(1)
 
 
 @contextlib.contextmanager

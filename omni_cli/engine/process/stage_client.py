@@ -11,14 +11,13 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, start_process
-from omni_cli.engine.process.stage_log import StageLog
+from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, StageLog, start_process
 from omni_cli.engine.process.stage_process import run_stage
 from omni_cli.errors import StageError
 from omni_cli.execution.stacks import SIGNAL, stacks_in
@@ -256,3 +255,43 @@ class StageClient:
             case RequestDone(request_id=str(ended)) | Failure(request_id=str(ended)):
                 self._inside.pop(ended, None)
         self._on_report(self, report)
+
+
+_INTERVAL_S = 0.5
+
+
+class Watchdog:
+    """`clients()` are the stages to watch; `give_up(name, reason, hint)` ends one and its requests."""
+
+    def __init__(self, clients: Callable[[], Iterable[StageClient]], give_up: Callable[[str, str, str], None]) -> None:
+        self._clients = clients
+        self._give_up = give_up
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            for client in list(self._clients()):
+                found = _hangs(client)
+                if found is not None:
+                    reason, key = found
+                    await self._end(client, reason, key)
+
+    async def _end(self, client: StageClient, reason: str, key: str) -> None:
+        stacks = await client.write_stacks()
+        if _hangs(client) is None:  # it has continued or ended while its stacks were written
+            if stacks is not None:
+                stacks.unlink(missing_ok=True)
+            return
+        where = f"the stacks of its threads are in {stacks}; " if stacks is not None else ""
+        self._give_up(client.name, reason, f"{where}`--set {client.name}.{key}=SECONDS` gives it more time")
+
+
+def _hangs(client: StageClient) -> tuple[str, str] | None:
+    """Return (reason, the key that sets the limit)."""
+    stage = client.spec.stage
+    if client.loading_s is not None and client.loading_s > stage.load_timeout_s:
+        return f"not loaded after {client.loading_s:.0f} s", "load_timeout_s"
+    if client.silent_s is not None and client.silent_s > stage.step_timeout_s:
+        return f"no progress on its requests for {client.silent_s:.0f} s", "step_timeout_s"
+    return None

@@ -24,17 +24,14 @@ from typing import Any
 
 from omni_cli.compat.own_tokenizers import tokenizer_effect
 from omni_cli.engine.mps import PIPES, mps_effect
-from omni_cli.engine.process.process_group import become_group_leader
-from omni_cli.engine.process.stage_log import StageLog
+from omni_cli.engine.process.fork_server import StageLog, become_group_leader
 from omni_cli.engine.recording.recorder import Recorder
-from omni_cli.errors import OutputError, StageError
+from omni_cli.errors import OutputError
 from omni_cli.execution import ranges
 from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
-from omni_cli.machine_limits import known_failure
 from omni_cli.models.registry import load_stage
 from omni_cli.ray_integration.cluster import ray_for_ranks
-from omni_cli.stage.failures import request_failure, stage_failure, summary
-from omni_cli.stage.library_messages import translate
+from omni_cli.stage.failures import as_failure, summary
 from omni_cli.stage.messages import (
     AbortRequest,
     AddRequest,
@@ -81,7 +78,7 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
         scratch.mkdir(mode=0o700)
         write_stacks_on_signal(stacks_in(scratch))
     except OSError as error:
-        emit(load_failure(error, spec))
+        emit(as_failure(error, spec.stage, loads=spec.model))
         return
     _set_environment(spec, scratch)
     tempfile.tempdir = str(scratch)
@@ -118,7 +115,7 @@ def _run(
             stage.warm_up()
             effective = {**stage.effective, **mps_effect(spec), **tokenizer_effect()}
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
-        emit(load_failure(error, spec))
+        emit(as_failure(error, spec.stage, loads=spec.model))
         return
     load_s = time.perf_counter() - started_s
     emit(StageReady(load_s, effective, memory_report(), stage.settings, stage.execution_counters, stage.voices))
@@ -129,7 +126,7 @@ def _run(
     try:
         _serve(spec, stage, inbox, emit, recorder)
     except Exception as error:  # noqa: BLE001 - the engine has failed, and with it every request of this stage
-        emit(stage_failure(error, spec.stage))
+        emit(as_failure(error, spec.stage))
     finally:
         stage.close(process_ends=True)
 
@@ -193,7 +190,7 @@ def _take(spec: StageSpec, stage: Stage, command: AddRequest | AppendInput, emit
                     stage.append(command)
     except Exception as error:  # noqa: BLE001 - one request that a library chokes on must not end the others
         stage.abort(request_id)
-        emit(request_failure(error, request_id, spec.stage))
+        emit(as_failure(error, spec.stage, request_id=request_id))
 
 
 def _record(recorder: Recorder | None, command: RecordingCommand, emit: _Emitter) -> None:
@@ -202,20 +199,6 @@ def _record(recorder: Recorder | None, command: RecordingCommand, emit: _Emitter
         emit(recorder.answer(command))
     except OutputError as error:
         emit(Failure.of(error))
-
-
-def load_failure(error: Exception, spec: StageSpec) -> Failure:
-    """Describe an exception raised while loading to the user."""
-    known = known_failure(error)
-    if known is not None:
-        return Failure.of(known, details=traceback.format_exc())
-    missing = isinstance(error, OSError) and not isinstance(error, PermissionError)
-    hint = "`omni doctor` checks this machine; `-v` shows the traceback"
-    if missing:
-        hint = f"is {spec.model} a whole checkpoint? `-v` shows more"
-    message, better = translate(summary(error), spec.stage)
-    failure = StageError(f"could not load {spec.model}: {message}", stage=spec.stage.name, hint=better or hint)
-    return Failure.of(failure, details=traceback.format_exc())
 
 
 def memory_report() -> MemoryReport:

@@ -16,7 +16,7 @@ ensure_torchvision_importable()
 
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig  # noqa: E402
 from omni_cli.engine.devices import has_cuda_device  # noqa: E402
-from omni_cli.stage.library_messages import TRANSLATIONS, translate  # noqa: E402
+from omni_cli.stage.failures import TRANSLATIONS, translate  # noqa: E402
 
 GIB = 1 << 30
 STAGE = ARStageConfig.named("model")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import ctypes, resource, sys
-from omni_cli.engine.process.host_allocator import keep_freed_memory
+from omni_cli.engine.process.preload import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
