@@ -1,15 +1,79 @@
-"""Ray cluster of the replicas: its resources and its failures."""
+"""Common parts of all replicas: their Ray cluster, settings and processes, and their stages as one."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from omni_cli.child_python import leave_out_current_folder
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.checkpoint_fit import check_start
 from omni_cli.engine.devices import INSTALL_RAY, has_ray
-from omni_cli.errors import OmniError, UsageError
+from omni_cli.errors import OmniError, StageError, UsageError
+from omni_cli.outputs import RequestResult, StageInfo
 from omni_cli.ray_integration.cluster import RayCluster
+
+_THREADS = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """Settings of a replica; created by the command, sent to the replicas.
+
+    The command removes `scratch`, a folder for temporary files, even those of a killed replica; None if replicas may
+    run on other machines.
+    """
+
+    config: EngineConfig
+    verbose: bool
+    scratch: str | None = None
+    threads: str | None = field(default_factory=lambda: os.environ.get(_THREADS))
+
+
+def prepare_process(spec: ReplicaSpec) -> EngineConfig:
+    """Return the configuration for this process, adapted from Ray's environment.
+
+    Ray sets as many OpenMP threads as it reserves CPUs; a stage uses as many as without Ray. `devices` are indexes into
+    the GPUs that Ray assigned: torch counts these by itself, while vLLM stages get the assigned ids.
+    """
+    leave_out_current_folder()  # on somebody else's cluster
+    if spec.threads is None:
+        os.environ.pop(_THREADS, None)
+    else:
+        os.environ[_THREADS] = spec.threads
+    if spec.scratch is not None:
+        Path(spec.scratch).mkdir(exist_ok=True)
+        os.environ["TMPDIR"], tempfile.tempdir = spec.scratch, None
+    config = spec.config
+    assigned = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    if not assigned:
+        return config
+    stages = tuple(
+        stage.model_copy(update={"devices": _among(assigned, stage.devices)}) if stage.backend == "vllm" else stage
+        for stage in config.stages
+    )
+    return config.with_stages(stages)
+
+
+def _among(assigned: list[str], devices: str | None) -> str | None:
+    """Map `devices` 0 and 1 to the first and second assigned device; keep names that are not numbers."""
+    if devices is None:
+        return None
+    names = [name.strip() for name in devices.split(",")]
+    return ",".join(assigned[int(name)] if name.isdigit() and int(name) < len(assigned) else name for name in names)
+
+
+def this_replica() -> str:
+    """Return a name of this process that no other replica has, not even its own replacement."""
+    import ray
+
+    name: str = ray.get_runtime_context().get_actor_id()
+    return name
+
 
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b: ")
 
@@ -65,3 +129,39 @@ def ray_failure(what: str, message: str) -> OmniError:
     reason = (exceptions or lines or ["no reason given"])[-1]
     hint = "install omni-cli on every machine of the cluster" if "omni_cli" in reason else None
     return OmniError(f"Ray could not run {what}: {reason}", hint=hint)
+
+
+class ReplicaStages:
+    """Last reported stages of each replica; a replaced replica is dropped."""
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+        self._reported: dict[str, tuple[StageInfo, ...]] = {}
+
+    def update(self, replica: str, stages: tuple[StageInfo, ...]) -> None:
+        """Record the current stages of `replica`."""
+        self._reported.pop(replica, None)
+        self._reported[replica] = stages
+        while len(self._reported) > self._replicas:
+            # The replica with the oldest report.
+            del self._reported[next(iter(self._reported))]
+
+    @property
+    def merged(self) -> tuple[StageInfo, ...]:
+        """Each stage once, with the longest load time and the memory of all replicas combined."""
+        merged: dict[str, StageInfo] = {}
+        for stages in self._reported.values():
+            for stage in stages:
+                merged[stage.name] = _both(merged[stage.name], stage) if stage.name in merged else stage
+        return tuple(merged.values())
+
+
+def is_stages_fault(result: RequestResult) -> bool:
+    """True if a stage ended during the request, which need not be the cause."""
+    return isinstance(result.error, StageError) and result.error.request_id is None
+
+
+def _both(one: StageInfo, other: StageInfo) -> StageInfo:
+    names = {*one.peak_memory_bytes, *other.peak_memory_bytes}
+    peaks = {name: one.peak_memory_bytes.get(name, 0) + other.peak_memory_bytes.get(name, 0) for name in names}
+    return dataclasses.replace(one, load_s=max(one.load_s, other.load_s), peak_memory_bytes=peaks)

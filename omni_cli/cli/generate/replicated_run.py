@@ -13,8 +13,7 @@ from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 from omni_cli.outputs import RequestResult, StageLoading
-from omni_cli.replicas.batch_job import BatchJob
-from omni_cli.replicas.batch_replica import BatchAnswer
+from omni_cli.replicas.batch_job import BatchAnswer, BatchJob
 from omni_cli.report.finished import FinishedRequests
 from omni_cli.report.records import RequestRecord
 from omni_cli.report.units import count

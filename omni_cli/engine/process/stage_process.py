@@ -20,12 +20,11 @@ import traceback
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from omni_cli.compat.own_tokenizers import tokenizer_effect
 from omni_cli.engine.mps import PIPES, mps_effect
 from omni_cli.engine.process.fork_server import StageLog, become_group_leader
-from omni_cli.engine.recording.recorder import Recorder
+from omni_cli.engine.recording.recorder import Recorder, initialized_cuda
 from omni_cli.errors import OutputError
 from omni_cli.execution import ranges
 from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
@@ -205,7 +204,7 @@ def memory_report() -> MemoryReport:
     """Peaks of this process since its start or since `forget_peaks`: bytes on its CUDA device and on the host."""
     import resource
 
-    cuda = _cuda()
+    cuda = initialized_cuda()
     device, reserved = (0, 0) if cuda is None else (cuda.max_memory_allocated(), cuda.max_memory_reserved())
     return MemoryReport(device, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, reserved)
 
@@ -215,16 +214,11 @@ def forget_peaks() -> None:
 
     If the kernel does not allow a process to reset its resident peak, that peak includes loading.
     """
-    cuda = _cuda()
+    cuda = initialized_cuda()
     if cuda is not None:
         cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def _cuda() -> Any:
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 class _Emitter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,40 +14,48 @@ from omni_cli.stage.protocol import Stage
 from omni_cli.stage.recording import Attention, Linear, MemoryBudget, Resident, module_kind
 
 
-class RecordingTarget(Protocol):
+class RecordingTarget:
+    """What is known of a stage, by default nothing but its models."""
+
     device: torch.device
     dtype: torch.dtype
-    ranks_elsewhere: int
+    ranks_elsewhere = 0
 
     def modules(self) -> Mapping[str, nn.Module]:
         """The stage's models by name; empty if they are in other processes."""
+        raise NotImplementedError
 
     def eagerly(self) -> AbstractContextManager[None]:
         """Run models inside it as plain Python, whatever the stage's setting."""
+        return nullcontext()
 
     def caches(self) -> Iterator[Resident]:
         """Memory that is allocated once, besides the weights."""
+        return iter(())
 
-    def budgets(self) -> tuple[MemoryBudget, ...]: ...
+    def budgets(self) -> tuple[MemoryBudget, ...]:
+        return ()
 
     def linears(self) -> tuple[Linear, ...]:
         """Matrices of an AR stage, for the formula; a diffusion stage's work is counted instead."""
+        return ()
 
-    def attentions(self) -> tuple[Attention, ...]: ...
+    def attentions(self) -> tuple[Attention, ...]:
+        return ()
 
     def uncounted(self) -> tuple[str, ...]:
         """Parts of an AR stage that are in neither."""
+        return ()
 
-    def kv_cache_usage(self) -> float | None: ...
+    def kv_cache_usage(self) -> float | None:
+        return None
 
 
 def get_target(stage: Stage) -> RecordingTarget:
     return DiffusersTarget(stage) if isinstance(stage, DiffusersStage) else VllmTarget(stage)
 
 
-class DiffusersTarget:
-    ranks_elsewhere = 0
-
+class DiffusersTarget(RecordingTarget):
     def __init__(self, stage: DiffusersStage) -> None:
         self._executor = stage.executor
         self.device = torch.device(stage.executor.device)
@@ -61,26 +69,8 @@ class DiffusersTarget:
         denoiser = self._executor.denoiser
         return nullcontext() if denoiser is None else denoiser.eagerly()
 
-    def caches(self) -> Iterator[Resident]:
-        return iter(())
 
-    def budgets(self) -> tuple[MemoryBudget, ...]:
-        return ()
-
-    def linears(self) -> tuple[Linear, ...]:
-        return ()
-
-    def attentions(self) -> tuple[Attention, ...]:
-        return ()
-
-    def uncounted(self) -> tuple[str, ...]:
-        return ()
-
-    def kv_cache_usage(self) -> float | None:
-        return None
-
-
-class VllmTarget:
+class VllmTarget(RecordingTarget):
     """A stage on a vLLM engine in this process; its ranks, and with them its model, may be elsewhere."""
 
     def __init__(self, stage: Any) -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from omni_cli.engine.recording.range_log import RangeLog
+from omni_cli.engine.recording.recorder import RangeLog
 from omni_cli.execution.ranges import listen, mark
 from omni_cli.execution.worker_pool import WorkerPool
 

@@ -14,12 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from omni_cli.engine.recording.modules import ModuleMarks
-from omni_cli.engine.recording.range_log import RangeLog
-from omni_cli.engine.recording.rates import measure_rates
+from omni_cli.engine.recording.recorder import RangeLog
 from omni_cli.engine.recording.target import get_residents
-from omni_cli.engine.recording.tracer import Tracer
-from omni_cli.engine.recording.work import WorkCounter
+from omni_cli.engine.recording.tracer import ModuleMarks, Tracer, WorkCounter, measure_rates
 from omni_cli.execution.modes import make_execution_mode
 from omni_cli.execution.precision import OneDnnLinear
 from omni_cli.execution.ranges import listen, mark, request_began, request_ended

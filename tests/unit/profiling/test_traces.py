@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from omni_cli.bench.iteration import Iteration
-from omni_cli.engine.recording.range_log import RangeLog
+from omni_cli.engine.recording.recorder import RangeLog
 from omni_cli.errors import OutputError
 from omni_cli.execution.ranges import listen, mark
 from omni_cli.profiling.activity import launch_gaps, measure_activity

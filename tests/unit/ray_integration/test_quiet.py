@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from omni_cli.ray_integration import quiet
+from omni_cli.ray_integration import cluster
 
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_nothing_goes_to_stdout_even_with_verbose(verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in quiet._ENVIRONMENT:
+    for name in cluster._ENVIRONMENT:
         monkeypatch.setenv(name, "of before")
-    quiet.QuietRay(verbose=verbose).end()
-    assert {name: os.environ.get(name) for name in quiet._ENVIRONMENT} == quiet._ENVIRONMENT
+    cluster.QuietRay(verbose=verbose).end()
+    assert {name: os.environ.get(name) for name in cluster._ENVIRONMENT} == cluster._ENVIRONMENT

@@ -8,8 +8,7 @@ import pytest
 
 from omni_cli.config.loader import load_profile
 from omni_cli.outputs import StageInfo
-from omni_cli.replicas.process import ReplicaSpec, prepare_process
-from omni_cli.replicas.stages import ReplicaStages
+from omni_cli.replicas.cluster import ReplicaSpec, ReplicaStages, prepare_process
 
 
 def stage(load_s: float, host: int) -> tuple[StageInfo, ...]:
