@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,3 +125,23 @@ def read_devices() -> Devices | str:
         return gpus.error or "nvidia-smi is not installed"
     shown = visible_devices([gpu.uuid for gpu in gpus.devices], os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Devices(tuple(gpus.devices[index] for index in shown), gpus.devices)
+
+
+def load_groups(stages: Sequence[StageConfig]) -> list[list[list[str]]]:
+    """Group stages by CUDA device, in waves that load one after another; groups, and a wave's stages, load in parallel.
+
+    vLLM sizes an AR stage by the free memory of its device, unless the size of its KV cache is given: it loads alone.
+    """
+    if not has_cuda_device():
+        return [[[stage.name for stage in stages]]]
+    devices: dict[str | None, list[StageConfig]] = {}
+    for stage in stages:
+        devices.setdefault(stage.devices, []).append(stage)
+    groups = []
+    for sharing in devices.values():
+        alone = [
+            each.name for each in sharing if isinstance(each, ARStageConfig) and each.kv_cache_memory_bytes is None
+        ]
+        sized = [each.name for each in sharing if each.name not in alone]
+        groups.append([*([sized] if sized else []), *([name] for name in alone)])
+    return groups

@@ -8,7 +8,7 @@ activations and graphs depend on the requests, and are estimated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from omni_cli.checkpoints.stage_weights import (
 )
 from omni_cli.config.pipeline_keys import DENOISERS
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig, StageConfig
-from omni_cli.engine.adapter_memory import adapter_bytes
 from omni_cli.engine.devices import Devices, read_devices
 from omni_cli.errors import OmniError, StageError
 from omni_cli.machine import Gpu, HostMemory, PlannedMemory, read_memory
@@ -39,7 +38,7 @@ _MAX_NUM_SEQS = 256
 # A block of the cache is reserved, and the last block of a request is usually not full.
 _SPARE_TOKENS = 1024
 _UNKNOWN_LENGTH, _LENGTH_STEP = 8192, 256
-_UNKNOWN_CACHE_BYTES = 64 << 20
+_UNKNOWN_TOKEN_BYTES = 8 << 10
 _GRAPHS_BYTES = 1 << 30
 _ACTIVATION_BYTES = {"cuda": 1 << 30, "host": 512 << 20}
 # Of a diffusion on a device: it works on all of an output at once.
@@ -48,6 +47,7 @@ _BITS_PER_WEIGHT = {
     "int8_weight_only": 8, "int8_dynamic": 8, "float8_weight_only": 8, "float8_dynamic": 8, "bitsandbytes_8bit": 8,
     "bitsandbytes_nf4": 4,
 }  # fmt: skip
+_HINT = "use smaller `kv_cache_memory_bytes` or `max_model_len`, a smaller `dtype`, or `devices` with more memory"
 
 
 @dataclass
@@ -98,29 +98,12 @@ class MemoryPlan:
     missing: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Cache:
-    """A KV cache of a rank whose size is to be planned; `token_bytes` is None for a model of unknown layers."""
-
-    token_bytes: int | None
-    length: int
-    num_requests: int
-    can_shrink: bool
-    is_shorter: bool = False
-
-    def bytes(self, num_requests: int) -> int:
-        if self.token_bytes is None:
-            return _UNKNOWN_CACHE_BYTES * num_requests
-        return self.token_bytes * (self.length * num_requests + _SPARE_TOKENS)
-
-    def shorter(self, share: float) -> _Cache:
-        length = max(_LENGTH_STEP, int(self.length * share) // _LENGTH_STEP * _LENGTH_STEP)
-        return replace(self, length=length, is_shorter=length < self.length) if self.can_shrink else self
-
-
 @dataclass
 class _Rank:
-    """One rank of a stage. `fixed` is what it takes at least, without a planned cache; `beside` is an estimate."""
+    """One rank of a stage. `fixed` is what it takes at least, without a planned cache; `beside` is an estimate.
+
+    With a `token_bytes` its cache is planned, for `num_requests` of `length` tokens.
+    """
 
     stage: StageConfig
     use: MemoryUse
@@ -128,16 +111,28 @@ class _Rank:
     fixed: int
     beside: int
     share: float | None = None
-    cache: _Cache | None = None
-    cache_bytes: int | None = None
     adapters: int | None = 0
+    cache_bytes: int | None = None
+    token_bytes: int = 0
+    length: int = 0
+    num_requests: int = 0
+    is_shorter: bool = False
+
+    def cache(self, num_requests: int) -> int:
+        return self.token_bytes * (self.length * num_requests + _SPARE_TOKENS)
+
+    def shorten(self, share: float) -> None:
+        """Reduce the length to a share of it, unless the profile states it."""
+        if isinstance(self.stage, ARStageConfig) and self.stage.max_model_len is None:
+            length = max(_LENGTH_STEP, int(self.length * share) // _LENGTH_STEP * _LENGTH_STEP)
+            self.length, self.is_shorter = length, length < self.length
 
 
 def plan_start(config: EngineConfig, folder: Path) -> MemoryPlan | None:
     """Plan the memory of a chain that is about to start with the checkpoint in `folder`.
 
     None without AR stages, and if nothing needs planning and the driver does not report the devices' memory. Raises
-    `StageError`, naming sizes that fit, if the chain needs more than is free: each stage checks only its own part.
+    `StageError` if the chain needs more than is free: each stage checks only its own part.
     """
     if not any(isinstance(stage, ARStageConfig) for stage in config.stages):
         return None
@@ -158,10 +153,7 @@ def plan_start(config: EngineConfig, folder: Path) -> MemoryPlan | None:
         fits = use.needed_bytes <= use.free_bytes + swap
         if fits or not any(isinstance(config.stage(row.name), ARStageConfig) for row in rows):
             continue
-        smaller = plan_memory(_without_sizes(config), weights, decoders, host, devices, shrink=True)
-        raise StageError(
-            f"the stages of `{config.name}` need {use.lack}", stage=rows[0].name, hint=_fitting(config, smaller)
-        )
+        raise StageError(f"the stages of `{config.name}` need {use.lack}", stage=rows[0].name, hint=_HINT)
     return plan
 
 
@@ -178,19 +170,12 @@ def plan_profile(config: EngineConfig) -> MemoryPlan | None:
 
 
 def plan_memory(
-    config: EngineConfig,
-    weights: Weights,
-    decoders: Decoders,
-    host: HostMemory,
-    devices: Devices,
-    *,
-    shrink: bool = False,
+    config: EngineConfig, weights: Weights, decoders: Decoders, host: HostMemory, devices: Devices
 ) -> MemoryPlan:
     """Return what a profile takes of the host and of each device that it uses.
 
     `weights` are the sizes of the parts that each stage loads, by the stage's name; `decoders` are the configurations
-    of the stages' language models, as far as they are known. With `shrink`, a stated `max_model_len` is reduced, too,
-    if not even one request of that length fits.
+    of the stages' language models, as far as they are known.
     """
     where = "this container" if host.limit_bytes else "this machine"
     memory = MemoryUse(where, host.limit_bytes or host.total_bytes, host.available_bytes)
@@ -212,12 +197,10 @@ def plan_memory(
             memory.needed_bytes += sum(parts.values())
         ranks += [_rank(stage, memory, parts, is_cuda=False) for _ in range(stage.num_ranks if not assigned else 0)]
     for rank in ranks:
-        decoder = decoders.get(rank.stage.name, {})
-        is_cuda = bool(devices.of_stage(rank.stage))
-        rank.adapters = adapter_bytes(rank.stage, decoder, config.dtype, is_cuda=is_cuda)
+        rank.adapters = _adapter_bytes(rank.stage)
         rank.fixed += (rank.adapters or 0) if rank.share is None else 0
         if isinstance(rank.stage, ARStageConfig) and not _states_size(rank.stage):
-            rank.cache = _needed_cache(rank.stage, decoder, config.dtype, shrink=shrink)
+            _plan_cache(rank, rank.stage, decoders.get(rank.stage.name, {}), config.dtype)
     used = tuple({id(use): use for use in (memory, *uses.values())}.values())
     for use in used:
         _share(use, [rank for rank in ranks if rank.use is use])
@@ -251,13 +234,13 @@ def _states_size(stage: ARStageConfig) -> bool:
     return stage.kv_cache_memory_bytes is not None or stage.gpu_memory_utilization is not None
 
 
-def _needed_cache(stage: ARStageConfig, decoder: Mapping[str, Any], dtype: str, *, shrink: bool) -> _Cache:
-    """Return the cache of a rank for as many and as long requests as its stage takes."""
+def _plan_cache(rank: _Rank, stage: ARStageConfig, decoder: Mapping[str, Any], dtype: str) -> None:
+    """Note the cache of a rank for as many and as long requests as its stage takes."""
     token_bytes = cache_bytes_per_token(decoder, dtype)
     known = decoder.get("max_position_embeddings")
-    length = stage.max_model_len or (known if isinstance(known, int) and known > 0 else _UNKNOWN_LENGTH)
-    per_rank = None if token_bytes is None else -(-token_bytes // stage.num_ranks)
-    return _Cache(per_rank, length, stage.max_num_seqs or _MAX_NUM_SEQS, shrink or stage.max_model_len is None)
+    rank.length = stage.max_model_len or (known if isinstance(known, int) and known > 0 else _UNKNOWN_LENGTH)
+    rank.token_bytes = _UNKNOWN_TOKEN_BYTES if token_bytes is None else -(-token_bytes // stage.num_ranks)
+    rank.num_requests = stage.max_num_seqs or _MAX_NUM_SEQS
 
 
 def cache_bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
@@ -276,22 +259,18 @@ def cache_bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
 
 def _share(use: MemoryUse, ranks: list[_Rank]) -> None:
     """Give every rank its planned cache, and add up what all of them take."""
-    use.needed_bytes += sum(rank.fixed for rank in ranks)
-    caches = {id(rank): rank.cache for rank in ranks if rank.cache is not None}
+    planned = [rank for rank in ranks if rank.token_bytes]
     room = use.planned_bytes - sum(rank.fixed + rank.beside for rank in ranks)
-    least = sum(cache.bytes(1) for cache in caches.values())
-    if caches and room < least:
-        share = max(room, 0) / least
-        caches = {key: cache.shorter(share) for key, cache in caches.items()}
-        least = sum(cache.bytes(1) for cache in caches.values())
-    more = sum(cache.bytes(cache.num_requests) - cache.bytes(1) for cache in caches.values())
+    least = sum(rank.cache(1) for rank in planned)
+    if room < least:
+        for rank in planned:
+            rank.shorten(max(room, 0) / least)
+        least = sum(rank.cache(1) for rank in planned)
+    use.needed_bytes += sum(rank.fixed for rank in ranks) + least
+    more = sum(rank.cache(rank.num_requests) for rank in planned) - least
     share = min(1.0, max(0, room - least) / more) if more else 0.0
-    for rank in ranks:
-        cache = caches.get(id(rank))
-        if cache is not None:
-            own = cache.bytes(1) + int((cache.bytes(cache.num_requests) - cache.bytes(1)) * share)
-            rank.cache, rank.cache_bytes = cache, own
-            use.needed_bytes += cache.bytes(1)
+    for rank in planned:
+        rank.cache_bytes = rank.cache(1) + int((rank.cache(rank.num_requests) - rank.cache(1)) * share)
 
 
 def _too_small_a_share(rank: _Rank) -> str | None:
@@ -306,13 +285,12 @@ def _too_small_a_share(rank: _Rank) -> str | None:
 
 def _planned(stage: StageConfig, ranks: Iterable[_Rank]) -> StageConfig:
     """Return a stage with the planned size of its cache, which all of its ranks have alike."""
-    own = [rank for rank in ranks if rank.stage is stage and rank.cache is not None]
+    own = [rank for rank in ranks if rank.stage is stage and rank.token_bytes]
     if not own:
         return stage
     keys: dict[str, int] = {"kv_cache_memory_bytes": min(rank.cache_bytes or 0 for rank in own)}
-    lengths = [rank.cache.length for rank in own if rank.cache is not None and rank.cache.is_shorter]
-    if lengths:
-        keys["max_model_len"] = min(lengths)
+    if any(rank.is_shorter for rank in own):
+        keys["max_model_len"] = min(rank.length for rank in own)
     return stage.model_copy(update=keys)
 
 
@@ -325,31 +303,18 @@ def _rows(ranks: Iterable[_Rank]) -> Iterator[PlannedMemory]:
             kv_cache_bytes=rank.cache_bytes,
             share_bytes=rank.fixed if rank.share is not None else None,
             other_bytes=_PROCESS_BYTES + rank.beside,
-            is_planned=rank.cache is not None,
+            is_planned=rank.token_bytes > 0,
             adapters_bytes=rank.adapters,
         )
 
 
-def _without_sizes(config: EngineConfig) -> EngineConfig:
-    """Return the same chain with no sizes for its KV caches."""
-    none = {"kv_cache_memory_bytes": None, "gpu_memory_utilization": None}
-    return config.with_stages(
-        stage.model_copy(update=none) if isinstance(stage, ARStageConfig) else stage for stage in config.stages
-    )
+def _adapter_bytes(stage: StageConfig) -> int | None:
+    """Return the size of a stage's LoRA adapters, 0 without any; None for one without safetensors.
 
-
-def _fitting(config: EngineConfig, plan: MemoryPlan) -> str:
-    """Return options with sizes that fit together, if there are any."""
-    if any(use.lack is not None for use in plan.uses):
-        return "use a smaller `dtype`, `devices` with more memory, or a smaller checkpoint"
-    keys = ("max_model_len", "kv_cache_memory_bytes")
-    settings = [
-        f"--set {stage.name}.{key}={value}"
-        for stage in plan.config.stages
-        for key in keys
-        if (value := getattr(stage, key, None)) is not None and value != getattr(config.stage(stage.name), key)
-    ]
-    return " ".join(settings)
+    That of their files: vLLM's slots are larger where `max_lora_rank` is, or where an adapter leaves modules out.
+    """
+    files = [[one.path] if one.path.is_file() else [*one.path.rglob("*.safetensors")] for one in stage.adapters]
+    return sum(file.stat().st_size for found in files for file in found) if all(files) else None
 
 
 def _on_device(stage: DiffusionStageConfig, parts: Parts) -> int:

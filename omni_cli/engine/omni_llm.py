@@ -19,8 +19,7 @@ from omni_cli.config.roles import for_family
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.checkpoint_fit import check_fit, check_start
 from omni_cli.engine.describing import provide_in_child
-from omni_cli.engine.devices import check_sleep
-from omni_cli.engine.load_order import load_groups
+from omni_cli.engine.devices import check_sleep, load_groups
 from omni_cli.engine.memory_plan import plan_start
 from omni_cli.engine.mps import MpsServer
 from omni_cli.engine.process.fork_server import ForkServer
@@ -159,19 +158,19 @@ class OmniLLM:
             self._clients[client.name] = client
             self._loaded[client.name] = loop.create_future()
         self._watchdog = asyncio.create_task(Watchdog(lambda: self._clients.values(), self._give_up).run())
-        groups = load_groups(list(self._clients.values()))
-        for client in (client for group in groups for client in group[0]):
-            await self._start_client(client, context)
+        groups = load_groups(config.stages)
+        for name in (name for group in groups for name in group[0]):
+            await self._start_client(self._clients[name], context)
         await asyncio.gather(*(self._load_in_turn(group, context) for group in groups))
         for name, failure in self._dead.items():
             raise failure.error(name)  # it had loaded, and ended while the others were loading
 
-    async def _load_in_turn(self, waves: list[list[StageClient]], context: ForkServerContext) -> None:
+    async def _load_in_turn(self, waves: list[list[str]], context: ForkServerContext) -> None:
         """Start the stages of each wave once those of the previous one have loaded; the first is already starting."""
         for number, wave in enumerate(waves):
-            for client in wave if number else ():
-                await self._start_client(client, context)
-            await asyncio.gather(*(self._loaded[client.name] for client in wave))
+            for name in wave if number else ():
+                await self._start_client(self._clients[name], context)
+            await asyncio.gather(*(self._loaded[name] for name in wave))
 
     async def _start_client(self, client: StageClient, context: ForkServerContext) -> None:
         self._on_event(StageLoading(client.name, client.kind))

@@ -15,7 +15,7 @@ from omni_cli.stage.recording import Attention, Linear, MemoryBudget, Resident, 
 
 
 class RecordingTarget:
-    """What is known of a stage, by default nothing but its models."""
+    """A loaded stage as recordings see it, by default nothing but its models."""
 
     device: torch.device
     dtype: torch.dtype
