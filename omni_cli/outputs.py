@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from omni_cli.contents import ReferenceVoice, ToolCall, ToolCallDelta, ToolUse, Transcript
 from omni_cli.errors import OmniError, StageError
 from omni_cli.machine import PlannedMemory
-from omni_cli.speech import ReferenceVoice, Transcript
-from omni_cli.tool_calls import ToolCall, ToolCallDelta, ToolUse
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
 SpeechTask = Literal["transcribe", "translate"]

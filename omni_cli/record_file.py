@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from omni_cli.errors import InputError, OutputError
+from omni_cli.files import write_whole
 from omni_cli.text import visible
-from omni_cli.whole_file import write_whole
 
 MAX_BYTES = 256 * 2**20
 

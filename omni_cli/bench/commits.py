@@ -20,7 +20,7 @@ import msgspec
 import omni_cli
 from omni_cli.child_python import users_environment
 from omni_cli.errors import OmniError, UsageError
-from omni_cli.temporary_folder import scratch_folder
+from omni_cli.files import scratch_folder
 from omni_cli.text import visible
 
 _SEPARATOR = "\x1f"

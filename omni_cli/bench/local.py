@@ -20,7 +20,7 @@ from omni_cli.bench.workload import Workload
 from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import StageError
-from omni_cli.temporary_folder import scratch_folder
+from omni_cli.files import scratch_folder
 
 
 @contextmanager

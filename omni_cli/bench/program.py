@@ -22,8 +22,8 @@ from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.errors import UsageError
+from omni_cli.files import scratch_folder
 from omni_cli.record import workload_fingerprint
-from omni_cli.temporary_folder import scratch_folder
 from omni_cli.text import visible
 
 LAST_LINE, WALL_TIME, CPU_TIME, _JSON = "last-line", "wall-time", "cpu-time", "json:"

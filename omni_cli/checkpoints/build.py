@@ -22,7 +22,7 @@ from omni_cli.checkpoints.hub import home_folder
 from omni_cli.checkpoints.lock import locked
 from omni_cli.errors import CheckpointError, OmniError, OutputError
 from omni_cli.families import BUILTIN_PREFIX, builtins, load
-from omni_cli.temporary_folder import scratch_folder
+from omni_cli.files import scratch_folder
 
 # These packages, besides our own code, determine the bytes of a built folder.
 _PACKAGES = ("transformers", "diffusers", "tokenizers", "safetensors", "torch", "numpy")

@@ -17,7 +17,7 @@ from omni_cli import __version__
 from omni_cli.cli.lazy import LazyCommand, LazyGroup
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
-from omni_cli.machine_limits import allow_open_files, known_failure
+from omni_cli.machine import allow_open_files, known_failure
 from omni_cli.text import suggest
 
 _COMPLETION = "_OMNI_COMPLETE"  # set by shells

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omni_cli.encoding import encode_npy, encode_png, encode_wav
+from omni_cli.files import cannot_write, check_writable, write_whole
 from omni_cli.outputs import AudioOutput, ImageOutput, TensorOutput, VideoOutput
 from omni_cli.report.records import preview_path
-from omni_cli.whole_file import cannot_write, check_writable, write_whole
 
 _MAX_STEM_LENGTH = 80
 # Windows opens a device for these names, in any folder and with any suffix.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from omni_cli.cli.options import DisplayOptions, option
 from omni_cli.errors import OmniError, OutputError, UsageError
-from omni_cli.whole_file import write_whole
+from omni_cli.files import write_whole
 
 if TYPE_CHECKING:
     from omni_cli.config.gate_limits import GateLimits, QualityLimit

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omni_cli.compat.replaced import replaced
+from omni_cli.compat import replaced
 
 
 @contextmanager

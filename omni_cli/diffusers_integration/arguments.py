@@ -11,8 +11,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from omni_cli.call_files import holds_files
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
+from omni_cli.contents import holds_files
 from omni_cli.diffusers_integration.frame_rates import FrameRate, frame_rate, with_num_frames
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.errors import InputError

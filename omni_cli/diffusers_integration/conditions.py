@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_cli.call_files import CallFile, changed_items, get_items
+from omni_cli.contents import CallFile, changed_items, get_items
 from omni_cli.diffusers_integration.arguments import with_instances
 from omni_cli.diffusers_integration.samples import get_sample_rate, waveform_for
 from omni_cli.inputs.pipeline_call import Medium, PipelineCall

@@ -14,7 +14,7 @@ from diffusers import DiffusionPipeline
 from diffusers.modular_pipelines import ModularPipeline
 from PIL import Image
 
-from omni_cli.call_files import CallFile
+from omni_cli.contents import CallFile
 from omni_cli.diffusers_integration.description import described_modular
 from omni_cli.diffusers_integration.steps import scheduler_steps
 from omni_cli.inputs.pipeline_call import Argument

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from omni_cli.compat.replaced import replaced
+from omni_cli.compat import replaced
 
 # The argument of the call that reports steps; without one, calls of the scheduler's `step` are counted.
 StepCallback = Literal["callback_on_step_end", "callback", "scheduler", "none"]

@@ -10,8 +10,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from omni_cli.call_files import ArgumentText
 from omni_cli.config.bounds import MAX_FPS, MAX_NAME_LENGTH, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MIN_SEED
+from omni_cli.contents import ArgumentText
 from omni_cli.outputs import Modality, SpeechTask
 from omni_cli.text import suggest
 

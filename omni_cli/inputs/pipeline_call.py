@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from omni_cli.call_files import ArgumentText, get_items
+from omni_cli.contents import ArgumentText, get_items
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.files import file_kind as kind_of_file
 from omni_cli.inputs.value_types import (

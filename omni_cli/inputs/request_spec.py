@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from omni_cli.call_files import CallFile, Nested, changed_items, get_items, holds_files
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, EngineConfig
+from omni_cli.contents import CallFile, Nested, ReferenceVoice, changed_items, get_items, holds_files
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
@@ -18,7 +18,6 @@ from omni_cli.inputs.media.audio import MAX_AUDIO_S
 from omni_cli.inputs.media.reading import ChooseFrames, Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.spoken import spoken
 from omni_cli.outputs import GenerateRequest
-from omni_cli.speech import ReferenceVoice
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from omni_cli.contents import ReferenceVoice
 from omni_cli.errors import InputError
 from omni_cli.families import Cloning
-from omni_cli.speech import ReferenceVoice
 
 MIN_VOICE_S = 0.1
 # A sample of 16 bits is at least 3e-5: dither, and what a codec makes of silence, is no sound.

@@ -17,7 +17,7 @@ import psutil
 
 from omni_cli.config.schema import ARStageConfig, StageConfig
 from omni_cli.errors import OmniError
-from omni_cli.temporary_folder import scratch_folder, temporary_folder
+from omni_cli.files import scratch_folder, temporary_folder
 
 # Read by Ray on import. Without them, its processes' output would go to stdout, where results belong.
 _ENVIRONMENT = {

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from omni_cli.contents import ToolCallDelta
 from omni_cli.errors import OmniError
 from omni_cli.outputs import AudioChunk, Event, OutputReady, TextDelta
-from omni_cli.tool_calls import ToolCallDelta
 
 
 class Delivered:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.config.schema import EngineConfig
+from omni_cli.contents import Transcript
 from omni_cli.errors import OmniError
 from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TensorOutput, TextOutput, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput, preview_path
-from omni_cli.speech import Transcript
 
 SCHEMA = "omni.generate/1"
 

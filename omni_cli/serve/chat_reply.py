@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from omni_cli.contents import ToolCallDelta
 from omni_cli.encoding import encode_audio, encode_pcm16
 from omni_cli.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.exchange import new_id, unix_now
@@ -27,7 +28,6 @@ from omni_cli.serve.schemas.replies import (
     TopLogprob,
     Usage,
 )
-from omni_cli.tool_calls import ToolCallDelta
 
 # Speech is sent in pieces of this length, so that playback can start early.
 PIECE_S = 1.0

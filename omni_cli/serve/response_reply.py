@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from omni_cli.contents import ToolCallDelta
 from omni_cli.outputs import RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.chat_reply import token_logprobs, usage
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import new_id, unix_now
 from omni_cli.serve.schemas.responses import ResponseRequest
-from omni_cli.tool_calls import ToolCallDelta
 
 Document = dict[str, Any]
 # Settings of the request that a response repeats.

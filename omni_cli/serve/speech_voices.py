@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from omni_cli.contents import ReferenceVoice
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.voices import check_voices
 from omni_cli.serve.errors import APIError
@@ -14,7 +15,6 @@ from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.speech import SpeechRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.voice_store import SavedVoice
-from omni_cli.speech import ReferenceVoice
 
 
 async def voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import IO, Literal
 import msgspec
 
 from omni_cli.errors import OmniError, UsageError
+from omni_cli.files import cannot_write, check_writable, write_whole
 from omni_cli.serve.limits import MIB, Limits
-from omni_cli.whole_file import cannot_write, check_writable, write_whole
 
 JOB_ID = r"video_[0-9a-f]{32}"
 _FILE = re.compile(rf"({JOB_ID})\.(json|mp4|webp)", re.ASCII)

@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 import numpy as np
 
-from omni_cli.call_files import CallFile, changed_items
+from omni_cli.contents import CallFile, ToolCallDelta, changed_items
 from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError, UsageError
 from omni_cli.outputs import AudioOutput, GenerateRequest, PromptTokens, TextOutput, TokenLogprobs, VideoOutput
 from omni_cli.stage.recording import RecordingCommand, RecordingReport
-from omni_cli.tool_calls import ToolCallDelta
 
 T = TypeVar("T")
 

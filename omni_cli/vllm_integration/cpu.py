@@ -6,7 +6,7 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from omni_cli.compat.replaced import replaced
+from omni_cli.compat import replaced
 from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
 from omni_cli.vllm_integration.diffusion_runner import DiffusionRunnerMixin
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, OmniRunnerMixin

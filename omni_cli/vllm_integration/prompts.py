@@ -23,10 +23,10 @@ from vllm.renderers.hf import HfRenderer, resolve_chat_template
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_cli.config.schema import ARStageConfig
+from omni_cli.contents import ToolCall
 from omni_cli.errors import InputError
 from omni_cli.outputs import GenerateRequest, Message, Part, PromptTokens, TokenLogprobs, Video
 from omni_cli.stage.failures import translate
-from omni_cli.tool_calls import ToolCall
 
 # vLLM's message parts for media that are sent separately: an id in place of the content.
 _PARTS: Mapping[str, Mapping[str, object]] = {

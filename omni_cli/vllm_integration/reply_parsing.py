@@ -22,10 +22,10 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 from xgrammar import Grammar
 
 from omni_cli.config.schema import ARStageConfig
+from omni_cli.contents import ToolCall, ToolCallDelta, ToolUse
 from omni_cli.errors import InputError, StageError
 from omni_cli.json_schemas import check_schema, check_tag_schema
 from omni_cli.outputs import GenerateRequest, TextOutput
-from omni_cli.tool_calls import ToolCall, ToolCallDelta, ToolUse
 from omni_cli.vllm_integration.prompts import PromptMaker, one_line
 
 # What the chat templates of a format contain, all of it, and the name of vLLM's parser; the first that fits counts.

@@ -26,7 +26,7 @@ from vllm.forward_context import BatchDescriptor, get_forward_context
 from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import ModelRunnerOutput
 
-from omni_cli.compat.replaced import replaced
+from omni_cli.compat import replaced
 from omni_cli.execution.copies import PendingCopy, make_output_copy
 from omni_cli.execution.ranges import mark
 from omni_cli.stage.payloads import DEFAULT_LIMITS

@@ -23,7 +23,7 @@ from vllm.distributed import get_pp_group, get_tp_group
 from vllm.distributed.device_communicators import shm_broadcast
 from vllm.platforms import current_platform
 
-from omni_cli.compat.replaced import replaced
+from omni_cli.compat import replaced
 from omni_cli.errors import StageError
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from fuzz.msgpack_mutation import damaged
-from omni_cli.call_files import CallFile
+from omni_cli.contents import CallFile
 from omni_cli.outputs import AudioOutput, GenerateRequest, TextOutput, VideoOutput
 from omni_cli.stage.messages import (
     AddRequest,

@@ -15,11 +15,11 @@ from support.references import higgs_audio_reference
 from vllm import SamplingParams
 
 from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.contents import ReferenceVoice
 from omni_cli.models.higgs_audio.delayed_frames import CODES_BEFORE, DelayedFrames, RepeatLimit, read_repeat_limit
 from omni_cli.models.higgs_audio.family import FAMILY
 from omni_cli.models.higgs_audio.reference import DelayedSpeech
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
-from omni_cli.speech import ReferenceVoice
 from omni_cli.vllm_integration.code_runner import Draws
 from omni_cli.vllm_integration.hidden_states import ComputedSpan
 

@@ -11,7 +11,7 @@ import inspect
 import re
 from typing import Any
 
-from omni_cli.compat.torchaudio import import_with_torchaudio
+from omni_cli.compat.torchvision import import_with_torchaudio
 
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 LOADER = "vllm.model_executor.model_loader.default_loader:DefaultModelLoader"

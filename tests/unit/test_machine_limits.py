@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli import machine_limits
+from omni_cli import machine
 from omni_cli.errors import UsageError
-from omni_cli.machine_limits import allow_open_files, known_failure
+from omni_cli.machine import allow_open_files, known_failure
 
 
 @pytest.fixture
@@ -55,14 +55,14 @@ def test_a_folder_that_the_error_names() -> None:
 
 def test_a_folder_that_the_error_does_not_name_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(machine_limits, "_SHARED_MEMORY", str(tmp_path / "shm"))  # as unusable as a read-only one
+    monkeypatch.setattr(machine, "_SHARED_MEMORY", str(tmp_path / "shm"))  # as unusable as a read-only one
     failure = known_failure(OSError(errno.EROFS, "Read-only file system"))
     assert failure is not None and failure.message.startswith(f"cannot write to {tmp_path}/shm: ")
     monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
     failure = known_failure(RuntimeError("write failed: No space left on device"))
     assert failure is not None and failure.message.startswith("cannot write to /proc/self: ")
     assert failure.hint == "choose another folder for temporary files: `export TMPDIR=DIR`"
-    monkeypatch.setattr(machine_limits, "_SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr(machine, "_SHARED_MEMORY", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     failure = known_failure(OSError(errno.ENOSPC, "No space left on device"))
     assert failure is not None and failure.message == "cannot write a file: [Errno 28] No space left on device"

@@ -21,10 +21,10 @@ from omni_cli.cli.chat.conversation import COMMANDS, Conversation, Leave
 from omni_cli.cli.terminal import console
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import OmniError
+from omni_cli.files import cannot_write, write_whole
 from omni_cli.loadtest.answers import SAMPLE_RATE, ChatReader
 from omni_cli.loadtest.client import Client, Outcome
 from omni_cli.report.units import milliseconds, seconds
-from omni_cli.whole_file import cannot_write, write_whole
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

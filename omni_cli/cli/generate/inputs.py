@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omni_cli.call_files import get_items
 from omni_cli.cli.generate.run import PendingRequest
 from omni_cli.cli.terminal import console
 from omni_cli.config.schema import EngineConfig
+from omni_cli.contents import get_items
 from omni_cli.engine.describing import frame_chooser
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities

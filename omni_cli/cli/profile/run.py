@@ -17,6 +17,7 @@ from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.progress import print_stage_warnings
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OutputError
+from omni_cli.files import scratch_folder, write_whole
 from omni_cli.outputs import Event, StageLoading
 from omni_cli.profile_record import Profile
 from omni_cli.profiling.build import About, build_profile, read_traces
@@ -25,8 +26,6 @@ from omni_cli.profiling.session import ProfilingRun, RecordedSession
 from omni_cli.record_file import save_record, with_digest
 from omni_cli.report.profile_text import profile_text, saved_text
 from omni_cli.report.units import seconds
-from omni_cli.temporary_folder import scratch_folder
-from omni_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omni_cli.bench.workload import Workload

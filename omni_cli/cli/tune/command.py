@@ -11,8 +11,8 @@ from omni_cli.cli.gate_options import check_model_based, read_fraction, read_qua
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.errors import ExitCode, UsageError
+from omni_cli.files import scratch_folder
 from omni_cli.machine import count_usable_cores
-from omni_cli.temporary_folder import scratch_folder
 
 
 def tune(options: TuneOptions) -> ExitCode:

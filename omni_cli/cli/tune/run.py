@@ -26,12 +26,12 @@ from omni_cli.cli.tune.options import TuneOptions
 from omni_cli.config.schema import profile_data
 from omni_cli.config.yaml_writer import to_yaml
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
+from omni_cli.files import cannot_write, check_writable
 from omni_cli.record_file import utc_now, with_digest
 from omni_cli.report.tune_text import tune_text
 from omni_cli.report.units import count, seconds
 from omni_cli.stats.race import Race, concluded
 from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record
-from omni_cli.whole_file import cannot_write, check_writable
 
 RECORD, PROFILE = "tune.json", "profile.yaml"
 

@@ -18,10 +18,10 @@ from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OmniError
+from omni_cli.files import scratch_folder
 from omni_cli.record_file import save_record, utc_now, with_digest
 from omni_cli.report.verify_junit import verify_junit
 from omni_cli.report.verify_text import probabilities_text, verify_markdown, verify_text
-from omni_cli.temporary_folder import scratch_folder
 from omni_cli.verify_record import Row, TokenProbability, VerifyRecord, exit_code
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 from omni_cli.errors import OmniError
+from omni_cli.files import temporary_folder
 from omni_cli.machine import count_usable_cores, read_cpu_quota
 from omni_cli.stage.failures import as_failure
-from omni_cli.temporary_folder import temporary_folder
 
 # Sent to a whole process group by a terminal, `timeout` or a service manager. Only the command handles them.
 _GROUP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})

@@ -10,9 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from omni_cli.compat.cuda_properties import capabilities_by_nvml
-from omni_cli.compat.libraries import prepare_libraries
-from omni_cli.compat.package_names import quick_package_names
+from omni_cli.compat.libraries import capabilities_by_nvml, prepare_libraries, quick_package_names
 
 # From glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -21,6 +21,7 @@ from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, StageLog, start_p
 from omni_cli.engine.process.stage_process import run_stage
 from omni_cli.errors import StageError
 from omni_cli.execution.stacks import SIGNAL, stacks_in
+from omni_cli.files import temporary_folder
 from omni_cli.stage.messages import (
     AbortRequest,
     AddRequest,
@@ -36,7 +37,6 @@ from omni_cli.stage.messages import (
     encode,
 )
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.temporary_folder import temporary_folder
 
 # vLLM's workers communicate over sockets in a stage's folder.
 _SOCKET_ROOM = len("/omni-0123456789abcdef/01234567-0123-0123-0123-0123456789ab")

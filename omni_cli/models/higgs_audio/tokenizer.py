@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, DacFeatureExtractor, HiggsAudioV2Process
 from omni_cli.checkpoints.files import read_object
 from omni_cli.checkpoints.missing import lacking, of_another_model
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.compat.torchaudio import import_with_torchaudio
+from omni_cli.compat.torchvision import import_with_torchaudio
 from omni_cli.errors import CheckpointError
 
 PROCESSOR, SOURCE = "processor_config.json", "audio_tokenizer_name_or_path"

@@ -22,11 +22,11 @@ from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.tokenizers.mistral import MistralTokenizer
 
+from omni_cli.contents import Segment, Transcript
 from omni_cli.errors import InputError
 from omni_cli.models.transcription.family import OWN_MODELS
 from omni_cli.models.transcription.logits import TIMESTAMPS, WhisperRules
 from omni_cli.outputs import GenerateRequest, TextOutput
-from omni_cli.speech import Segment, Transcript
 from omni_cli.stage.messages import Report, RequestDone, TextChunk
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.stage import ActiveRequest

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from omni_cli.contents import Segment
 from omni_cli.outputs import GenerateRequest, RequestResult, SpeechTask, TextDelta, TextOutput
 from omni_cli.serve.chat_reply import usage
 from omni_cli.serve.errors import APIError
@@ -22,7 +23,6 @@ from omni_cli.serve.schemas.replies import TranscriptEvent, TranscriptReply
 from omni_cli.serve.schemas.transcriptions import TranscriptionRequest, TranslationRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream
-from omni_cli.speech import Segment
 
 _TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
 

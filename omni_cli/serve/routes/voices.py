@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter
 
+from omni_cli.contents import ReferenceVoice
 from omni_cli.errors import InputError
 from omni_cli.inputs.voices import check_voices
 from omni_cli.models.voices import openai_voices
@@ -22,7 +23,6 @@ from omni_cli.serve.schemas.replies import DeletedVoice, SavedVoiceItem, VoiceIt
 from omni_cli.serve.schemas.voices import VoiceUpload
 from omni_cli.serve.service import Service
 from omni_cli.serve.voice_store import SavedVoice, TooManyVoices, VoiceExists, VoiceStore
-from omni_cli.speech import ReferenceVoice
 
 _VOICES = "/v1/audio/voices"
 _SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm")

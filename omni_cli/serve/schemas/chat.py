@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from omni_cli.config.sampling_keys import Tokens
+from omni_cli.contents import ToolUse
 from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Strict, Voice, VoiceId
 from omni_cli.serve.schemas.sampling import SampledText
 from omni_cli.serve.schemas.tools import GivenToolCall, NamedTool, ToolChoice, Tools
-from omni_cli.tool_calls import ToolUse
 
 MAX_LOGPROBS = 20
 """vLLM's default maximum, and OpenAI's."""

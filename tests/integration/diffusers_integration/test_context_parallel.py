@@ -15,9 +15,9 @@ from diffusers import DiffusionPipeline, UNet2DConditionModel
 from diffusers.models import QwenImageTransformer2DModel
 from support.omni_process import GONE_WITHIN_S, OmniProcess
 
-from omni_cli.call_files import CallFile
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.contents import CallFile
 from omni_cli.diffusers_integration.execution import choose_device
 from omni_cli.diffusers_integration.parallel import check_denoiser
 from omni_cli.errors import StageError, UsageError

@@ -20,8 +20,8 @@ from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
 from support.tiny_pipelines.check import SEED, call_named, stage_request
 
-from omni_cli.call_files import CallFile
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.contents import CallFile
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.outputs import GenerateRequest, Video
 from omni_cli.stage.messages import AddRequest, RequestDone, decode_command, encode

@@ -13,8 +13,8 @@ import numpy as np
 import transformers
 from PIL import Image
 
-from omni_cli.call_files import CallFile, Nested
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.contents import CallFile, Nested
 from omni_cli.diffusers_integration.description import class_named, described_class, described_modular
 from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import DiffusersStage

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_cli.contents import ToolCallDelta
 from omni_cli.errors import OmniError
 from omni_cli.outputs import AudioChunk, Event, OutputReady, StageProgress, TextDelta, TextOutput
 from omni_cli.replicas.delivered import Delivered
-from omni_cli.tool_calls import ToolCallDelta
 
 RATE = 24_000
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from omni_cli.call_files import CallFile
+from omni_cli.contents import CallFile
 from omni_cli.outputs import AudioOutput, GenerateRequest, Message, Part, Video, VideoOutput, VideoSound
 from omni_cli.stage.messages import (
     AddRequest,

@@ -1,4 +1,4 @@
-"""Arguments of a pipeline's call: text whose type the call decides, and files within JSON of any depth."""
+"""Contents of requests and answers: files and arguments of a pipeline's call, voices, transcripts, functions."""
 
 from __future__ import annotations
 
@@ -56,3 +56,66 @@ def changed_items(nested: object, change: Callable[[Any], object]) -> Any:
 def holds_files(value: object) -> bool:
     """Return True if a checked value of `--arg` names files."""
     return any(isinstance(item, Path) for item in get_items(value))
+
+
+@dataclass(frozen=True)
+class ReferenceVoice:
+    """Samples float32 mono (num_samples,) of one speaker at `sample_rate` Hz, and the words spoken in them, if known.
+
+    `name` identifies the recording in messages.
+    """
+
+    samples: np.ndarray
+    sample_rate: int
+    text: str | None = None
+    name: str = "recording of a voice"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a transcript, with its times in seconds from the beginning of the sound."""
+
+    start_s: float
+    end_s: float
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A transcribed sound; `language` is its ISO 639-1 code, the request's or the one that the model detected."""
+
+    language: str | None
+    duration_s: float
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A model's call of a function; `arguments` is JSON as the model wrote it, which may be wrong or cut."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ToolCallDelta:
+    """A piece of the call at `index` of an answer: its `id` and `name` first, then pieces of its arguments."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The functions that an answer may call, in OpenAI's form; `choice` is a mode, or the function that it must call.
+
+    `parallel` allows several calls in one answer.
+    """
+
+    tools: tuple[Mapping[str, Any], ...]
+    choice: Literal["auto", "none", "required"] | Mapping[str, Any] = "auto"
+    parallel: bool = True
