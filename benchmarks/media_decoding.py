@@ -23,8 +23,7 @@ from PIL import Image
 from omni_cli.encoding import encode_wav
 from omni_cli.inputs.media.audio import decode_audio
 from omni_cli.inputs.media.images import decode_image
-from omni_cli.inputs.media.pool import in_memory
-from omni_cli.inputs.media.reading import MediaReader
+from omni_cli.inputs.media.reading import MediaReader, in_memory
 
 GOAL_MS = 10.0
 

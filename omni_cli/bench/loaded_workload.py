@@ -28,7 +28,7 @@ from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
 from omni_cli.families import get_family_of_stages
 from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.media.bundled_speech import read_speech
+from omni_cli.inputs.media.audio import read_speech
 from omni_cli.outputs import Event, GenerateRequest, RequestResult
 
 

@@ -16,7 +16,7 @@ from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import file_kind, load_tensor
 from omni_cli.inputs.media.audio import MAX_AUDIO_S
 from omni_cli.inputs.media.reading import ChooseFrames, Warn, load_audio, load_image, load_sound, load_video
-from omni_cli.inputs.spoken import spoken
+from omni_cli.inputs.voices import spoken
 from omni_cli.outputs import GenerateRequest
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")

@@ -1,7 +1,8 @@
-"""Reference recordings of voices: checks that hold for every model that clones, and the model's own sample rate."""
+"""Speech in requests: reference recordings of voices, with checks for every model that clones, and texts to speak."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,10 +10,13 @@ import numpy as np
 from omni_cli.contents import ReferenceVoice
 from omni_cli.errors import InputError
 from omni_cli.families import Cloning
+from omni_cli.outputs import GenerateRequest, Message, Modality, Part
 
 MIN_VOICE_S = 0.1
 # A sample of 16 bits is at least 3e-5: dither, and what a codec makes of silence, is no sound.
 _SILENCE = 1e-4
+# An omni model speaks its own answers, so a text is passed as its answer to this instruction.
+_READ_ALOUD = "Read the following text aloud, word for word, and say nothing else:\n\n"
 
 
 def check_voices(voices: Sequence[ReferenceVoice], cloning: Cloning | None) -> None:
@@ -55,4 +59,18 @@ def rate_notes(voices: Sequence[ReferenceVoice], rate: int) -> tuple[str, ...]:
         f"the {voice.name} was resampled from {voice.sample_rate} Hz to the model's {rate} Hz"
         for voice in voices
         if voice.sample_rate != rate
+    )
+
+
+def spoken(request: GenerateRequest, text: str, system_prompt: str | None = None) -> GenerateRequest:
+    """Return the request with a text to speak: the first stage gets it as its own answer, and the others speak it.
+
+    `system_prompt` is in place of the stage's own.
+    """
+    prompt = _READ_ALOUD + text
+    messages: tuple[Message, ...] = ()
+    if system_prompt is not None:
+        messages = (Message("system", (Part("text", system_prompt),)), Message("user", (Part("text", prompt),)))
+    return dataclasses.replace(
+        request, prompt=prompt, messages=messages, reply=text, modalities=frozenset[Modality]({"audio"})
     )

@@ -131,8 +131,7 @@ def _pixels(image: bytes) -> np.ndarray:
     """Decode to uint8 (height, width, 3); return the bytes unchanged if they are not an image."""
     import numpy as np
 
-    from omni_cli.inputs.media.pool import in_memory
-    from omni_cli.inputs.media.reading import MediaReader
+    from omni_cli.inputs.media.reading import MediaReader, in_memory
 
     try:
         with in_memory(image) as file:

@@ -10,7 +10,7 @@ import msgspec
 
 from omni_cli.bench.prompts import Prompts
 from omni_cli.config.bounds import MAX_NUMPY_SEED
-from omni_cli.inputs.media.bundled_speech import read_speech
+from omni_cli.inputs.media.audio import read_speech
 from omni_cli.loadtest.answers import ChatReader, Reader
 from omni_cli.loadtest.dataset import Dataset
 from omni_cli.loadtest.endpoints import Endpoint

@@ -16,8 +16,7 @@ from urllib.parse import unquote, unquote_to_bytes
 import numpy as np
 
 from omni_cli.errors import InputError
-from omni_cli.inputs.media.pool import Requester, in_memory, media_pool
-from omni_cli.inputs.media.reading import ChooseFrames, MediaReader
+from omni_cli.inputs.media.reading import ChooseFrames, MediaReader, Requester, in_memory, media_pool
 from omni_cli.outputs import Video
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits

@@ -18,7 +18,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities, cloning_profiles
-from omni_cli.inputs.media.pool import media_pool
+from omni_cli.inputs.media.reading import media_pool
 from omni_cli.models.voices import openai_voices
 from omni_cli.outputs import Event, GenerateRequest, Modality, RequestResult, StageProgress, TextOutput, audio_seconds
 from omni_cli.serve.access_log import AccessLog

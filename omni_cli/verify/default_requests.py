@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.media.bundled_speech import read_speech
+from omni_cli.inputs.media.audio import read_speech
 from omni_cli.outputs import GenerateRequest, Video
 
 MAX_TOKENS = 24

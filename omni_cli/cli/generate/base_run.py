@@ -14,7 +14,7 @@ from omni_cli.cli.generate.printers import Printer
 from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
-from omni_cli.inputs.media.pool import media_pool
+from omni_cli.inputs.media.reading import media_pool
 from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.outputs import AudioOutput, Modality, Output, StageInfo, TensorOutput, TextOutput, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput

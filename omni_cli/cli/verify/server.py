@@ -19,8 +19,7 @@ from omni_cli.config.loader import load_profile
 from omni_cli.errors import UsageError
 from omni_cli.families import Cloning
 from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.media.audio import MAX_AUDIO_S
-from omni_cli.inputs.media.bundled_speech import read_speech
+from omni_cli.inputs.media.audio import MAX_AUDIO_S, read_speech
 from omni_cli.loadtest.client import Client
 from omni_cli.loadtest.target import find_targets, parse_url
 from omni_cli.outputs import GenerateRequest

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
+
 from omni_cli.errors import InputError
-from omni_cli.inputs.media.containers import Track, open_container
-from omni_cli.inputs.media.truncation import beginning, check_whole
+from omni_cli.inputs.media.containers import Track, beginning, check_whole, open_container
 
 if TYPE_CHECKING:
     import av
@@ -35,6 +38,7 @@ _MAX_OFFSET_S = 0.1
 _HINT = "WAV, FLAC, MP3, Ogg, M4A, AAC and the sound of MP4, MOV, WebM, MKV and AVI can be read"
 # The headers of these formats give the exact number of samples; others give an estimate or a duration in other units.
 _EXACT_FORMATS = ("aiff", "au", "caf", "flac", "w64", "wav")
+_SPEECH = Path(__file__).parent / "speech"
 
 
 @dataclass(frozen=True)
@@ -204,3 +208,14 @@ def _declared_samples(container: av.container.InputContainer, stream: Any) -> in
         return 0
     duration_s = Fraction((stream.duration or 0) * stream.time_base)
     return round(duration_s * int(codec.sample_rate))
+
+
+@functools.cache
+def read_speech() -> tuple[tuple[np.ndarray, int], ...]:
+    """Read two English sentences, spoken by espeak-ng: float32 samples (num_samples,) and their rate, of each."""
+    sounds = []
+    for path in sorted(_SPEECH.glob("*.ogg")):
+        with path.open("rb") as file:  # in this process: it is ours
+            decoded = decode_audio(file, path.name)
+        sounds.append((decoded.samples, decoded.sample_rate))
+    return tuple(sounds)

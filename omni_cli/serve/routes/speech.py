@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.errors import OmniError
-from omni_cli.inputs.spoken import spoken
+from omni_cli.inputs.voices import spoken
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 from omni_cli.serve.chat_reply import split_audio, usage
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error

@@ -21,8 +21,8 @@ from PIL import Image
 from support.media_samples import clip, write_lossless
 
 from omni_cli.errors import InputError, OmniError
-from omni_cli.inputs.media.pool import MediaPool, Requester, in_memory, media_pool
-from omni_cli.inputs.media.wire import ImageJob, VideoJob
+from omni_cli.inputs.media.reading import MediaPool, Requester, in_memory, media_pool
+from omni_cli.inputs.media.worker import ImageJob, VideoJob
 
 WAIT_S = 60.0
 
@@ -102,8 +102,8 @@ def test_the_limit_of_processor_time(pool: MediaPool) -> None:
 def test_the_limit_of_memory() -> None:
     program = (
         "import numpy as np\n"
-        "from omni_cli.inputs.media import worker, wire\n"
-        "job = wire.ImageJob('image', 2**20)\n"
+        "from omni_cli.inputs.media import worker\n"
+        "job = worker.ImageJob('image', 2**20)\n"
         "worker._limit(job)\n"
         "np.ones(job.max_bytes // 2, np.uint8)\n"
         "np.ones(job.max_bytes, np.uint8)\n"
