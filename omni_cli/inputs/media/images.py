@@ -19,7 +19,7 @@ MAX_IMAGE_PIXELS = 64 * 1024 * 1024
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _FORMATS_HINT = "PNG, JPEG, WebP, GIF, BMP and TIFF can be read"
 # Tags of TIFF and EXIF.
-_BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLE_FORMAT = 258, 262, 274, 339
+_BITS, _PHOTOMETRIC, _ORIENTATION = 258, 262, 274
 # An encoder writes about 10 scans; this is libtiff's limit.
 MAX_SCANS = 100
 # 0.7 s at most, if the scans hold next to nothing.
@@ -38,34 +38,6 @@ class DecodedImage:
 
     pixels: np.ndarray
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """An image as Pillow has decoded it, and its file."""
-
-    file: BinaryIO
-    image: Any
-
-    @property
-    def bits(self) -> int:
-        """Bits per sample in the file, which Pillow may have scaled to 8."""
-        if self.image.format == "PNG":
-            self.file.seek(24)
-            return self.file.read(1)[0]
-        return int(self._tag(_BITS, (8,))[0])
-
-    @property
-    def is_inverted(self) -> bool:
-        """True for a TIFF in which 0 is white and which Pillow leaves so: with 16 bits and more."""
-        return bool(self._tag(_PHOTOMETRIC) == 0 and self.image.mode[0] in "IF")
-
-    @property
-    def is_signed(self) -> bool:
-        return bool(self._tag(_SAMPLE_FORMAT, (1,))[0] == 2)
-
-    def _tag(self, tag: int, default: Any = None) -> Any:
-        return self.image.tag_v2.get(tag, default) if self.image.format == "TIFF" else default
 
 
 def decode_image(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> DecodedImage:
@@ -103,10 +75,8 @@ def on_white(image: Image.Image, alpha: Image.Image) -> Image.Image:
 
 def _load(content: BinaryIO, name: str, max_pixels: int) -> tuple[Image.Image, Image.Image | None, int, list[str]]:
     """Decode the first image of a file: RGB, its alpha channel, EXIF's number for how to turn both, and notes."""
-    from PIL import Image, TiffImagePlugin, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
-    # Grey of 16 bits with white as zero, which Pillow knows in the other byte order.
-    TiffImagePlugin.OPEN_INFO.setdefault((b"MM", 0, (1,), 1, (16,), ()), ("I;16B", "I;16B"))
     content.seek(0)
     if content.read(3) == b"\xff\xd8\xff":
         content.seek(0)
@@ -120,7 +90,7 @@ def _load(content: BinaryIO, name: str, max_pixels: int) -> tuple[Image.Image, I
             has_more = getattr(image, "is_animated", False)  # `n_frames` would walk through all pages
             orientation = _orientation(image)
             image.load()
-            colours, alpha = _channels(_Loaded(content, image), name)
+            colours, alpha = _channels(content, image, name)
     except (InputError, MemoryError):
         raise
     except UnidentifiedImageError as error:
@@ -158,23 +128,18 @@ def _too_large(name: str, size: str, max_pixels: int) -> InputError:
     )
 
 
-def _channels(loaded: _Loaded, name: str) -> tuple[Image.Image, Image.Image | None]:
+def _channels(file: BinaryIO, image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | None]:
     """Return an image as grey or RGB, and its alpha channel if it has one."""
-    image = loaded.image
     key = image.info.get("transparency")
     if image.mode in ("I", "F"):
-        return _from_32_bits(loaded, name), None
+        raise InputError(f"the {name} has samples of 32 bits", hint="save it with 8 or 16 bits per sample")
     if image.mode.startswith("I;16"):
-        return _from_16_bits(loaded, key)
+        return _from_16_bits(file, image, key)
     if image.mode in ("1", "L", "RGB") and key is not None:
-        return image, _from_key(loaded, key)
-    if image.mode == "La":
-        image = image.convert("LA")
+        return image, _from_key(file, image, key)
     if image.has_transparency_data:
         image = _as(image, "RGBA")
         return image.convert("RGB"), image.getchannel("A")
-    if image.mode == "LAB":
-        return _from_lab(image), None
     return image, None
 
 
@@ -183,49 +148,37 @@ def _as(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _from_16_bits(loaded: _Loaded, key: int | None) -> tuple[Image.Image, Image.Image | None]:
-    # Pillow's own conversion clips 16-bit grey at 255 instead of scaling it.
+def _tag(image: Any, tag: int, default: int) -> int:
+    """Return a number of a TIFF's tag, or the first of several; the default for other files."""
+    value = image.tag_v2.get(tag, default) if image.format == "TIFF" else default
+    return int(value[0] if isinstance(value, tuple) else value)
+
+
+def _bits(file: BinaryIO, image: Image.Image) -> int:
+    """Return the bits per sample in the file, which Pillow may have scaled to 8."""
+    if image.format == "PNG":
+        file.seek(24)
+        return file.read(1)[0]
+    return _tag(image, _BITS, 8)
+
+
+def _from_16_bits(file: BinaryIO, image: Image.Image, key: int | None) -> tuple[Image.Image, Image.Image | None]:
+    # Pillow's own conversion clips 16-bit grey at 255 instead of scaling it, and leaves TIFFs in which 0 is white.
     import numpy as np
     from PIL import Image
 
-    samples = np.asarray(loaded.image).astype(np.uint16)
+    samples = np.asarray(image).astype(np.uint16)
     alpha = None if key is None else Image.fromarray((samples != key).astype(np.uint8) * np.uint8(255))
-    grey = (samples >> (max(loaded.bits, 9) - 8)).astype(np.uint8)
-    return Image.fromarray(255 - grey if loaded.is_inverted else grey), alpha
+    grey = (samples >> (max(_bits(file, image), 9) - 8)).astype(np.uint8)
+    return Image.fromarray(255 - grey if _tag(image, _PHOTOMETRIC, 1) == 0 else grey), alpha
 
 
-def _from_32_bits(loaded: _Loaded, name: str) -> Image.Image:
-    """Scale whole numbers without a sign from their whole range, and floating-point ones from 0 to 1."""
-    import numpy as np
-    from PIL import Image
-
-    samples = np.asarray(loaded.image)
-    if samples.dtype == np.int32 and loaded.is_signed:
-        raise InputError(f"the {name} has samples with a sign, for which no black and white is defined")
-    if samples.dtype == np.int32:
-        grey = (samples.view(np.uint32) >> 24).astype(np.uint8)
-    elif samples.min() >= 0 and samples.max() <= 1:
-        grey = np.round(samples * 255).astype(np.uint8)
-    else:
-        raise InputError(f"the {name} has floating-point samples beyond 0 (black) and 1 (white)")
-    return Image.fromarray(255 - grey if loaded.is_inverted else grey)
-
-
-def _from_lab(image: Image.Image) -> Image.Image:
-    from PIL import ImageCms
-
-    profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-    converted: Image.Image | None = ImageCms.profileToProfile(image, *profiles, outputMode="RGB")
-    assert converted is not None
-    return converted
-
-
-def _from_key(loaded: _Loaded, key: int | tuple[int, int, int]) -> Image.Image:
+def _from_key(file: BinaryIO, image: Image.Image, key: int | tuple[int, int, int]) -> Image.Image:
     """Return the alpha channel where one colour, in the file's own bits, is transparent."""
     import numpy as np
     from PIL import Image
 
-    image, bits = loaded.image, loaded.bits
+    bits = _bits(file, image)
     if isinstance(key, int):
         # Pillow scales fewer bits than 8 to the whole range of 8; the key only of 1 bit.
         is_key = np.asarray(image.convert("L")) == (key if bits == 1 else key * (255 // (2**bits - 1)))
@@ -233,7 +186,7 @@ def _from_key(loaded: _Loaded, key: int | tuple[int, int, int]) -> Image.Image:
         shift = 8 if bits == 16 else 0
         is_key = (np.asarray(image) == [colour >> shift for colour in key]).all(axis=2)
         if shift:
-            is_key &= (_low_bytes(loaded.file) == [colour & 255 for colour in key]).all(axis=2)
+            is_key &= (_low_bytes(file) == [colour & 255 for colour in key]).all(axis=2)
     return Image.fromarray(np.where(is_key, np.uint8(0), np.uint8(255)))
 
 

@@ -131,6 +131,8 @@ def test_an_alpha_channel_without_transparency_is_not_worth_a_note() -> None:
 @pytest.mark.parametrize("photometric", [0, 1])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
 def test_grey_tiff_with_black_or_white_as_zero(bits: int, photometric: int, order: str, tmp_path: Path) -> None:
+    if (bits, photometric, order) == (16, 0, ">"):
+        pytest.skip("Pillow does not read it")
     values = random(bits, 6, 16)
     rows = [np.asarray(row, order + "u2").tobytes() if bits == 16 else pack(row, bits) for row in values.tolist()]
     shown = 2**bits - 1 - values if photometric == 0 else values
@@ -162,20 +164,11 @@ def test_compressed_tiff_with_white_as_zero(mode: str, compression: str, photome
     )
 
 
-def test_32_bits() -> None:
-    whole = random(32, 4, 5)
-    content = tiff((5, 4), 32, 1, whole.astype("<u4").tobytes())
-    np.testing.assert_array_equal(decode(content).pixels[:, :, 0], whole >> 24)
-    real = np.linspace(0, 1, 20, dtype="<f4").reshape(4, 5)
-    for photometric, shown in ((1, real), (0, 1 - real)):
-        content = tiff((5, 4), 32, photometric, real.tobytes(), sample_format=3)
-        np.testing.assert_array_equal(decode(content).pixels[:, :, 0], np.round(shown * 255))
-    for content, message in (
-        (tiff((5, 4), 32, 1, (2 * real).tobytes(), sample_format=3), "beyond 0"),
-        (tiff((5, 4), 32, 1, whole.astype("<u4").tobytes(), sample_format=2), "samples with a sign"),
-    ):
-        with pytest.raises(InputError, match=message):
-            decode(content)
+@pytest.mark.parametrize("sample_format", [1, 2, 3])
+def test_32_bits_are_refused(sample_format: int) -> None:
+    with pytest.raises(InputError, match="the image has samples of 32 bits") as raised:
+        decode(tiff((5, 4), 32, 1, bytes(80), sample_format=sample_format))
+    assert raised.value.hint == "save it with 8 or 16 bits per sample"
 
 
 def test_only_the_first_page_or_frame() -> None:
@@ -243,11 +236,6 @@ def test_every_mode_of_pillow(mode: str) -> None:
     name = "PNG" if mode in ("P", "LA", "I;16") else "TIFF"
     expected = np.asarray(image.convert("RGB")) if mode != "I;16" else np.zeros((8, 8, 3))
     np.testing.assert_array_equal(decode(saved(image, name)).pixels, expected)
-
-
-def test_lab() -> None:
-    content = tiff((2, 1), 8, 8, bytes([0, 0, 0, 255, 0, 0]), samples=3, tags={258: (3, 1, 8)})
-    np.testing.assert_allclose(decode(content).pixels, [[[0] * 3, [255] * 3]], atol=1)
 
 
 # Files that cannot be used
