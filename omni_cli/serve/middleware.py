@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Set
+from collections.abc import AsyncGenerator, Set
+from contextlib import suppress
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,9 +13,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from omni_cli.serve.body import Bodies, Disconnected
 from omni_cli.serve.errors import APIError, StreamAborted, queue_full, shutting_down
 from omni_cli.serve.exchange import FINISH_REASON, REQUEST_ID, REQUEST_TIMEOUT, SEED, Exchange
+from omni_cli.serve.limits import MIB, Limits
 from omni_cli.serve.service import Service
 from omni_cli.serve.sites import SiteRule
 
@@ -24,6 +25,12 @@ _OPEN_PATHS = frozenset({"/health", "/ready"})
 _NEVER_FULL = frozenset({"/sleep", "/wake_up"})
 # Routes end their requests at the deadline; this limit is for clients that do not read their response.
 _OVERRUN_S = 5.0
+# A client that is refused while it sends would see a broken connection instead of the response.
+_DISCARD_S = 3.0
+
+
+class Disconnected(Exception):
+    """The client has disconnected."""
 
 
 class RequestMiddleware:
@@ -57,7 +64,6 @@ class RequestMiddleware:
             allow_private_network=True,
             expose_headers=(REQUEST_ID, SEED, FINISH_REASON, "Retry-After"),
         )
-        self.bodies = Bodies(service.limits)
         self._routes = routes
         # A label of metrics is a time series that is kept forever: clients must not create new ones.
         self._paths = [(route.path_regex, route.path_format) for route in routes.routes if isinstance(route, Route)]
@@ -109,7 +115,7 @@ class RequestMiddleware:
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             if has_body:
-                await self.bodies.discard(receive)
+                await _discard(receive, self._limits.max_body_bytes)
             raise refusal
         if scope["method"] == "GET":
             await self._run(scope, replay(b""), receive, send, exchange)
@@ -118,13 +124,12 @@ class RequestMiddleware:
             await self._routes(scope, receive, send)
             return
         exchange.shorten(headers.get(REQUEST_TIMEOUT))
-        body = await self.bodies.read(receive, headers)
-        refusal = self._busy(scope["path"])
-        if refusal is not None:
-            raise refusal
         self._in_flight += 1
         self._metrics.in_flight.set(self._in_flight)
         try:
+            body = await _read_body(receive, headers, self._limits)
+            if self._service.is_draining:
+                raise shutting_down()
             await self._run(scope, replay(body), receive, send, exchange)
         finally:
             self._in_flight -= 1
@@ -142,13 +147,11 @@ class RequestMiddleware:
             if scheme.lower() != "bearer" or not secrets.compare_digest(key.strip().encode(), self._key):
                 message = "wrong API key" if key else "no API key; send `Authorization: Bearer KEY`"
                 return APIError(401, message, code="invalid_api_key")
-        return self._busy(scope["path"]) if scope["method"] == "POST" else None
-
-    def _busy(self, path: str) -> APIError | None:
-        """Return the error of a request that is right, but cannot be run now."""
+        if scope["method"] != "POST":
+            return None
         if self._service.is_draining:
             return shutting_down()
-        if path not in _NEVER_FULL and self._in_flight >= self._limits.max_requests:
+        if scope["path"] not in _NEVER_FULL and self._in_flight >= self._limits.max_requests:
             return queue_full(f"{self._in_flight} requests are running or waiting, the maximum of this server")
         return None
 
@@ -185,6 +188,48 @@ class _Reply:
             self._exchange.sent_bytes += len(message.get("body", b""))
         await self._send(message)
         self._exchange.is_answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+
+async def _read_body(receive: Receive, headers: Headers, limits: Limits) -> bytes:
+    """Raise `APIError` for a body that is too large or too slow, `Disconnected` for a client that disconnects."""
+    cap = limits.max_body_bytes
+    announced = headers.get("content-length", "0")
+    is_too_large = announced.isdecimal() and int(announced) > cap
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            chunks = _chunks(receive)
+            while not is_too_large and (chunk := await anext(chunks, None)) is not None:
+                body += chunk
+                is_too_large = len(body) > cap
+    except TimeoutError:
+        raise APIError(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from None
+    if is_too_large:
+        await _discard(receive, cap)
+        raise APIError(413, f"the body is larger than {cap / MIB:g} MiB", code="body_too_large")
+    return bytes(body)
+
+
+async def _discard(receive: Receive, cap: int) -> None:
+    """Read the rest of a body without keeping it, for a moment and up to the limit of its size."""
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            async for chunk in _chunks(receive):
+                size += len(chunk)
+                if size > cap:
+                    return
+
+
+async def _chunks(receive: Receive) -> AsyncGenerator[bytes, None]:
+    """Yield the chunks of a body. Raises `Disconnected`."""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
 
 
 def replay(body: bytes) -> Receive:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import ipaddress
 import logging
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import UsageError
 from omni_cli.outputs import Event
 from omni_cli.serve.access_log import AccessLog, LibraryMessages
 from omni_cli.serve.app import create_app
-from omni_cli.serve.connections import UNREAD_TIMEOUT_MS, Connection, max_connections
+from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.media_urls import MediaPrefix
 from omni_cli.serve.metrics import Metrics
@@ -31,6 +34,10 @@ from omni_cli.serve.video_store import VideoStore
 from omni_cli.serve.voice_store import VoiceStore
 
 _BACKLOG = 512
+# Beside those of requests in flight. Beyond them uvicorn answers with 503.
+_MAX_IDLE_CONNECTIONS = 4096
+# The kernel ends a connection whose client reads nothing for this long, although there is something to read.
+_UNREAD_TIMEOUT_MS = 30_000
 # Longer than clients keep an idle connection, because closing one under an arriving request is an error to the client.
 _KEEP_ALIVE_S = 75
 _LOGGERS = ("uvicorn.error", "asyncio")
@@ -67,6 +74,33 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+class _Connection(H11Protocol):
+    """A connection that also sends the trailers of a response, which uvicorn cannot."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._send_event = self.conn.send
+        self.conn.send = self._send  # type: ignore[assignment, method-assign]
+
+    def _send(self, event: h11.Event) -> bytes | None:
+        if isinstance(event, h11.EndOfMessage) and self.cycle is not None:
+            event = h11.EndOfMessage(headers=Exchange.pop_trailers(dict(self.cycle.scope)))
+        return self._send_event(event)
+
+
+def _max_connections(max_requests: int) -> int:
+    """Return how many connections may be open, and raise the limit of open files as far as they need it.
+
+    They use up to half of the open files; the engine, media and videos need the others.
+    """
+    requested = _MAX_IDLE_CONNECTIONS + max_requests
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 2 * requested:
+        soft = min(2 * requested, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(min(requested, soft // 2), 1)
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Bind a listening socket; port 0 takes a free port. Raises `UsageError`."""
     try:
@@ -76,7 +110,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_MS)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_TIMEOUT_MS)
         listener.bind(address)
         # Listen immediately, so that of two servers that start together the second one fails.
         listener.listen(_BACKLOG)
@@ -129,11 +163,10 @@ class Server:
             allowed_origins=settings.allowed_origins,
             has_page=settings.has_page,
         )
-        most = max_connections(settings.limits.max_requests)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 self.app,
-                http=functools.partial(Connection, most=most, waiting={}),  # type: ignore[arg-type] # makes protocols
+                http=_Connection,
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -141,8 +174,8 @@ class Server:
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                # Those of one step of the event loop, which are open before the first of them can make room.
-                backlog=max(min(_BACKLOG, most // 4), 1),
+                limit_concurrency=_max_connections(settings.limits.max_requests),
+                backlog=_BACKLOG,
                 timeout_graceful_shutdown=settings.drain_timeout_s,  # type: ignore[arg-type] # waits for fractions too
             )
         )
@@ -196,7 +229,6 @@ class Server:
         if was_serving:
             self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
         self.service.drain()
-        self.app.bodies.stop()
         self._uvicorn.should_exit = True
         loading.cancel()
         jobs = () if self._videos is None else (self._videos.drain(self._settings.drain_timeout_s),)
