@@ -190,18 +190,16 @@ def encode_npy(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def encode_webp(pixels: np.ndarray) -> bytes:
-    """Encode uint8 RGB pixels (height, width, 3) as a WebP file."""
-    from PIL import Image
+def clip_samples(samples: np.ndarray) -> np.ndarray:
+    """Return float32 samples within [-1, 1]. Raises `OmniError` for NaN and infinity."""
+    import numpy as np
 
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="WEBP")
-    return buffer.getvalue()
+    if not np.isfinite(samples).all():
+        raise OmniError("the model produced audio with NaN or infinite samples")
+    return np.clip(samples, -1.0, 1.0)
 
 
 def _pcm16(samples: np.ndarray) -> np.ndarray:
     import numpy as np
 
-    if not np.isfinite(samples).all():
-        raise OmniError("the model produced audio with NaN or infinite samples")
-    return np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")
+    return np.rint(clip_samples(samples) * 32767.0).astype("<i2")

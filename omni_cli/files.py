@@ -6,6 +6,7 @@ Their names are short enough for sockets, and they are removed even if the comma
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from omni_cli.errors import OmniError, OutputError
 
 _PROBE_BYTES = 4096
+_TEMPORARY = re.compile(r"\.omni-[0-9a-f]{16}\.(tmp|probe)", re.ASCII)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -41,6 +43,13 @@ def check_writable(folder: Path) -> None:
         write_whole(probe, bytes(_PROBE_BYTES))
     finally:
         probe.unlink(missing_ok=True)
+
+
+def remove_left_behind(folder: Path) -> None:
+    """Remove what processes that were killed had begun to write. Raises `OSError`."""
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def cannot_write(path: Path, error: OSError | ValueError, option: str = "--output-dir") -> OutputError:

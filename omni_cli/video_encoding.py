@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
+from omni_cli.encoding import clip_samples
 from omni_cli.errors import OmniError
 
 if TYPE_CHECKING:
@@ -186,13 +187,11 @@ def _audio_packets(stream: Any, sound: Sound) -> Iterator[Any]:
     import av
     import numpy as np
 
-    if not np.isfinite(sound.samples).all():
-        raise OmniError("the model produced audio with NaN or infinite samples")
-    channels = sound.samples[None] if sound.samples.ndim == 1 else sound.samples.T
+    samples = clip_samples(sound.samples)
+    channels = samples[None] if samples.ndim == 1 else samples.T
     layout = stream.codec_context.layout.name
-    frame = av.AudioFrame.from_ndarray(
-        np.ascontiguousarray(np.clip(channels, -1.0, 1.0), dtype=np.float32), format="fltp", layout=layout
-    )
+    channels = np.ascontiguousarray(channels, dtype=np.float32)
+    frame = av.AudioFrame.from_ndarray(channels, format="fltp", layout=layout)
     frame.sample_rate, frame.time_base, frame.pts = sound.sample_rate, Fraction(1, sound.sample_rate), 0
     resampler = av.AudioResampler(format="fltp", layout=layout, rate=stream.rate)
     for part in [*resampler.resample(frame), *resampler.resample(None)]:

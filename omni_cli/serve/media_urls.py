@@ -6,14 +6,14 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, unquote, urljoin
 
 import aiohttp
 
 from omni_cli.errors import InputError, UsageError
 from omni_cli.serve.limits import Limits
+from omni_cli.serve.sites import DEFAULT_PORTS, split_url
 
-_PORTS = {"http": 80, "https": 443}
 _MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -47,18 +47,14 @@ class MediaPrefix:
 
 def _split(url: str) -> SplitResult | None:
     """Return the parts of a URL; None for one that is not an HTTP URL, has a user, or leaves its own folder."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # is parsed only here
-    except ValueError:
-        return None
-    is_http = parts.scheme in _PORTS and bool(parts.hostname) and "@" not in parts.netloc
+    parts = split_url(url)
+    is_http = parts.scheme in DEFAULT_PORTS and bool(parts.hostname) and "@" not in parts.netloc
     return parts if is_http and ".." not in re.split(r"[/\\]", unquote(parts.path)) else None
 
 
 def _origin(parts: SplitResult) -> str:
     host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
-    port = "" if parts.port in (None, _PORTS[parts.scheme]) else f":{parts.port}"
+    port = "" if parts.port in (None, DEFAULT_PORTS[parts.scheme]) else f":{parts.port}"
     return f"{parts.scheme}://{host}{port}"
 
 

@@ -29,8 +29,7 @@ from omni_cli.serve.media_urls import MediaPrefix
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Engine, EngineState, Supervisor
-from omni_cli.serve.video_jobs import VideoJobs
-from omni_cli.serve.video_store import VideoStore
+from omni_cli.serve.video_jobs import VideoJobs, VideoStore
 from omni_cli.serve.voice_store import VoiceStore
 
 _BACKLOG = 512

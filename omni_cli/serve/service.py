@@ -114,32 +114,26 @@ class Service:
     def check_makes(self, modality: Modality) -> None:
         """Raise `APIError` (404) for an endpoint that this profile has no stage for."""
         if modality == "text" and self.capabilities.transcribes:
-            message = f"profile `{self.config.name}` transcribes speech and does not chat: use /v1/audio/transcriptions"
-            raise APIError(404, message, code="unsupported_endpoint")
+            raise self._unsupported("transcribes speech and does not chat: use /v1/audio/transcriptions")
         if modality in self.modalities:
             return
         others = [name for name, other in load_bundled().items() if modality in Capabilities.of(other).modalities]
-        raise APIError(
-            404,
-            f"profile `{self.config.name}` makes {' and '.join(self.modalities)}, not {modality}; "
-            f"profiles that do: {', '.join(others)}",
-            code="unsupported_endpoint",
-        )
+        made = " and ".join(self.modalities)
+        raise self._unsupported(f"makes {made}, not {modality}; profiles that do: {', '.join(others)}")
+
+    def _unsupported(self, reason: str) -> APIError:
+        """Return the error of an endpoint that is not for this profile."""
+        return APIError(404, f"profile `{self.config.name}` {reason}", code="unsupported_endpoint")
 
     def check_transcribes(self) -> None:
         """Raise `APIError` (404) unless this is a model for speech recognition."""
         if not self.capabilities.transcribes:
-            message = (
-                f"profile `{self.config.name}` does not transcribe speech: serve a model that does, such as Whisper"
-            )
-            raise APIError(404, message, code="unsupported_endpoint")
+            raise self._unsupported("does not transcribe speech: serve a model that does, such as Whisper")
 
     def check_clones(self) -> None:
         """Raise `APIError` (404) for a profile that clones no voices."""
         if self.capabilities.cloning is None:
-            others = ", ".join(cloning_profiles())
-            message = f"profile `{self.config.name}` does not clone voices; profiles that do: {others}"
-            raise APIError(404, message, code="unsupported_endpoint")
+            raise self._unsupported(f"does not clone voices; profiles that do: {', '.join(cloning_profiles())}")
 
     @property
     def speakers(self) -> list[str]:
@@ -169,13 +163,10 @@ class Service:
 
     def check_edits(self, *, edits: bool) -> None:
         """Raise `APIError` (404) where the other endpoint is the model's: it needs images, or takes none."""
-        name = f"profile `{self.config.name}`"
         if edits and "image" not in self.capabilities.fields:
-            message = f"{name} makes images from a prompt alone: use /v1/images/generations"
-            raise APIError(404, message, code="unsupported_endpoint")
+            raise self._unsupported("makes images from a prompt alone: use /v1/images/generations")
         if not edits and {*self.capabilities.needed_files} - {"control_image"}:
-            message = f"{name} makes images from images: use /v1/images/edits"
-            raise APIError(404, message, code="unsupported_endpoint")
+            raise self._unsupported("makes images from images: use /v1/images/edits")
 
     def check_given(self, media: Set[str], fields: Mapping[str, str] | None = None) -> None:
         """Raise `APIError` (400) if a request has media that the model does not take, or lacks those that it needs.

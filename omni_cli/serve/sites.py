@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from omni_cli.errors import UsageError
 from omni_cli.serve.errors import APIError
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+DEFAULT_PORTS = {"http": 80, "https": 443}
 _INVALID = urlsplit("invalid:")
 # Desktop programs have schemes of their own, such as `app://obsidian.md`.
 _ORIGIN = re.compile(r"([a-z][a-z\d+.-]*)://([\w.-]+|\[[\da-f:.]+\])(?::(\d{1,5}))?/?", re.ASCII)
@@ -28,7 +28,7 @@ def read_origin(text: str) -> str:
         hint = "use a scheme and a host, such as `https://app.example`, or `*` for all"
         raise UsageError(f"`--allow-origin`: `{text}` is not an origin", hint=hint)
     scheme, host, port = match.groups()
-    is_default = port is None or int(port) == _DEFAULT_PORTS.get(scheme)
+    is_default = port is None or int(port) == DEFAULT_PORTS.get(scheme)
     return f"{scheme}://{host}" if is_default else f"{scheme}://{host}:{int(port)}"
 
 
@@ -56,7 +56,7 @@ class SiteRule:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if self.allows(origin):
             return None
-        host, page = _split(f"//{headers.get('host', '')}"), _split(origin or "")
+        host, page = split_url(f"//{headers.get('host', '')}"), split_url(origin or "")
         if not self.has_key and not self._is_own(host, is_browser=origin is not None or site is not None):
             where = (
                 "for its own machine only: use localhost or 127.0.0.1"
@@ -83,14 +83,14 @@ class SiteRule:
 
 def _is_same(page: SplitResult, host: SplitResult) -> bool:
     """Compare without the scheme, which a proxy may have changed; pages of this machine may use each other's ports."""
-    port = _DEFAULT_PORTS.get(page.scheme)
+    port = DEFAULT_PORTS.get(page.scheme)
     if page.hostname is not None and page.hostname == host.hostname and (page.port or port) == (host.port or port):
         return True
     return _is_local(page.hostname) and _is_local(host.hostname)
 
 
-def _split(url: str) -> SplitResult:
-    """Return the parts of a URL, or `_INVALID`."""
+def split_url(url: str) -> SplitResult:
+    """Return the parts of a URL; for what is none, those of `invalid:`."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # is parsed only here

@@ -23,7 +23,7 @@ async def voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]:
     Raises `APIError` (400) for voices that the model cannot speak with.
     """
     names = [name for name in map(voice_name, body.voices) if name is not None]
-    recordings, texts = _several(body.ref_audio), _several(body.ref_text)
+    recordings, texts = _as_list(body.ref_audio), _as_list(body.ref_text)
     if recordings and names:
         message = '`voice` and `ref_audio` both choose the voice: send `ref_audio` with `voice: "default"`, or without'
         raise APIError(400, message, code="invalid_value", param="ref_audio")
@@ -34,8 +34,8 @@ async def voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]:
         message = error.message if error.hint is None else f"{error.message} ({error.hint})"
         raise APIError(400, message, code="unsupported_input", param=param) from error
     if recordings:
-        return await service.decode(partial(_sent, service, recordings, texts))
-    saved = [_saved(service, name) for name in names]
+        return await service.decode(partial(_decode_uploads, service, recordings, texts))
+    saved = [_load_saved(service, name) for name in names]
     if any(saved):
         missing = next((name for name, voice in zip(names, saved, strict=True) if voice is None), None)
         if missing is not None:
@@ -43,30 +43,30 @@ async def voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]:
                 f"`voice` has several names, and `{missing}` is not a saved voice: GET /v1/audio/voices lists them"
             )
             raise APIError(400, message, code="invalid_value", param="voice")
-        return await service.decode(partial(_kept, service, [voice for voice in saved if voice is not None]))
+        return await service.decode(partial(_decode_saved, service, [voice for voice in saved if voice is not None]))
     if len(names) > 1:
         message = "`voice` has several names: each must be a saved voice, and GET /v1/audio/voices lists them"
         raise APIError(400, message, code="invalid_value", param="voice")
     return {"speaker": names[0] if names else None}
 
 
-def _saved(service: Service, name: str) -> SavedVoice | None:
+def _load_saved(service: Service, name: str) -> SavedVoice | None:
     """Return a saved voice that the model can clone; the model's own speakers come first."""
     if service.voices is None or service.has_speaker(name):
         return None
     return service.voices.get(name)
 
 
-def _sent(service: Service, recordings: list[str], texts: list[str], decoder: MediaDecoder) -> dict[str, Any]:
+def _decode_uploads(service: Service, recordings: list[str], texts: list[str], decoder: MediaDecoder) -> dict[str, Any]:
     voices = []
     for number, recording in enumerate(recordings):
         param = f"ref_audio[{number}]" if len(recordings) > 1 else "ref_audio"
         samples, rate = decoder.audio(recording, param, max_s=_max_s(service))
         voices.append(ReferenceVoice(samples, rate, texts[number] if texts else None, f"audio in `{param}`"))
-    return _checked(service, voices, decoder, "ref_audio")
+    return _check(service, voices, decoder, "ref_audio")
 
 
-def _kept(service: Service, saved: Sequence[SavedVoice], decoder: MediaDecoder) -> dict[str, Any]:
+def _decode_saved(service: Service, saved: Sequence[SavedVoice], decoder: MediaDecoder) -> dict[str, Any]:
     store = service.voices
     assert store is not None
     voices = []
@@ -78,7 +78,7 @@ def _kept(service: Service, saved: Sequence[SavedVoice], decoder: MediaDecoder) 
             message = f"the recording of the voice `{voice.name}` cannot be read: {error.strerror}"
             raise APIError(500, message, code="storage_failed") from error
         voices.append(ReferenceVoice(samples, rate, voice.ref_text, f"recording of the voice `{voice.name}`"))
-    return _checked(service, voices, decoder, "voice")
+    return _check(service, voices, decoder, "voice")
 
 
 def _max_s(service: Service) -> float:
@@ -87,7 +87,7 @@ def _max_s(service: Service) -> float:
     return cloning.max_s
 
 
-def _checked(service: Service, voices: list[ReferenceVoice], decoder: MediaDecoder, param: str) -> dict[str, Any]:
+def _check(service: Service, voices: list[ReferenceVoice], decoder: MediaDecoder, param: str) -> dict[str, Any]:
     try:
         check_voices(voices, service.capabilities.cloning)
     except InputError as error:
@@ -95,7 +95,7 @@ def _checked(service: Service, voices: list[ReferenceVoice], decoder: MediaDecod
     return {"voices": tuple(voices), "notes": tuple(decoder.notes)}
 
 
-def _several(value: str | list[str] | None) -> list[str]:
+def _as_list(value: str | list[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else value or []
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from omni_cli.files import cannot_write, check_writable, write_whole
+from omni_cli.files import cannot_write, check_writable, remove_left_behind, write_whole
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 _NAME = re.compile(NAME_PATTERN)
 _RECORD, _SUFFIX = ".voice.json", re.compile(r"\.[a-z0-9]{1,5}")
-_LEFT_BEHIND = re.compile(r"\.omni-[0-9a-f]{16}\.(tmp|probe)")
 
 
 class SavedVoice(msgspec.Struct, frozen=True):
@@ -53,9 +52,7 @@ class VoiceStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             check_writable(self.folder)
             with self._locked():
-                for path in self.folder.iterdir():
-                    if _LEFT_BEHIND.fullmatch(path.name):
-                        path.unlink(missing_ok=True)
+                remove_left_behind(self.folder)
             records = sorted(self.folder.glob(f"*{_RECORD}"))
         except (OSError, ValueError) as error:
             raise cannot_write(self.folder, error, "--voices-dir") from error

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response, StreamingResponse
 
-from omni_cli.encoding import encode_webp
+from omni_cli.encoding import encode_image
 from omni_cli.inputs.media.reading import FIRST_FRAME, MediaReader
 from omni_cli.outputs import GenerateRequest
 from omni_cli.serve.errors import APIError
@@ -24,8 +24,7 @@ from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, content, errors
 from omni_cli.serve.schemas.replies import DeletedVideo, VideoList, VideoReply
 from omni_cli.serve.schemas.videos import VideoRequest
 from omni_cli.serve.service import Service
-from omni_cli.serve.video_jobs import VIDEOS, VideoJobs, get_video
-from omni_cli.serve.video_store import JOB_ID, Job
+from omni_cli.serve.video_jobs import JOB_ID, VIDEOS, Job, VideoJobs, get_video
 
 _MAX_PAGE = 100
 _CHUNK_BYTES = 2**20
@@ -207,4 +206,4 @@ def _send(file: BinaryIO, path: Path, media_type: str) -> StreamingResponse:
 def _thumbnail(file: BinaryIO) -> bytes:
     with file:
         video = MediaReader(lambda _note: None).video(file, "video", choose=lambda *_: FIRST_FRAME)
-    return encode_webp(video.frames[0])
+    return encode_image(video.frames[0], "webp", 80)

@@ -25,8 +25,7 @@ from omni_cli.serve.limits import Limits
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Supervisor
-from omni_cli.serve.video_jobs import VideoJobs
-from omni_cli.serve.video_store import Job, VideoStore
+from omni_cli.serve.video_jobs import Job, VideoJobs, VideoStore
 
 VIDEO = VideoOutput(b"mp4" * 100, b"webp", width=64, height=32, num_frames=17, fps=Fraction(16))
 ERRORS = {

@@ -12,7 +12,7 @@ import pytest
 
 from omni_cli.errors import OmniError, OutputError, UsageError
 from omni_cli.serve.limits import Limits
-from omni_cli.serve.video_store import JobError, StoreFull, VideoStore
+from omni_cli.serve.video_jobs import JobError, StoreFull, VideoStore
 
 LIMITS = Limits(max_videos=4, max_videos_bytes=100, max_videos_age_s=60)
 FAILURE = JobError("stage_failed", "it failed")
