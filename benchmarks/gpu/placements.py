@@ -42,8 +42,7 @@ from sides import PROMPT, stage_of
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.parallel import Rank
-from omni_cli.diffusers_integration.ranks import Ranks
+from omni_cli.diffusers_integration.parallel import Rank, Ranks
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.outputs import GenerateRequest
 from omni_cli.record import Memory, Sample

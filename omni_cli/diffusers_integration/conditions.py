@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from omni_cli.contents import CallFile, changed_items, get_items
 from omni_cli.diffusers_integration.arguments import with_instances
-from omni_cli.diffusers_integration.samples import get_sample_rate, waveform_for
+from omni_cli.diffusers_integration.outputs import get_sample_rate
+from omni_cli.errors import InputError
 from omni_cli.inputs.pipeline_call import Medium, PipelineCall
 from omni_cli.outputs import GenerateRequest
+
+if TYPE_CHECKING:
+    import torch
 
 
 def get_conditions(request: GenerateRequest, call: PipelineCall, pipeline: Any, device: str) -> dict[str, object]:
@@ -35,11 +39,32 @@ def get_media(request: GenerateRequest) -> dict[Medium, list[object]]:
     return media
 
 
+def _waveform(pipeline: Any, samples: np.ndarray, sample_rate: int, device: str) -> torch.Tensor:
+    """Return a request's audio (num_samples,) or (num_samples, channels) as pipelines take it.
+
+    That is (1, channels, num_samples) on `device`, at the pipeline's rate and in its VAE's type, with as many channels
+    as that has. Raises `InputError` if the pipeline does not say its rate.
+    """
+    import soxr
+    import torch
+
+    target = get_sample_rate(pipeline)
+    if target is None:
+        raise InputError(f"{type(pipeline).__name__} does not say the sample rate of the audio that it takes")
+    if target != sample_rate:
+        samples = soxr.resample(samples, sample_rate, target)
+    rows = samples.reshape(len(samples), -1).T
+    channels = getattr(pipeline.vae.config, "audio_channels", len(rows))
+    if len(rows) != channels:
+        rows = rows.mean(axis=0, keepdims=True).repeat(channels, axis=0)
+    return torch.from_numpy(rows.copy())[None].to(device, pipeline.vae.dtype)
+
+
 def _media_arguments(request: GenerateRequest, call: PipelineCall, pipeline: Any, device: str) -> dict[str, object]:
     media = get_media(request)
     if not request.audio:
         return call.media_arguments(media)
-    media["audio"] = [waveform_for(pipeline, samples, rate, device) for samples, rate in request.audio]
+    media["audio"] = [_waveform(pipeline, samples, rate, device) for samples, rate in request.audio]
     rate = {"initial_audio_sampling_rate": get_sample_rate(pipeline)}
     return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.arguments}}
 

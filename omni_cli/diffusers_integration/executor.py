@@ -9,19 +9,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.adapters import PipelineAdapters
 from omni_cli.diffusers_integration.arguments import foreign_arguments, resolve_request, stage_for
 from omni_cli.diffusers_integration.batch_run import BatchRun, OnOutput, OnStep
 from omni_cli.diffusers_integration.execution import (
     check_device,
     check_supported,
     choose_device,
+    choose_mode,
     precision_in,
     prepare_execution,
     set_precision,
+    warm_up,
 )
 from omni_cli.diffusers_integration.loading import load_pipeline
 from omni_cli.diffusers_integration.memory import PipelineMemory, check_accelerator, empty_cache, memory_errors
+from omni_cli.diffusers_integration.outputs import get_sample_rate, makes_sound
 from omni_cli.diffusers_integration.parallel import Rank, get_sharing, start_sharing, stop_sharing
 from omni_cli.diffusers_integration.pipeline_run import PipelineRunner
 from omni_cli.diffusers_integration.requests import (
@@ -30,9 +32,8 @@ from omni_cli.diffusers_integration.requests import (
     DiffusionRequest,
     DiffusionSchedulerOutput,
 )
-from omni_cli.diffusers_integration.samples import get_sample_rate, makes_sound
 from omni_cli.diffusers_integration.step_cache import StepCaches
-from omni_cli.diffusers_integration.warm_up import choose_mode, warm_up
+from omni_cli.diffusers_integration.weights import PipelineAdapters
 from omni_cli.errors import CheckpointError, OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
 from omni_cli.execution.ranges import clock_for, mark
@@ -89,7 +90,7 @@ class DiffusersPipelineExecutor:
         self.dtype = dtype if config.precision is None else config.precision.replace("tf32", "float32")
         self.trust_remote_code = trust_remote_code
         self.unused_parts = unused_parts
-        self._rank = rank or Rank.alone()
+        self._rank = rank or Rank()
         self.device = device or choose_device(config, self._rank.number)
         check_device(config, self.device)
         check_accelerator(config, self.device)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from omni_cli.checkpoints.files import MODULAR_INDEX, Component, index_file, read_components, read_object
 from omni_cli.checkpoints.missing import lacking
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.adapters import check_lora
 from omni_cli.diffusers_integration.arguments import stage_for
 from omni_cli.diffusers_integration.memory import check_parts
 from omni_cli.diffusers_integration.parallel import check_denoiser, denoiser_classes
 from omni_cli.diffusers_integration.step_cache import check_cache
-from omni_cli.diffusers_integration.weights import check_gguf, load_gguf, reads_gguf
+from omni_cli.diffusers_integration.weights import check_gguf, check_lora, load_gguf, reads_gguf
 from omni_cli.errors import CheckpointError, OmniError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from omni_cli.contents import CallFile
 from omni_cli.diffusers_integration.description import described_modular
-from omni_cli.diffusers_integration.steps import scheduler_steps
+from omni_cli.diffusers_integration.pipeline_run import scheduler_steps
 from omni_cli.inputs.pipeline_call import Argument
 from omni_cli.inputs.value_types import ValueType
 

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
+import os
+import queue
+import signal
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
+from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.compat.parallel_on_cpu import one_device_at_least
 from omni_cli.config.pipeline_keys import DENOISERS
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.errors import UsageError
+from omni_cli.errors import StageError, UsageError
+from omni_cli.outputs import GenerateRequest
+from omni_cli.stage.failures import as_failure
+from omni_cli.stage.messages import (
+    AbortRequest,
+    AddRequest,
+    Failure,
+    Report,
+    SleepStage,
+    WakeStage,
+    decode_command,
+    encode,
+)
+from omni_cli.stage.protocol import StageSpec
 from omni_cli.text import suggest
 
 Parts = Mapping[str, type[Any]]
 """The classes of a pipeline's models, by the names of its components."""
 
-# Attention backends without the sums that ring attention combines.
-_WITHOUT_SUMS = frozenset({"native"})
 _HOPPER = 9  # the first number of its compute capability
+# Messages besides encoded commands: to a rank "run a step" and decisions, from a rank "done".
+_STEP, _NO, _YES, _DONE = b"", b"0", b"1", b""
+# A rank that failed alone leaves the others in an exchange that may never end; this long, they may fail as well.
+_LAST_S = 30.0
+_PR_SET_PDEATHSIG = 1
 
 
 def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
     """Raise `UsageError` for parallel keys that the models in `folder` cannot follow, before weights are read."""
-    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+    from diffusers.models.attention_dispatch import AttentionBackendName
 
     backend, ranks = config.attention_backend, config.num_ranks
     if backend is None and ranks == 1:
@@ -40,16 +66,8 @@ def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> 
             raise _refusal(
                 config, f"`attention_backend` has no effect: {type(model).__name__} computes its attention itself"
             )
-    if ranks == 1:
-        return
     shared = config.context_parallel
-    for name, model in models.items():
-        if not getattr(model, "_cp_plan", None):
-            raise _refusal(
-                config,
-                f"`context_parallel` cannot be followed: diffusers has no plan to split {model.__name__}",
-                "remove `context_parallel`; for several devices start the whole model several times: `--replicas N`",
-            )
+    for name, model in models.items() if ranks > 1 else ():
         heads, degree = model.load_config(folder / name).get("num_attention_heads"), shared.ulysses_degree or 1
         if isinstance(heads, int) and heads % degree and not shared.ulysses_anything:
             raise _refusal(
@@ -57,16 +75,6 @@ def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> 
                 f"`ulysses_degree: {degree}` does not divide the {heads} attention heads of {model.__name__}",
                 f"--set {config.name}.context_parallel.ulysses_anything=true",
             )
-    used = backend or _AttentionBackendRegistry.get_active_backend()[0].value
-    able = sorted(_AttentionBackendRegistry._supports_context_parallel)
-    if (shared.ring_degree or 1) > 1:
-        able = [name for name in able if name not in _WITHOUT_SUMS]
-    if used not in able:
-        raise _refusal(
-            config,
-            f"`context_parallel` cannot be followed with the attention backend `{used}`",
-            f"--set {config.name}.attention_backend=NAME, one of {', '.join(able)}",
-        )
 
 
 def _refusal(config: DiffusionStageConfig, why: str, hint: str | None = None) -> UsageError:
@@ -75,24 +83,15 @@ def _refusal(config: DiffusionStageConfig, why: str, hint: str | None = None) ->
 
 @dataclass(frozen=True)
 class Rank:
-    """One of the processes that run a stage together.
+    """One of the processes that run a stage together; by default the only one.
 
     `join` returns once all have loaded. `agree` turns the decision of rank 0 into that of all; others pass anything.
     """
 
-    number: int
-    join: Callable[[], None]
-    agree: Callable[[bool], bool]
-    meeting_place: Path
-
-    @classmethod
-    def alone(cls) -> Rank:
-        return cls(0, lambda: None, lambda decision: decision, Path())
-
-
-def new_meeting_place() -> Path:
-    """The file by which ranks find each other."""
-    return Path(tempfile.mkdtemp(prefix="ranks-")) / "store"
+    number: int = 0
+    join: Callable[[], None] = lambda: None
+    agree: Callable[[bool], bool] = bool
+    meeting_place: Path = Path()
 
 
 def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, device: str) -> None:
@@ -100,13 +99,13 @@ def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, devic
     import torch
     from diffusers import ContextParallelConfig
 
-    models = list(denoisers(pipeline))
     try:
         if config.attention_backend is not None:
             use_attention(pipeline, config.attention_backend)
         if config.num_ranks == 1:
             return
         rank.join()
+        settings = config.context_parallel.model_dump(exclude_none=True)
         if device == "cpu":
             torch.set_num_threads(max(1, torch.get_num_threads() // config.num_ranks))
         else:
@@ -117,14 +116,15 @@ def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, devic
             rank=rank.number,
             world_size=config.num_ranks,
         )
-        for model in models:
+        for model in denoisers(pipeline):
             with one_device_at_least():
-                model.enable_parallelism(
-                    config=ContextParallelConfig(**config.context_parallel.model_dump(exclude_none=True))
-                )
+                model.enable_parallelism(config=ContextParallelConfig(**settings))
     except (ValueError, RuntimeError, ImportError) as error:
-        # The error names the package, device or type that a backend needs.
-        raise _refusal(config, f"its parallel settings cannot be followed: {error}") from error
+        # diffusers names what is missing: a plan to split the model, a backend that can be shared, or its package.
+        hint = "remove `context_parallel`; for several devices start the whole model several times: `--replicas N`"
+        raise _refusal(
+            config, f"its parallel settings cannot be followed: {error}", hint if config.num_ranks > 1 else None
+        ) from error
 
 
 def faster_attention(config: DiffusionStageConfig, device: str) -> str | None:
@@ -183,12 +183,8 @@ def get_sharing(pipeline: Any) -> dict[str, object]:
 
 def _get_backends(model: Any) -> set[Any]:
     """Return the attention backends of a model's layers, None for the default; empty if it has no choice."""
-    processors = [getattr(module, "processor", None) for module in model.modules()]
-    return {
-        processor._attention_backend
-        for processor in processors
-        if processor and hasattr(processor, "_attention_backend")
-    }
+    processors: Iterator[Any] = (getattr(module, "processor", None) for module in model.modules())
+    return {each._attention_backend for each in processors if hasattr(each, "_attention_backend")}
 
 
 def empty_models(folder: Path, classes: Mapping[str, type[Any]]) -> Iterator[Any]:
@@ -213,3 +209,188 @@ def denoisers(pipeline: Any) -> Iterator[Any]:
 
     models = (getattr(pipeline, name, None) for name in DENOISERS)
     return (model for model in models if isinstance(model, ModelMixin))
+
+
+def find_denoiser(pipeline: Any) -> Any | None:
+    """Return the model that runs in each step, by diffusers' names; None if there is none."""
+    import torch
+
+    for name in ("transformer", "unet", "prior"):
+        module = getattr(pipeline, name, None)
+        if isinstance(module, torch.nn.Module):
+            return module
+    return None
+
+
+class FollowingStage(Protocol):
+    """A stage on a rank other than 0."""
+
+    def add(self, request: GenerateRequest) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[Report]: ...
+
+    def sleep(self, level: int) -> bool: ...
+
+    def wake_up(self, tags: Sequence[str] | None) -> bool: ...
+
+
+LoadStage: TypeAlias = Callable[[StageSpec, Callable[[Report], None], Rank], FollowingStage]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The end of a step on a rank, or of the rank with `ended`; `failure` is what failed, "" for nothing."""
+
+    rank: int
+    failure: str
+    ended: bool = False
+
+
+class Ranks:
+    """The other ranks of a stage, seen from rank 0.
+
+    A rank that ends, or that fails where rank 0 does not, ends the stage: `report` gets the failure, at once.
+    """
+
+    def __init__(self, spec: StageSpec, load: LoadStage, report: Callable[[Report], None]) -> None:
+        """Start the processes, which load the stage with `load`, a class or function of a module."""
+        self._spec = spec
+        self._report = report
+        # The file by which ranks find each other.
+        self._meeting_place = Path(tempfile.mkdtemp(prefix="ranks-")) / "store"
+        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._settled = threading.Event()
+        self._closing = False
+        # Not forked: once anything has asked for CUDA devices, as some imports do, forked processes cannot use them.
+        context = multiprocessing.get_context("spawn")
+        self._processes: dict[int, Any] = {}
+        self._pipes: dict[int, Connection] = {}
+        for number in range(1, spec.stage.num_ranks):
+            self._pipes[number], theirs = context.Pipe()
+            self._processes[number] = context.Process(
+                target=_run_rank,
+                args=(theirs, spec, load, number, self._meeting_place, os.getpid()),
+                name=f"omni-{spec.stage.name}-rank-{number}",
+                daemon=True,
+            )
+            self._processes[number].start()
+            theirs.close()
+        for number in self._processes:
+            threading.Thread(target=self._listen, args=(number,), name=f"omni-rank-{number}", daemon=True).start()
+
+    @property
+    def rank(self) -> Rank:
+        """Rank 0, for its own executor."""
+        return Rank(0, self._wait, self._decide, self._meeting_place)
+
+    def send(self, command: AddRequest | AbortRequest | SleepStage | WakeStage) -> None:
+        self._send(encode(command))
+
+    def start_step(self) -> None:
+        self._settled.clear()
+        self._send(_STEP)
+
+    def finish_step(self, *, failed: bool) -> None:
+        """Wait for the others; raises `StageError` if one of them failed otherwise than rank 0 did."""
+        self._settled.set()
+        for answer in [self._answers.get() for _ in self._processes]:
+            if answer.ended or bool(answer.failure) != failed:
+                raise self._error(answer)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._closing = True
+        for process in self._processes.values():
+            process.kill()
+            process.join()
+
+    def _wait(self) -> None:
+        """Wait until the others have loaded; raises the `StageError` of one that could not."""
+        for answer in [self._answers.get() for _ in self._processes]:
+            if answer.ended or answer.failure:
+                raise self._error(answer)
+
+    def _decide(self, decision: bool) -> bool:
+        self._send(_YES if decision else _NO)
+        return decision
+
+    def _send(self, message: bytes) -> None:
+        for pipe in self._pipes.values():
+            try:
+                pipe.send_bytes(message)
+            except OSError:
+                continue  # the rank has ended, which `_listen` reports
+
+    def _listen(self, number: int) -> None:
+        pipe, process = self._pipes[number], self._processes[number]
+        while True:
+            try:
+                failure = pipe.recv_bytes().decode()
+            except (EOFError, OSError):
+                break
+            self._answers.put(_Answer(number, failure))
+            if failure and not self._settled.wait(_LAST_S):
+                self._fail(_Answer(number, failure))
+        process.join()
+        if self._closing:
+            return  # `close` waits for it as well, and only one of the two learns the exit code
+        code = process.exitcode
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended unexpectedly (exit code {code})"
+        self._fail(_Answer(number, how, ended=True))
+
+    def _fail(self, answer: _Answer) -> None:
+        if self._closing:
+            return
+        self._report(Failure.of(self._error(answer)))
+        for _ in self._processes:
+            self._answers.put(answer)
+
+    def _error(self, answer: _Answer) -> StageError:
+        stage = self._spec.stage.name
+        how = answer.failure or "finished a request that failed on rank 0"
+        killed = "system kills processes when memory runs out: free some memory, or use smaller settings"
+        return StageError(
+            f"stage `{stage}`: rank {answer.rank} {how if answer.ended else f'failed: {how}'}",
+            stage=stage,
+            hint=f"the {killed}" if answer.ended and "SIGKILL" in how else None,
+        )
+
+
+def _run_rank(
+    pipe: Connection, spec: StageSpec, load: LoadStage, number: int, meeting_place: Path, parent: int
+) -> None:
+    """Run the process of a rank, which ends with rank 0."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    prepare_libraries()
+    try:
+        rank = Rank(number, lambda: pipe.send_bytes(_DONE), lambda _decision: pipe.recv_bytes() == _YES, meeting_place)
+        _follow(pipe, load(spec, lambda _report: None, rank))  # rank 0 makes the reports
+    except EOFError:
+        os._exit(0)
+    except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 has to know
+        traceback.print_exc()
+        pipe.send_bytes(as_failure(error, spec.stage).message.encode())
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _follow(pipe: Connection, stage: FollowingStage) -> None:
+    while True:
+        raw = pipe.recv_bytes()
+        if raw == _STEP:
+            failures = [report.message for report in stage.step() if isinstance(report, Failure)]
+            pipe.send_bytes("; ".join(failures).encode())
+            continue
+        match decode_command(raw):
+            case AddRequest(request):
+                stage.add(request)
+            case AbortRequest(request_id):
+                stage.abort(request_id)
+            case SleepStage(level):
+                stage.sleep(level)
+            case WakeStage(tags):
+                stage.wake_up(tags)

@@ -4,46 +4,48 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from omni_cli.diffusers_integration.adapters import PipelineAdapters
+from omni_cli.compat import replaced
 from omni_cli.diffusers_integration.arguments import call_arguments
-from omni_cli.diffusers_integration.frames import Frames
-from omni_cli.diffusers_integration.notes import heard_messages, notes_of_call
-from omni_cli.diffusers_integration.pixels import (
+from omni_cli.diffusers_integration.memory import PromptCache
+from omni_cli.diffusers_integration.messages import heard_messages, notes_of_call
+from omni_cli.diffusers_integration.outputs import (
     BadOutputError,
+    Frames,
     OutputType,
     PendingPixels,
+    PendingSamples,
     Pixels,
     PixelsHere,
+    first_field,
     output_type_for,
     pil_to_uint8,
     to_bytes,
+    to_host,
     visualized,
+    with_batch_axis,
 )
-from omni_cli.diffusers_integration.prompt_cache import PromptCache
+from omni_cli.diffusers_integration.parallel import find_denoiser
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionTimes
-from omni_cli.diffusers_integration.samples import PendingSamples
 from omni_cli.diffusers_integration.step_cache import StepCaches
-from omni_cli.diffusers_integration.steps import (
-    callback_arguments,
-    choose_step_callback,
-    scheduler_steps,
-    windowed_steps,
-)
-from omni_cli.execution.ranges import Clock, Consecutive, mark
+from omni_cli.diffusers_integration.weights import PipelineAdapters
+from omni_cli.execution.ranges import Consecutive, mark
+from omni_cli.execution.ranges import Clock
 from omni_cli.inputs.pipeline_call import AUDIO_FIELDS, IMAGE_FIELDS, SOUND_FIELDS, VIDEO_FIELDS, PipelineCall
 
 if TYPE_CHECKING:
     from omni_cli.execution.copies import OutputCopy
 
+# The argument of the call that reports steps; without one, calls of the scheduler's `step` are counted.
+StepCallback = Literal["callback_on_step_end", "callback", "scheduler", "none"]
 T = TypeVar("T", tuple[np.ndarray, ...], tuple[Frames, ...], np.ndarray)
-
 # Called after each step with (steps done, total steps); may raise to end the call early.
 OnStep = Callable[[int, int], None]
 
@@ -201,14 +203,14 @@ class PipelineRunner:
         notes = notes_of_call(self._pipeline, requests[0], messages, self._call)
         pending = functools.partial(PendingOutputs, requests, functools.partial(self._times, marks), notes=notes)
         if self.makes == "image":
-            return pending(pixels=self._pixels(_get_first(output, IMAGE_FIELDS), marks))
+            return pending(pixels=self._pixels(first_field(output, IMAGE_FIELDS), marks))
         if self.makes == "audio":
-            return pending(samples=self._samples(_get_first(output, AUDIO_FIELDS), marks))
+            return pending(samples=self._samples(first_field(output, AUDIO_FIELDS), marks))
         if self.makes == "tensor":
-            tensors = {name: _on_host(name, value) for name, value in output.items() if value is not None}
+            tensors = {name: to_host(name, value) for name, value in output.items() if value is not None}
             marks.end = self._clock.mark()
             return pending(tensors=tensors)
-        videos, sound = _batched(_get_first(output, VIDEO_FIELDS), _get_first(output, SOUND_FIELDS))
+        videos, sound = with_batch_axis(first_field(output, VIDEO_FIELDS), first_field(output, SOUND_FIELDS))
         samples = None if sound is None else self._samples(sound, marks)
         marks.end = self._clock.mark()
         return pending(samples=samples, videos=tuple(Frames(frames, self._output_copy) for frames in videos))
@@ -333,37 +335,60 @@ class PipelineRunner:
         )
 
 
-def find_denoiser(pipeline: Any) -> Any | None:
-    """Return the model that runs in each step, by diffusers' names; None if there is none."""
-    import torch
-
-    for name in ("transformer", "unet", "prior"):
-        module = getattr(pipeline, name, None)
-        if isinstance(module, torch.nn.Module):
-            return module
-    return None
+def choose_step_callback(names: Collection[str], pipeline: object) -> StepCallback:
+    """Return how steps are noticed; `names` are the arguments of the call."""
+    if "callback_on_step_end" in names:
+        return "callback_on_step_end"
+    if {"callback", "callback_steps"} <= set(names):
+        return "callback"
+    return "scheduler" if hasattr(getattr(pipeline, "scheduler", None), "step") else "none"
 
 
-def _get_first(output: object, fields: Sequence[str]) -> Any:
-    """Return the first of these fields that a pipeline's output has; None if it has none."""
-    return next((getattr(output, field) for field in fields if hasattr(output, field)), None)
+def callback_arguments(kind: StepCallback, names: Collection[str], note_step: Callable[[], None]) -> dict[str, object]:
+    """Return the arguments with which a call runs `note_step` after each step."""
+
+    def on_step_end(_pipeline: object, _step: int, _timestep: object, _tensors: dict[str, object]) -> dict[str, object]:
+        note_step()
+        return {}
+
+    def legacy(_step: int, _timestep: object, _latents: object) -> None:
+        note_step()
+
+    if kind == "callback_on_step_end":
+        callback: dict[str, object] = {"callback_on_step_end": on_step_end}
+        if "callback_on_step_end_tensor_inputs" in names:
+            callback["callback_on_step_end_tensor_inputs"] = []
+        return callback
+    return {"callback": legacy, "callback_steps": 1} if kind == "callback" else {}
 
 
-def _on_host(name: str, value: object) -> np.ndarray:
-    """Return a tensor as an array; bfloat16, which NumPy lacks, as float32. Raises `BadOutputError`."""
-    import torch
+@contextmanager
+def scheduler_steps(pipeline: Any, note_step: Callable[[], None]) -> Iterator[None]:
+    """Run `note_step` after each step of the pipeline's scheduler, if it has one that makes steps."""
+    scheduler = getattr(pipeline, "scheduler", None)
+    owner: Any = next((base for base in type(scheduler).__mro__ if "step" in vars(base)), None)
+    if owner is None:
+        yield
+        return
+    step = owner.step
 
-    if isinstance(value, torch.Tensor):
-        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy(force=True)
-    if not isinstance(value, np.ndarray) or not value.ndim:
-        raise BadOutputError(f"the pipeline made a {type(value).__name__} of `{name}` instead of a tensor")
-    if not np.isfinite(value).all():
-        raise BadOutputError(f"`{name}` has NaN or infinite values")
-    return value
+    # Pipelines look at its parameters. It is the class's, because a copy of the scheduler would share an instance's.
+    @functools.wraps(step)
+    def noted(this: object, *args: object, **kwargs: object) -> object:
+        result = step(this, *args, **kwargs)
+        if this is scheduler:
+            note_step()
+        return result
+
+    with replaced(owner, step=noted):
+        yield
 
 
-def _batched(videos: Any, sound: Any) -> tuple[Any, Any]:
-    """Return videos and their sound with an axis for the batch, which pipelines leave out that make one at a time."""
-    if videos[0].ndim == 4 if hasattr(videos[0], "ndim") else isinstance(videos[0], list | tuple):
-        return videos, sound
-    return [videos], None if sound is None else sound[None]
+def windowed_steps(pipeline: Any, arguments: Mapping[str, Any]) -> int | None:
+    """Return the steps of a call that denoises a video in windows, each in stages; None for other calls."""
+    if "history_sizes" not in arguments:
+        return None
+    num_frames = (arguments["num_latent_frames_per_chunk"] - 1) * pipeline.vae_scale_factor_temporal + 1
+    stages = arguments.get("pyramid_num_inference_steps_list") or [arguments["num_inference_steps"]]
+    windows: int = max(1, math.ceil(arguments["num_frames"] / num_frames))
+    return windows * int(sum(stages))

@@ -13,7 +13,7 @@ from omni_cli.config.schema import PIPELINE_ARGUMENTS
 from omni_cli.errors import OmniError
 
 if TYPE_CHECKING:
-    from omni_cli.diffusers_integration.frames import Frames
+    from omni_cli.diffusers_integration.outputs import Frames
 
 FinishReason = Literal["stop", "abort", "error"]
 

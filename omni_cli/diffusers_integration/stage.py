@@ -12,15 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.batch_run import DiffusionScheduler
 from omni_cli.diffusers_integration.conditions import get_conditions
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.failures import describe_failure
-from omni_cli.diffusers_integration.frames import Frames
-from omni_cli.diffusers_integration.notes import differences
-from omni_cli.diffusers_integration.parallel import Rank
-from omni_cli.diffusers_integration.ranks import Ranks
+from omni_cli.diffusers_integration.messages import describe_failure, differences
+from omni_cli.diffusers_integration.outputs import Frames
+from omni_cli.diffusers_integration.parallel import Rank, Ranks
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
-from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.errors import OmniError
 from omni_cli.outputs import AudioOutput, GenerateRequest, VideoOutput, VideoSound
 from omni_cli.stage.messages import (

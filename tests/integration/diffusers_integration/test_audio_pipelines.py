@@ -18,8 +18,8 @@ from support.tiny_pipelines.check import call_named
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.outputs import get_sample_rate, makes_sound, waveform_for
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.samples import get_sample_rate, makes_sound, waveform_for
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import CheckpointError, InputError

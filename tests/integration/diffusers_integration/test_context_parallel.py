@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline, UNet2DConditionModel
+from diffusers import DiffusionPipeline
 from diffusers.models import QwenImageTransformer2DModel
 from support.omni_process import GONE_WITHIN_S, OmniProcess
 
@@ -158,23 +158,20 @@ def refusal(folder: Path, parts: dict[str, type], **keys: Any) -> UsageError:
 
 def test_what_cannot_be_shared_is_refused_before_weights_are_read(tiny_image_path):
     folder, qwen = Path(tiny_image_path), {"transformer": QwenImageTransformer2DModel}
-    two, ring = {"ulysses_degree": 2}, {"ring_degree": 2}
-    error = refusal(folder, {"unet": UNet2DConditionModel}, context_parallel=two)
-    assert "diffusers has no plan to split UNet2DConditionModel" in error.message
+    two = {"ulysses_degree": 2}
     error = refusal(folder, qwen, context_parallel={"ulysses_degree": 3})
     assert "`ulysses_degree: 3` does not divide the 2 attention heads" in error.message
-    error = refusal(folder, qwen, context_parallel=ring)
-    assert "cannot be followed with the attention backend `native`" in error.message
-    assert "_native_cudnn" in error.hint and " native" not in error.hint
-    assert (
-        "`_native_efficient`"
-        in refusal(folder, qwen, context_parallel=two, attention_backend="_native_efficient").message
-    )
     error = refusal(folder, qwen, attention_backend="nativ")
     assert (error.message, error.hint) == (
         "stage `image`: diffusers has no attention backend `nativ`", "did you mean `native`?"
     )  # fmt: skip
     assert "need a pipeline with a transformer" in refusal(folder, {}, context_parallel=two).message
+
+
+def test_what_diffusers_refuses_to_share_is_refused_in_its_words(start_engine: Any) -> None:
+    with pytest.raises(UsageError, match="'_native_efficient' which does not support") as raised:
+        start_engine("tiny-image", *ULYSSES, "image.attention_backend=_native_efficient")
+    assert "--replicas N" in str(raised.value.hint)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without the devices")

@@ -26,12 +26,12 @@ from support.stable_diffusion import build_stable_diffusion
 
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration import execution, warm_up
+from omni_cli.diffusers_integration import execution
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.failures import describe_failure
+from omni_cli.diffusers_integration.memory import PromptCache
+from omni_cli.diffusers_integration.messages import describe_failure
+from omni_cli.diffusers_integration.outputs import from_bytes, to_bytes
 from omni_cli.diffusers_integration.parallel import use_attention
-from omni_cli.diffusers_integration.pixels import from_bytes, to_bytes
-from omni_cli.diffusers_integration.prompt_cache import PromptCache
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.errors import CheckpointError, InputError, OmniError, StageError, UsageError
 from omni_cli.execution.mode_choice import CallTime
@@ -628,9 +628,9 @@ def test_compiled_blocks_run_and_make_nearly_the_same_image(folders, plain):
 def test_an_attention_backend_that_is_tried_stays_only_if_it_is_faster(folders, monkeypatch, is_faster):
     others = _AttentionBackendRegistry.get_active_backend()
     monkeypatch.setattr(execution, "widest_execution", lambda config, device: "compile")
-    monkeypatch.setattr(warm_up, "faster_attention", lambda config, device: "_native_math")
+    monkeypatch.setattr(execution, "faster_attention", lambda config, device: "_native_math")
     durations = iter([4.0, 3.0, 2.0, 2.0, 1.0 if is_faster else 3.0])
-    monkeypatch.setattr(warm_up, "_time_of_call", lambda executor: CallTime(total := next(durations), total))
+    monkeypatch.setattr(execution, "_time_of_call", lambda executor: CallTime(total := next(durations), total))
     executor = start(folders["qwen_image"])
     assert executor.effective["attention_backend"] == "native"
     executor.compile_or_warm_up_model()
@@ -816,7 +816,7 @@ from omni_cli.compat.libraries import prepare_libraries
 
 prepare_libraries()
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.failures import describe_failure  # noqa: E402
+from omni_cli.diffusers_integration.messages import describe_failure  # noqa: E402
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 

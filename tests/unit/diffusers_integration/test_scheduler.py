@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_cli.diffusers_integration.batch_run import DiffusionScheduler
 from omni_cli.diffusers_integration.requests import (
     DiffusionModelOutput,
     DiffusionOutput,
@@ -14,7 +15,6 @@ from omni_cli.diffusers_integration.requests import (
     DiffusionSchedulerOutput,
     batch_key,
 )
-from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 
 
 def request(request_id: str, **values) -> DiffusionRequest:
@@ -151,7 +151,7 @@ def test_from_arguments_keeps_further_arguments_in_call():
 
 def test_neither_scheduler_nor_executor_module_imports_torch():
     code = (
-        "import sys, omni_cli.diffusers_integration.scheduler, omni_cli.diffusers_integration.executor\n"
+        "import sys, omni_cli.diffusers_integration.batch_run, omni_cli.diffusers_integration.executor\n"
         "print([name for name in ('torch', 'diffusers', 'transformers', 'vllm') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
