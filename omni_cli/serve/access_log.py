@@ -6,15 +6,11 @@ import contextlib
 import datetime
 import json
 import logging
-import math
 import sys
 import traceback
 from typing import TextIO
 
 from omni_cli.serve.exchange import Exchange
-
-_REPEATED_S = 10.0
-_MAX_KINDS = 100
 
 
 class AccessLog:
@@ -62,26 +58,12 @@ class AccessLog:
 
 
 class LibraryMessages(logging.Handler):
-    """Writes libraries' messages as lines of the log; add it to their loggers.
-
-    A message that repeats itself is written every ten seconds, with the number of times in between.
-    """
+    """Writes libraries' messages as lines of the log; add it to their loggers."""
 
     def __init__(self, log: AccessLog) -> None:
         super().__init__(logging.WARNING)
         self._log = log
-        self._written: dict[str, tuple[float, int]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage().strip()
-        kind = message.partition("\n")[0]
-        last, omitted = self._written.get(kind, (-math.inf, 0))
-        if record.created < last + _REPEATED_S:
-            self._written[kind] = (last, omitted + 1)
-            return
-        if len(self._written) > _MAX_KINDS:
-            self._written.clear()
-        self._written[kind] = (record.created, 0)
         trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else None
-        more = {"omitted": omitted} if omitted else {}
-        self._log.event("message", logger=record.name, message=message, traceback=trace, **more)
+        self._log.event("message", logger=record.name, message=record.getMessage().strip(), traceback=trace)
