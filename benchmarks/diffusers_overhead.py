@@ -119,8 +119,7 @@ def _build(folder: Path) -> None:
     prepare_libraries()
     from diffusers.utils import logging
 
-    from omni_cli.models.diffusers_pipeline.builder import tiny_image
-    from omni_cli.models.diffusers_pipeline.video_builder import tiny_video
+    from omni_cli.checkpoints.tiny_pipelines import tiny_image, tiny_video
 
     # The plain call warns each time about a default of Qwen-Image's that has no effect here.
     logging.set_verbosity_error()

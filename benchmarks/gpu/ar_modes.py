@@ -34,17 +34,15 @@ import numpy as np
 import torch
 from environment import kit_command, kit_environment
 from omni_checkpoint import SEVEN_B, TOKENIZER_SIZE
-from transformers import Qwen2_5OmniProcessor
+from transformers import Qwen2_5OmniConfig
 from vllm.platforms import current_platform
 
 from omni_cli.bench.prompts import Prompts
-from omni_cli.checkpoints.output_files import quiet_transformers
-from omni_cli.checkpoints.speaking import write_processor
+from omni_cli.checkpoints.tiny import quiet_transformers
+from omni_cli.checkpoints.tiny_qwen import OmniSizes, qwen2_5_omni, write_bpe
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.execution.counters import since
-from omni_cli.models.qwen2_5_omni.checkpoint.builder import CHAT_TEMPLATE, omni_config
-from omni_cli.models.qwen2_5_omni.checkpoint.sizes import TINY, OmniSizes
 from omni_cli.models.qwen2_5_omni.family import FAMILY
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
 from omni_cli.outputs import GenerateRequest
@@ -111,7 +109,7 @@ def main() -> int:
     sides = ON_CPU if current_platform.is_cpu() else SIDES
     DummyThinker.compilation_mode = options.compilation_mode
     with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(Path(folder), TINY if options.tiny else SEVEN_B)
+        write_checkpoint(Path(folder), OmniSizes() if options.tiny else SEVEN_B)
         stages, errors = _load(sides, folder, options)
         prompts = Prompts(folder, options.input_len)
         try:
@@ -131,11 +129,13 @@ def main() -> int:
 def write_checkpoint(folder: Path, sizes: OmniSizes) -> None:
     """Write what vLLM reads of a Qwen2.5-Omni except the weights; a small tokenizer, in the real vocabulary."""
     tokenizer = train_tokenizer(min(TOKENIZER_SIZE, sizes.vocab_size), sizes.max_position_embeddings)
+    checkpoint = qwen2_5_omni(sizes, tokenizer)
     with quiet_transformers():
-        config = omni_config(sizes, tokenizer)
+        config = Qwen2_5OmniConfig(**checkpoint.models[""].config, dtype="float32")
         config.architectures = [FAMILY.architectures[0]]
         config.save_pretrained(folder)
-        write_processor(folder, tokenizer, Qwen2_5OmniProcessor, CHAT_TEMPLATE, patch_size=14)
+        checkpoint.processor.save_pretrained(folder)
+    write_bpe(tokenizer, folder, seed=0)
 
 
 def _load(sides: tuple[Side, ...], model: str, options: argparse.Namespace) -> tuple[dict[str, DummyThinker], dict]:

@@ -26,20 +26,17 @@ import torch
 from environment import kit_command, kit_environment
 from qwen3_folder import RELEASED
 from random_weights import fill
-from transformers import Qwen3OmniMoeCode2Wav
+from transformers import Qwen3OmniMoeCode2Wav, Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration as PredictorModel,
 )
 
-from omni_cli.checkpoints.tokenizer import train_tokenizer
+from omni_cli.checkpoints.tiny_qwen3 import Qwen3OmniSizes, qwen3_omni
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.execution.ranges import clock_for
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
 from omni_cli.models.codec.predictor_graphs import PredictorGraphs
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
-from omni_cli.models.qwen3_omni.checkpoint.builder import omni_config
-from omni_cli.models.qwen3_omni.checkpoint.sizes import TINY
-from omni_cli.models.qwen3_omni.checkpoint.tokens import TOKENS
 
 REPEATS = 20
 FRAMES = 12
@@ -48,8 +45,10 @@ FRAMES = 12
 def main() -> int:
     options = _options()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = train_tokenizer(TINY.vocab_size, 64, TOKENS)
-    config = omni_config(TINY if options.tiny else RELEASED, tokenizer)
+    sizes = Qwen3OmniSizes()
+    tokenizer = qwen3_omni(sizes).processor.tokenizer
+    checkpoint = qwen3_omni(sizes if options.tiny else RELEASED, tokenizer)
+    config = Qwen3OmniMoeConfig(**checkpoint.models[""].config, dtype="float32")
     with torch.inference_mode():
         times = {
             "code predictor, one frame": _frames(config, device, options.batches),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable  # isort: skip
@@ -19,13 +18,10 @@ from omni_cli.compat.torchvision import ensure_torchvision_importable  # isort: 
 ensure_torchvision_importable()
 
 import torch
-from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig
 
-from omni_cli.checkpoints.output_files import quiet_transformers
-from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.checkpoints.tiny import DecoderSizes
+from omni_cli.checkpoints.tiny_qwen import EncoderSizes, OmniSizes, qwen2_5_omni
 from omni_cli.checkpoints.tokenizer import train_tokenizer
-from omni_cli.models.qwen2_5_omni.checkpoint.builder import omni_config, write_checkpoint
-from omni_cli.models.qwen2_5_omni.checkpoint.sizes import EncoderSizes, OmniSizes
 
 # token2wav's are transformers' defaults.
 SEVEN_B = OmniSizes(
@@ -38,8 +34,7 @@ SEVEN_B = OmniSizes(
     vision=EncoderSizes(1280, 3420, 32, 16),
 )
 # Parts as of Qwen2.5 3B and 0.5B; encoders as in the 7B.
-THREE_B = replace(
-    SEVEN_B,
+THREE_B = SEVEN_B._replace(
     thinker=DecoderSizes(2048, 11008, 36, 16, 2, 128),
     talker=DecoderSizes(896, 4864, 24, 14, 2, 64),
 )
@@ -59,15 +54,12 @@ def main() -> None:
     options = parser.parse_args()
     sizes = OmniSizes(vocab_size=152064, num_codes=8192) if options.tiny else SIZES[options.size]
     tokenizer = train_tokenizer(TOKENIZER_SIZE, sizes.max_position_embeddings)
-    with quiet_transformers():
-        parts = omni_config(sizes, tokenizer).to_dict()
-        talker = {**parts["talker_config"], **CODEC_IDS}
-        token2wav = Qwen2_5OmniToken2WavConfig().to_dict()
-        config = Qwen2_5OmniConfig(
-            **{**parts, "talker_config": talker, "token2wav_config": token2wav, "dtype": "bfloat16"}
-        )
+    checkpoint = qwen2_5_omni(sizes, tokenizer)
+    config = checkpoint.models[""].config
+    config["talker_config"] |= CODEC_IDS
+    config |= {"token2wav_config": {}, "dtype": "bfloat16"}
     options.folder.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(options.folder, config, tokenizer, seed=0, draw=drawn_on_device)
+    checkpoint.write(options.folder, seed=0, draw=drawn_on_device)
 
 
 def drawn_on_device(name: str, shape: tuple[int, ...], mean: float, std: float, seed: int) -> torch.Tensor:

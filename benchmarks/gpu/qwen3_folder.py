@@ -18,15 +18,13 @@ import torch
 from random_weights import NUM_READABLE_IDS, fill
 from safetensors.torch import save_file
 from tokenizers import AddedToken
-from transformers import GenerationConfig, Qwen2Tokenizer, Qwen3OmniMoeProcessor
+from transformers import GenerationConfig, Qwen2Tokenizer, Qwen3OmniMoeConfig
 
-from omni_cli.checkpoints.output_files import quiet_transformers
-from omni_cli.checkpoints.sizes import DecoderSizes, EncoderSizes
-from omni_cli.checkpoints.speaking import write_processor
-from omni_cli.checkpoints.tokenizer import train_bpe, train_tokenizer
-from omni_cli.models.qwen3_omni.checkpoint.builder import omni_config
-from omni_cli.models.qwen3_omni.checkpoint.sizes import TINY, CodecSizes, ExpertSizes, Qwen3OmniSizes
-from omni_cli.models.qwen3_omni.checkpoint.tokens import CHAT_TEMPLATE, TOKENS
+from omni_cli.checkpoints.tiny import DecoderSizes, quiet_transformers
+from omni_cli.checkpoints.tiny_qwen import EncoderSizes, write_bpe
+from omni_cli.checkpoints.tiny_qwen3 import QWEN3_TOKENS as TOKENS
+from omni_cli.checkpoints.tiny_qwen3 import CodecSizes, ExpertSizes, Qwen3OmniSizes, qwen3_omni
+from omni_cli.checkpoints.tokenizer import train_bpe
 from omni_cli.models.qwen3_omni.family import FAMILY
 
 RELEASED = Qwen3OmniSizes(
@@ -43,7 +41,7 @@ RELEASED = Qwen3OmniSizes(
     code_predictor=DecoderSizes(1024, 3072, 5, 16, 8, 128),
     audio=EncoderSizes(1280, 5120, 32, 20),
     vision=EncoderSizes(1152, 4304, 27, 16),
-    code2wav=CodecSizes(1024, 3072, 8, 16, 1536),
+    code2wav=CodecSizes(1024, 3072, 8, 16, 16, 1536),
 )
 _NUM_WORDS = 800
 _FIRST_SPECIAL = 151643
@@ -59,11 +57,11 @@ _CODEC_IDS = {
 
 def write_folder(folder: Path, *, tiny: bool) -> None:
     """Write configuration, tokenizer and processors, and the one weight that the talker's process reads."""
-    sizes = TINY if tiny else RELEASED
-    length = sizes.max_position_embeddings
-    tokenizer = train_tokenizer(sizes.vocab_size, length, TOKENS) if tiny else _released_tokenizer(length)
+    sizes = Qwen3OmniSizes() if tiny else RELEASED
+    checkpoint = qwen3_omni(sizes, None if tiny else _released_tokenizer(sizes.max_position_embeddings))
+    tokenizer = checkpoint.processor.tokenizer
     with quiet_transformers():
-        config = omni_config(sizes, tokenizer)
+        config = Qwen3OmniMoeConfig(**checkpoint.models[""].config, dtype="float32")
         config.architectures = ["Qwen3OmniMoeForConditionalGeneration"]
         if not tiny:
             config.dtype = "bfloat16"
@@ -73,8 +71,8 @@ def write_folder(folder: Path, *, tiny: bool) -> None:
         GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(
             folder
         )
-        patch_size = config.thinker_config.vision_config.patch_size
-        write_processor(folder, tokenizer, Qwen3OmniMoeProcessor, CHAT_TEMPLATE, patch_size=patch_size)
+        checkpoint.processor.save_pretrained(folder)
+    write_bpe(tokenizer, folder, seed=0)
     table = torch.empty(sizes.vocab_size, sizes.thinker.hidden_size, dtype=torch.float32 if tiny else torch.bfloat16)
     fill("embed", table)
     # A name for each part, since omni looks for them before it loads anything.

@@ -40,20 +40,14 @@ import msgspec
 import torch
 from environment import kit_command, kit_environment
 from omni_checkpoint import TOKENIZER_SIZE, drawn_on_device
-from transformers import VibeVoiceConfig, VibeVoiceForConditionalGeneration, VibeVoiceProcessor
+from transformers import VibeVoiceForConditionalGeneration, VibeVoiceProcessor
 
 from omni_cli.bench.prompts import Prompts
-from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.checkpoints.tiny import DecoderSizes
+from omni_cli.checkpoints.tiny_speech import VibeVoiceSizes, vibevoice
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.execution.counters import since
-from omni_cli.models.vibevoice.checkpoint.builder import (
-    TokenizerSizes,
-    VibeVoiceSizes,
-    vibevoice_config,
-    write_checkpoint,
-)
-from omni_cli.models.vibevoice.checkpoint.processor import make_tokenizer
 from omni_cli.outputs import AudioChunk, GenerateRequest, RequestResult, StageTrace
 from omni_cli.record import Record, Sample, Variant, workload_fingerprint
 from omni_cli.record_file import save_record
@@ -64,8 +58,9 @@ LARGE = VibeVoiceSizes(
     vocab_size=TOKENIZER_SIZE,
     max_position_embeddings=65536,
     backbone=DecoderSizes(1536, 8960, 28, 12, 2, 128),
-    acoustic=TokenizerSizes(64, 32),
-    semantic=TokenizerSizes(128, 32),
+    acoustic_size=64,
+    semantic_size=128,
+    num_filters=32,
     num_diffusion_steps=10,
 )
 VOCABULARY = 151936
@@ -100,19 +95,15 @@ def main() -> int:
 
 def write_folder(folder: Path, *, tiny: bool) -> None:
     """Write a checkpoint of real or small size, whose every token is sound."""
-    sizes = VibeVoiceSizes() if tiny else LARGE
-    tokenizer = make_tokenizer(sizes.vocab_size, sizes.max_position_embeddings)
-    parts = vibevoice_config(sizes, tokenizer).to_dict()
+    checkpoint = vibevoice((VibeVoiceSizes() if tiny else LARGE)._replace(audio_logit=10.0))
+    config = checkpoint.models[""].config
     if not tiny:
-        parts["vocab_size"] = parts["text_config"]["vocab_size"] = VOCABULARY
-        parts["diffusion_head_config"] = {}
+        config["text_config"]["vocab_size"] = VOCABULARY
+        config |= {"diffusion_head_config": {}, "dtype": "bfloat16"}
         for codec in ("audio_config", "semantic_model_config"):
-            parts[codec]["depths"] = DEPTHS
-    config = VibeVoiceConfig(**{**parts, "dtype": "float32" if tiny else "bfloat16"})
-    diffusion = {"guidance_scale": sizes.guidance_scale, "num_diffusion_steps": sizes.num_diffusion_steps}
+            config[codec]["depths"] = DEPTHS
     folder.mkdir(parents=True, exist_ok=True)
-    draw = {} if tiny else {"draw": drawn_on_device}
-    write_checkpoint(folder, config, tokenizer, diffusion, seed=0, audio_logit=10.0, **draw)
+    checkpoint.write(folder, seed=0, **({} if tiny else {"draw": drawn_on_device}))
 
 
 async def _measure(folder: Path, options: argparse.Namespace) -> Record:

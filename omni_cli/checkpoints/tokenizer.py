@@ -62,34 +62,23 @@ class TokenSet:
         return (*self.special, *self.plain)
 
 
+def split_names(names: str) -> tuple[str, ...]:
+    """Return the names of tokens, which contain no spaces, from one text."""
+    return tuple(names.split())
+
+
+def media_roles(names: str) -> dict[str, str]:
+    """Return the roles of the placeholders of images, audio and video and of the tokens around them."""
+    roles = "image_token audio_token video_token vision_bos_token vision_eos_token audio_bos_token audio_eos_token"
+    return dict(zip(roles.split(), names.split(), strict=True))
+
+
 QWEN2_5_OMNI = TokenSet(
-    special=(
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|AUDIO|>",
-        "<|audio_bos|>",
-        "<|audio_eos|>",
-        "<|vision_bos|>",
-        "<|vision_eos|>",
-        "<|vision_pad|>",
-        "<|IMAGE|>",
-        "<|VIDEO|>",
-        "<|tts_pad|>",
-        "<|tts_bos|>",
-        "<|tts_eos|>",
-        "<|tts_bos_chelsie|>",
-        "<|tts_bos_ethan|>",
+    special=split_names(
+        "<|endoftext|> <|im_start|> <|im_end|> <|AUDIO|> <|audio_bos|> <|audio_eos|> <|vision_bos|> <|vision_eos|> "
+        "<|vision_pad|> <|IMAGE|> <|VIDEO|> <|tts_pad|> <|tts_bos|> <|tts_eos|> <|tts_bos_chelsie|> <|tts_bos_ethan|>"
     ),
-    roles={
-        "image_token": "<|IMAGE|>",
-        "audio_token": "<|AUDIO|>",
-        "video_token": "<|VIDEO|>",
-        "vision_bos_token": "<|vision_bos|>",
-        "vision_eos_token": "<|vision_eos|>",
-        "audio_bos_token": "<|audio_bos|>",
-        "audio_eos_token": "<|audio_eos|>",
-    },
+    roles=media_roles("<|IMAGE|> <|AUDIO|> <|VIDEO|> <|vision_bos|> <|vision_eos|> <|audio_bos|> <|audio_eos|>"),
 )
 
 

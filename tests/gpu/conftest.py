@@ -28,7 +28,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     """Tiny checkpoints: a transformer with flow matching, a UNet with classifier-free guidance."""
     from support.stable_diffusion import build_stable_diffusion
 
-    from omni_cli.models.diffusers_pipeline.builder import tiny_image
+    from omni_cli.checkpoints.tiny_pipelines import tiny_image
 
     root = tmp_path_factory.mktemp("checkpoints")
     tiny_image(root / "qwen_image", seed=0)

@@ -36,7 +36,7 @@ def runs(tmp_path_factory: Any) -> dict[str, dict[str, Any]]:
     if reason is not None:
         pytest.skip(reason)
     pytest.importorskip("numba", exc_type=ImportError)  # finds the drafts, and does not take every NumPy
-    from omni_cli.models.qwen2_5_omni.checkpoint.builder import tiny_omni
+    from omni_cli.checkpoints.tiny_qwen import tiny_omni
 
     folder = tmp_path_factory.mktemp("drafts")
     tiny_omni(folder / "model", seed=0)

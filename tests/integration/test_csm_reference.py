@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.references import csm_reference
 
-from omni_cli.checkpoints.sizes import DecoderSizes
-from omni_cli.models.csm.checkpoint.builder import CsmSizes, MimiSizes, write_csm
+from omni_cli.checkpoints.tiny import DecoderSizes
+from omni_cli.checkpoints.tiny_speech import CsmSizes, MimiSizes, csm
 from omni_cli.models.csm.reference import SpokenText
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 
@@ -178,7 +178,7 @@ OTHER = CsmSizes(
 
 @pytest.mark.nightly
 def test_other_sizes_with_split_prompts_and_a_small_cache_equal_the_reference(start_brief_engine, tmp_path):
-    write_csm(tmp_path / "csm", OTHER, seed=5)
+    csm(OTHER).write(tmp_path / "csm", seed=5)
     reference = csm_reference(tmp_path / "csm", MAX_TOKENS)
     block_bytes = 2 * 3 * 3 * 64 * 4 * 32
     engine = start_brief_engine(

@@ -13,10 +13,9 @@ from support.omni_requests import requests, tone
 from support.references import assert_spoken, limits, omni_reference, spoken_by
 from support.samples import sample
 
-from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.checkpoints.tiny import DecoderSizes
+from omni_cli.checkpoints.tiny_qwen3 import ExpertSizes, Qwen3OmniSizes, qwen3_omni
 from omni_cli.models.qwen2_5_omni.reference import SpokenResult
-from omni_cli.models.qwen3_omni.checkpoint.builder import write_omni
-from omni_cli.models.qwen3_omni.checkpoint.sizes import ExpertSizes, Qwen3OmniSizes
 from omni_cli.outputs import GenerateRequest, Message, Part, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -163,7 +162,7 @@ OTHER_SIZES = {
 @pytest.mark.parametrize("name", sample([*OTHER_SIZES], ["one-level"]))
 def test_other_sizes_and_seeds_equal_the_reference(start_brief_engine, tmp_path_factory, name):
     folder = tmp_path_factory.mktemp(name)
-    write_omni(folder, OTHER_SIZES[name], seed=11)
+    qwen3_omni(OTHER_SIZES[name]).write(folder, seed=11)
     chunks = ("thinker.max_num_batched_tokens=64", "talker.max_num_batched_tokens=64")
     other = start_brief_engine("tiny-qwen3-omni", *LIMITS, *chunks, model=str(folder))
     references = spoken_by(omni_reference("tiny-qwen3-omni", folder, CODEC_MAX_TOKENS), spoken())

@@ -9,9 +9,8 @@ from support.omni_requests import FEW_STEPS, requests
 from support.references import assert_spoken, limits, omni_reference, spoken_by
 from support.samples import sample
 
-from omni_cli.checkpoints.sizes import DecoderSizes
-from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
-from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes
+from omni_cli.checkpoints.tiny import DecoderSizes
+from omni_cli.checkpoints.tiny_qwen import OmniSizes, qwen2_5_omni
 from omni_cli.models.qwen2_5_omni.reference import SpokenResult
 from omni_cli.outputs import RequestResult
 
@@ -95,7 +94,7 @@ OTHER_SIZES = {
 @pytest.mark.parametrize("name", sample([*OTHER_SIZES], []))
 def test_other_sizes_and_seeds_equal_the_reference(start_brief_engine, tmp_path_factory, name):
     folder = tmp_path_factory.mktemp(name)
-    write_omni(folder, OTHER_SIZES[name], seed=11)
+    qwen2_5_omni(OTHER_SIZES[name]).write(folder, seed=11)
     other = start_brief_engine("tiny-omni", *LIMITS, model=str(folder))
     references = spoken_by(omni_reference("tiny-omni", folder, CODEC_MAX_TOKENS), requests())
     for result in other.run_all(requests()):

@@ -35,7 +35,7 @@ FAMILY = Family(
         ),
     ),
     vllm_models={BACKBONE: f"{_HERE}.backbone:CsmBackbone", CODEC: f"{_HERE}.codec:CsmCodec"},
-    builtins={"tiny-csm": f"{_HERE}.checkpoint.builder:tiny_csm"},
+    builtins={"tiny-csm": "omni_cli.checkpoints.tiny_speech:tiny_csm"},
     profile=f"{_HERE}.profile:derive_stages",
     published={"sesame/csm-1b": CheckpointNeeds(7 * 10**9, {"backbone": 1553 * 10**6, "codec": 79 * 10**6})},
     reference=f"{_HERE}.reference:CsmReference",

@@ -27,10 +27,10 @@ FAMILY = Family(
         ),
     ),
     builtins={
-        "tiny-audio": f"{_HERE}.audio_builder:tiny_audio",
-        "tiny-edit": f"{_HERE}.edit_builder:tiny_edit",
-        "tiny-image": f"{_HERE}.builder:tiny_image",
-        "tiny-video": f"{_HERE}.video_builder:tiny_video",
+        "tiny-audio": "omni_cli.checkpoints.tiny_pipelines:tiny_audio",
+        "tiny-edit": "omni_cli.checkpoints.tiny_pipelines:tiny_edit",
+        "tiny-image": "omni_cli.checkpoints.tiny_pipelines:tiny_image",
+        "tiny-video": "omni_cli.checkpoints.tiny_pipelines:tiny_video",
     },
     # The pipeline makes its scheduler by default, and diffusers saves no part whose argument has a default.
     unsaved_parts={"LongCatAudioDiTPipeline": ("scheduler",)},

@@ -50,7 +50,7 @@ FAMILY = Family(
     ),
     vllm_models={_PRIOR: f"{_HERE}.prior_model:{_PRIOR}"},
     inner_architectures=("Glm4ForCausalLM",),
-    builtins={"tiny-glm-image": f"{_HERE}.checkpoint.builder:tiny_glm_image"},
+    builtins={"tiny-glm-image": "omni_cli.checkpoints.tiny_pipelines:tiny_glm_image"},
     profile=f"{_HERE}.profile:derive_stages",
     check=f"{_HERE}.checks:check_request",
     published={

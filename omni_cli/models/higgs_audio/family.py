@@ -46,7 +46,7 @@ FAMILY = Family(
         ),
     ),
     vllm_models={BACKBONE: f"{_HERE}.backbone:HiggsBackbone", CODEC: f"{_HERE}.codec:HiggsCodec"},
-    builtins={"tiny-higgs-audio": f"{_HERE}.checkpoint.builder:tiny_higgs_audio"},
+    builtins={"tiny-higgs-audio": "omni_cli.checkpoints.tiny_speech:tiny_higgs_audio"},
     profile=f"{_HERE}.profile:derive_stages",
     prompt_frame=(
         "<|start_header_id|>user<|end_header_id|>\n\n",

@@ -57,8 +57,8 @@ FAMILY = Family(
         TOKEN2WAV: f"{_HERE}.token2wav.model:Qwen2_5OmniToken2WavForDiffusion",
     },
     builtins={
-        "tiny-omni": f"{_HERE}.checkpoint.builder:tiny_omni",
-        "small-omni": f"{_HERE}.checkpoint.builder:small_omni",
+        "tiny-omni": "omni_cli.checkpoints.tiny_qwen:tiny_omni",
+        "small-omni": "omni_cli.checkpoints.tiny_qwen:small_omni",
     },
     # The language model inside the thinker.
     inner_architectures=("Qwen2ForCausalLM",),

@@ -60,7 +60,7 @@ FAMILY = Family(
         TALKER: f"{_HERE}.talker:Qwen3OmniMoeTalkerForConditionalGeneration",
         CODE2WAV: f"{_HERE}.code2wav:Qwen3OmniMoeCode2WavForDiffusion",
     },
-    builtins={"tiny-qwen3-omni": f"{_HERE}.checkpoint.builder:tiny_qwen3_omni"},
+    builtins={"tiny-qwen3-omni": "omni_cli.checkpoints.tiny_qwen3:tiny_qwen3_omni"},
     # The language model inside the thinker.
     inner_architectures=("Qwen3MoeForCausalLM",),
     profile=f"{_HERE}.profile:derive_stages",

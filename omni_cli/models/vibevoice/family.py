@@ -32,7 +32,7 @@ FAMILY = Family(
         ),
     ),
     vllm_models={SPEAKER: f"{_HERE}.model:VibeVoiceSpeaker"},
-    builtins={"tiny-vibevoice": f"{_HERE}.checkpoint.builder:tiny_vibevoice"},
+    builtins={"tiny-vibevoice": "omni_cli.checkpoints.tiny_speech:tiny_vibevoice"},
     profile=f"{_HERE}.profile:derive_stages",
     published={"vibevoice/VibeVoice-1.5B-hf": CheckpointNeeds(6 * 10**9, {"speaker": 2704 * 10**6})},
     reference=f"{_HERE}.reference:VibeVoiceReference",

@@ -16,6 +16,7 @@ from diffusers import DiffusionPipeline
 from support.stage_specs import get_spec, step_outputs
 from support.tiny_pipelines.check import call_named
 
+from omni_cli.checkpoints.tiny_pipelines import tiny_audio
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.outputs import get_sample_rate, makes_sound, waveform_for
@@ -24,7 +25,6 @@ from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.media.reading import load_audio
-from omni_cli.models.diffusers_pipeline.audio_builder import tiny_audio
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import RequestDone, WaveformChunk
 

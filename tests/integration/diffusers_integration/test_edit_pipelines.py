@@ -22,12 +22,12 @@ from support.stable_diffusion import build_stable_diffusion
 from support.stage_specs import get_spec
 from transformers import CLIPTextModel, CLIPTokenizer
 
+from omni_cli.checkpoints.tiny_pipelines import tiny_edit
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.contents import CallFile
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import InputError
-from omni_cli.models.diffusers_pipeline.edit_builder import tiny_edit
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import Failure, RequestDone
 

@@ -24,6 +24,7 @@ from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from safetensors.torch import load_file, save_file
 from support.stable_diffusion import build_stable_diffusion
 
+from omni_cli.checkpoints.tiny_pipelines import tiny_image
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration import execution
@@ -35,7 +36,6 @@ from omni_cli.diffusers_integration.parallel import use_attention
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.errors import CheckpointError, InputError, OmniError, StageError, UsageError
 from omni_cli.execution.mode_choice import CallTime
-from omni_cli.models.diffusers_pipeline.builder import tiny_image
 
 MODELS = ("qwen_image", "stable_diffusion")
 STEPS = 3

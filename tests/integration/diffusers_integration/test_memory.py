@@ -17,13 +17,13 @@ from diffusers import (
 from support.answers import answer_of
 from support.omni_process import run_omni
 
+from omni_cli.checkpoints.tiny_pipelines import tiny_image
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration import executor as executor_module
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.memory import PipelineMemory, check_parts
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.errors import StageError
-from omni_cli.models.diffusers_pipeline.builder import tiny_image
 
 TILES = {
     "tile_sample_min_height": 32,

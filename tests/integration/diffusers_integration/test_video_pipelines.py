@@ -25,6 +25,7 @@ from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
 from support.videos import psnr_db, read_video
 
+from omni_cli.checkpoints.tiny_pipelines import video
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.conditions import get_media
@@ -34,7 +35,6 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionS
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import InputError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
-from omni_cli.models.diffusers_pipeline.video_builder import write_video
 from omni_cli.outputs import GenerateRequest, Video
 from omni_cli.stage.messages import Failure, RequestDone
 
@@ -65,8 +65,8 @@ PLAIN_MEDIA = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
-    for name, pipeline in PIPELINES.items():
-        write_video(root / name, pipeline, seed=0)
+    for name in PIPELINES:
+        video(name).write(root / name, seed=0)
     return {name: root / name for name in PIPELINES}
 
 

@@ -19,10 +19,9 @@ from support.samples import sample
 
 from omni_cli.checkpoints.build import build_folder
 from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind
-from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.checkpoints.tiny import DecoderSizes
+from omni_cli.checkpoints.tiny_qwen import SMALL, OmniSizes, VocoderSizes, qwen2_5_omni
 from omni_cli.errors import OutputError
-from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
-from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, OmniSizes, VocoderSizes
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -184,16 +183,11 @@ for limit in (4_000, 1_000_000):
 
 
 def test_small_omni_is_mostly_thinker_and_talker() -> None:
-    from transformers import Qwen2_5OmniForConditionalGeneration
+    from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
-    from omni_cli.checkpoints.tokenizer import train_tokenizer
-    from omni_cli.models.qwen2_5_omni.checkpoint.builder import omni_config
-
-    sizes = SMALL
+    config = qwen2_5_omni(SMALL).models[""].config
     with torch.device("meta"):
-        model = Qwen2_5OmniForConditionalGeneration(
-            omni_config(sizes, train_tokenizer(sizes.vocab_size, sizes.max_position_embeddings))
-        )
+        model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config))
     parts = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
     total = sum(parts.values())
     assert 90e6 < total < 110e6
@@ -278,7 +272,7 @@ def test_tiny_omni_speaks(reference: dict) -> None:
 def test_other_sizes_and_seeds_speak(tmp_path: Path) -> None:
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
-    write_omni(tmp_path, OTHER_SIZES, seed=7)
+    qwen2_5_omni(OTHER_SIZES).write(tmp_path, seed=7)
     check_checkpoint(tmp_path)
     model = Qwen2_5OmniForConditionalGeneration.from_pretrained(tmp_path)
     assert model.config.talker_config.hidden_size == 192

@@ -12,8 +12,7 @@ from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
-from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
+from omni_cli.checkpoints.tiny_qwen import OmniSizes, VocoderSizes, qwen2_5_omni
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.chunks import Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
@@ -49,7 +48,7 @@ def tiny():
 def deep(tmp_path_factory):
     """More layers between those that look ahead and back, and different weights."""
     folder = tmp_path_factory.mktemp("deep")
-    write_omni(folder, OmniSizes(token2wav=VocoderSizes(64, 10, 2, 32, 32, 64)), seed=1)
+    qwen2_5_omni(OmniSizes(token2wav=VocoderSizes(64, 10, 2, 32, 32, 64))).write(folder, seed=1)
     return load(folder)
 
 

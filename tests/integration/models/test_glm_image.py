@@ -14,11 +14,10 @@ from support.samples import sample
 
 from omni_cli.checkpoints.build import build_folder
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.checkpoints.tiny import DecoderSizes
+from omni_cli.checkpoints.tiny_pipelines import GlmImageSizes, glm_image
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import InputError
-from omni_cli.models.glm_image.checkpoint.builder import write_glm_image
-from omni_cli.models.glm_image.checkpoint.sizes import GlmImageSizes
 from omni_cli.models.glm_image.grids import mrope_positions
 from omni_cli.models.glm_image.reference import GlmImageReference
 from omni_cli.models.scores import Way
@@ -209,7 +208,7 @@ def test_equal_on_two_ranks(start_brief_engine: Any, chain: Any, ranks: str) -> 
 
 def test_other_sizes_preempted_and_in_chunks(start_brief_engine: Any, tmp_path: Path) -> None:
     """A KV cache for two of three requests, and prompts over several steps, greedy and sampled."""
-    write_glm_image(tmp_path, OTHER_SIZES, seed=5)
+    glm_image(OTHER_SIZES).write(tmp_path, seed=5)
     tight = start_brief_engine(
         "tiny-glm-image",
         "prior.max_model_len=512",

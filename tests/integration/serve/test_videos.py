@@ -182,11 +182,9 @@ def test_a_restart_finds_the_videos_again(number: signal.Signals, tmp_path: Path
 @pytest.mark.parametrize("name", ["WanImageToVideoPipeline", "WanVideoToVideoPipeline"])
 def test_a_reference(name: str, start_server: Any, tmp_path: Path) -> None:
     """An image, or a video for a pipeline that changes one: it decides what is made, and cannot be left out."""
-    import diffusers
+    from omni_cli.checkpoints.tiny_pipelines import video
 
-    from omni_cli.models.diffusers_pipeline.video_builder import write_video
-
-    write_video(tmp_path / "checkpoint", getattr(diffusers, name), seed=0)
+    video(name).write(tmp_path / "checkpoint", seed=0)
     server = start_server(
         *("-p", MODEL, "--model", str(tmp_path / "checkpoint"), "--output-dir", str(tmp_path / "kept"))
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from omni_cli.models.glm_image.checkpoint.builder import tiny_glm_image
+from omni_cli.checkpoints.tiny_pipelines import tiny_glm_image
 from support.tiny_pipelines.build import TinyPipeline, part
 from support.tiny_pipelines.media import CONTROL, IMAGE, MASK, PROMPT, SIZE, image, mask
 from support.tiny_pipelines.sizes import DYNAMIC_SHIFT, EIGHTH

@@ -1,1 +1,0 @@
-"""Builder of GLM-Image checkpoints with random weights."""

@@ -1,1 +1,0 @@
-"""The built-in Higgs Audio v2 checkpoint."""
