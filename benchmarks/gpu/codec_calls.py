@@ -34,8 +34,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from omni_cli.checkpoints.tiny_qwen3 import Qwen3OmniSizes, qwen3_omni
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.execution.ranges import clock_for
-from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
-from omni_cli.models.codec.predictor_graphs import PredictorGraphs
+from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling, PredictorGraphs
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 
 REPEATS = 20

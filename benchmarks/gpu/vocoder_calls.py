@@ -28,7 +28,7 @@ from models import twin
 from omni_cli.execution.modes import ExecutionMode, make_execution_mode
 from omni_cli.execution.precision import arithmetic, use_precision
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
-from omni_cli.models.qwen2_5_omni.token2wav.vocoder import Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.token2wav.platform import Vocoder, VocoderInput
 
 REPEATS = 20
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from omni_cli.checkpoints.files import read_dtype, read_family, read_object
 from omni_cli.errors import CheckpointError
-from omni_cli.families import Machine, load
+from omni_cli.families import Family, Machine, load
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -39,8 +39,17 @@ def derive_profile(folder: Path, machine: Machine, model: str) -> dict[str, Any]
         "description": f"{family.title}, derived from the checkpoint",
         "model": model,
         "dtype": dtype,
-        "stages": stages,
+        "stages": {name: {**_place(family, name), **settings} for name, settings in stages.items()},
     }
+
+
+def _place(family: Family, name: str) -> dict[str, str]:
+    """Return the keys that give a stage its place in the chain."""
+    role = family.role(name)
+    if role is None:
+        return {}
+    place: dict[str, str] = {"kind": role.kind, "backend": role.backend}
+    return place if role.input is None else {**place, "input": role.input}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import torch
 from support.code_predictors import CODEBOOKS, CODES, MAX_BATCH, WIDTH, code_predictor, reference_predictor
 
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
-from omni_cli.models.codec.code_predictor import CodePredictor
-from omni_cli.models.codec.predictor_graphs import PredictorGraphs
+from omni_cli.models.codec.code_predictor import CodePredictor, PredictorGraphs
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.schema import DiffusionStageConfig  # noqa: E402
 from omni_cli.diffusers_integration.loading import load_pipeline  # noqa: E402
 from omni_cli.errors import CheckpointError  # noqa: E402
-from omni_cli.models.qwen2_5_omni.speakers import load_speakers  # noqa: E402
+from omni_cli.models.qwen2_5_omni.connectors import load_speakers  # noqa: E402
 
 
 class Payload:

@@ -23,9 +23,9 @@ from omni_cli.models.qwen2_5_omni.token2wav.cuda.dit_kernels import (  # noqa: E
     attend,
     linear_gelu,
 )
-from omni_cli.models.qwen2_5_omni.token2wav.layout import Layout  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Platform  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Layout  # noqa: E402
 from support.plain_activation import fused_and_plain  # noqa: E402
 
 

@@ -875,7 +875,7 @@ OVERRIDES = [
     ("omni_cli.models.qwen2_5_omni.talker", "vllm.model_executor.models.qwen2"),
     ("omni_cli.models.glm_image.prior_model", "vllm.model_executor.models.glm4"),
     ("omni_cli.models.glm_image.prior_model", "transformers.models.glm_image.modeling_glm_image"),
-    ("omni_cli.models.glm_image.grids", "transformers.models.glm_image.modeling_glm_image"),
+    ("omni_cli.models.glm_image.prompts", "transformers.models.glm_image.modeling_glm_image"),
     ("omni_cli.vllm_integration.code_runner", "vllm.v1.worker.gpu_model_runner"),
     ("omni_cli.vllm_integration.diffusion_runner", "vllm.v1.worker.gpu_model_runner"),
     ("omni_cli.models.codec.code_predictor", QWEN3_OMNI),

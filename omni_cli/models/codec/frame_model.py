@@ -11,8 +11,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, 
 
 from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.graphs import GraphBackend
-from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
-from omni_cli.models.codec.predictor_graphs import SMALLEST, PredictorGraphs
+from omni_cli.models.codec.code_predictor import SMALLEST, CodeNetwork, CodePredictor, CodeSampling, PredictorGraphs
 from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsModel
 
 

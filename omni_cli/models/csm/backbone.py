@@ -1,4 +1,4 @@
-"""CSM's backbone and depth decoder as a vLLM model: frames of codes from text.
+"""CSM's models in vLLM: backbone and depth decoder make frames of codes from text, and Mimi makes samples of these.
 
 vLLM's Llama samples the first code of each frame as its token; the depth decoder draws the others within the step. The
 input of a text position is its embedding, which comes with the request; that of a frame is the sum of its codes'.
@@ -6,9 +6,11 @@ input of a text position is its embedding, which comes with the request; that of
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
-from transformers import CsmDepthDecoderForCausalLM
+from transformers import CsmDepthDecoderForCausalLM, MimiModel
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -19,6 +21,7 @@ from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, mayb
 
 from omni_cli.errors import CheckpointError
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
+from omni_cli.models.codec.decoder_model import CodecForDiffusion
 from omni_cli.models.codec.frame_model import FrameModel
 
 
@@ -95,3 +98,17 @@ class CsmBackbone(FrameModel, SupportsPP):
         """Mask the ids after the codes in logits (batch, vocab_size), because Mimi cannot decode them."""
         logits[:, self.config.codec_config.codebook_size :] = float("-inf")
         return logits
+
+
+class CsmCodec(CodecForDiffusion):
+    """Loads the weights called `codec_model.`, except the encoder's."""
+
+    weights_prefix = "codec_model."
+
+    def make_codec(self, config: Any) -> nn.Module:
+        mimi = config.codec_config
+        self.sample_rate, self.codebook_size = mimi.sampling_rate, mimi.codebook_size
+        self.num_codebooks = config.num_codebooks
+        codec: nn.Module = MimiModel._from_config(mimi, dtype=torch.get_default_dtype())
+        codec.encoder = codec.encoder_transformer = codec.downsample = None
+        return codec

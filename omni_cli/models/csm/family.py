@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from omni_cli.families import CheckpointNeeds, Family, StageRole
+from pathlib import Path
+from typing import Any
+
+from omni_cli.errors import InputError
+from omni_cli.families import CheckpointNeeds, Family, Machine, StageRole
+from omni_cli.models.voices import speaker_for
+
+# Of a conversation; a single text may have any number.
+SPEAKERS = ("0", "1")
+
+
+def pick_speaker(name: str | None) -> str:
+    """Return the speaker, by default the first. Raises `InputError` for one that is not a number."""
+    speaker = speaker_for(name or SPEAKERS[0], SPEAKERS)
+    if not (speaker.isascii() and speaker.isdigit()):
+        raise InputError(f"unknown speaker `{speaker}`", hint="this model's speakers are numbers, from 0 on")
+    return speaker
+
 
 _HERE = "omni_cli.models.csm"
 # Architecture names in vLLM.
@@ -34,9 +51,23 @@ FAMILY = Family(
             needed_weights=("codec_model.",),
         ),
     ),
-    vllm_models={BACKBONE: f"{_HERE}.backbone:CsmBackbone", CODEC: f"{_HERE}.codec:CsmCodec"},
+    vllm_models={BACKBONE: f"{_HERE}.backbone:CsmBackbone", CODEC: f"{_HERE}.backbone:CsmCodec"},
     builtins={"tiny-csm": "omni_cli.checkpoints.tiny_speech:tiny_csm"},
-    profile=f"{_HERE}.profile:derive_stages",
+    profile=f"{_HERE}.family:derive_stages",
     published={"sesame/csm-1b": CheckpointNeeds(7 * 10**9, {"backbone": 1553 * 10**6, "codec": 79 * 10**6})},
     reference=f"{_HERE}.reference:CsmReference",
 )
+
+
+_MAX_MODEL_LEN = {"cpu": 2048, "cuda": 2048}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
+
+
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
+    """Return backbone and codec with the released model's sampling."""
+    from omni_cli.checkpoints.derive import decoder_settings, read_config
+
+    backbone = decoder_settings(read_config(folder), machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+    sampling = {"temperature": 0.9, "top_k": 50, "max_tokens": min(1024, backbone["max_model_len"] // 2)}
+    codec = {"max_num_seqs": backbone["max_num_seqs"], "execution": "eager", "output_copy": "async"}
+    return {"backbone": {**backbone, "sampling": sampling}, "codec": codec}

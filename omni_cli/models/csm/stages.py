@@ -10,8 +10,7 @@ from transformers import AutoProcessor
 from omni_cli.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage, RowsPrompt
-from omni_cli.models.csm.family import BACKBONE, CODEC
-from omni_cli.models.csm.speakers import SPEAKERS, pick_speaker
+from omni_cli.models.csm.family import BACKBONE, CODEC, SPEAKERS, pick_speaker
 from omni_cli.models.voices import note_on_voice
 from omni_cli.outputs import GenerateRequest, Message
 from omni_cli.stage.messages import Report

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from omni_cli.families import CheckpointNeeds, Family, StageRole
+from pathlib import Path
+
+from omni_cli.families import CheckpointNeeds, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.diffusers_pipeline"
 _QWEN_IMAGE = {"transformer": 20_430 * 10**6, "text_encoder": 8292 * 10**6, "vae": 127 * 10**6}
@@ -34,7 +36,7 @@ FAMILY = Family(
     },
     # The pipeline makes its scheduler by default, and diffusers saves no part whose argument has a default.
     unsaved_parts={"LongCatAudioDiTPipeline": ("scheduler",)},
-    profile=f"{_HERE}.profile:stages",
+    profile=f"{_HERE}.family:stages",
     published={
         "Qwen/Qwen-Image": CheckpointNeeds(58 * 10**9, _QWEN_IMAGE, "QwenImagePipeline"),
         "Qwen/Qwen-Image-Edit": CheckpointNeeds(58 * 10**9, _QWEN_IMAGE, "QwenImageEditPipeline"),
@@ -73,3 +75,8 @@ FAMILY = Family(
     },
     reference=f"{_HERE}.reference:PipelineReference",
 )
+
+
+def stages(folder: Path, machine: Machine) -> dict[str, object]:
+    """One stage, named after what it makes; steps, sizes, length and guidance are the pipeline's own defaults."""
+    return {"image": {"max_num_seqs": 1 if machine.device == "cpu" else 4, "output_copy": "async"}}

@@ -1,16 +1,25 @@
-"""Checks of a request that need nothing loaded: its arguments and the size of its image."""
+"""The prior's keys, and checks of a request that need nothing loaded: its arguments and the size of its image."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from omni_cli.config.schema import ARStageConfig, ImageSize
 from omni_cli.errors import InputError
-from omni_cli.models.glm_image.settings import PriorConfig
 
 if TYPE_CHECKING:
     from omni_cli.config.schema import EngineConfig
     from omni_cli.outputs import GenerateRequest
+
+
+class PriorConfig(ImageSize, ARStageConfig):
+    """Keys of the prior. The default size of an image is that of the request's first image, else 1024x1024."""
+
+    @property
+    def has_given_length(self) -> bool:
+        return True
+
 
 FACTOR = 32
 """Pixels per token in either direction, before the tokens are upsampled."""

@@ -12,7 +12,7 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import InputError, StageError
 from omni_cli.models.glm_image.checks import FACTOR
-from omni_cli.models.glm_image.grids import PriorOutput, upsampled
+from omni_cli.models.glm_image.prompts import PriorOutput, upsampled
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import Report
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information

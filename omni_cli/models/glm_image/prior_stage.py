@@ -12,10 +12,8 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
 from omni_cli.errors import InputError, StageError
-from omni_cli.models.glm_image.checks import check_arguments, check_sampling, get_size
-from omni_cli.models.glm_image.grids import PriorOutput, mrope_positions
-from omni_cli.models.glm_image.prompts import PriorProcessor, PriorPrompt
-from omni_cli.models.glm_image.settings import PriorConfig
+from omni_cli.models.glm_image.checks import PriorConfig, check_arguments, check_sampling, get_size
+from omni_cli.models.glm_image.prompts import PriorOutput, PriorProcessor, PriorPrompt, mrope_positions
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import Report
 from omni_cli.stage.payloads import encode_additional_information

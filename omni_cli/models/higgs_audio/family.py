@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from omni_cli.families import Cloning, Family, StageRole
+from pathlib import Path
+from typing import Any
+
+from omni_cli.families import Cloning, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.higgs_audio"
 # Architecture names in vLLM.
@@ -45,12 +48,26 @@ FAMILY = Family(
             needed_weights=("audio_tokenizer/quantizer.", "audio_tokenizer/acoustic_decoder."),
         ),
     ),
-    vllm_models={BACKBONE: f"{_HERE}.backbone:HiggsBackbone", CODEC: f"{_HERE}.codec:HiggsCodec"},
+    vllm_models={BACKBONE: f"{_HERE}.backbone:HiggsBackbone", CODEC: f"{_HERE}.backbone:HiggsCodec"},
     builtins={"tiny-higgs-audio": "omni_cli.checkpoints.tiny_speech:tiny_higgs_audio"},
-    profile=f"{_HERE}.profile:derive_stages",
+    profile=f"{_HERE}.family:derive_stages",
     prompt_frame=(
         "<|start_header_id|>user<|end_header_id|>\n\n",
         "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n<|audio_out_bos|>",
     ),
     reference=f"{_HERE}.reference:HiggsAudioReference",
 )
+
+
+_MAX_MODEL_LEN = {"cpu": 2048, "cuda": 4096}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
+
+
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
+    """Return backbone and codec with the sampling of the model's own examples."""
+    from omni_cli.checkpoints.derive import decoder_settings, read_config
+
+    backbone = decoder_settings(read_config(folder), machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+    sampling = {"temperature": 1.0, "top_p": 0.95, "top_k": 50, "max_tokens": min(1024, backbone["max_model_len"] // 2)}
+    codec = {"max_num_seqs": backbone["max_num_seqs"], "execution": "eager", "output_copy": "async"}
+    return {"backbone": {**backbone, "sampling": sampling}, "codec": codec}

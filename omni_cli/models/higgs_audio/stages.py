@@ -16,8 +16,7 @@ from omni_cli.models.codec.frame_stage import FrameStage, RowsPrompt
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.models.higgs_audio.delayed_frames import CODES_BEFORE
 from omni_cli.models.higgs_audio.family import BACKBONE, CODEC, SPEAKERS
-from omni_cli.models.higgs_audio.prompts import make_inputs
-from omni_cli.models.higgs_audio.tokenizer import load_processor
+from omni_cli.models.higgs_audio.prompts import load_processor, make_inputs
 from omni_cli.models.voices import note_on_voice, speaker_for
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.messages import Report

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from omni_cli.families import Family, StageRole
+from pathlib import Path
+from typing import Any
+
+from omni_cli.families import Family, Machine, StageRole
 
 _TOKENIZERS = (
     "tokenizer.json",
@@ -30,6 +33,21 @@ FAMILY = Family(
             processor_files=("preprocessor_config.json", "processor_config.json"),
         ),
     ),
-    profile="omni_cli.models.language_model.profile:derive_stages",
+    profile="omni_cli.models.language_model.family:derive_stages",
     reference="omni_cli.models.language_model.reference:LanguageModelReference",
 )
+
+
+_MAX_MODEL_LEN = {"cpu": 8192, "cuda": 32768}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 64}
+
+
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
+    """One stage; its context is sized for the machine."""
+    from omni_cli.checkpoints.derive import decoder_settings, read_config
+
+    config = read_config(folder)
+    decoder = config.get("text_config") or config
+    settings = decoder_settings(decoder, machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+    # Sampled as the checkpoint's generation_config.json has it, up to the end of the context.
+    return {"model": settings}

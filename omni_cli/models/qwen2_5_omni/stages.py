@@ -12,12 +12,13 @@ from omni_cli.models.qwen2_5_omni.connectors import (
     PartialOutput,
     ReplyRows,
     ThinkerOutput,
+    load_speakers,
     more_embeds,
+    pick_speaker,
     thinker_to_talker,
 )
 from omni_cli.models.qwen2_5_omni.family import TALKER
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
-from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.voices import note_on_voice
 from omni_cli.outputs import GenerateRequest

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from omni_cli.families import CheckpointNeeds, Family, StageRole
+from pathlib import Path
+from typing import Any
+
+from omni_cli.families import CheckpointNeeds, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.qwen3_omni"
 # Architecture names in vLLM.
@@ -58,12 +61,12 @@ FAMILY = Family(
     vllm_models={
         THINKER: f"{_HERE}.thinker:Qwen3OmniMoeThinkerForSpeech",
         TALKER: f"{_HERE}.talker:Qwen3OmniMoeTalkerForConditionalGeneration",
-        CODE2WAV: f"{_HERE}.code2wav:Qwen3OmniMoeCode2WavForDiffusion",
+        CODE2WAV: f"{_HERE}.talker:Qwen3OmniMoeCode2WavForDiffusion",
     },
     builtins={"tiny-qwen3-omni": "omni_cli.checkpoints.tiny_qwen3:tiny_qwen3_omni"},
     # The language model inside the thinker.
     inner_architectures=("Qwen3MoeForCausalLM",),
-    profile=f"{_HERE}.profile:derive_stages",
+    profile=f"{_HERE}.family:derive_stages",
     # The talker's prompt repeats the users' turns and ends with the head of the assistant's turn.
     prompt_frame=("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
     published={
@@ -74,3 +77,43 @@ FAMILY = Family(
     },
     reference=f"{_HERE}.reference:Qwen3OmniReference",
 )
+
+
+_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 32768}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
+
+
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
+    """Return all three stages, or the thinker if the checkpoint has no talker, with transformers' sampling."""
+    from omni_cli.checkpoints.derive import decoder_settings, read_config
+
+    config = read_config(folder)
+    is_cpu = machine.device == "cpu"
+    speaks = bool(config.get("enable_audio_output", True))
+    decoders = {"thinker": config["thinker_config"]["text_config"]}
+    if speaks:
+        decoders["talker"] = config["talker_config"]["text_config"]
+
+    def common(name: str) -> dict[str, Any]:
+        return decoder_settings(decoders[name], machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+
+    thinker = {**common("thinker"), "sampling": {"temperature": 0.0, "max_tokens": 1024}}
+    if not speaks:
+        return {"thinker": thinker}
+    return {
+        "thinker": thinker,
+        "talker": {
+            **common("talker"),
+            "sampling": {
+                "temperature": 0.9,
+                "top_k": 50,
+                "repetition_penalty": 1.05,
+                "max_tokens": 1024 if is_cpu else 4096,
+            },
+        },
+        "code2wav": {
+            "max_num_seqs": 8 if is_cpu else 32,
+            "execution": "eager" if is_cpu else "cudagraph",
+            "output_copy": "async",
+        },
+    }

@@ -10,7 +10,7 @@ from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProce
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
-from omni_cli.models.qwen3_omni.speakers import pick_speaker
+from omni_cli.models.qwen3_omni.connectors import pick_speaker
 from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_limits, led_by, load_model, recorded
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.outputs import GenerateRequest

@@ -17,10 +17,10 @@ from omni_cli.models.qwen3_omni.connectors import (
     TokenOutput,
     media_token_ids,
     more_embeds,
+    pick_speaker,
     thinker_to_talker,
 )
 from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
-from omni_cli.models.qwen3_omni.speakers import pick_speaker
 from omni_cli.models.qwen3_omni.thinker import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.voices import note_on_voice

@@ -1,4 +1,4 @@
-"""Qwen3-Omni's talker as a vLLM model: frames of codes from the thinker's tokens and its rows of images and audio.
+"""Qwen3-Omni's talker and code2wav in vLLM: frames of codes from the thinker's tokens and its rows of images and audio.
 
 vLLM samples the first code of each frame as the talker's token; the code predictor draws the others within the step
 (`predict_codes`). A position's input is a row from the thinker plus the embeddings of all its codes.
@@ -7,9 +7,11 @@ vLLM samples the first code of each frame as the talker's token; the code predic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import Qwen3OmniMoeCode2Wav
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
     Qwen3OmniMoeTalkerResizeMLP,
@@ -25,6 +27,7 @@ from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, mayb
 
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
+from omni_cli.models.codec.decoder_model import CodecForDiffusion
 from omni_cli.models.codec.frame_model import FrameModel
 
 # Ids that transformers suppresses at the end of the talker's vocabulary, except the end token.
@@ -125,3 +128,16 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
             logits[:, max(first, 0) : end] = float("-inf")
             logits[:, max(end + 1, first, 0) :] = float("-inf")
         return logits
+
+
+class Qwen3OmniMoeCode2WavForDiffusion(CodecForDiffusion):
+    """Loads the weights called `code2wav.` of a Qwen3-Omni checkpoint."""
+
+    weights_prefix = "code2wav."
+    sample_rate = 24_000
+
+    def make_codec(self, config: Any) -> nn.Module:
+        code2wav = config.code2wav_config
+        self.codebook_size, self.num_codebooks = code2wav.codebook_size, code2wav.num_quantizers
+        codec: nn.Module = Qwen3OmniMoeCode2Wav._from_config(code2wav, dtype=torch.get_default_dtype())
+        return codec

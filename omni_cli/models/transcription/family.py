@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from omni_cli.families import Family, StageRole
+from pathlib import Path
+from typing import Any
+
+from omni_cli.families import Family, Machine, StageRole
 
 _HERE = "omni_cli.models.transcription"
 # Our class for each architecture that is more than vLLM's.
@@ -25,6 +28,27 @@ FAMILY = Family(
     architectures=("WhisperForConditionalGeneration", "Qwen3ASRForConditionalGeneration"),
     roles=(ROLE,),
     vllm_models={QWEN3_ASR: f"{_HERE}.qwen3_asr:Qwen3ASR"},
-    profile=f"{_HERE}.profile:derive_stages",
+    profile=f"{_HERE}.family:derive_stages",
     reference=f"{_HERE}.reference:TranscriptionReference",
 )
+
+
+_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 4096}
+# A model that takes a sound as a whole, 12.5 tokens for each second.
+_MAX_MODEL_LEN_OF_WHOLE = {"cpu": 8192, "cuda": 32_768}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 64}
+
+
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
+    """Return one stage, which is greedy, as transformers is for such models."""
+    from omni_cli.checkpoints.derive import decoder_settings, read_config
+
+    config = read_config(folder)
+    whisper = {"max_position_embeddings": config.get("max_target_positions")}
+    decoder = config.get("thinker_config", config).get("text_config", whisper)
+    longest = _MAX_MODEL_LEN_OF_WHOLE if config.get("model_type") == "voxtral" else _MAX_MODEL_LEN
+    settings = decoder_settings(decoder, machine, max_model_len=longest, max_num_seqs=_MAX_NUM_SEQS)
+    if machine.device == "cuda" and config.get("is_encoder_decoder"):
+        # All that vLLM 0.32 has for cross-attention.
+        settings["cudagraph_mode"] = "full_decode_only"
+    return {"transcriber": {**settings, "sampling": {"temperature": 0.0}}}

@@ -5,15 +5,23 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import soxr
+import torch
 from transformers import GenerationConfig
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperTimeStampLogitsProcessor,
+)
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.config.speech_to_text import SpeechToTextParams
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProcessor
@@ -21,16 +29,53 @@ from vllm.multimodal.audio import split_audio
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.tokenizers.mistral import MistralTokenizer
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from omni_cli.contents import Segment, Transcript
 from omni_cli.errors import InputError
 from omni_cli.models.transcription.family import OWN_MODELS
-from omni_cli.models.transcription.logits import TIMESTAMPS, WhisperRules
 from omni_cli.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.messages import Report, RequestDone, TextChunk
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.stage import ActiveRequest
 from omni_cli.vllm_integration.text_stage import TextStage
+
+TIMESTAMPS = "timestamps"
+"""The key of `SamplingParams.extra_args` that turns the rules on; its value is true for a text with timestamps."""
+
+
+class WhisperRules(AdapterLogitsProcessor):
+    """Applies transformers' own processors to the requests that transcribe, in the order in which `generate` does."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        super().__init__(vllm_config, device, is_pin_memory)
+        settings = GenerationConfig.from_pretrained(vllm_config.model_config.model)
+        rules = LogitsProcessorList()
+        if settings.begin_suppress_tokens is not None:
+            rules.append(SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, 0, str(device)))
+        if settings.suppress_tokens:
+            rules.append(SuppressTokensLogitsProcessor(settings.suppress_tokens, str(device)))
+        self._rules = {False: rules}
+        if getattr(settings, "no_timestamps_token_id", None) is not None:
+            self._rules[True] = LogitsProcessorList([*rules, WhisperTimeStampLogitsProcessor(settings, 0)])
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(
+        self, params: SamplingParams
+    ) -> Callable[[Sequence[int], torch.Tensor], torch.Tensor] | None:
+        timestamps = (params.extra_args or {}).get(TIMESTAMPS)
+        if timestamps is None:
+            return None
+        rules = self._rules[timestamps]
+
+        def apply(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+            ids = torch.tensor([token_ids], dtype=torch.long, device=logits.device)
+            return rules(ids, logits[None])[0]
+
+        return apply
+
 
 # A shorter sound has not one frame of a spectrogram.
 _MIN_SAMPLES = 400

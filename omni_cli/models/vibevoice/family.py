@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from omni_cli.families import CheckpointNeeds, Cloning, Family, StageRole
+from pathlib import Path
+from typing import Any
+
+from omni_cli.families import CheckpointNeeds, Cloning, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.vibevoice"
 # Architecture name in vLLM.
@@ -33,7 +36,20 @@ FAMILY = Family(
     ),
     vllm_models={SPEAKER: f"{_HERE}.model:VibeVoiceSpeaker"},
     builtins={"tiny-vibevoice": "omni_cli.checkpoints.tiny_speech:tiny_vibevoice"},
-    profile=f"{_HERE}.profile:derive_stages",
+    profile=f"{_HERE}.family:derive_stages",
     published={"vibevoice/VibeVoice-1.5B-hf": CheckpointNeeds(6 * 10**9, {"speaker": 2704 * 10**6})},
     reference=f"{_HERE}.reference:VibeVoiceReference",
 )
+
+
+_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 32768}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
+
+
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
+    """Return the one stage; steps and guidance are the checkpoint's."""
+    from omni_cli.checkpoints.derive import decoder_settings, read_config
+
+    decoder = read_config(folder)["text_config"]
+    speaker = decoder_settings(decoder, machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+    return {"speaker": speaker}

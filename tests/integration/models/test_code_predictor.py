@@ -11,7 +11,7 @@ from support.fake_graphs import FakeBackend
 from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from omni_cli.execution.graphs import batch_sizes
-from omni_cli.models.codec.predictor_graphs import PredictorGraphs
+from omni_cli.models.codec.code_predictor import PredictorGraphs
 from omni_cli.vllm_integration.code_runner import Draws, FrameStore
 from omni_cli.vllm_integration.hidden_states import ComputedSpan
 

@@ -12,9 +12,8 @@ import torch
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.compat.torchvision import resample
-from omni_cli.models.codec.lookahead import LookaheadDecoder
-from omni_cli.models.codec.streaming import DecoderState, Piece
-from omni_cli.models.higgs_audio.tokenizer import load_tokenizer
+from omni_cli.models.codec.streaming import DecoderState, LookaheadDecoder, Piece
+from omni_cli.models.higgs_audio.prompts import load_tokenizer
 
 NUM_FRAMES = 90
 

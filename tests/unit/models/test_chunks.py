@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.models.qwen2_5_omni.token2wav.chunks import Chunk, Chunker, ChunkSizes
+from omni_cli.models.qwen2_5_omni.token2wav.request import Chunk, Chunker, ChunkSizes
 
 BLOCK = 12
 

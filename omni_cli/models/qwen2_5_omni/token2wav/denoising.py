@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
-from omni_cli.models.qwen2_5_omni.token2wav.layout import Layout
 from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity
 from omni_cli.models.qwen2_5_omni.token2wav.request import ChunkState, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.token2wav.velocity import EVALUATIONS_PER_STEP, Velocity
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import EVALUATIONS_PER_STEP, Layout, Velocity
 
 
 class Conditioner:

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from omni_cli.models.qwen2_5_omni.token2wav.layout import Layout
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Platform
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings
-from omni_cli.models.qwen2_5_omni.token2wav.velocity import Evaluations, Velocity
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Evaluations, Layout, Velocity
 
 
 class BlockAttention(nn.Module):

@@ -13,9 +13,9 @@ import torch
 from omni_cli.execution.ranges import clock_for, mark
 from omni_cli.execution.worker_pool import WorkerPool
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Denoising
+from omni_cli.models.qwen2_5_omni.token2wav.platform import VOCODER_CONTEXT_FRAMES
 from omni_cli.models.qwen2_5_omni.token2wav.request import ChunkState, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
-from omni_cli.models.qwen2_5_omni.token2wav.vocoder import VOCODER_CONTEXT_FRAMES
 
 # The order of a request, by id: the smallest is first, and its first number is the priority; equal ones stay in order
 # of arrival.

@@ -16,11 +16,10 @@ from vllm.platforms import current_platform
 
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.modes import require_cuda
-from omni_cli.models.qwen2_5_omni.connectors import spoken_codes
+from omni_cli.models.qwen2_5_omni.connectors import load_speakers, pick_speaker, spoken_codes
 from omni_cli.models.qwen2_5_omni.family import TOKEN2WAV
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
-from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
-from omni_cli.models.qwen2_5_omni.token2wav.chunks import Chunk, Chunker, ChunkSizes
+from omni_cli.models.qwen2_5_omni.token2wav.request import Chunk, Chunker, ChunkSizes
 from omni_cli.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, WaveformChunk
 from omni_cli.stage.payloads import encode_additional_information, get_integers

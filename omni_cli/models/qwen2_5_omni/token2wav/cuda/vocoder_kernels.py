@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.buckets import ALIGNMENT
+from omni_cli.models.qwen2_5_omni.token2wav.cuda import ALIGNMENT
 
 # A thread makes a run of samples, one after another. Its filters begin 12 samples earlier, so long runs have less work;
 # short ones keep more threads busy.
