@@ -10,10 +10,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 
-class ArgumentText(str):
-    """A value of `--arg`, whose type the pipeline's call decides."""
-
-
 @dataclass(frozen=True)
 class CallFile:
     """A file for an argument of a pipeline's call.

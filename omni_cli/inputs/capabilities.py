@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from omni_cli.config.loader import load_bundled
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import UsageError
 from omni_cli.families import Cloning, get_family_of_stages, load
-from omni_cli.inputs.fields import CHECKERS
-from omni_cli.inputs.pipeline_call import MEDIA_ARGUMENTS, Kind, PipelineCall
+from omni_cli.inputs.fields import FIELDS, Taker
+from omni_cli.inputs.pipeline_call import Kind, PipelineCall
 from omni_cli.inputs.value_types import described
 from omni_cli.inputs.voices import check_voices
 from omni_cli.outputs import GenerateRequest, Modality
 
-_ALWAYS = frozenset({"request_id", "seed", "modalities", "lora"})
-_OF_CHAINS = frozenset({"prompt"})
-_OF_TRANSCRIPTION = frozenset({"audio", "language", "task", "timestamps", "sampling", "max_tokens", "temperature"})
-_OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
-_FIELDS: Mapping[Modality, frozenset[str]] = {
-    "text": frozenset({"audio", "image", "video", "media_io_kwargs", "sampling", "max_tokens", "temperature", "raw"}),
-    "audio": frozenset({"speak", "voice", "speaker", "max_audio_tokens"}),
-    "image": frozenset({"negative_prompt", "height", "width"}),
-    "video": frozenset({"height", "width", "fps"}),
-}
+
+def _fields_of(*takers: Taker | Literal["tensor"] | None) -> frozenset[str]:
+    return frozenset(name for name, row in FIELDS.items() if {*takers} & {*row.takers})
 
 
 @dataclass(frozen=True)
@@ -67,15 +60,14 @@ class Capabilities:
             named: Kind = next((kind for kind in get_args(Kind) if kind == first.name), "image")
             standard = [name for name in PIPELINE_ARGUMENTS if getattr(first, name) is not None]
             preset = frozenset({*standard, *first.call})
-            return cls(config, (call.makes or named,), _ALWAYS | call.fields, call, preset)
+            return cls(config, (call.makes or named,), _fields_of("any") | call.fields, call, preset)
         modalities: list[Modality] = []
-        fields = _ALWAYS | _OF_CHAINS
+        fields = _fields_of("any", "chain")
         for stage, role in zip(config.stages, roles, strict=True):
             assert role is not None  # or the family would not fit
             modalities += [] if role.makes is None else [role.makes]
-            fields |= _OF_DIFFUSION if stage.kind == "diffusion" else frozenset()
-            own = _OF_TRANSCRIPTION if role.transcribes else _FIELDS[role.makes] if role.makes else frozenset()
-            fields |= set(role.takes) | own
+            denoises: Taker | None = "diffusion" if stage.kind == "diffusion" else None
+            fields |= set(role.takes) | _fields_of("transcription" if role.transcribes else role.makes, denoises)
         check = None if family.check is None else load(family.check)
         transcribes = any(role is not None and role.transcribes for role in roles)
         cloning = next((role.clones for role in roles if role is not None and role.clones is not None), None)
@@ -99,7 +91,7 @@ class Capabilities:
             inputs = "`omni generate --help-inputs` with this profile lists what it takes"
             raise UsageError(
                 f"{label} has no effect with profile `{self.profile}`, which makes {self._made()}",
-                hint=f"{inputs}, or {other}" if self.call is not None and field in CHECKERS else other,
+                hint=f"{inputs}, or {other}" if self.call is not None and field in FIELDS else other,
             )
 
     @property
@@ -119,7 +111,7 @@ class Capabilities:
             return ("audio",)
         call = self.call
         fields = () if call is None else (call.get_field(name) for name in self._missing({}))
-        return tuple(field for field in fields if field in MEDIA_ARGUMENTS)
+        return tuple(name for name in fields if name in FIELDS and FIELDS[name].part == "media")
 
     def check_together(self, fields: Mapping[str, Any], label: Callable[[str], str]) -> None:
         """Raise an error if fields of a request set an argument twice, or lack one that the pipeline's call requires.

@@ -1,246 +1,371 @@
-"""One checker per field of a request: returns the checked value or raises `ValueError("must be ...")`."""
+"""The fields of a request, each declared once.
+
+The options of `omni generate`, the keys of request lines, the capabilities of a profile, the arguments of a pipeline's
+call and the bodies of HTTP requests are derived from these rows. The parameters of sampling are declared in
+`config.sampling_keys`, because profiles have them, too. Imports no NumPy, which the help of a command does without.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
 from collections.abc import Callable, Mapping
-from fractions import Fraction
-from pathlib import Path
-from typing import Any, cast, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from omni_cli.config.bounds import MAX_FPS, MAX_NAME_LENGTH, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MIN_SEED
-from omni_cli.contents import ArgumentText
-from omni_cli.outputs import Modality, SpeechTask
-from omni_cli.text import suggest
+from omni_cli.config import bounds
+from omni_cli.inputs import checks
 
-_SHOWN_CHARACTERS = 40  # of a wrong value
-MODALITIES: tuple[str, ...] = get_args(Modality)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"must be text, not {_kind(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("must be valid Unicode text") from error
-    return value
+Part = Literal["request", "media", "sampling", "speech", "diffusion"]
+Taker = Literal["any", "chain", "transcription", "diffusion", "text", "audio", "image", "video"]
+Route = Literal["chat", "speech", "transcriptions", "images", "edits", "videos"]
+Lines = Literal["generate", "loadtest"]
 
 
-def _name(value: object) -> str:
-    name = _text(value)
-    if not name.strip():
-        raise ValueError("is empty")
-    if len(name) > MAX_NAME_LENGTH:
-        raise ValueError(f"must have at most {MAX_NAME_LENGTH} characters")
-    if not name.isprintable():
-        raise ValueError("must not contain control characters")
-    return name
+@dataclass(frozen=True)
+class Option:
+    """A field's option of `omni generate`: its names, separated by spaces; "" for the argument."""
+
+    flags: str
+    metavar: str | None
+    help: str
 
 
-def _adapter(value: object) -> str:
-    """Return an adapter's name, "" for null: the base model."""
-    return "" if value is None else _name(value)
+@dataclass(frozen=True)
+class RequestField:
+    """One field of a request.
+
+    `check` returns the checked value of an option or of a line's key, or raises `ValueError`. `part` is the part of a
+    `GenerateRequest` that has it: attributes of the same name, files, or the mappings `sampling` and `diffusion`.
+    `takers` are the stages that it affects: all, those of chains, those that transcribe or denoise, and those that make
+    an output; the role of a family's stage may name more fields. A pipeline takes it if its call has one of
+    `arguments`, the usual name first, and makes a video if that is the only taker.
+
+    `type` is the type of its `option` and in HTTP bodies. `lines` are the kinds of request lines with such a key.
+    `http` is its name in the body of each route, "" where the path says it; there, `limits` (as in `pydantic.Field`)
+    are those of a stranger, and `about` is its description. With `is_traced`, a stage reports it, and
+    `omni generate --json` shows that.
+    """
+
+    name: str
+    check: Callable[[object], Any]
+    part: Part = "request"
+    takers: tuple[Taker, ...] = ()
+    arguments: tuple[str, ...] = ()
+    option: Option | None = None
+    type: Any = str
+    lines: tuple[Lines, ...] = ("generate",)
+    http: Mapping[Route, str] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    about: str | None = None
+    is_traced: bool = False
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"must be true or false, not {_kind(value)}")
-    return value
+def on(*routes: Route, name: str) -> Mapping[Route, str]:
+    """Return the name of a field that is the same on several routes."""
+    return dict.fromkeys(routes, name)
 
 
-def _task(value: object) -> SpeechTask:
-    if value not in get_args(SpeechTask):
-        raise ValueError(f"must be one of {', '.join(get_args(SpeechTask))}")
-    return cast("SpeechTask", value)
+_BOTH: tuple[Lines, ...] = ("generate", "loadtest")
 
-
-def _whole_number(low: int, high: int) -> Callable[[object], int]:
-    def check(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"must be a whole number, not {_kind(value)}")
-        if not low <= value <= high:
-            raise ValueError(f"must be from {low} to {high}, not {value if abs(value) < 10**20 else 'that large'}")
-        return value
-
-    return check
-
-
-# The whole numbers that can be sent to a stage.
-_any_whole_number = _whole_number(-(2**63), 2**63 - 1)
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"must be a number, not {_kind(value)}")
-    if not abs(value) <= sys.float_info.max:  # false for NaN, too
-        raise ValueError("must be a finite number")
-    return float(value)
-
-
-def _temperature(value: object) -> float:
-    temperature = _number(value)
-    if not 0 <= temperature <= MAX_TEMPERATURE:
-        raise ValueError(f"must be from 0 to {MAX_TEMPERATURE:g}, not {temperature:g}")
-    return temperature
-
-
-def _frame_rate(value: object) -> str:
-    """Return a number, or a ratio such as 24000/1001, as text, which keeps it exact."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"must be a number, not {_kind(value)}")
-    try:
-        rate = Fraction(str(value)) if len(str(value)) < 30 else Fraction(0)
-    except (ValueError, ZeroDivisionError):
-        raise ValueError("must be a number or a ratio such as 24000/1001") from None
-    if not 0 < rate <= MAX_FPS:
-        raise ValueError(f"must be above 0 and at most {MAX_FPS}")
-    if rate.denominator > MAX_FPS * MAX_FPS:
-        raise ValueError("has too many decimals")
-    return str(rate)
-
-
-def _paths(value: object) -> tuple[Path, ...]:
-    paths = [value] if isinstance(value, str) else value
-    if not isinstance(paths, list | tuple) or not all(isinstance(path, str) and path for path in paths):
-        raise ValueError("must be a file name or a list of file names")
-    return tuple(Path(path) for path in paths)
-
-
-def _voices(value: object) -> tuple[str | Path, ...]:
-    """Return the name of a speaker, or files, which have a suffix or a folder: no speaker's name has a `.` or `/`."""
-    words = [value] if isinstance(value, str) else value
-    if not isinstance(words, list | tuple) or not words:
-        raise ValueError("must be the name of a speaker, or one or several files")
-    voices = tuple(Path(word) if {".", "/"} & set(_text(word)) else _name(word) for word in words)
-    if len(voices) > 1 and not all(isinstance(voice, Path) for voice in voices):
-        raise ValueError("must be one speaker's name, or one or several files")
-    return voices
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    texts = tuple(map(_text, value if isinstance(value, list) else [value]))
-    if not all(text.strip() for text in texts) or not texts:
-        raise ValueError("is empty")
-    return texts
-
-
-def _path(value: object) -> tuple[Path, ...]:
-    if not isinstance(value, str) or not value:
-        raise ValueError("must be a file name")
-    return (Path(value),)
-
-
-def _call_arguments(value: object) -> Mapping[str, object]:
-    """Check a mapping, or words of the form NAME=VALUE, whose values get their types from the pipeline's call."""
-    if isinstance(value, dict):
-        return value
-    if not isinstance(value, list):
-        raise ValueError(f"must be an object of arguments, not {_kind(value)}")
-    arguments: dict[str, object] = {}
-    for word in value:
-        name, equals, text = str(word).partition("=")
-        if not equals or not name.isidentifier():
-            raise ValueError(f"must be NAME=VALUE, not `{str(word)[:_SHOWN_CHARACTERS]}`")
-        if name in arguments:
-            raise ValueError(f"sets `{name}` twice")
-        arguments[name] = ArgumentText(_text(text))
-    return arguments
-
-
-def _modalities(value: object) -> frozenset[str]:
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("must be a list of modalities")
-    unknown = [name for name in names if name not in MODALITIES]
-    if unknown or not names:
-        what = f"not `{unknown[0]}`" if unknown else "the list is empty"
-        raise ValueError(f"must be a list of {', '.join(MODALITIES)}; {what}")
-    return frozenset(names)
-
-
-def _media_io(value: object) -> Mapping[str, float]:
-    """Return vLLM's options for videos, on the command line as JSON. Its loader of frames knows their names."""
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            value = json.loads(value)
-    videos = value.get("video") if isinstance(value, dict) and len(value) == 1 else None
-    if not isinstance(videos, dict) or not all(type(number) in (int, float) for number in videos.values()):
-        raise ValueError('must be an object of numbers for videos, such as {"video": {"fps": 1}}')
-    return videos
-
-
-def _sampling(value: object) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise ValueError(f"must be an object of sampling parameters, not {_kind(value)}")
-    from pydantic import ValidationError
-
-    from omni_cli.config.sampling_keys import Sampling
-
-    try:
-        Sampling.model_validate(value)
-    except ValidationError as failure:
-        error = failure.errors()[0]
-        key = str(error["loc"][0])
-        if error["type"] == "extra_forbidden":
-            near = suggest(key, Sampling.model_fields)
-            meant = f"; {near}" if near else ""
-            raise ValueError(f"has an unknown key `{key}`{meant}") from failure
-        reason = error["msg"].removeprefix("Input ")
-        raise ValueError(f"has an invalid value for `{key}`, which {reason}") from failure
-    return value
-
-
-CHECKERS: Mapping[str, Callable[[object], Any]] = {
-    "request_id": _name,
-    "prompt": _text,
-    "audio": _paths,
-    "image": _paths,
-    "mask": _path,
-    "control_image": _paths,
-    "video": _paths,
-    "language": _name,
-    "lora": _adapter,
-    "task": _task,
-    "timestamps": _flag,
-    "seed": _whole_number(MIN_SEED, MAX_SEED),
-    "sampling": _sampling,
-    "media_io_kwargs": _media_io,
-    "max_tokens": _whole_number(1, MAX_TOKENS),
-    "max_audio_tokens": _whole_number(1, MAX_TOKENS),
-    "temperature": _temperature,
-    "modalities": _modalities,
-    "raw": _flag,
-    "speak": _flag,
-    "voice": _voices,
-    "ref_text": _texts,
-    "speaker": _name,
-    "negative_prompt": _text,
-    # The pipeline decides what these values mean.
-    "num_inference_steps": _any_whole_number,
-    "guidance_scale": _number,
-    "strength": _number,
-    "duration": _number,
-    "num_frames": _any_whole_number,
-    "fps": _frame_rate,
-    "arg": _call_arguments,
-    "height": _any_whole_number,
-    "width": _any_whole_number,
-}
-
-
-def _kind(value: object) -> str:
-    """Return the JSON name of a value's type, which also makes sense for a command-line value."""
-    if value is None:
-        return "null"
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "text",
-        list: "a list",
-        dict: "an object",
-    }
-    return names.get(type(value), type(value).__name__)
+_ROWS = (
+    RequestField("request_id", checks.check_name, takers=("any",), lines=_BOTH),
+    RequestField(
+        "prompt",
+        checks.check_text,
+        takers=("chain",),
+        arguments=("prompt",),
+        option=Option("", "[PROMPT]", "The prompt; `-` reads it from stdin."),
+        lines=_BOTH,
+        http={
+            **on("images", "edits", "videos", "transcriptions", name="prompt"),
+            "chat": "messages",
+            "speech": "input",
+        },
+    ),
+    RequestField(
+        "audio",
+        checks.check_paths,
+        part="media",
+        takers=("text", "transcription"),
+        arguments=("audio", "initial_audio_waveforms", "src_audio"),
+        option=Option("--audio", "FILE", "Audio input (WAV, MP3, M4A, Ogg, ...). Repeatable."),
+        type=list[str],
+        lines=_BOTH,
+        http={"chat": "messages", "transcriptions": "file"},
+    ),
+    RequestField(
+        "image",
+        checks.check_paths,
+        part="media",
+        takers=("text",),
+        arguments=("image", "images", "input_images"),
+        option=Option("--image", "FILE", "Image input (PNG, JPEG, WebP, ...). Repeatable."),
+        type=list[str],
+        lines=_BOTH,
+        http={"chat": "messages", "edits": "image", "videos": "input_reference"},
+    ),
+    RequestField(
+        "mask",
+        checks.check_path,
+        part="media",
+        arguments=("mask_image", "mask"),
+        option=Option(
+            "--mask",
+            "FILE",
+            "Mask of the image: white where the model paints, black where the image stays. Of a video, one per frame.",
+        ),
+        http={"edits": "mask"},
+    ),
+    RequestField(
+        "control_image",
+        checks.check_paths,
+        part="media",
+        arguments=("control_image",),
+        option=Option("--control-image", "FILE", "Image that controls the layout. Repeatable."),
+        type=list[str],
+        http=on("images", "edits", name="control_image"),
+    ),
+    RequestField(
+        "video",
+        checks.check_paths,
+        part="media",
+        takers=("text",),
+        arguments=("video", "driving_video"),
+        option=Option("--video", "FILE", "Video input (MP4, WebM, ...), without its sound. Repeatable."),
+        type=list[str],
+        http={"chat": "messages", "videos": "input_reference"},
+    ),
+    RequestField(
+        "media_io_kwargs",
+        checks.check_media_io,
+        takers=("text",),
+        option=Option("--media-io-kwargs", "JSON", 'Frames of videos, as in vLLM: `{"video": {"fps": 1}}`.'),
+        http={"chat": "media_io_kwargs"},
+    ),
+    RequestField(
+        "language",
+        checks.check_name,
+        takers=("transcription",),
+        option=Option("--language", "CODE", "Language of the speech to transcribe, such as `en`. Default: detected."),
+        http={"transcriptions": "language"},
+    ),
+    # A route's path names the adapter by the model, and the task.
+    RequestField("lora", checks.check_adapter, takers=("any",)),
+    RequestField(
+        "task",
+        checks.check_task,
+        takers=("transcription",),
+        option=Option("--task", "TASK", "`transcribe` speech in its language, or `translate` it to English."),
+        http={"transcriptions": ""},
+    ),
+    RequestField(
+        "timestamps",
+        checks.check_flag,
+        takers=("transcription",),
+        option=Option("--timestamps", None, "Transcribe with the times of the text's parts."),
+        type=bool,
+    ),
+    # Its option belongs to every command that loads a profile.
+    RequestField(
+        "seed",
+        checks.whole_number(bounds.MIN_SEED, bounds.MAX_SEED),
+        takers=("any",),
+        lines=_BOTH,
+        http=on("chat", "speech", "images", "edits", "videos", name="seed"),
+    ),
+    RequestField(
+        "modalities",
+        checks.check_modalities,
+        takers=("any",),
+        option=Option(
+            "--modalities", "LIST", "Output modalities, such as `text,audio`. Default: all that the profile has."
+        ),
+        http={"chat": "modalities"},
+    ),
+    RequestField("sampling", checks.check_sampling, part="sampling", takers=("text", "transcription"), lines=_BOTH),
+    RequestField(
+        "max_tokens",
+        checks.whole_number(1, bounds.MAX_TOKENS),
+        part="sampling",
+        takers=("text", "transcription"),
+        option=Option("--max-tokens", "N", "Maximum length of the first AR stage's output, in tokens."),
+        type=int,
+        lines=(),
+        http={"chat": "max_completion_tokens"},
+    ),
+    RequestField(
+        "max_audio_tokens",
+        checks.whole_number(1, bounds.MAX_TOKENS),
+        part="speech",
+        takers=("audio",),
+        option=Option("--max-audio-tokens", "N", "Maximum length of the speech, in tokens of the stage that makes it."),
+        type=int,
+        http=on("chat", "speech", name="max_audio_tokens"),
+        limits={"ge": 1, "le": bounds.MAX_TOKENS},
+        about="Maximum of tokens that become sound.",
+    ),
+    RequestField(
+        "temperature",
+        checks.check_temperature,
+        part="sampling",
+        takers=("text", "transcription"),
+        option=Option("--temperature", "T", "Sampling temperature of the first AR stage; 0 is greedy."),
+        type=float,
+        lines=(),
+        http=on("chat", "transcriptions", name="temperature"),
+        limits={"ge": 0, "le": bounds.MAX_TEMPERATURE},
+        about="Default: 0, which is greedy.",
+    ),
+    RequestField(
+        "raw",
+        checks.check_flag,
+        takers=("text",),
+        option=Option("--raw", None, "Tokenize the prompt as it is, without the chat template."),
+        type=bool,
+    ),
+    RequestField(
+        "speak",
+        checks.check_flag,
+        part="speech",
+        takers=("audio",),
+        option=Option("--speak", None, "Speak the prompt itself, word for word, instead of an answer to it."),
+        type=bool,
+    ),
+    RequestField(
+        "voice",
+        checks.check_voices,
+        part="speech",
+        takers=("audio",),
+        option=Option(
+            "--voice --speaker",
+            "NAME|FILE",
+            "Voice of the speech: a speaker of the model, or a recording to clone, which has a `.` or `/` in its "
+            "name. Repeatable for recordings, one per speaker of the text.",
+        ),
+        type=list[str],
+        http={"chat": "audio", "speech": "voice"},
+    ),
+    RequestField(
+        "ref_text",
+        checks.check_texts,
+        part="speech",
+        option=Option(
+            "--ref-text", "TEXT", "Words spoken in the recording of `--voice`. Repeatable, one per recording."
+        ),
+        type=list[str],
+        http={"speech": "ref_text"},
+    ),
+    RequestField("speaker", checks.check_name, part="speech", takers=("audio",)),
+    RequestField(
+        name="instructions", check=checks.check_text, part="speech", lines=(), http={"speech": "instructions"}
+    ),
+    RequestField(
+        "negative_prompt",
+        checks.check_text,
+        part="diffusion",
+        takers=("image",),
+        arguments=("negative_prompt",),
+        option=Option("--negative-prompt", "TEXT", "Content to avoid in the image or video."),
+        http=on("images", "edits", "videos", name="negative_prompt"),
+    ),
+    # Where a check has no bounds, the pipeline decides what a value means; strangers have less room.
+    RequestField(
+        "num_inference_steps",
+        checks.check_whole_number,
+        part="diffusion",
+        takers=("diffusion",),
+        arguments=("num_inference_steps",),
+        option=Option("--num-inference-steps", "N", "Denoising steps of the diffusion stage."),
+        type=int,
+        http=on("images", "edits", "videos", name="num_inference_steps"),
+        limits={"ge": 1, "le": bounds.MAX_NUM_INFERENCE_STEPS},
+        is_traced=True,
+    ),
+    RequestField(
+        "guidance_scale",
+        checks.check_number,
+        part="diffusion",
+        takers=("diffusion",),
+        arguments=("guidance_scale",),
+        option=Option("--guidance-scale", "G", "Guidance scale of the diffusion stage."),
+        type=float,
+        http=on("images", "edits", "videos", name="guidance_scale"),
+    ),
+    RequestField(
+        "true_cfg_scale",
+        checks.check_number,
+        part="diffusion",
+        type=float,
+        lines=(),
+        http=on("images", "edits", name="true_cfg_scale"),
+    ),
+    RequestField(
+        "strength",
+        checks.check_number,
+        part="diffusion",
+        arguments=("strength", "inpaint_strength"),
+        option=Option("--strength", "S", "How far the input image is changed."),
+        type=float,
+        http=on("edits", "videos", name="strength"),
+    ),
+    RequestField(
+        "duration",
+        checks.check_number,
+        part="diffusion",
+        arguments=("audio_length_in_s", "audio_end_in_s", "audio_duration", "audio_duration_s", "duration"),
+        option=Option("--duration", "SECONDS", "Length of the audio or video that a diffusers pipeline makes."),
+        type=float,
+        http={"videos": "seconds"},
+        limits={"gt": 0, "le": bounds.MAX_DURATION_S},
+        about="Length, rounded to frames that the model can make. Default: the profile's.",
+    ),
+    RequestField(
+        "num_frames",
+        checks.check_whole_number,
+        part="diffusion",
+        takers=("video",),
+        arguments=("num_frames", "video_length", "frames"),
+        option=Option("--num-frames", "N", "Number of frames of the video."),
+        type=int,
+        http={"videos": "num_frames"},
+        limits={"ge": 1, "le": bounds.MAX_FRAMES_MADE},
+    ),
+    RequestField(
+        "fps",
+        checks.check_frame_rate,
+        part="diffusion",
+        takers=("video",),
+        arguments=("frame_rate", "fps", "conditioning_frame_rate"),
+        option=Option(
+            "--fps", "RATE", "Frames per second of the video, such as 24 or 24000/1001. Default: the pipeline's."
+        ),
+        http={"videos": "fps"},
+        about="Frames per second, a number or a ratio such as 24000/1001.",
+    ),
+    RequestField(
+        "arg",
+        checks.check_call_arguments,
+        part="diffusion",
+        option=Option("--arg", "NAME=VALUE", "Any other argument of the diffusers pipeline's call. Repeatable."),
+        type=list[str],
+    ),
+    RequestField(
+        "height",
+        checks.check_whole_number,
+        part="diffusion",
+        takers=("image", "video"),
+        arguments=("height",),
+        option=Option("--height", "PIXELS", "Height of the image or video."),
+        type=int,
+    ),
+    RequestField(
+        "width",
+        checks.check_whole_number,
+        part="diffusion",
+        takers=("image", "video"),
+        arguments=("width",),
+        option=Option("--width", "PIXELS", "Width of the image or video."),
+        type=int,
+    ),
+)
+FIELDS: Mapping[str, RequestField] = {row.name: row for row in _ROWS}
+"""The fields by name, in the order of the options."""

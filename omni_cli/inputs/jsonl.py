@@ -9,15 +9,14 @@ from typing import Any
 
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.fields import CHECKERS
+from omni_cli.inputs.fields import FIELDS
 from omni_cli.inputs.files import open_input
-from omni_cli.inputs.request_spec import BadRequest, RequestSpec, check_fields, get_spec
+from omni_cli.inputs.request_spec import OPTIONS_OF_SAMPLING, BadRequest, RequestSpec, check_fields, get_spec
 from omni_cli.text import suggest
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
-# `max_tokens` and `temperature` are options of the command, and keys of `sampling` in a line.
-KEYS = tuple(name for name in CHECKERS if name not in ("max_tokens", "temperature"))
+KEYS = tuple(name for name, row in FIELDS.items() if "generate" in row.lines)
 
 
 def read_requests(
@@ -40,7 +39,7 @@ def read_requests(
             request_id = claim_id(fields, request_id, place, taken)
             checked = check_fields(fields, capabilities, _label)
             merged = {**defaults, **checked}
-            sampling = {name: defaults[name] for name in ("max_tokens", "temperature") if name in defaults}
+            sampling = {name: value for name, value in defaults.items() if name in OPTIONS_OF_SAMPLING}
             merged["sampling"] = {**sampling, **checked.get("sampling", {})}
             if "arg" in defaults:
                 merged["arg"] = {**defaults["arg"], **checked.get("arg", {})}
@@ -96,7 +95,7 @@ def _check_keys(fields: Mapping[str, object]) -> None:
     for key in fields:
         if key in KEYS:
             continue
-        if key in CHECKERS:
+        if key in OPTIONS_OF_SAMPLING:
             hint = f'write it as "sampling": {{"{key}": ...}}'
         else:
             hint = suggest(key, KEYS) or f"known keys: {', '.join(KEYS)}"
@@ -111,7 +110,7 @@ def claim_id(
     request_id = default
     if key in fields:
         try:
-            request_id = CHECKERS["request_id"](fields[key])
+            request_id = FIELDS["request_id"].check(fields[key])
         except ValueError as error:
             raise InputError(f"{_label(key)} {error}") from error
     if request_id in taken:

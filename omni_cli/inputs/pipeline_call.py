@@ -15,8 +15,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from omni_cli.contents import ArgumentText, get_items
+from omni_cli.contents import get_items
 from omni_cli.errors import CheckpointError, InputError
+from omni_cli.inputs.checks import ArgumentText
+from omni_cli.inputs.fields import FIELDS
 from omni_cli.inputs.files import file_kind as kind_of_file
 from omni_cli.inputs.value_types import (
     ANY,
@@ -34,27 +36,12 @@ from omni_cli.inputs.value_types import (
 Medium = Literal["image", "mask", "control_image", "video", "audio"]
 Kind = Literal["image", "audio", "video", "tensor"]
 
-# The names that pipelines have for what a field of a request sets, the usual one first.
-MEDIA_ARGUMENTS: Mapping[Medium, tuple[str, ...]] = {
-    "image": ("image", "images", "input_images"),
-    "mask": ("mask_image", "mask"),
-    "control_image": ("control_image",),
-    "video": ("video", "driving_video"),
-    "audio": ("audio", "initial_audio_waveforms", "src_audio"),
-}
-_VIDEO_ARGUMENTS = {
-    "num_frames": ("num_frames", "video_length", "frames"),
-    "fps": ("frame_rate", "fps", "conditioning_frame_rate"),
-}
-_OTHER_NAMES = {
-    "strength": ("strength", "inpaint_strength"),
-    "duration": ("audio_length_in_s", "audio_end_in_s", "audio_duration", "audio_duration_s", "duration"),
-}
-_NAMED = ("negative_prompt", "num_inference_steps", "guidance_scale", "strength", "height", "width")
-# All fields of a request that a call can take, in the order of the command's options.
-FIELDS = ("prompt", *MEDIA_ARGUMENTS, *_NAMED, "duration", *_VIDEO_ARGUMENTS)
-# Fields for which pipelines have several names.
-_RENAMED = (*_OTHER_NAMES, "num_frames")
+_ARGUMENTS = {name: row.arguments for name, row in FIELDS.items() if row.arguments}
+MEDIA = tuple(name for name in _ARGUMENTS if FIELDS[name].part == "media")
+# The stage itself sets the rate.
+_RENAMED = tuple(
+    name for name, names in _ARGUMENTS.items() if FIELDS[name].part == "diffusion" and names[1:] and name != "fps"
+)
 # Only pipelines with a network for a control image have these; without `control_image`, their `image` is that image.
 _OF_CONTROL = {"controlnet_conditioning_scale", "adapter_conditioning_scale"}
 
@@ -137,19 +124,19 @@ class PipelineCall:
     def fields(self) -> frozenset[str]:
         """The request fields that it takes; `fps` and `duration` of every video."""
         if self.pipeline is None:
-            return frozenset({*FIELDS, "arg"})
-        names = {name for name in FIELDS if self.argument_for(name) is not None}
+            return frozenset({*_ARGUMENTS, "arg"})
+        names = {name for name in _ARGUMENTS if self.argument_for(name) is not None}
         if self.makes == "video":
             names |= {"fps", *(["duration"] if "num_frames" in names else [])}
         return frozenset({*names, "arg"})
 
     def argument_for(self, name: str) -> str | None:
         """Return the argument that takes a field of a request; None if there is none."""
-        if name in MEDIA_ARGUMENTS:
+        if name in MEDIA:
             return self._argument_for_medium(name)
-        if name in _VIDEO_ARGUMENTS:
-            return self._get_first(_VIDEO_ARGUMENTS[name]) if self.makes == "video" else None
-        return self._get_first(_OTHER_NAMES.get(name, (name,)))
+        if name in FIELDS and FIELDS[name].takers == ("video",) and self.makes != "video":
+            return None
+        return self._get_first(_ARGUMENTS.get(name, (name,)))
 
     def own_names(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's arguments by the call's names for them; raises `InputError` for fields that it lacks."""
@@ -164,7 +151,7 @@ class PipelineCall:
     def get_field(self, name: str) -> str:
         """Return the field of a request that sets an argument; "arg" for one without a field of its own."""
         # A control image goes to `image` where no other argument takes it.
-        fields = ("control_image", *FIELDS)
+        fields = ("control_image", *_ARGUMENTS)
         return next((field_name for field_name in fields if self.argument_for(field_name) == name), "arg")
 
     def is_listed(self, name: str) -> bool:
@@ -181,9 +168,9 @@ class PipelineCall:
     def check_set_once(self, fields: Mapping[Any, object]) -> None:
         """Raise `InputError` for an argument that a request sets in two ways."""
         taken = dict.fromkeys(_mapping(fields.get("arg")), "arg")
-        for name in (field_name for field_name in FIELDS if fields.get(field_name) not in (None, ())):
+        for name in (field_name for field_name in _ARGUMENTS if fields.get(field_name) not in (None, ())):
             argument = self.argument_for(name)
-            if argument in taken and not (taken[argument] in MEDIA_ARGUMENTS and self._collects(argument)):
+            if argument in taken and not (taken[argument] in MEDIA and self._collects(argument)):
                 raise InputError(
                     f"`{name}` and `{taken[argument]}` both set the argument `{argument}` of {self.pipeline}",
                     hint=f"remove {_option(name)}" if taken[argument] != "arg" else f"remove `{argument}` from `arg`",
@@ -263,7 +250,7 @@ class PipelineCall:
             raise CheckpointError(f"{self.pipeline} cannot run: {why}", hint="use a checkpoint of another pipeline")
 
     def _argument_for_medium(self, medium: str) -> str | None:
-        argument = self._get_first(MEDIA_ARGUMENTS[medium])  # type: ignore[index] # the caller's `name` is one
+        argument = self._get_first(_ARGUMENTS[medium])
         if argument is not None and medium == "video" and not _takes_frames(self.arguments[argument]):
             return None
         if argument is None and medium == "control_image" and _OF_CONTROL & self.arguments.keys():
@@ -282,7 +269,7 @@ class PipelineCall:
 
     def _file_hint(self, name: str, argument: Argument) -> str | None:
         medium = self.get_field(name)
-        if medium in MEDIA_ARGUMENTS:
+        if medium in MEDIA:
             return f"use {_option(medium)}"
         if argument.file_kind == "tensor":
             return f"name a NumPy file: `--arg {name}=@FILE.npy`"
@@ -346,7 +333,7 @@ def _expected(argument: Argument) -> str:
 
 def _option(name: str) -> str:
     """Return the option of a command for a field, for hints."""
-    return f"`--{name.replace('_', '-')}{' FILE' if name in MEDIA_ARGUMENTS else ''}`"
+    return f"`--{name.replace('_', '-')}{' FILE' if name in MEDIA else ''}`"
 
 
 def _cut(text: str) -> str:

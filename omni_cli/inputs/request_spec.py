@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.schema import PIPELINE_ARGUMENTS, EngineConfig
-from omni_cli.contents import CallFile, Nested, ReferenceVoice, changed_items, get_items, holds_files
+from omni_cli.contents import CallFile, Nested, changed_items, get_items, holds_files
+from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.fields import CHECKERS
+from omni_cli.inputs.fields import FIELDS
 from omni_cli.inputs.files import file_kind, load_tensor
 from omni_cli.inputs.media.audio import MAX_AUDIO_S
 from omni_cli.inputs.media.reading import ChooseFrames, Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.voices import spoken
 from omni_cli.outputs import GenerateRequest
 
-FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
-_SAMPLING_FIELDS = ("max_tokens", "temperature")
-_CALL_FIELDS = ("strength", "duration", "num_frames", "fps")
+FILE_FIELDS = tuple(name for name, row in FIELDS.items() if row.part == "media")
+# In request lines, they are keys of `sampling`.
+OPTIONS_OF_SAMPLING = tuple(name for name, row in FIELDS.items() if row.part == "sampling" and name != "sampling")
+_DIFFUSION_FIELDS = tuple(name for name, row in FIELDS.items() if row.part == "diffusion" and name != "arg")
+_ATTRIBUTES = {name for name, row in FIELDS.items() if row.part in ("request", "speech")} & {
+    attribute.name for attribute in fields(GenerateRequest)
+}
 
 Label = Callable[[str], str]
 Choice = Callable[[Mapping[str, float]], ChooseFrames | None]
@@ -68,7 +72,7 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
     for name, value in fields.items():
         capabilities.check_field(name, label(name))
         try:
-            checked[name] = CHECKERS[name](value)
+            checked[name] = FIELDS[name].check(value)
         except ValueError as error:
             raise InputError(f"{label(name)} {error}") from error
     if "speaker" in checked:  # the name of `voice` before voices were cloned
@@ -100,25 +104,17 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
     arguments = checked.get("arg", {})
     files = {name: value for name, value in arguments.items() if holds_files(value)}
     sampling = dict(checked.get("sampling", {}))
-    sampling.update({name: checked[name] for name in _SAMPLING_FIELDS if name in checked})
+    sampling.update({name: checked[name] for name in OPTIONS_OF_SAMPLING if name in checked})
     voices = checked.get("voice", ())
     recordings = tuple(voice for voice in voices if isinstance(voice, Path))
+    attributes = {name: value for name, value in checked.items() if name in _ATTRIBUTES}
+    attributes |= {"request_id": request_id, "speaker": None if recordings or not voices else voices[0]}
     request = GenerateRequest(
-        request_id,
-        checked.get("prompt"),
-        seed=checked.get("seed", 0),
-        modalities=checked.get("modalities"),
-        language=checked.get("language"),
-        lora=checked.get("lora"),
-        task=checked.get("task", "transcribe"),
-        timestamps=checked.get("timestamps", False),
-        raw=checked.get("raw", False),
-        speaker=None if recordings or not voices else voices[0],
+        **attributes,
         sampling=sampling,
-        max_audio_tokens=checked.get("max_audio_tokens"),
         diffusion={
             **{name: value for name, value in arguments.items() if name not in files},
-            **{name: checked[name] for name in (*PIPELINE_ARGUMENTS, *_CALL_FIELDS) if name in checked},
+            **{name: checked[name] for name in _DIFFUSION_FIELDS if name in checked},
         },
     )
     if checked.get("speak") and request.prompt is not None:

@@ -14,18 +14,19 @@ from typing import Any
 
 from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.fields import CHECKERS
+from omni_cli.inputs.fields import FIELDS
 from omni_cli.inputs.files import open_input
 from omni_cli.inputs.jsonl import parse_object, read_lines
 from omni_cli.text import suggest
 
 MAX_BYTES = 2**31
 _WHAT = "requests file"
-_KEYS = ("request_id", "prompt", "image", "audio", "seed", "sampling", "arrival_s")
-_PLAIN_KEYS = ("request_id", "prompt", "seed", "arrival_s")
+_ROWS = [row for row in FIELDS.values() if "loadtest" in row.lines]
+_KEYS = (*(row.name for row in _ROWS), "arrival_s")
+_PLAIN_KEYS = (*(row.name for row in _ROWS if row.part not in ("media", "sampling")), "arrival_s")
 # Of Mooncake's traces: milliseconds, tokens, and hashes of shared prefixes.
 _TRACE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
-_SAMPLING = {"max_tokens": "max_completion_tokens", "temperature": "temperature"}
+_SAMPLING = {row.name: row.http["chat"] for row in FIELDS.values() if row.part == "sampling" and row.http}
 _TURNS = ("conversations", "conversation", "messages")
 _HUMAN, _ANSWER = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
 _IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
@@ -153,7 +154,7 @@ def _exchange(conversation: object) -> tuple[str, str] | None:
     if asker not in _HUMAN or answerer not in _ANSWER or not isinstance(question, str) or not isinstance(answer, str):
         return None
     for text in (question, answer):
-        CHECKERS["prompt"](text)
+        FIELDS["prompt"].check(text)
     return (question, answer) if question.strip() and answer.strip() else None
 
 
@@ -209,7 +210,7 @@ class _LineReader:
         checked: dict[str, Any] = {}
         for key, value in fields.items():
             try:
-                checked[key] = value if key == "arrival_s" else CHECKERS[key](value)
+                checked[key] = value if key == "arrival_s" else FIELDS[key].check(value)
             except ValueError as error:
                 raise ValueError(f"`{key}` {error}") from error
         if "prompt" not in checked:

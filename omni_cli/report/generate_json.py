@@ -9,6 +9,7 @@ from typing import Any
 from omni_cli.config.schema import EngineConfig
 from omni_cli.contents import Transcript
 from omni_cli.errors import OmniError
+from omni_cli.inputs.fields import FIELDS
 from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TensorOutput, TextOutput, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput, preview_path
 
@@ -21,7 +22,7 @@ _OPTIONAL_OF_TRACE = (
     "finish_reason",
     "output_token_ids",
     "output_codes",
-    "num_inference_steps",
+    *(name for name, row in FIELDS.items() if row.is_traced),
     "encode_s",
 )
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import get_type_hints
 
-from omni_cli.cli.generate.options import RequestOptions
 from omni_cli.cli.terminal import console
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
 from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.fields import FIELDS
 from omni_cli.inputs.pipeline_call import SOUND_FIELDS
 from omni_cli.inputs.value_types import FileKind, described
 from omni_cli.report.tables import aligned
@@ -99,10 +98,9 @@ def _field_rows(capabilities: Capabilities) -> list[InputRow]:
 def _options() -> dict[str, tuple[str, str]]:
     """Return the options of a request by field: their form in the help, and their types."""
     options = {}
-    for name, hint in get_type_hints(RequestOptions, include_extras=True).items():
-        declared = hint.__metadata__[0]
-        # Typer keeps the first name of an option where its default would be.
-        flag = declared.default if isinstance(declared.default, str) else None
-        kind = str(hint.__origin__).removesuffix(" | None").removeprefix("<class '").removesuffix("'>")
-        options[name] = (" ".join(filter(None, (flag, declared.metavar))), kind)
+    for name, row in FIELDS.items():
+        if row.option is not None:
+            flag, _, _ = row.option.flags.partition(" ")
+            kind = row.type.__name__ if row.type in (str, int, float, bool) else str(row.type)
+            options[name] = (" ".join(filter(None, (flag, row.option.metavar))), kind)
     return options

@@ -19,7 +19,9 @@ from omni_cli.config.loader import load_profile
 from omni_cli.errors import UsageError
 from omni_cli.families import Cloning
 from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.media.audio import MAX_AUDIO_S, read_speech
+from omni_cli.inputs.fields import FIELDS
+from omni_cli.inputs.media.audio import MAX_AUDIO_S
+from omni_cli.inputs.media.audio import read_speech
 from omni_cli.loadtest.client import Client
 from omni_cli.loadtest.target import find_targets, parse_url
 from omni_cli.outputs import GenerateRequest
@@ -38,7 +40,7 @@ _CHAT_PROFILE = "tiny-omni"
 _IMAGE_PROFILE = "tiny-image"
 # For speech: the server knows what it clones.
 _ANY_VOICES = Cloning(max_voices=64, text="optional", max_s=MAX_AUDIO_S)
-_OF_TRANSCRIPTION = frozenset({"request_id", "prompt", "audio", "language", "task"})
+_OF_TRANSCRIPTION = frozenset({"request_id", *(name for name, row in FIELDS.items() if "transcriptions" in row.http)})
 
 
 def verify_server(options: VerifyOptions) -> int:

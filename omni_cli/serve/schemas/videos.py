@@ -8,14 +8,14 @@ from pydantic import AfterValidator, Field
 
 from omni_cli.config.bounds import MAX_FRAMES_MADE
 from omni_cli.config.schema import NumInferenceSteps
-from omni_cli.inputs.fields import CHECKERS
+from omni_cli.inputs.checks import check_frame_rate
 from omni_cli.serve.schemas.fields import MAX_DURATION_S, Form, Ignored, Seed, Upload
 from omni_cli.serve.schemas.images import Size, parse_size
 
 _CALL = ("negative_prompt", "num_inference_steps", "guidance_scale", "num_frames", "fps", "strength")
 
 Fps = Annotated[
-    str, AfterValidator(CHECKERS["fps"]), Field(json_schema_extra={"pattern": r"^[1-9]\d{0,2}(/100[01])?$"})
+    str, AfterValidator(check_frame_rate), Field(json_schema_extra={"pattern": r"^[1-9]\d{0,2}(/100[01])?$"})
 ]
 
 

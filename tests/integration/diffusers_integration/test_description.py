@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.tiny_pipelines.check import call_named
 
-from omni_cli.contents import ArgumentText
 from omni_cli.diffusers_integration.description import class_named, described_checkpoint
 from omni_cli.errors import CheckpointError, InputError
+from omni_cli.inputs.checks import ArgumentText
 from omni_cli.inputs.pipeline_call import PipelineCall
 from omni_cli.inputs.value_types import described
 
