@@ -16,7 +16,7 @@ from omni_cli.inputs import checks
 
 Part = Literal["request", "media", "sampling", "speech", "diffusion"]
 Taker = Literal["any", "chain", "transcription", "diffusion", "text", "audio", "image", "video"]
-Route = Literal["chat", "speech", "transcriptions", "images", "edits", "videos"]
+Route = Literal["chat", "speech", "transcriptions", "translations", "images", "edits", "videos"]
 Lines = Literal["generate", "loadtest"]
 
 
@@ -34,7 +34,8 @@ class RequestField:
     """One field of a request.
 
     `check` returns the checked value of an option or of a line's key, or raises `ValueError`. `part` is the part of a
-    `GenerateRequest` that has it: attributes of the same name, files, or the mappings `sampling` and `diffusion`.
+    `GenerateRequest` that has it: attributes of the same name, files, or the mappings `sampling` and `diffusion`; the
+    value of a field that `is_combined` is put together with others' there.
     `takers` are the stages that it affects: all, those of chains, those that transcribe or denoise, and those that make
     an output; the role of a family's stage may name more fields. A pipeline takes it if its call has one of
     `arguments`, the usual name first, and makes a video if that is the only taker.
@@ -48,6 +49,7 @@ class RequestField:
     name: str
     check: Callable[[object], Any]
     part: Part = "request"
+    is_combined: bool = False
     takers: tuple[Taker, ...] = ()
     arguments: tuple[str, ...] = ()
     option: Option | None = None
@@ -76,7 +78,7 @@ _ROWS = (
         option=Option("", "[PROMPT]", "The prompt; `-` reads it from stdin."),
         lines=_BOTH,
         http={
-            **on("images", "edits", "videos", "transcriptions", name="prompt"),
+            **on("images", "edits", "videos", "transcriptions", "translations", name="prompt"),
             "chat": "messages",
             "speech": "input",
         },
@@ -90,7 +92,7 @@ _ROWS = (
         option=Option("--audio", "FILE", "Audio input (WAV, MP3, M4A, Ogg, ...). Repeatable."),
         type=list[str],
         lines=_BOTH,
-        http={"chat": "messages", "transcriptions": "file"},
+        http={"chat": "messages", **on("transcriptions", "translations", name="file")},
     ),
     RequestField(
         "image",
@@ -137,6 +139,8 @@ _ROWS = (
     RequestField(
         "media_io_kwargs",
         checks.check_media_io,
+        part="media",
+        is_combined=True,
         takers=("text",),
         option=Option("--media-io-kwargs", "JSON", 'Frames of videos, as in vLLM: `{"video": {"fps": 1}}`.'),
         http={"chat": "media_io_kwargs"},
@@ -147,6 +151,8 @@ _ROWS = (
         takers=("transcription",),
         option=Option("--language", "CODE", "Language of the speech to transcribe, such as `en`. Default: detected."),
         http={"transcriptions": "language"},
+        limits={"min_length": 1, "max_length": bounds.MAX_NAME_LENGTH},
+        about="ISO 639-1 code. Default: detected.",
     ),
     # A route's path names the adapter by the model, and the task.
     RequestField("lora", checks.check_adapter, takers=("any",)),
@@ -155,7 +161,7 @@ _ROWS = (
         checks.check_task,
         takers=("transcription",),
         option=Option("--task", "TASK", "`transcribe` speech in its language, or `translate` it to English."),
-        http={"transcriptions": ""},
+        http=on("transcriptions", "translations", name=""),
     ),
     RequestField(
         "timestamps",
@@ -181,7 +187,14 @@ _ROWS = (
         ),
         http={"chat": "modalities"},
     ),
-    RequestField("sampling", checks.check_sampling, part="sampling", takers=("text", "transcription"), lines=_BOTH),
+    RequestField(
+        "sampling",
+        checks.check_sampling,
+        part="sampling",
+        is_combined=True,
+        takers=("text", "transcription"),
+        lines=_BOTH,
+    ),
     RequestField(
         "max_tokens",
         checks.whole_number(1, bounds.MAX_TOKENS),
@@ -211,7 +224,7 @@ _ROWS = (
         option=Option("--temperature", "T", "Sampling temperature of the first AR stage; 0 is greedy."),
         type=float,
         lines=(),
-        http=on("chat", "transcriptions", name="temperature"),
+        http=on("chat", "transcriptions", "translations", name="temperature"),
         limits={"ge": 0, "le": bounds.MAX_TEMPERATURE},
         about="Default: 0, which is greedy.",
     ),
@@ -226,6 +239,7 @@ _ROWS = (
         "speak",
         checks.check_flag,
         part="speech",
+        is_combined=True,
         takers=("audio",),
         option=Option("--speak", None, "Speak the prompt itself, word for word, instead of an answer to it."),
         type=bool,
@@ -234,6 +248,7 @@ _ROWS = (
         "voice",
         checks.check_voices,
         part="speech",
+        is_combined=True,
         takers=("audio",),
         option=Option(
             "--voice --speaker",
@@ -248,13 +263,14 @@ _ROWS = (
         "ref_text",
         checks.check_texts,
         part="speech",
+        is_combined=True,
         option=Option(
             "--ref-text", "TEXT", "Words spoken in the recording of `--voice`. Repeatable, one per recording."
         ),
         type=list[str],
         http={"speech": "ref_text"},
     ),
-    RequestField("speaker", checks.check_name, part="speech", takers=("audio",)),
+    RequestField("speaker", checks.check_name, part="speech", is_combined=True, takers=("audio",)),
     RequestField(
         name="instructions", check=checks.check_text, part="speech", lines=(), http={"speech": "instructions"}
     ),
@@ -345,6 +361,7 @@ _ROWS = (
         "arg",
         checks.check_call_arguments,
         part="diffusion",
+        is_combined=True,
         option=Option("--arg", "NAME=VALUE", "Any other argument of the diffusers pipeline's call. Repeatable."),
         type=list[str],
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,21 @@ from omni_cli.contents import CallFile, Nested, changed_items, get_items, holds_
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.fields import FIELDS
+from omni_cli.inputs.fields import FIELDS, Part
 from omni_cli.inputs.files import file_kind, load_tensor
 from omni_cli.inputs.media.audio import MAX_AUDIO_S
 from omni_cli.inputs.media.reading import ChooseFrames, Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.inputs.voices import spoken
 from omni_cli.outputs import GenerateRequest
 
-FILE_FIELDS = tuple(name for name, row in FIELDS.items() if row.part == "media")
+
+def _fields_in(*parts: Part) -> tuple[str, ...]:
+    return tuple(name for name, row in FIELDS.items() if row.part in parts and not row.is_combined)
+
+
+FILE_FIELDS = _fields_in("media")
 # In request lines, they are keys of `sampling`.
-OPTIONS_OF_SAMPLING = tuple(name for name, row in FIELDS.items() if row.part == "sampling" and name != "sampling")
-_DIFFUSION_FIELDS = tuple(name for name, row in FIELDS.items() if row.part == "diffusion" and name != "arg")
-_ATTRIBUTES = {name for name, row in FIELDS.items() if row.part in ("request", "speech")} & {
-    attribute.name for attribute in fields(GenerateRequest)
-}
+OPTIONS_OF_SAMPLING = _fields_in("sampling")
 
 Label = Callable[[str], str]
 Choice = Callable[[Mapping[str, float]], ChooseFrames | None]
@@ -107,14 +108,14 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
     sampling.update({name: checked[name] for name in OPTIONS_OF_SAMPLING if name in checked})
     voices = checked.get("voice", ())
     recordings = tuple(voice for voice in voices if isinstance(voice, Path))
-    attributes = {name: value for name, value in checked.items() if name in _ATTRIBUTES}
+    attributes = {name: value for name, value in checked.items() if name in _fields_in("request", "speech")}
     attributes |= {"request_id": request_id, "speaker": None if recordings or not voices else voices[0]}
     request = GenerateRequest(
         **attributes,
         sampling=sampling,
         diffusion={
             **{name: value for name, value in arguments.items() if name not in files},
-            **{name: checked[name] for name in _DIFFUSION_FIELDS if name in checked},
+            **{name: checked[name] for name in _fields_in("diffusion") if name in checked},
         },
     )
     if checked.get("speak") and request.prompt is not None:

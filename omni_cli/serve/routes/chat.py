@@ -20,11 +20,10 @@ from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
-from omni_cli.serve.schemas.chat import ChatCompletionRequest
+from omni_cli.serve.schemas.chat import ChatCompletionRequest, NamedTool
 from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.replies import ChatCompletion, ChatCompletionChunk
 from omni_cli.serve.schemas.sampling import StreamOptions
-from omni_cli.serve.schemas.tools import NamedTool
 from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.sse import DONE, event_stream
 
@@ -121,7 +120,7 @@ def _generate_request(
         # Text is generated on the way to speech and becomes its transcript.
         modalities=frozenset[Modality]({"text", "audio"}),
         speaker=None if body.audio is None else voice_name(body.audio.voice),
-        max_audio_tokens=body.max_audio_tokens,
+        **body.request_fields("speech"),
     )
 
 

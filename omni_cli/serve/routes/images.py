@@ -18,7 +18,7 @@ from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, errors
-from omni_cli.serve.schemas.images import ImageEditRequest, ImageFields, ImageRequest
+from omni_cli.serve.schemas.diffusion import ImageEditRequest, ImageFields, ImageRequest
 from omni_cli.serve.schemas.replies import ImageItem, ImagesReply
 from omni_cli.serve.service import Service, seeded_copies
 
@@ -82,7 +82,7 @@ def _media(body: ImageEditRequest, decoder: MediaDecoder) -> dict[str, Any]:
 def _check(service: Service, body: ImageFields) -> None:
     service.check_model(body.model)
     service.check_makes("image")
-    service.check_prompt_length(len(body.prompt) + len(body.negative_prompt or ""))
+    service.check_prompt_length(body.num_prompt_chars)
     if body.n is not None and body.n > service.limits.max_n:
         raise APIError(400, f"`n` may be at most {service.limits.max_n}", code="invalid_value", param="n")
 

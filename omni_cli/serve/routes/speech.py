@@ -44,7 +44,7 @@ def speech_routes(service: Service) -> APIRouter:
             seed=service.choose_seed(body.seed, exchange),
             lora=service.adapter(body.model),
             stream_audio=body.stream_format is not None,
-            max_audio_tokens=body.max_audio_tokens,
+            **body.request_fields("speech"),
             **await voice_fields(service, body),
         )
         generate = spoken(settings, body.input, _system_prompt(service, body))

@@ -14,8 +14,8 @@ from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.chat import check_chat, text_request
 from omni_cli.serve.routes.documented import RUNNING, errors
+from omni_cli.serve.schemas.chat import DetokenizeRequest, TokenizeRequest
 from omni_cli.serve.schemas.replies import DetokenizedText, Tokens
-from omni_cli.serve.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from omni_cli.serve.service import Service
 
 

@@ -20,7 +20,7 @@ from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
 from omni_cli.serve.schemas.replies import TranscriptEvent, TranscriptReply
-from omni_cli.serve.schemas.transcriptions import TranscriptionRequest, TranslationRequest
+from omni_cli.serve.schemas.speech import TranscriptionRequest, TranslationRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream
 
@@ -39,7 +39,7 @@ def transcription_routes(service: Service) -> APIRouter:
         """Write down a sound of any length."""
         _check_fields(body)
         exchange = Exchange.from_scope(request.scope)
-        generate = await _request(service, body, "transcribe", language=body.language)
+        generate = await _request(service, body, "transcribe")
         if body.stream:
             return await event_stream(_events(service, generate, exchange), exchange, service.log)
         return _reply(await service.result(generate, exchange), body, "transcribe")
@@ -67,21 +67,18 @@ def _check_fields(body: TranscriptionRequest) -> None:
         raise APIError(400, message, code="invalid_value", param=param)
 
 
-async def _request(
-    service: Service, body: TranslationRequest, task: SpeechTask, language: str | None = None
-) -> GenerateRequest:
+async def _request(service: Service, body: TranslationRequest, task: SpeechTask) -> GenerateRequest:
     service.check_model(body.model)
     service.check_transcribes()
     service.check_prompt_length(len(body.prompt or ""))
     media = await service.decode(partial(_media, body))
     return GenerateRequest(
         request_id=new_id("transcription"),
-        prompt=body.prompt or None,
         lora=service.adapter(body.model),
-        language=language,
         task=task,
         timestamps=body.has_times,
-        sampling={} if body.temperature is None else {"temperature": body.temperature},
+        sampling=body.request_fields("sampling"),
+        **{**body.request_fields("request"), "prompt": body.prompt or None},
         **media,
     )
 
@@ -140,7 +137,7 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
                     "end": segment.end_s,
                     "text": segment.text,
                     "tokens": list(segment.token_ids),
-                    "temperature": body.temperature or 0.0,
+                    "temperature": body.request_fields("sampling").get("temperature", 0.0),
                 }
                 for number, segment in enumerate(transcript.segments)
             ],

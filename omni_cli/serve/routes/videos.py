@@ -21,8 +21,8 @@ from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, content, errors
+from omni_cli.serve.schemas.diffusion import VideoRequest
 from omni_cli.serve.schemas.replies import DeletedVideo, VideoList, VideoReply
-from omni_cli.serve.schemas.videos import VideoRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.video_jobs import JOB_ID, VIDEOS, Job, VideoJobs, get_video
 
@@ -50,7 +50,8 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
         """Begin a video; it is made even if the client disconnects."""
         generate = await _generate_request(service, body, Exchange.from_scope(request.scope))
         service.check_ready()
-        seconds = "auto" if body.seconds is None else f"{body.seconds:g}"
+        duration = generate.diffusion.get("duration")
+        seconds = "auto" if duration is None else f"{duration:g}"
         running = _jobs(service, jobs)
         return _reply(running, await running.create(generate, seconds=seconds, size=body.size or "auto"))
 
@@ -130,7 +131,7 @@ async def _generate_request(service: Service, body: VideoRequest, exchange: Exch
     """Check a request and decode its image, before it may wait."""
     service.check_model(body.model)
     service.check_makes("video")
-    service.check_prompt_length(len(body.prompt) + len(body.negative_prompt or ""))
+    service.check_prompt_length(body.num_prompt_chars)
     medium = "image" if "image" in service.capabilities.fields else "video"
     service.check_given(set() if body.input_reference is None else {medium}, {medium: "input_reference"})
     return GenerateRequest(

@@ -20,7 +20,7 @@ from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, errors
 from omni_cli.serve.schemas.replies import DeletedVoice, SavedVoiceItem, VoiceItem, VoiceList
-from omni_cli.serve.schemas.voices import VoiceUpload
+from omni_cli.serve.schemas.speech import VoiceUpload
 from omni_cli.serve.service import Service
 from omni_cli.serve.voice_store import SavedVoice, TooManyVoices, VoiceExists, VoiceStore
 

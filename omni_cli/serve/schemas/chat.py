@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`, and `/tokenize` and `/detokenize` as vLLM has them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from omni_cli.config.sampling_keys import Tokens
-from omni_cli.contents import ToolUse
-from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Strict, Voice, VoiceId
+from omni_cli.config.sampling_keys import TokenId, Tokens
+from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Strict, Voice, VoiceId, with_fields_of
 from omni_cli.serve.schemas.sampling import SampledText
-from omni_cli.serve.schemas.tools import GivenToolCall, NamedTool, ToolChoice, Tools
+from omni_cli.contents import ToolUse
 
+_NAME = Annotated[str, Field(min_length=1, max_length=256)]
 MAX_LOGPROBS = 20
 """vLLM's default maximum, and OpenAI's."""
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -21,6 +21,47 @@ TemplateVariables = Annotated[
 MediaIO = Annotated[
     dict[Literal["video"], dict[str, float]], Field(description="Frames that the model sees, as in vLLM.")
 ]
+
+
+class Function(Strict):
+    name: _NAME
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="A JSON Schema of its arguments.")
+    strict: bool | None = Field(None, description="Bind a call's arguments to the schema.")
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Strict):
+    name: _NAME
+
+
+class NamedTool(Strict):
+    """The function that the answer must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(Strict):
+    name: _NAME
+    arguments: str = Field(description="JSON.")
+
+
+class GivenToolCall(Strict):
+    """A call in an earlier answer."""
+
+    id: Annotated[str, Field(min_length=1)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Ignored
+
+
+Tools = Annotated[Items[Tool], Field(max_length=1000)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 class TextPart(Strict):
@@ -113,12 +154,12 @@ class AudioSettings(Strict):
     format: Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"] = "wav"
 
 
+@with_fields_of("chat")
 class ChatCompletionRequest(SampledText, ForOpenAI):
     messages: Annotated[Items[Message], Field(min_length=1, max_length=1000)]
     modalities: Annotated[Items[Literal["text", "audio"]], Field(min_length=1)] | None = None
     audio: AudioSettings | None = None
     max_completion_tokens: Tokens | None = None
-    max_audio_tokens: Tokens | None = Field(None, description="Maximum of tokens that become sound.")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     reasoning_effort: ReasoningEffort | None = Field(None, description="Where the model's chat template has it.")
@@ -161,3 +202,31 @@ class ChatCompletionRequest(SampledText, ForOpenAI):
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
         return values
+
+
+class TokenizeRequest(Strict):
+    """Has `prompt` or `messages`."""
+
+    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+    prompt: str | None = None
+    messages: Annotated[Items[Message], Field(min_length=1, max_length=1000)] | None = None
+    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
+    return_token_strs: bool | None = None
+
+    add_generation_prompt: bool | None = Field(None, description="Begin the answer to the messages. Default: true.")
+    chat_template_kwargs: TemplateVariables | None = None
+    media_io_kwargs: MediaIO | None = None
+    tools: Tools | None = None
+    continue_final_message: bool | None = Field(None, description="End with the last message, which stays open.")
+    chat_template: Annotated[object, Only()] = None
+    mm_processor_kwargs: Annotated[object, Only({})] = None
+
+    def as_chat(self) -> ChatCompletionRequest:
+        """Return the chat whose prompt is tokenized."""
+        names = self.model_fields.keys() & ChatCompletionRequest.model_fields.keys()
+        return ChatCompletionRequest(**{name: getattr(self, name) for name in names})
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+    tokens: Items[TokenId]

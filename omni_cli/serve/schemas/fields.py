@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar, get_args
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import jiter
 from fastapi import UploadFile
@@ -14,18 +15,17 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    create_model,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from starlette.datastructures import UploadFile as StarletteUploadFile
 
 from omni_cli.config.bounds import MAX_NAME_LENGTH, MAX_SEED, MIN_SEED
-
-# The most that a stranger may have made: a device's memory, not a model's ability, ends there.
-MAX_PIXELS_MADE = 4096 * 4096
-MAX_DURATION_S = 24 * 60 * 60
+from omni_cli.inputs.fields import FIELDS, Part, RequestField, Route
 
 T = TypeVar("T")
+Body = TypeVar("Body", bound="Strict")
 # One error is enough: for a list of 100,000 they take a second.
 Items = Annotated[list[T], Field(fail_fast=True)]
 _MAX_FIELDS = 1000
@@ -45,6 +45,16 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    route: ClassVar[Route | None] = None
+    """The route whose fields the class has, see `with_fields_of`."""
+
+    def request_fields(self, part: Part) -> dict[str, Any]:
+        """Return the set fields of a part of the request, by their names in the table of fields."""
+        rows = [row for row in FIELDS.values() if row.part == part and not row.is_combined]
+        keys = {row.name: key for row in rows if self.route is not None and (key := row.http.get(self.route))}
+        values = {name: getattr(self, key) for name, key in keys.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
     @model_validator(mode="before")
     @classmethod
     def _take_integral_numbers(cls, fields: object) -> object:
@@ -57,6 +67,26 @@ class Strict(BaseModel):
             name: [_integral(item) for item in value] if isinstance(value, list) else _integral(value)
             for name, value in fields.items()
         }
+
+
+def with_fields_of(route: Route) -> Callable[[type[Body]], type[Body]]:
+    """Add to a body's class the fields of requests on a route that it does not declare itself."""
+
+    def extend(body: type[Body]) -> type[Body]:
+        added: dict[str, Any] = {
+            name: (_http_type(row) | None, Field(None, description=row.about))
+            for row in FIELDS.values()
+            if (name := row.http.get(route)) and name not in body.model_fields
+        }
+        extended = create_model(body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **added)
+        extended.route = route
+        return extended
+
+    return extend
+
+
+def _http_type(row: RequestField) -> Any:
+    return Annotated[row.type, Field(**row.limits)] if row.limits else row.type
 
 
 class Form(Strict):

@@ -10,8 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from omni_cli.config.sampling_keys import Fraction, Temperature, Tokens
 from omni_cli.serve.schemas import chat
 from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Seed, Strict
-from omni_cli.serve.schemas.structured_outputs import JsonObjectFormat, JsonSchema, TextFormat
-from omni_cli.serve.schemas.tools import Function, FunctionName
+from omni_cli.serve.schemas.sampling import JsonObjectFormat, JsonSchema, TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -103,11 +102,11 @@ InputItem = Annotated[
 ]
 
 
-class FlatTool(Function):
+class FlatTool(chat.Function):
     type: Literal["function"]
 
 
-class FlatNamedTool(FunctionName):
+class FlatNamedTool(chat.FunctionName):
     type: Literal["function"]
 
 

@@ -1,21 +1,25 @@
-"""`POST /v1/audio/speech`."""
+"""`POST /v1/audio/speech`, `/v1/audio/voices`, `/v1/audio/transcriptions` and `/v1/audio/translations`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from omni_cli.config.sampling_keys import Tokens
-from omni_cli.serve.schemas.fields import Items, Only, Seed, Strict, Voice, VoiceId
+from omni_cli.config.bounds import MAX_NAME_LENGTH
+from omni_cli.serve.schemas.fields import Form, Items, Only, Seed, Strict, Upload, Voice, VoiceId, with_fields_of
+from omni_cli.serve.voice_store import NAME_PATTERN
 
 Words = Annotated[str, Field(min_length=1)]
 
+_NO_CONSENT = ("0", "false", "no", "none", "null")
 # Of `sample_rate`; the other formats have all of them.
 OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
 
 
+@with_fields_of("speech")
 class SpeechRequest(Strict):
     model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     input: str = Field(min_length=1, description="The text to speak.")
@@ -42,7 +46,6 @@ class SpeechRequest(Strict):
         None, description="Samples per second. Default: the model's."
     )
     seed: Seed | None = None
-    max_audio_tokens: Tokens | None = Field(None, description="Maximum of tokens that become sound.")
 
     instructions: str | None = Field(None, description="How to speak: added to the system prompt, if it has an effect.")
 
@@ -55,3 +58,60 @@ class SpeechRequest(Strict):
     @property
     def audio_format(self) -> str:
         return self.response_format or ("pcm" if self.stream_format == "sse" else "mp3")
+
+
+def _check_name(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise ValueError("must have 1 to 64 letters, digits, `-` and `_`, with a letter or digit at its beginning")
+    return name
+
+
+def _check_consent(consent: str) -> str:
+    if consent.lower() in _NO_CONSENT or consent.isspace():
+        raise ValueError("must say that the speaker agrees: a voice is cloned only with consent")
+    return consent
+
+
+class VoiceUpload(Form):
+    name: Annotated[str, AfterValidator(_check_name)] = Field(
+        description="The voice's name in requests.", json_schema_extra={"pattern": f"^{NAME_PATTERN}$"}
+    )
+    audio_sample: Upload = Field(description="Some seconds of one speaker: WAV, FLAC, MP3, Ogg, M4A, WebM, ...")
+    consent: Annotated[str, AfterValidator(_check_consent)] = Field(
+        min_length=1,
+        max_length=MAX_NAME_LENGTH,
+        json_schema_extra={"pattern": r"\S", "not": {"enum": list(_NO_CONSENT)}},
+        description="The speaker's consent: the id of a recording of it, or a sentence. It is kept with the voice.",
+    )
+    ref_text: str | None = Field(
+        None, min_length=1, description="The words of the recording, for models that use them."
+    )
+
+
+@with_fields_of("translations")
+class TranslationRequest(Form):
+    file: Upload = Field(description="The sound: WAV, FLAC, MP3, Ogg, M4A, WebM, ...")
+    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+    prompt: str | None = Field(None, description="Text that came before, or words that may occur.")
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] | None = Field(
+        None, description="Default: `json`. The last three have times."
+    )
+
+    @property
+    def has_times(self) -> bool:
+        return self.response_format in ("srt", "vtt", "verbose_json")
+
+
+@with_fields_of("transcriptions")
+class TranscriptionRequest(TranslationRequest):
+    stream: bool | None = Field(None, description="Send the text as events while it is made.")
+    timestamp_granularities: Items[Literal["segment"]] = Field(
+        default=[],
+        alias="timestamp_granularities[]",
+        description="With `verbose_json`; times of words are not supported.",
+    )
+
+    chunking_strategy: Annotated[object, Only("auto")] = None
+    include: Annotated[object, Only()] = Field(None, alias="include[]")
+    known_speaker_names: Annotated[object, Only()] = Field(None, alias="known_speaker_names[]")
+    known_speaker_references: Annotated[object, Only()] = Field(None, alias="known_speaker_references[]")

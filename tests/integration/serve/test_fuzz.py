@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from support.omni_server import CHAT, EDITS, IMAGES, SPEECH, VIDEOS, OmniServer
 
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
-from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
+from omni_cli.serve.schemas.diffusion import ImageEditRequest, ImageRequest, VideoRequest
 from omni_cli.serve.schemas.speech import SpeechRequest
-from omni_cli.serve.schemas.videos import VideoRequest
 
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -1,27 +1,20 @@
-"""`POST /v1/images/generations` and `/v1/images/edits`."""
+"""`POST /v1/images/generations`, `/v1/images/edits`, `/v1/videos` and `/v1/videos/sync`."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
 from pydantic import AfterValidator, ConfigDict, Field
 
 from omni_cli.config.bounds import MAX_IMAGE_SIDE
-from omni_cli.config.schema import NumInferenceSteps
-from omni_cli.serve.schemas.fields import (
-    MAX_PIXELS_MADE,
-    Form,
-    Ignored,
-    Only,
-    Seed,
-    Strict,
-    Upload,
-)
+from omni_cli.inputs.checks import check_frame_rate
+from omni_cli.serve.schemas.fields import Form, Ignored, Only, Seed, Strict, Upload, with_fields_of
 
 _MAX_FILES = 16
-_DIFFUSION = ("negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale", "strength")
+# The most that a stranger may have made: a device's memory, not a model's ability, ends there.
+_MAX_PIXELS_MADE = 4096 * 4096
 
 _SIZE = r"([1-9]\d{0,4})x([1-9]\d{0,4})"
 _SIZE_OR_AUTO = f"^({_SIZE}|auto)$"
@@ -41,33 +34,46 @@ def parse_size(value: str) -> tuple[int, int]:
     width, height = int(match[1]), int(match[2])
     if max(width, height) > MAX_IMAGE_SIDE:
         raise ValueError(f"a side may have at most {MAX_IMAGE_SIDE} pixels")
-    if width * height > MAX_PIXELS_MADE:
-        raise ValueError(f"an image may have at most {MAX_PIXELS_MADE} pixels")
+    if width * height > _MAX_PIXELS_MADE:
+        raise ValueError(f"an image may have at most {_MAX_PIXELS_MADE} pixels")
     return width, height
 
 
 Size = Annotated[str, AfterValidator(_check_size), Field(json_schema_extra={"pattern": _SIZE_OR_AUTO})]
 
 
-class ImageFields(Strict):
-    """The fields of generations and edits."""
+class DiffusionBody(Strict):
+    """The fields of every route for images and videos."""
 
     model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     prompt: str = Field(min_length=1)
-    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of images; each has the next seed.")
     size: Size | None = Field(None, description="`WIDTHxHEIGHT`. Default, also for `auto`: the profile's.")
+    seed: Seed | None = None
+
+    user: Ignored
+    safety_identifier: Ignored
+
+    def diffusion(self) -> dict[str, Any]:
+        """Return the given arguments of the pipeline's call."""
+        arguments = self.request_fields("diffusion")
+        if self.size not in (None, "auto"):
+            arguments["width"], arguments["height"] = parse_size(self.size)
+        return arguments
+
+    @property
+    def num_prompt_chars(self) -> int:
+        return len(self.prompt) + len(self.diffusion().get("negative_prompt", ""))
+
+
+class ImageFields(DiffusionBody):
+    """The fields of generations and edits."""
+
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of images; each has the next seed.")
     response_format: Literal["b64_json", "url"] | None = Field(None, description="`url` is a data URL.")
     output_format: Literal["png", "jpeg", "webp"] | None = Field(None, description="Default: `png`.")
     output_compression: Annotated[int, Field(ge=0, le=100)] | None = Field(
         None, description="Quality of `jpeg` and `webp`. Default: 100."
     )
-
-    # Our extensions, with diffusers' names.
-    seed: Seed | None = None
-    negative_prompt: str | None = None
-    num_inference_steps: NumInferenceSteps | None = None
-    guidance_scale: float | None = None
-    true_cfg_scale: float | None = None
     return_stage_times: bool | None = Field(None, description="Also return when each stage worked for the first image.")
 
     background: Annotated[object, Only("auto", "opaque")] = None
@@ -77,25 +83,16 @@ class ImageFields(Strict):
 
     moderation: Ignored
     quality: Ignored
-    user: Ignored
-    safety_identifier: Ignored
 
     @property
     def image_format(self) -> str:
         return self.output_format or "png"
 
-    def diffusion(self) -> dict[str, object]:
-        """The given arguments of the pipeline's call."""
-        values = {name: getattr(self, name, None) for name in _DIFFUSION}
-        arguments = {name: value for name, value in values.items() if value is not None}
-        if self.size not in (None, "auto"):
-            arguments["width"], arguments["height"] = parse_size(self.size)
-        return arguments
-
 
 _Url = Annotated[str, Field(min_length=1)]
 
 
+@with_fields_of("images")
 class ImageRequest(ImageFields):
     control_image: _Url | Annotated[list[_Url], Field(min_length=1, max_length=_MAX_FILES)] | None = Field(
         None,
@@ -107,6 +104,7 @@ class ImageRequest(ImageFields):
 _Images = Annotated[list[Upload], Field(max_length=_MAX_FILES, json_schema_extra={"minItems": 1})]
 
 
+@with_fields_of("edits")
 class ImageEditRequest(ImageFields, Form):
     """The official client sends one image as `image`, several as `image[]`."""
 
@@ -120,7 +118,6 @@ class ImageEditRequest(ImageFields, Form):
     control_image: Annotated[list[Upload], Field(max_length=_MAX_FILES)] = Field(
         default=[], description="What controls the layout: an image, or several."
     )
-    strength: float | None = None
 
     input_fidelity: Annotated[object, Only()] = None
     markup: Annotated[object, Only()] = None
@@ -130,3 +127,16 @@ class ImageEditRequest(ImageFields, Form):
         """The images with the names of their fields, for messages."""
         files = [*self.image, *self.more_images]
         return [("image" if len(files) == 1 else f"image[{number}]", file) for number, file in enumerate(files)]
+
+
+Fps = Annotated[
+    str, AfterValidator(check_frame_rate), Field(json_schema_extra={"pattern": r"^[1-9]\d{0,2}(/100[01])?$"})
+]
+
+
+@with_fields_of("videos")
+class VideoRequest(DiffusionBody, Form):
+    input_reference: Upload | None = Field(
+        None, description="An image, such as the first frame; or a video for a model that changes it."
+    )
+    fps: Fps | None = Field(None, description="Frames per second, a number or a ratio such as 24000/1001.")
