@@ -24,7 +24,8 @@ class KeyNotes:
 
     `backend` is the only one on which the key has an effect; `reason` and `hint` explain it. `pattern` describes the
     field's pattern in words; `values` lists a backend's values, if it does not have all of them; `missing` is the hint
-    if a required key is absent. `elsewhere` maps values that have a meaning elsewhere to the hint for them.
+    if a required key is absent. `elsewhere` maps values that have a meaning elsewhere to the hint for them. A request
+    may set a key that `is_argument` of the pipeline's call, too.
     """
 
     backend: Backend | None = None
@@ -34,6 +35,7 @@ class KeyNotes:
     values: Mapping[Backend, tuple[str, ...]] = field(default_factory=dict)
     missing: str | None = None
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    is_argument: bool = False
 
 
 def notes_on(key: FieldInfo) -> KeyNotes:
@@ -48,3 +50,4 @@ def has_effect(key: FieldInfo, backend: str) -> bool:
 
 VLLM_ONLY = KeyNotes(backend="vllm")
 DIFFUSERS_ONLY = KeyNotes(backend="diffusers")
+ARGUMENT = KeyNotes(is_argument=True)

@@ -23,7 +23,16 @@ from omni_cli.config.bounds import (
     MAX_TOKENS,
     MIN_SEED,
 )
-from omni_cli.config.key_notes import DIFFUSERS_ONLY, VLLM_ONLY, Backend, KeyNotes, StrictKeys, has_effect
+from omni_cli.config.key_notes import (
+    ARGUMENT,
+    DIFFUSERS_ONLY,
+    VLLM_ONLY,
+    Backend,
+    KeyNotes,
+    StrictKeys,
+    has_effect,
+    notes_on,
+)
 from omni_cli.config.lora_keys import Adapter, LoraKeys
 from omni_cli.config.pipeline_keys import AccelerationKeys, ArgumentName, Dtype, MemoryKeys, ParallelKeys, Ranks
 from omni_cli.config.sampling_keys import Fraction, Sampling, Tokens
@@ -211,8 +220,8 @@ class ARStageConfig(_Stage):
 class ImageSize(StrictKeys):
     """Keys of stages that determine the size of an image."""
 
-    height: Pixels | None = Field(None, description="Height of the image in pixels.")
-    width: Pixels | None = Field(None, description="Width of the image in pixels.")
+    height: Annotated[Pixels | None, ARGUMENT] = Field(None, description="Height of the image in pixels.")
+    width: Annotated[Pixels | None, ARGUMENT] = Field(None, description="Width of the image in pixels.")
 
 
 class DiffusionStageConfig(AccelerationKeys, ParallelKeys, MemoryKeys, ImageSize, _Stage):
@@ -220,9 +229,11 @@ class DiffusionStageConfig(AccelerationKeys, ParallelKeys, MemoryKeys, ImageSize
 
     kind: Annotated[Literal["diffusion"], _KIND] = Field(description="Denoises in a fixed number of steps.")
     backend: Backend = Field("diffusers", description="The engine that runs the stage.")
-    num_inference_steps: NumInferenceSteps | None = Field(None, description="Denoising steps.")
-    guidance_scale: float | None = Field(None, ge=0, le=1000, description="Strength of guidance.")
-    negative_prompt: Text | None = Field(None, description="Content to avoid in the image or the video.")
+    num_inference_steps: Annotated[NumInferenceSteps | None, ARGUMENT] = Field(None, description="Denoising steps.")
+    guidance_scale: Annotated[float | None, ARGUMENT] = Field(None, ge=0, le=1000, description="Strength of guidance.")
+    negative_prompt: Annotated[Text | None, ARGUMENT] = Field(
+        None, description="Content to avoid in the image or the video."
+    )
     fps: Annotated[float | None, DIFFUSERS_ONLY] = Field(
         None,
         gt=0,
@@ -266,8 +277,8 @@ class DiffusionStageConfig(AccelerationKeys, ParallelKeys, MemoryKeys, ImageSize
         return self._droppable_arguments
 
 
-# Keys of a diffusion stage, and fields of a request, that are arguments of the pipeline's call.
-PIPELINE_ARGUMENTS = ("negative_prompt", "height", "width", "num_inference_steps", "guidance_scale")
+PIPELINE_ARGUMENTS = tuple(name for name, key in DiffusionStageConfig.model_fields.items() if notes_on(key).is_argument)
+"""Keys of a diffusion stage, and fields of a request, that are arguments of the pipeline's call."""
 StageConfig = ARStageConfig | DiffusionStageConfig
 STAGE_MODELS: dict[str, type[StageConfig]] = {"ar": ARStageConfig, "diffusion": DiffusionStageConfig}
 

@@ -69,10 +69,7 @@ def batch_key(request: DiffusionRequest) -> Hashable:
     executor's.
     """
     return (
-        request.height,
-        request.width,
-        request.num_inference_steps,
-        request.guidance_scale,
+        *(getattr(request, name) for name in PIPELINE_ARGUMENTS if name != "negative_prompt"),
         request.negative_prompt is not None,
         request.lora,
         freeze(request.call),

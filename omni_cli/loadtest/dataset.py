@@ -26,7 +26,7 @@ _KEYS = (*(row.name for row in _ROWS), "arrival_s")
 _PLAIN_KEYS = (*(row.name for row in _ROWS if row.part not in ("media", "sampling")), "arrival_s")
 # Of Mooncake's traces: milliseconds, tokens, and hashes of shared prefixes.
 _TRACE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
-_SAMPLING = {row.name: row.http["chat"] for row in FIELDS.values() if row.part == "sampling" and row.http}
+_SAMPLING = {row.name: row.http["chat"] for row in FIELDS.values() if row.part == "sampling" and "chat" in row.http}
 _TURNS = ("conversations", "conversation", "messages")
 _HUMAN, _ANSWER = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
 _IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}

@@ -11,6 +11,7 @@ import torch
 from vllm import PoolingParams
 from vllm.outputs import PoolingRequestOutput
 
+from omni_cli.config.schema import PIPELINE_ARGUMENTS
 from omni_cli.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import CODES
 from omni_cli.models.codec.settings import CodecConfig
@@ -28,7 +29,7 @@ WHOLE_PIECE_FRAMES = 256
 # Frames of all pieces in one step.
 FRAMES_PER_STEP = 1024
 # Keys of a diffusion stage that have no meaning without denoising.
-_DENOISING = ("num_inference_steps", "guidance_scale", "negative_prompt", "height", "width", "call")
+_DENOISING = (*PIPELINE_ARGUMENTS, "call")
 
 
 @dataclass

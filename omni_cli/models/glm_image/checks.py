@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from omni_cli.config.schema import ARStageConfig, ImageSize
 from omni_cli.errors import InputError
+from omni_cli.models.glm_image.family import FAMILY
+from omni_cli.models.glm_image.settings import PriorConfig
 
 if TYPE_CHECKING:
     from omni_cli.config.schema import EngineConfig
@@ -24,8 +26,6 @@ class PriorConfig(ImageSize, ARStageConfig):
 FACTOR = 32
 """Pixels per token in either direction, before the tokens are upsampled."""
 _DEFAULT_PIXELS = 1024
-# The pipeline's arguments that a request can set.
-_ARGUMENTS = ("height", "width", "num_inference_steps", "guidance_scale")
 # The other fields of `Sampling` set the number of tokens, which is fixed, or concern prompt tokens without logits.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "logprobs")
 
@@ -40,8 +40,9 @@ def check_request(request: GenerateRequest, config: EngineConfig) -> None:
 
 
 def check_arguments(names: Iterable[str]) -> None:
+    decoder = FAMILY.role("decoder")
     for name in names:
-        if name not in _ARGUMENTS:
+        if decoder is None or name not in decoder.takes:
             raise InputError(f"this pipeline takes no `{name}`", hint=f"remove `{name}`")
 
 

@@ -41,6 +41,7 @@ FAMILY = Family(
             stage=f"{_HERE}.decoder_stage:DecoderStage",
             input="prior",
             makes="image",
+            takes=("height", "width", "num_inference_steps", "guidance_scale"),
             needed_files=(
                 ("transformer/config.json",),
                 ("text_encoder/config.json",),
