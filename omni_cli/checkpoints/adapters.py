@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from omni_cli.checkpoints.files import read_header, read_object, weight_shapes
-from omni_cli.config.lora_keys import Adapter
 from omni_cli.config.schema import ARStageConfig, StageConfig
+from omni_cli.config.stage_keys import Adapter
 from omni_cli.errors import CheckpointError
 from omni_cli.families import StageRole
 

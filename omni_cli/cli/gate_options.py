@@ -74,7 +74,7 @@ class GateOptions(DisplayOptions):
             memory = read_fraction("--max-memory-regression", max_memory_regression)
         limits = None
         if self.gate is not None:
-            from omni_cli.config.gate_file import load_gate_file
+            from omni_cli.config.gate_limits import load_gate_file
 
             limits = load_gate_file(self.gate)
         limits = merge_limits(

@@ -39,7 +39,7 @@ def profile_source(options: ProfileOptions, lora: Sequence[str] | None = None) -
 
 def _lora_overrides(options: Sequence[str], stage: str) -> list[str]:
     """Return `--lora NAME=DIR` options as overrides of a stage's keys. Raises `UsageError`."""
-    from omni_cli.config.lora_keys import ADAPTER_NAME_PATTERN
+    from omni_cli.config.stage_keys import ADAPTER_NAME_PATTERN
 
     adapters: dict[str, str] = {}
     for text in options:
@@ -70,7 +70,7 @@ def choose_profile(profile: str | None, model: str | None, *, quiet: bool = Fals
         if not quiet:
             console.print_note(f"profile: {bundled}, which is for {model}")
         return bundled
-    from omni_cli.config.yaml_writer import to_yaml
+    from omni_cli.config.yaml_tree import to_yaml
 
     data = derive(model)
     if not quiet:

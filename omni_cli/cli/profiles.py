@@ -84,7 +84,7 @@ def show(
     """Show a profile as YAML, fully resolved: with its defaults, `--set`, `--model` and `--seed`."""
     from omni_cli.config.loader import load_profile
     from omni_cli.config.schema import profile_data
-    from omni_cli.config.yaml_writer import to_yaml
+    from omni_cli.config.yaml_tree import to_yaml
 
     if profile is not None and option_profile is not None:
         raise UsageError("the profile is given twice", hint="omit `--profile` or the argument")
@@ -140,7 +140,7 @@ def create(
     quiet: QuietOption = False,
 ) -> None:
     """Write a profile derived from a checkpoint, with defaults for this machine."""
-    from omni_cli.config.yaml_writer import to_yaml
+    from omni_cli.config.yaml_tree import to_yaml
 
     data = derive(model)
     if output is not None:
@@ -164,7 +164,7 @@ def schema(as_json: JsonOption = False) -> None:
 
     Save it next to a profile and start the profile with `# yaml-language-server: $schema=FILE`.
     """
-    from omni_cli.config.json_schema import json_schema
+    from omni_cli.config.roles import json_schema
 
     console.print_json(json_schema())
 

@@ -1,15 +1,23 @@
-"""The limits of a gate, from a file or from options."""
+"""The limits of a gate, from a small YAML file, with the positions of all mistakes, or from options."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from omni_cli.config.diagnostics import Diagnostic, Location, SourceText, in_source_order, render_all
+from omni_cli.errors import InputError, UsageError
 from omni_cli.metrics import E2E
+from omni_cli.results import MEASURES
 from omni_cli.text import suggest, visible
+
+if TYPE_CHECKING:
+    from omni_cli.config.yaml_tree import Tree
 
 MEMORY = "max_memory_regression"
 
@@ -116,3 +124,149 @@ def merge_limits(
     if not merged and difference is None and memory is None and not quality:
         return None
     return GateLimits(merged, difference, places, memory, quality)
+
+
+_KEYS = ("version", "description", "max_regression", "max_memory_regression", "outputs", "quality", "metrics")
+_METRIC = re.compile(r"[a-z][a-z0-9_.]{0,99}")
+_UNGATED = {"peak_reserved_bytes": "reserved memory depends on what ran before; gate `peak_allocated_bytes`"}
+
+
+class GateFileError(UsageError):
+    """A gate file with mistakes; `diagnostics` holds them in source order, never empty."""
+
+    def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
+        self.diagnostics = in_source_order(diagnostics)
+        super().__init__(render_all(self.diagnostics))
+
+
+def load_gate_file(path: Path) -> GateLimits:
+    """Read a gate file. Raises `InputError` if it is unreadable, `GateFileError` with every mistake in it."""
+    from omni_cli.config.yaml_tree import MAX_BYTES, parse_yaml  # not needed by limits of options
+
+    label = visible(str(path))
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise InputError(f"cannot read the gate file `{label}`: {reason}") from error
+    if len(content) > MAX_BYTES:
+        raise InputError(f"`{label}` is larger than {MAX_BYTES // 1024} KiB, the maximum for a gate file")
+    tree = parse_yaml(SourceText.of_text(label, text), text)
+    problems = [_reworded(item) for item in tree.diagnostics]
+    if tree.data is None or problems:
+        raise GateFileError(tuple(problems))
+    return _GateReader(tree, tree.data).read()
+
+
+def _reworded(item: Diagnostic) -> Diagnostic:
+    """Replace "profile" in a message of the YAML reader."""
+    message = item.message.replace("a profile", "a gate file").replace("the profile", "the gate file")
+    hint = item.hint
+    if hint is not None and "profile" in hint:
+        hint = "a gate file starts with `version: 1` and names limits under `metrics:`"
+    return dataclasses.replace(item, message=message, hint=hint)
+
+
+class _GateReader:
+    """Collects limits and mistakes from the data of one file."""
+
+    def __init__(self, tree: Tree, data: dict[str, object]) -> None:
+        self.tree = tree
+        self.data = data
+        self.diagnostics: list[Diagnostic] = []
+
+    def read(self) -> GateLimits:
+        for key in self.data:
+            if key not in _KEYS:
+                self._add((key,), f"unknown key `{visible(key, 80)}` in a gate file", suggest(key, _KEYS), key=True)
+        if self.data.get("version") != 1:
+            self._add(("version",), "expected `version: 1`")
+        if not isinstance(self.data.get("description", ""), str):
+            self._add(("description",), "`description` is not a string")
+        general = self._limit(("max_regression",), self.data.get("max_regression"))
+        metrics, places = self._metrics(general)
+        memory = self._limit((MEMORY,), self.data.get(MEMORY))
+        if memory is not None:
+            places[MEMORY] = self._label((MEMORY,))
+        difference, quality = self._outputs(), tuple(self._quality())
+        if not self.diagnostics and not metrics and difference is None and memory is None and not quality:
+            self._add((), "the gate file limits nothing", "name a metric: `metrics: {e2e_s: 5%}`")
+        if self.diagnostics:
+            raise GateFileError(tuple(self.diagnostics))
+        return GateLimits(metrics, difference, places, memory, quality)
+
+    def _metrics(self, general: float | None) -> tuple[dict[str, float], dict[str, str]]:
+        listed = self.data.get("metrics", {})
+        if not isinstance(listed, dict):
+            self._add(("metrics",), "`metrics` is not a mapping of metric to limit", "write `metrics: {e2e_s: 5%}`")
+            return {}, {}
+        limits: dict[str, float] = {}
+        places: dict[str, str] = {}
+        for name, value in listed.items():
+            path = ("metrics", name)
+            if not _METRIC.fullmatch(name) or name in _UNGATED:
+                hint = _UNGATED.get(name, "a metric is named as in the record: e2e_s, ttft_s, peak_allocated_bytes")
+                self._add(path, f"`{visible(name, 80)}` cannot be gated", hint, key=True)
+                continue
+            if value is None and general is None:
+                self._add(path, f"`{name}` has no limit", "write one here, or `max_regression` above", key=True)
+                continue
+            limit = general if value is None else self._limit(path, value)
+            if limit is not None:
+                limits[name] = limit
+                places[name] = self._label(path)
+        if general is not None and "metrics" not in self.data:
+            limits[E2E] = general
+            places[E2E] = self._label(("max_regression",))
+        return limits, places
+
+    def _limit(self, path: tuple[str, ...], value: object) -> float | None:
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            self._add(path, f"`{visible(path[-1], 80)}` is not a percentage", "write it as 5% or 0.05")
+            return None
+        try:
+            limit = parse_fraction(value if isinstance(value, str) else repr(value))
+        except ValueError as error:
+            self._add(path, str(error))
+            return None
+        if limit == 0 and not path[-1].endswith("_bytes") and path[-1] != MEMORY:
+            self._add(path, "a limit of 0 for a time cannot be judged", "leave room for noise: write 2%")
+            return None
+        return limit
+
+    def _outputs(self) -> float | None:
+        value = self.data.get("outputs", "ignore")
+        if value == "ignore":
+            return None
+        if value == "identical":
+            return 0.0
+        if isinstance(value, dict) and set(value) == {"max_abs_diff"}:
+            difference = value["max_abs_diff"]
+            is_number = isinstance(difference, int | float) and not isinstance(difference, bool)
+            if is_number and 0 <= difference < math.inf:
+                return float(difference)
+        hint = "expected `ignore`, `identical` or `{max_abs_diff: 1e-4}`"
+        self._add(("outputs",), "invalid value for `outputs`", hint)
+        return None
+
+    def _quality(self) -> Iterator[QualityLimit]:
+        listed = self.data.get("quality", [])
+        if not isinstance(listed, list):
+            self._add(("quality",), "`quality` is not a list of limits", "write `quality: [psnr_db>=40]`")
+            return
+        for number, text in enumerate(listed):
+            try:
+                yield parse_quality(str(text), MEASURES)
+            except ValueError as error:
+                self._add(("quality", number), str(error))
+
+    def _add(self, path: tuple[str | int, ...], message: str, hint: str | None = None, *, key: bool = False) -> None:
+        location: Location = self.tree.key_location(path) if key else self.tree.location(path)
+        self.diagnostics.append(Diagnostic(location, message, hint))
+
+    def _label(self, path: tuple[str, ...]) -> str:
+        return self.tree.key_location(path).label

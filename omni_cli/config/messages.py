@@ -8,12 +8,10 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from omni_cli.config.key_notes import StrictKeys, notes_on
-from omni_cli.config.pipeline_keys import ContextParallel
 from omni_cli.config.roles import family_roles, get_stage_class
-from omni_cli.config.sampling_keys import Sampling
 from omni_cli.config.schema import PROFILE_KEYS, STAGE_MODELS, ARStageConfig, StageConfig
-from omni_cli.config.yaml_tree import Path, Tree, parse_scalar
+from omni_cli.config.stage_keys import ContextParallel, Sampling, StrictKeys, notes_on
+from omni_cli.config.yaml_tree import Tree, TreePath, parse_scalar
 from omni_cli.text import suggest, visible
 
 _EXPECTED_TYPE = {
@@ -41,7 +39,7 @@ Models = Mapping[str, type[StageConfig]]
 _CALL = "further arguments of a diffusers pipeline belong in `call`"
 
 
-def to_path(location: tuple[str | int, ...], data: Any) -> Path:
+def to_path(location: tuple[str | int, ...], data: Any) -> TreePath:
     """Strip pydantic's location of parts that are not in the data: the names of union members and `[key]`."""
     limit = 4 if location[2:3] == ("call",) else len(location)  # every value of `call` is one union
     path: list[str | int] = []
@@ -59,13 +57,13 @@ def to_path(location: tuple[str | int, ...], data: Any) -> Path:
 _KEYS: dict[str, tuple[str, str | None]] = {"lora": ("adapter", "use letters, digits, `_` and `-`")}
 
 
-def value_at(data: Any, path: Path) -> Any:
+def value_at(data: Any, path: TreePath) -> Any:
     for part in path:
         data = data[part]
     return data
 
 
-def describe_error(error: Mapping[str, Any], path: Path, tree: Tree, models: Models) -> tuple[str, str | None]:
+def describe_error(error: Mapping[str, Any], path: TreePath, tree: Tree, models: Models) -> tuple[str, str | None]:
     """Return message and hint for one of pydantic's errors other than unknown and missing keys."""
     kind = error["type"]
     name = _name(path)
@@ -111,7 +109,7 @@ def describe_error(error: Mapping[str, Any], path: Path, tree: Tree, models: Mod
     return f"invalid value for {name}: {error['msg']}", None
 
 
-def unknown_key(path: Path, data: object, models: Models) -> tuple[str, str | None]:
+def unknown_key(path: TreePath, data: object, models: Models) -> tuple[str, str | None]:
     """Return message and hint for a key that is not in the schema."""
     key = str(path[-1])
     if key == "trust_remote_code":
@@ -130,14 +128,14 @@ def is_misspelt(key: str, mapping: Mapping[str, object]) -> bool:
     return any(suggest(other, known) == f"did you mean `{key}`?" for other in mapping if other not in known)
 
 
-def missing_key(path: Path, key: str) -> tuple[str, str | None]:
+def missing_key(path: TreePath, key: str) -> tuple[str, str | None]:
     """Return message and hint for a required key."""
     declarations = ARStageConfig.model_fields if path else PROFILE_KEYS
     hint = notes_on(declarations[key]).missing
     return f"missing key `{key}`{_where(path)}", hint
 
 
-def known_keys(path: Path, models: Models) -> Iterable[str]:
+def known_keys(path: TreePath, models: Models) -> Iterable[str]:
     """Return the keys that the mapping at `path` may have; empty if any is allowed."""
     if path == ():
         return PROFILE_KEYS
@@ -148,7 +146,7 @@ def known_keys(path: Path, models: Models) -> Iterable[str]:
     return ()
 
 
-def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
+def _other_home(key: str, path: TreePath, data: Any, models: Models) -> str | None:
     """Return a hint at the location of a key that is known elsewhere."""
     if len(path) == 1:
         homes = _stages_with(key, data, models)
@@ -192,21 +190,21 @@ def _stages_with(key: str, data: object, models: Models) -> list[str]:
     return names
 
 
-def _where(path: Path) -> str:
+def _where(path: TreePath) -> str:
     if len(path) < 2:
         return ""
     stage = f"stage `{visible(str(path[1]), 80)}`"
     return f" in {stage}" if len(path) == 2 else f" in `{path[2]}` of {stage}"
 
 
-def _name(path: Path) -> str:
+def _name(path: TreePath) -> str:
     """Name the last key of a path, and items of a list by their number from 1."""
     if path and isinstance(path[-1], int):
         return f"item {path[-1] + 1} of `{path[-2]}`"
     return f"`{visible(str(path[-1]), 80)}`" if path else "the profile"
 
 
-def _union_expected(path: Path) -> str | None:
+def _union_expected(path: TreePath) -> str | None:
     """Return the types of a key that may have several; None for other keys."""
     if path[2:] == ("sampling", "stop"):
         return "a string or a list of strings"
@@ -247,7 +245,7 @@ def _plain_numbers(limits: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _key_at(path: Path, models: Models) -> FieldInfo:
+def _key_at(path: TreePath, models: Models) -> FieldInfo:
     """Return the declaration of the key at `path`, in the profile or in a stage."""
     return PROFILE_KEYS[str(path[0])] if len(path) == 1 else models[str(path[1])].model_fields[str(path[2])]
 

@@ -1,4 +1,4 @@
-"""Find the class that declares the keys of a profile's stage: its family's own, or the generic one of its kind."""
+"""The class that declares the keys of a profile's stage: its family's own, or the generic one of its kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
 from omni_cli.config.schema import STAGE_MODELS, EngineConfig, StageConfig
 from omni_cli.errors import CheckpointError
@@ -85,3 +85,39 @@ def _for_role(stage: StageConfig, family: Family) -> StageConfig:
             f"the checkpoint is {family.title}, whose stage `{stage.name}` has no key `{key}`",
             hint=suggest(key, model.model_fields) or f"remove `{key}`, or choose another checkpoint (`--model`)",
         ) from error
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a profile, for editors' YAML language servers.
+
+    A stage may have the keys of every installed family's stages of its kind.
+    """
+    schema = EngineConfig.model_json_schema()
+    for kind, model in STAGE_MODELS.items():
+        bases: tuple[type[BaseModel], ...] = tuple(family_models(kind)) or (model,)
+        merged = create_model(model.__name__, __base__=bases, __doc__=model.__doc__).model_json_schema()
+        schema["$defs"] |= merged.pop("$defs", {})
+        schema["$defs"][model.__name__] = merged
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_without_null(schema),
+        "title": "omni profile",
+    }
+
+
+def _without_null(node: Any) -> Any:
+    """Remove `null` alternatives, because the engine's default is an absent key, not an empty one."""
+    if isinstance(node, list):
+        return [_without_null(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: _without_null(value) for key, value in node.items() if not (key == "default" and value is None)}
+    if "patternProperties" in node:
+        node["additionalProperties"] = False
+    choices = [choice for choice in node.get("anyOf", ()) if choice != {"type": "null"}]
+    if len(choices) == 1:
+        del node["anyOf"]
+        node = {**choices[0], **node}
+    elif choices:
+        node["anyOf"] = choices
+    return node

@@ -23,19 +23,27 @@ from omni_cli.config.bounds import (
     MAX_TOKENS,
     MIN_SEED,
 )
-from omni_cli.config.key_notes import (
+from omni_cli.config.stage_keys import (
     ARGUMENT,
     DIFFUSERS_ONLY,
     VLLM_ONLY,
+    AccelerationKeys,
+    Adapter,
+    ArgumentName,
     Backend,
+    Dtype,
+    Fraction,
     KeyNotes,
+    LoraKeys,
+    MemoryKeys,
+    ParallelKeys,
+    Ranks,
+    Sampling,
     StrictKeys,
+    Tokens,
     has_effect,
     notes_on,
 )
-from omni_cli.config.lora_keys import Adapter, LoraKeys
-from omni_cli.config.pipeline_keys import AccelerationKeys, ArgumentName, Dtype, MemoryKeys, ParallelKeys, Ranks
-from omni_cli.config.sampling_keys import Fraction, Sampling, Tokens
 from omni_cli.errors import InputError
 from omni_cli.families import BUILTIN_PREFIX, builtins
 from omni_cli.text import suggest

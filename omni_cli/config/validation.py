@@ -8,10 +8,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from omni_cli.config.diagnostics import Diagnostic
-from omni_cli.config.key_notes import Backend, has_effect, notes_on
-from omni_cli.config.lora_keys import Adapter
 from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
-from omni_cli.config.pipeline_keys import CACHE_FIELDS, CACHES_BETWEEN_BLOCKS
 from omni_cli.config.roles import find_family, find_stage_class
 from omni_cli.config.schema import (
     MAX_STAGES,
@@ -21,7 +18,8 @@ from omni_cli.config.schema import (
     EngineConfig,
     StageConfig,
 )
-from omni_cli.config.yaml_tree import Path, Tree
+from omni_cli.config.stage_keys import CACHE_FIELDS, CACHES_BETWEEN_BLOCKS, Adapter, Backend, has_effect, notes_on
+from omni_cli.config.yaml_tree import Tree, TreePath
 from omni_cli.families import BUILTIN_PREFIX, builtins
 from omni_cli.text import suggest, visible
 
@@ -70,7 +68,7 @@ class _Checker:
             self._check_stage(name, stage)
         self._check_inputs()
 
-    def _add(self, path: Path, message: str, hint: str | None = None, *, at_key: bool = False) -> None:
+    def _add(self, path: TreePath, message: str, hint: str | None = None, *, at_key: bool = False) -> None:
         if path in self.tree.faulty:
             return
         self.tree.faulty.add(path)
@@ -82,7 +80,7 @@ class _Checker:
         location = self.tree.key_location(("stages", name))
         self.tree.diagnostics.append(Diagnostic(location, message, hint))
 
-    def _refuse_nulls(self, path: Path, node: object) -> None:
+    def _refuse_nulls(self, path: TreePath, node: object) -> None:
         is_argument = path[2:3] == ("call",) and len(path) > 3  # null is a value that a pipeline's call can take
         if node is None and not is_argument:
             hint = "give it a value, or omit the key for the default"
@@ -96,7 +94,7 @@ class _Checker:
         for name, stage in self.stages.items():
             if not isinstance(stage, dict) or stage.get("kind") in list(STAGE_MODELS):
                 continue
-            path: Path = ("stages", name)
+            path: TreePath = ("stages", name)
             if "kind" in stage:
                 kind = stage["kind"]
                 choices = ", ".join(STAGE_MODELS)
@@ -148,7 +146,7 @@ class _Checker:
         else:
             self._add(path, *describe_error(detail, path, self.tree, self.models), at_key=detail["loc"][-1] == "[key]")
 
-    def _report_backend(self, path: Path) -> None:
+    def _report_backend(self, path: TreePath) -> None:
         stage = self.stages[str(path[1])]
         backend = stage["backend"]
         if stage["kind"] == "ar" and backend == "diffusers":
@@ -169,7 +167,7 @@ class _Checker:
             self._add(("model",), message, suggest(name, builtins()))
 
     def _check_stage(self, name: str, stage: Any) -> None:
-        path: Path = ("stages", name)
+        path: TreePath = ("stages", name)
         if name in RESERVED_STAGE_NAMES:
             hint = "`--stage` and `--vary` reserve this word"
             self._add_stage_name(name, f"a stage cannot be named `{name}`", hint)
@@ -193,7 +191,7 @@ class _Checker:
                 f"ranks are {sizes[0]} times {sizes[1]}",
             )
 
-    def _check_lora(self, path: Path, stage: Mapping[str, object]) -> None:
+    def _check_lora(self, path: TreePath, stage: Mapping[str, object]) -> None:
         adapters = _mapping(stage, "lora")
         is_pipeline = stage["kind"] == "diffusion" and stage.get("backend") != "vllm"
         if adapters and stage["kind"] == "diffusion" and not is_pipeline:
@@ -209,7 +207,7 @@ class _Checker:
             message = f"`execution: {visible(str(stage['execution']), 80)}` cannot be used with `lora`"
             self._add((*path, "execution"), message, "write `eager` or `compile`: a CUDA graph contains its adapter")
 
-    def _check_ar(self, path: Path, stage: Mapping[str, object]) -> None:
+    def _check_ar(self, path: TreePath, stage: Mapping[str, object]) -> None:
         if stage.get("kv_cache_memory_bytes") is not None and stage.get("gpu_memory_utilization") is not None:
             message = "`gpu_memory_utilization` has no effect with `kv_cache_memory_bytes`"
             hint = "remove it, or write `kv_cache_memory_bytes: null`"
@@ -238,7 +236,7 @@ class _Checker:
                 "raise it, or set `enable_chunked_prefill: true`",
             )
 
-    def _check_backends(self, path: Path, stage: Mapping[str, Any]) -> None:
+    def _check_backends(self, path: TreePath, stage: Mapping[str, Any]) -> None:
         """Reject keys that have no effect with the stage's backend."""
         keys = self.models[str(path[1])].model_fields
         backend = stage.get("backend", keys["backend"].default)
@@ -252,7 +250,7 @@ class _Checker:
                 message = f"`{key}: {visible(value, 80)}` has no effect with `backend: {backend}`"
                 self._add((*path, key), message, f"expected one of {', '.join(notes.values[backend])}")
 
-    def _check_diffusion(self, path: Path, stage: Mapping[str, object]) -> None:
+    def _check_diffusion(self, path: TreePath, stage: Mapping[str, object]) -> None:
         self._check_offload(path, stage)
         self._check_context_parallel(path, stage)
         self._check_cache(path, stage)
@@ -269,7 +267,7 @@ class _Checker:
                 message = f"`{name}` is a key of the stage itself, not of `call`"
                 self._add((*path, "call", name), message, "move it out of `call`", at_key=True)
 
-    def _check_context_parallel(self, path: Path, stage: Mapping[str, object]) -> None:
+    def _check_context_parallel(self, path: TreePath, stage: Mapping[str, object]) -> None:
         keys, path = _mapping(stage, "context_parallel"), (*path, "context_parallel")
         degrees = {name: _integer(keys, f"{name}_degree", 1) for name in ("ulysses", "ring")}
         if keys and max(degrees.values()) < 2:
@@ -288,7 +286,7 @@ class _Checker:
                 message = f"`{key}: {visible(str(stage[key]), 80)}` cannot be used with `context_parallel`"
                 self._add((*path[:-1], key), message, f"write `{key}: {value}`, or remove `context_parallel`")
 
-    def _check_cache(self, path: Path, stage: Mapping[str, object]) -> None:
+    def _check_cache(self, path: TreePath, stage: Mapping[str, object]) -> None:
         keys, path = _mapping(stage, "cache"), (*path, "cache")
         method = keys.get("method", "none")
         if not isinstance(method, str) or method not in CACHE_FIELDS:
@@ -314,7 +312,7 @@ class _Checker:
             message = "`batching: stacked` cannot be used with `cache`: requests would decide for each other"
             self._add((*path[:-1], "batching"), message, "write `batching: exact`, or remove `cache`")
 
-    def _check_offload(self, path: Path, stage: Mapping[str, object]) -> None:
+    def _check_offload(self, path: TreePath, stage: Mapping[str, object]) -> None:
         offload = stage.get("offload", "none")
         for key in _GROUP_KEYS & stage.keys() if offload != "group" else ():
             message = f"`{key}` has no effect without `offload: group`"
@@ -338,7 +336,7 @@ class _Checker:
             if source is None:
                 self._check_first(name)
                 continue
-            path: Path = ("stages", name, "input")
+            path: TreePath = ("stages", name, "input")
             cycle = _cycle(name, inputs)
             if source == name:
                 self._add(path, f"stage `{name}` takes its own output as its input")

@@ -1,4 +1,4 @@
-"""Parse YAML into plain data with the position of every key and value; accepts only harmless YAML.
+"""Parse YAML into plain data with the position of every key and value, and write it; accepts only harmless YAML.
 
 Scalars follow YAML 1.2's core schema, as editors read them: `no` and dates are text, `1e-3` is a number. Anchors,
 aliases, merge keys, tags and a second document are rejected, so that a file has no hidden meaning.
@@ -25,7 +25,7 @@ from yaml.reader import Reader
 from omni_cli.config.diagnostics import Diagnostic, Location, SourceText
 from omni_cli.text import visible
 
-Path = tuple[str | int, ...]
+TreePath = tuple[str | int, ...]
 
 MAX_BYTES = 64 * 1024
 _MAX_DEPTH = 20
@@ -48,13 +48,13 @@ class Tree:
     """`data` is None unless the text held a mapping; `faulty` are paths whose value was already rejected."""
 
     data: dict[str, object] | None
-    keys: dict[Path, Location] = field(default_factory=dict)
-    values: dict[Path, Location] = field(default_factory=dict)
+    keys: dict[TreePath, Location] = field(default_factory=dict)
+    values: dict[TreePath, Location] = field(default_factory=dict)
     diagnostics: list[Diagnostic] = field(default_factory=list)
-    faulty: set[Path] = field(default_factory=set)
-    quoted: set[Path] = field(default_factory=set)
+    faulty: set[TreePath] = field(default_factory=set)
+    quoted: set[TreePath] = field(default_factory=set)
 
-    def location(self, path: Path) -> Location:
+    def location(self, path: TreePath) -> Location:
         """Return the location of the value at `path`, else of its key, else of its nearest parent."""
         while path:
             location = self.values.get(path) or self.keys.get(path)
@@ -63,7 +63,7 @@ class Tree:
             path = path[:-1]
         return self.values[()]
 
-    def key_location(self, path: Path) -> Location:
+    def key_location(self, path: TreePath) -> Location:
         return self.keys.get(path) or self.location(path)
 
 
@@ -150,7 +150,7 @@ class _TreeReader:
     def refuse(self, location: Location, message: str, hint: str | None = None) -> None:
         self.tree.diagnostics.append(Diagnostic(location, message, hint))
 
-    def _node(self, path: Path | None, depth: int) -> Any:
+    def _node(self, path: TreePath | None, depth: int) -> Any:
         """Read the next value; `path` None only skips it."""
         event = self.loader.get_event()
         if isinstance(event, AliasEvent):
@@ -176,7 +176,7 @@ class _TreeReader:
         assert isinstance(event, MappingStartEvent)
         return self._mapping(path, depth)
 
-    def _scalar(self, path: Path | None, event: ScalarEvent) -> object:
+    def _scalar(self, path: TreePath | None, event: ScalarEvent) -> object:
         is_plain = event.style is None
         if not has_characters_only(event.value):
             self._refuse_value(path, event, "a lone surrogate", "write the character itself")
@@ -188,14 +188,14 @@ class _TreeReader:
                 self.tree.quoted.add(path)
         return parse_scalar(event.value) if is_plain else event.value
 
-    def _sequence(self, path: Path | None, depth: int) -> list[Any]:
+    def _sequence(self, path: TreePath | None, depth: int) -> list[Any]:
         items: list[Any] = []
         while not self.loader.check_event(SequenceEndEvent):
             items.append(self._node(None if path is None else (*path, len(items)), depth + 1))
         self.loader.get_event()
         return items
 
-    def _mapping(self, path: Path | None, depth: int) -> dict[str | int, Any]:
+    def _mapping(self, path: TreePath | None, depth: int) -> dict[str | int, Any]:
         mapping: dict[str | int, Any] = {}
         while not self.loader.check_event(MappingEndEvent):
             key = self._key(path, mapping, depth)
@@ -205,7 +205,7 @@ class _TreeReader:
         self.loader.get_event()
         return mapping
 
-    def _key(self, path: Path | None, mapping: dict[str | int, Any], depth: int) -> str | int | None:
+    def _key(self, path: TreePath | None, mapping: dict[str | int, Any], depth: int) -> str | int | None:
         """Read the next key, which may be a number, but not as a profile's own key; None if its value is dropped."""
         event = self.loader.peek_event()
         if not isinstance(event, ScalarEvent):
@@ -237,7 +237,7 @@ class _TreeReader:
             self.tree.keys[(*path, key)] = location
         return key
 
-    def _refuse_value(self, path: Path | None, event: Any, what: str, hint: str) -> None:
+    def _refuse_value(self, path: TreePath | None, event: Any, what: str, hint: str) -> None:
         mark = event.start_mark
         line = self.source.lines[mark.line] if mark.line < len(self.source.lines) else ""
         match = _TOKEN.match(line, mark.column)
@@ -274,3 +274,38 @@ def _syntax_diagnostic(source: SourceText, error: yaml.MarkedYAMLError) -> Diagn
         hint = "quote a string that contains `: `, and check the indentation"
     context = f" {error.context}" if error.context else ""
     return Diagnostic(location, f"not valid YAML: {visible(problem)}{visible(context)}", hint)
+
+
+# Line breaks in YAML, which a reader folds unless they are escaped.
+_FOLDED = "\x85\u2028\u2029"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text only if YAML 1.1 or 1.2 would read something else; never writes anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, value: str) -> yaml.Node:
+    style = None if parse_scalar(value) == value else "'"
+    if any(character in value for character in _FOLDED):
+        style = '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+def _represent_float(dumper: _Dumper, value: float) -> yaml.Node:
+    # Python's shortest form always has a dot or an exponent, and 1.2 reads both as a float.
+    text = repr(value)
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(float, _represent_float)
+
+
+def to_yaml(data: object) -> str:
+    """Dump `data` of mappings, lists and scalars as block-style YAML in its own order."""
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))

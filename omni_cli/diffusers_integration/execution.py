@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from omni_cli.config.key_notes import notes_on
-from omni_cli.config.lora_keys import SECOND_DENOISER
-from omni_cli.config.pipeline_keys import CACHES_BETWEEN_BLOCKS
 from omni_cli.config.schema import DiffusionStageConfig, Execution
+from omni_cli.config.stage_keys import CACHES_BETWEEN_BLOCKS, SECOND_DENOISER, notes_on
 from omni_cli.diffusers_integration.arguments import grey_media
 from omni_cli.diffusers_integration.memory import empty_cache, synchronize
 from omni_cli.diffusers_integration.parallel import faster_attention, find_denoiser, use_attention
+from omni_cli.diffusers_integration.pipeline_run import find_denoiser
 from omni_cli.diffusers_integration.requests import DiffusionModelOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.errors import InputError, OmniError, StageError
 from omni_cli.execution.ranges import mark

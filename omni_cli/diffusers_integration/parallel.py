@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeAlias
 
 from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.compat.parallel_on_cpu import one_device_at_least
-from omni_cli.config.pipeline_keys import DENOISERS
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.config.stage_keys import DENOISERS
 from omni_cli.errors import StageError, UsageError
 from omni_cli.outputs import GenerateRequest
 from omni_cli.stage.failures import as_failure

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.checkpoints.adapters import unusable
-from omni_cli.config.lora_keys import SECOND_DENOISER, Adapter
-from omni_cli.config.pipeline_keys import GGUF_SUFFIX
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.config.stage_keys import GGUF_SUFFIX, SECOND_DENOISER, Adapter
 from omni_cli.diffusers_integration.parallel import Parts, denoiser_classes, denoisers
 from omni_cli.errors import CheckpointError, UsageError
 

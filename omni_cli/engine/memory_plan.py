@@ -23,8 +23,8 @@ from omni_cli.checkpoints.stage_weights import (
     stage_decoders,
     stage_weights,
 )
-from omni_cli.config.pipeline_keys import DENOISERS
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig, StageConfig
+from omni_cli.config.stage_keys import DENOISERS
 from omni_cli.engine.devices import Devices, read_devices
 from omni_cli.errors import OmniError, StageError
 from omni_cli.machine import Gpu, HostMemory, PlannedMemory, read_memory

@@ -189,7 +189,7 @@ def check_sampling(value: object) -> Mapping[str, object]:
         raise ValueError(f"must be an object of sampling parameters, not {_kind(value)}")
     from pydantic import ValidationError
 
-    from omni_cli.config.sampling_keys import Sampling
+    from omni_cli.config.stage_keys import Sampling
 
     try:
         Sampling.model_validate(value)

@@ -2,7 +2,7 @@
 
 The options of `omni generate`, the keys of request lines, the capabilities of a profile, the arguments of a pipeline's
 call and the bodies of HTTP requests are derived from these rows. The parameters of sampling are declared in
-`config.sampling_keys`, because profiles have them, too. Imports no NumPy, which the help of a command does without.
+`config.stage_keys`, because profiles have them, too. Imports no NumPy, which the help of a command does without.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from omni_cli.serve.limits import Limits
 from omni_cli.serve.media import MediaDecoder, decode_media
 from omni_cli.serve.media_urls import MediaPrefix
 from omni_cli.serve.metrics import Metrics, get_progress
-from omni_cli.serve.schemas.sampling import SampledText, constraint
+from omni_cli.serve.schemas.completions import SampledText, constraint
 from omni_cli.serve.supervisor import EngineState, Supervisor
 from omni_cli.serve.voice_store import VoiceStore
 

@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_cli.checkpoints.adapters import EXPERTS, adapted_modules, has_experts, renamed, unusable
-from omni_cli.config.lora_keys import Adapter
+from omni_cli.config.stage_keys import Adapter
 from omni_cli.errors import CheckpointError, StageError
 from omni_cli.families import StageRole
 from omni_cli.outputs import GenerateRequest

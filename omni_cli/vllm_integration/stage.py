@@ -18,7 +18,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_cli.checkpoints.shards import folder_for_vllm
 from omni_cli.config.bounds import MAX_NUMPY_SEED
-from omni_cli.config.key_notes import has_effect
+from omni_cli.config.stage_keys import has_effect
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.ranges import mark
 from omni_cli.outputs import GenerateRequest, PromptTokens, TokenLogprobs

@@ -9,7 +9,7 @@ import yaml
 
 from fuzz.documents import bombs, damage, json_text, mutate, yaml_text
 from fuzz.profiles import scratch
-from omni_cli.config.gate_file import load_gate_file
+from omni_cli.config.gate_limits import load_gate_file
 from omni_cli.errors import OmniError
 
 ORIGINALS = [

@@ -17,9 +17,8 @@ from omni_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from omni_cli.cli.generate.base_run import RunOutcome
     from omni_cli.cli.generate.printers import Printer
-    from omni_cli.cli.generate.run import PendingRequest
+    from omni_cli.cli.generate.run import PendingRequest, RunOutcome
     from omni_cli.cli.terminal.progress import ProgressDisplay
     from omni_cli.config.schema import EngineConfig
     from omni_cli.engine.omni_llm import OmniLLM
@@ -32,8 +31,7 @@ def generate(options: GenerateOptions) -> int:
 
     Text is streamed to stdout; audio and images are written to files in the output folder, whose paths follow.
     """
-    from omni_cli.cli.generate.fitting import fit_to_requests
-    from omni_cli.cli.generate.inputs import decode_specs, read_specs
+    from omni_cli.cli.generate.inputs import decode_specs, fit_to_requests, read_specs
     from omni_cli.engine.describing import get_capabilities
     from omni_cli.inputs.jsonl import read_lines
 

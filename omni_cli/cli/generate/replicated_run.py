@@ -7,8 +7,8 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from omni_cli.cli.artifacts import ArtifactWriter
-from omni_cli.cli.generate.base_run import BaseRun
 from omni_cli.cli.generate.printers import Printer
+from omni_cli.cli.generate.run import BaseRun
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec

@@ -1,29 +1,191 @@
-"""One run of `omni generate` around an engine of its own."""
+"""Runs of `omni generate`: requests in, records out, a clean end; one around an engine of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from omni_cli.cli.generate.base_run import BaseRun, cancel_all
-from omni_cli.errors import OmniError, OutputError
+from omni_cli.cli.artifacts import ArtifactWriter
+from omni_cli.cli.generate.printers import Printer
+from omni_cli.cli.terminal.progress import ProgressDisplay
+from omni_cli.cli.terminal.stop_signals import run_until_stopped
+from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
+from omni_cli.inputs.media.reading import media_pool
 from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.outputs import (
+    AudioOutput,
     GenerateRequest,
+    Modality,
+    Output,
     OutputReady,
     RequestResult,
+    StageInfo,
     StageTrace,
+    TensorOutput,
     TextDelta,
+    TextOutput,
+    VideoOutput,
 )
-from omni_cli.report.records import RequestRecord
+from omni_cli.report.records import RequestRecord, WrittenOutput
 
-# Not needed to answer a wrong option.
 if TYPE_CHECKING:
     from omni_cli.engine.omni_llm import OmniLLM  # noqa: F401 - named in the base class below
+
+
+class RequestWorker(Protocol):
+    """The part of an engine that every run needs."""
+
+    @property
+    def stages(self) -> tuple[StageInfo, ...]: ...
+
+    async def close(self) -> None: ...
+
+
+class RequestEntry(Protocol):
+    """A request to run, or the reason why it cannot run."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def place(self) -> str | None: ...
+
+
+WorkerT = TypeVar("WorkerT", bound=RequestWorker)
+RequestT = TypeVar("RequestT", bound=RequestEntry)
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """`records` are in the order of the requests; `stopped` is why the run ended early, if it did."""
+
+    records: tuple[RequestRecord, ...]
+    stages: tuple[StageInfo, ...]
+    total_s: float
+    stopped: OmniError | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.stopped is not None:
+            return self.stopped.exit_code
+        errors = [record.error for record in self.records if record.error is not None]
+        if not errors:
+            return ExitCode.OK
+        return ExitCode.USAGE if all(isinstance(error, UsageError) for error in errors) else ExitCode.RUN_FAILED
+
+
+class BaseRun(ABC, Generic[WorkerT, RequestT]):
+    """Runs requests, writes their outputs and closes the worker; use it once."""
+
+    def __init__(
+        self,
+        worker: WorkerT,
+        requests: Sequence[RequestT],
+        *,
+        writer: ArtifactWriter,
+        printer: Printer,
+        progress: ProgressDisplay,
+    ) -> None:
+        self._worker = worker
+        self._requests = requests
+        self._writer = writer
+        self._printer = printer
+        self._progress = progress
+        self._written: dict[int, list[WrittenOutput]] = {index: [] for index in range(len(requests))}
+        self._records: dict[int, RequestRecord] = {}
+        self._started = False
+        self._stages: tuple[StageInfo, ...] = ()
+
+    async def run(self, *, timeout_s: float | None, waited_s: float = 0.0) -> RunOutcome:
+        """Run everything; finished results are kept if a signal, the deadline or a full disk ends it early.
+
+        `waited_s` of the time limit are over already.
+
+        Raises `OmniError` only if the engine could not be started, because there is nothing to keep then.
+        """
+        began = time.monotonic()
+        work, stopped = await run_until_stopped(self._work_and_close(), timeout_s, waited_s)
+        failure = None if work.cancelled() else work.exception()
+        if isinstance(failure, OutputError) and self._started:
+            stopped = failure
+        elif failure is not None:
+            raise failure
+        return RunOutcome(self._all_records(stopped), self._stages, time.monotonic() - began, stopped)
+
+    async def _work_and_close(self) -> None:
+        try:
+            self._progress.show()
+            await self._work()
+        finally:
+            try:
+                self._printer.close()  # may fail: the terminal or the pipe can be gone
+                # Read at the end, when the memory peaks are those of the whole run.
+                self._stages = self._worker.stages if self._started else ()
+            finally:
+                media_pool().end_all()  # a thread may still wait for one
+                await self._worker.close()
+
+    @abstractmethod
+    async def _work(self) -> None:
+        """Run all requests. Raises `OmniError` if none can run, `OutputError` if results cannot be written."""
+
+    def _end_bad_requests(self) -> bool:
+        """Report the invalid requests; return True if there are others."""
+        for index, request in enumerate(self._requests):
+            if isinstance(request, BadRequest):
+                self._end(index, RequestRecord(request.request_id, error=request.error, place=request.place))
+        return len(self._records) < len(self._requests)
+
+    def _show(self, index: int, request_id: str, output: Output, wanted: frozenset[Modality] | None) -> None:
+        """Write and show an output, if it was requested."""
+        if wanted is not None and _modality(output) not in wanted:
+            return
+        path = None if isinstance(output, TextOutput) else self._writer.write(request_id, output)
+        written = WrittenOutput(output, path)
+        self._written[index].append(written)
+        self._printer.output(written)
+
+    def _end(self, index: int, record: RequestRecord) -> None:
+        self._records[index] = record
+        self._printer.ended(record)
+
+    def _all_records(self, stopped: OmniError | None) -> tuple[RequestRecord, ...]:
+        """Return a record of every request in order; unfinished ones have the reason and their partial output."""
+        unfinished = stopped or OmniError("the run ended before this request")
+        return tuple(
+            self._records.get(index)
+            or RequestRecord(
+                request.request_id,
+                outputs=tuple(self._written[index]),
+                error=unfinished,
+                place=request.place,
+            )
+            for index, request in enumerate(self._requests)
+        )
+
+
+def _modality(output: Output) -> Modality:
+    if isinstance(output, TextOutput):
+        return "text"
+    if isinstance(output, VideoOutput):
+        return "video"
+    if isinstance(output, TensorOutput):
+        return "tensor"
+    return "audio" if isinstance(output, AudioOutput) else "image"
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel running tasks and wait for their clean-up; results and failures stay in the tasks."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
 
 # The engine queues and batches requests itself; this bounds the decoded inputs that wait there.
 MAX_REQUESTS_IN_FLIGHT = 64

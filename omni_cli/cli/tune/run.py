@@ -24,7 +24,7 @@ from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.tune.options import TuneOptions
 from omni_cli.config.schema import profile_data
-from omni_cli.config.yaml_writer import to_yaml
+from omni_cli.config.yaml_tree import to_yaml
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
 from omni_cli.files import cannot_write, check_writable
 from omni_cli.record_file import utc_now, with_digest

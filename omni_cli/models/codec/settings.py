@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from omni_cli.config.bounds import MAX_TOKENS
-from omni_cli.config.key_notes import VLLM_ONLY, StrictKeys
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.config.stage_keys import VLLM_ONLY, StrictKeys
 
 Codes = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 

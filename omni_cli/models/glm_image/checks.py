@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from omni_cli.config.schema import ARStageConfig, ImageSize
 from omni_cli.errors import InputError
+from omni_cli.models.glm_image.checks import PriorConfig
 from omni_cli.models.glm_image.family import FAMILY
-from omni_cli.models.glm_image.settings import PriorConfig
 
 if TYPE_CHECKING:
     from omni_cli.config.schema import EngineConfig

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from omni_cli.config.bounds import MAX_TOKENS
-from omni_cli.config.key_notes import VLLM_ONLY
 from omni_cli.config.schema import ARStageConfig
+from omni_cli.config.stage_keys import VLLM_ONLY
 from omni_cli.models.codec.settings import Codes, WaveformConfig
 
 TalkerPrompt = Literal["full", "plain"]

@@ -21,9 +21,9 @@ from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
 from omni_cli.serve.schemas.chat import ChatCompletionRequest, NamedTool
+from omni_cli.serve.schemas.completions import StreamOptions
 from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.replies import ChatCompletion, ChatCompletionChunk
-from omni_cli.serve.schemas.sampling import StreamOptions
 from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.sse import DONE, event_stream
 

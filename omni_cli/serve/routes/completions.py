@@ -14,9 +14,8 @@ from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
-from omni_cli.serve.schemas.completions import CompletionRequest
+from omni_cli.serve.schemas.completions import CompletionRequest, StreamOptions
 from omni_cli.serve.schemas.replies import Completion
-from omni_cli.serve.schemas.sampling import StreamOptions
 from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.sse import DONE, event_stream
 

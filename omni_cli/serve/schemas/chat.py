@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from omni_cli.config.sampling_keys import TokenId, Tokens
-from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Strict, Voice, VoiceId, with_fields_of
-from omni_cli.serve.schemas.sampling import SampledText
+from omni_cli.config.stage_keys import TokenId, Tokens
 from omni_cli.contents import ToolUse
+from omni_cli.serve.schemas.completions import SampledText
+from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Strict, Voice, VoiceId, with_fields_of
 
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 MAX_LOGPROBS = 20

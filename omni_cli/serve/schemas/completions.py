@@ -1,15 +1,112 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions`, and what it shares with chats: sampled text, which a grammar may bind."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
 from omni_cli.config.bounds import MAX_TOKENS
-from omni_cli.config.sampling_keys import TokenId
-from omni_cli.serve.schemas.fields import Items, Only
-from omni_cli.serve.schemas.sampling import SampledText
+from omni_cli.config.stage_keys import Sampling, TokenId
+from omni_cli.json_schemas import check_schema
+from omni_cli.serve.schemas.fields import Ignored, Items, Only, Seed, Strict, from_json
+
+TokenText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+KeptSchema = Annotated[dict[str, Any], AfterValidator(check_schema)]
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    name: str
+    content: KeptSchema = Field(alias="schema", description="A JSON Schema, which the text fulfils.")
+    description: Ignored
+    strict: Ignored
+
+
+class JsonSchemaFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+def _read_schema(value: object) -> object:
+    return from_json(value.encode()) if isinstance(value, str) else value
+
+
+class StructuredOutputs(Strict):
+    """vLLM's own field; exactly one of its fields is given."""
+
+    json_: Annotated[KeptSchema, BeforeValidator(_read_schema, str | dict[str, Any])] | None = Field(
+        None, alias="json", description="A JSON Schema, also as a text."
+    )
+    json_object: Literal[True] | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[Items[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1000)] | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+
+
+def constraint(asked: TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuredOutputs | None) -> dict[str, Any]:
+    """Return the fields of vLLM's `StructuredOutputsParams`; none for free text."""
+    match asked:
+        case JsonObjectFormat():
+            return {"json_object": True}
+        case JsonSchemaFormat():
+            return {"json": asked.json_schema.content}
+        case StructuredOutputs():
+            return asked.model_dump(by_alias=True, exclude_none=True)
+    return {}
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: Annotated[object, Only(False)] = None
+    continuous_usage_stats: bool = False
+    """Usage so far in every chunk, as in vLLM."""
+
+
+class SampledText(Strict, Sampling):
+    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of answers to a prompt, of text alone.")
+    stop: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[Items[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+        | None
+    ) = None
+    response_format: ResponseFormat | None = None
+    logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = None
+
+    # Extensions of vLLM.
+    return_token_ids: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    cache_salt: CacheSalt | None = None
+
+    user: Ignored
+
+    def sampling(self) -> dict[str, object]:
+        """The given vLLM sampling parameters of the first stage."""
+        names = Sampling.model_fields.keys() - {"seed", "logprobs"}
+        values: dict[str, object] = {name: getattr(self, name) for name in names}
+        if bound := constraint(self.response_format) or constraint(self.structured_outputs):
+            values["structured_outputs"] = bound
+        if self.logit_bias:
+            values["logit_bias"] = {int(token_id): bias for token_id, bias in self.logit_bias.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
 
 MAX_LOGPROBS = 5
 """OpenAI's maximum for completions."""

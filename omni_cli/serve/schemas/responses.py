@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from omni_cli.config.sampling_keys import Fraction, Temperature, Tokens
+from omni_cli.config.stage_keys import Fraction, Temperature, Tokens
 from omni_cli.serve.schemas import chat
+from omni_cli.serve.schemas.completions import JsonObjectFormat, JsonSchema, TextFormat
 from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Seed, Strict
-from omni_cli.serve.schemas.sampling import JsonObjectFormat, JsonSchema, TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
 

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
-from omni_cli.config.sampling_keys import Sampling
 from omni_cli.config.schema import ARStageConfig, CudagraphMode, DiffusionStageConfig
+from omni_cli.config.stage_keys import Sampling
 
 vllm = pytest.importorskip("vllm")
 

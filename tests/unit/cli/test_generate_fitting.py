@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.cli.generate.fitting import fit_to_requests
+from omni_cli.cli.generate.inputs import fit_to_requests
 from omni_cli.config.loader import load_profile
 from omni_cli.inputs.request_spec import RequestSpec
 from omni_cli.outputs import GenerateRequest

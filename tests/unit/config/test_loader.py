@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_cli.config.bundled import bundled_profiles, find_profile
-from omni_cli.config.json_schema import json_schema
 from omni_cli.config.loader import check_profile, load_profile
+from omni_cli.config.roles import json_schema
 from omni_cli.config.schema import ARStageConfig, profile_data
-from omni_cli.config.yaml_tree import parse_scalar
-from omni_cli.config.yaml_writer import to_yaml
+from omni_cli.config.yaml_tree import parse_scalar, to_yaml
 from omni_cli.errors import ExitCode, ProfileError
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 

@@ -11,8 +11,8 @@ from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.loader import load_profile
-from omni_cli.config.lora_keys import Adapter
 from omni_cli.config.schema import ARStageConfig
+from omni_cli.config.stage_keys import Adapter
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests

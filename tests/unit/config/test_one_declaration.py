@@ -16,12 +16,10 @@ from support.profile_text import GOOD, mistakes, write
 import omni_cli
 from omni_cli import families
 from omni_cli.config import roles
-from omni_cli.config.json_schema import json_schema
-from omni_cli.config.key_notes import VLLM_ONLY
 from omni_cli.config.loader import load_profile
-from omni_cli.config.roles import family_models
-from omni_cli.config.sampling_keys import Sampling
+from omni_cli.config.roles import family_models, json_schema
 from omni_cli.config.schema import PROFILE_KEYS, STAGE_MODELS, DiffusionStageConfig, profile_data
+from omni_cli.config.stage_keys import VLLM_ONLY, Sampling
 
 PACKAGE = Path(omni_cli.__file__).parent
 

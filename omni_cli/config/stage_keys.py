@@ -1,12 +1,167 @@
-"""Keys of a diffusers pipeline for its memory, its speed and the devices that share its work."""
+"""Keys of stages in groups: sampling, LoRA adapters, and a pipeline's memory, speed and devices."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.fields import FieldInfo
 
-from omni_cli.config.key_notes import DIFFUSERS_ONLY, KeyNotes, StrictKeys
+from omni_cli.config.bounds import MAX_TEMPERATURE, MAX_TOKENS
+
+Backend = Literal["vllm", "diffusers"]
+
+
+class StrictKeys(BaseModel):
+    """Unknown keys and values of another type are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class KeyNotes:
+    """Notes on a key that pydantic cannot express, in the `Annotated` type of its field.
+
+    `backend` is the only one on which the key has an effect; `reason` and `hint` explain it. `pattern` describes the
+    field's pattern in words; `values` lists a backend's values, if it does not have all of them; `missing` is the hint
+    if a required key is absent. `elsewhere` maps values that have a meaning elsewhere to the hint for them. A request
+    may set a key that `is_argument` of the pipeline's call, too.
+    """
+
+    backend: Backend | None = None
+    reason: str | None = None
+    hint: str | None = None
+    pattern: str | None = None
+    values: Mapping[Backend, tuple[str, ...]] = field(default_factory=dict)
+    missing: str | None = None
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    is_argument: bool = False
+
+
+def notes_on(key: FieldInfo) -> KeyNotes:
+    """Return the notes in a field's type; empty ones if it has none."""
+    return next((note for note in key.metadata if isinstance(note, KeyNotes)), KeyNotes())
+
+
+def has_effect(key: FieldInfo, backend: str) -> bool:
+    """True if a key has an effect in a stage on that backend."""
+    return notes_on(key).backend in (None, backend)
+
+
+VLLM_ONLY = KeyNotes(backend="vllm")
+DIFFUSERS_ONLY = KeyNotes(backend="diffusers")
+ARGUMENT = KeyNotes(is_argument=True)
+
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+MinTokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
+TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
+MinP = Annotated[float, Field(ge=0, le=1)]
+# A smaller one is 0 in float32, and times the minus infinity of a token that a grammar forbids it is NaN.
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+# One error is enough: for a list of 100,000 they take a second.
+_TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+_Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+class Sampling(StrictKeys):
+    """Sampling of an AR stage: fields of vLLM's `SamplingParams`."""
+
+    temperature: Temperature | None = Field(
+        None, description="0 picks the most likely token (greedy); vLLM raises values between 0 and 0.01 to 0.01."
+    )
+    top_p: Fraction | None = Field(None, description="Keep the most likely tokens up to this probability mass.")
+    top_k: TopK | None = Field(None, description="Keep this many tokens; 0 or -1: all.")
+    min_p: MinP | None = Field(None, description="Drop tokens below this share of the most likely one's probability.")
+    repetition_penalty: RepetitionPenalty | None = Field(
+        None, description="Above 1 penalises tokens of the prompt and the answer so far."
+    )
+    presence_penalty: Penalty | None = Field(None, description="Above 0 penalises tokens that the answer contains.")
+    frequency_penalty: Penalty | None = Field(
+        None, description="Above 0 penalises tokens by how often the answer contains them."
+    )
+    max_tokens: Tokens | None = Field(None, description="Maximum number of tokens to generate.")
+    min_tokens: MinTokens | None = Field(None, description="Minimum number of tokens to generate.")
+    stop: _Stop | list[_Stop] | None = Field(None, description="A string, or several, that end the output.")
+    stop_token_ids: _TokenIds | None = Field(None, description="Token ids that end the answer.")
+    ignore_eos: bool | None = Field(None, description="Continue after the end-of-sequence token.")
+    include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string at the end of the text.")
+    skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text. Default: true.")
+    spaces_between_special_tokens: bool | None = Field(None, description="Default: true.")
+    bad_words: list[_Stop] | None = Field(None, max_length=1000, description="Words that the answer must not have.")
+    allowed_token_ids: _TokenIds | None = Field(None, description="The only token ids that the answer may have.")
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="Seed of this stage's sampling. Default: the request's seed."
+    )
+    logprobs: int | None = Field(
+        None, ge=-1, le=MAX_TOKENS, description="Log probabilities of this many most likely tokens; -1: all."
+    )
+
+    def set_values(self) -> dict[str, object]:
+        """Return the parameters that the profile sets."""
+        return self.model_dump(exclude_none=True)
+
+
+# torch's names of modules, which an adapter's is in a pipeline, have no dots.
+ADAPTER_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
+# The folder of an adapter, and the component of Wan 2.2's pipelines, that is for the steps of less noise.
+SECOND_DENOISER = "transformer_2"
+_SCALE = re.compile(r"@(\d+(?:\.\d+)?)$")
+
+AdapterName = Annotated[str, StringConstraints(pattern=ADAPTER_NAME_PATTERN)]
+AdapterSource = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter as a profile names it: `source` is its folder, `DIR` or `DIR@SCALE`."""
+
+    name: str
+    source: str
+
+    @property
+    def module_name(self) -> str:
+        """Its name in PEFT's modules, where `half` and others are names of methods."""
+        return f"lora_{self.name}"
+
+    @property
+    def path(self) -> Path:
+        return Path(_SCALE.sub("", self.source))
+
+    @property
+    def scale(self) -> float | None:
+        """The factor of its weights; None if it is not set, for 1."""
+        found = _SCALE.search(self.source)
+        return None if found is None else float(found[1])
+
+
+class LoraKeys(StrictKeys):
+    """The adapters of a stage."""
+
+    lora: dict[AdapterName, AdapterSource] = Field(
+        default_factory=dict,
+        description="LoRA adapters by name: `{NAME: DIR}`, on diffusers also `DIR@SCALE`. A request names one; without "
+        "a name it uses the only one, or the base model if there are several.",
+    )
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        return tuple(Adapter(name, source) for name, source in self.lora.items())
+
+    def choose_adapter(self, wanted: str | None) -> str | None:
+        """Return the adapter of a request that asks for `wanted` (see `GenerateRequest.lora`); None: the base model."""
+        if wanted is None:
+            return next(iter(self.lora)) if len(self.lora) == 1 else None
+        return wanted if wanted in self.lora else None
+
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Offload = Literal["none", "model", "sequential", "group"]
