@@ -10,7 +10,6 @@ from omni_cli.config.stage_keys import CACHES_BETWEEN_BLOCKS, SECOND_DENOISER, n
 from omni_cli.diffusers_integration.arguments import grey_media
 from omni_cli.diffusers_integration.memory import empty_cache, synchronize
 from omni_cli.diffusers_integration.parallel import faster_attention, find_denoiser, use_attention
-from omni_cli.diffusers_integration.pipeline_run import find_denoiser
 from omni_cli.diffusers_integration.requests import DiffusionModelOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.errors import InputError, OmniError, StageError
 from omni_cli.execution.ranges import mark

@@ -12,7 +12,6 @@ from typing import Any
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.config.stage_keys import CACHE_FIELDS, StepCache
-from omni_cli.diffusers_integration.dual_block_cache import DualBlockCache
 from omni_cli.diffusers_integration.parallel import Parts, denoiser_classes, denoisers, empty_models
 from omni_cli.errors import UsageError
 

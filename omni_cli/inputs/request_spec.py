@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from omni_cli.contents import CallFile, Nested, changed_items, get_items, holds_files
 from omni_cli.config.schema import EngineConfig
+from omni_cli.contents import CallFile, Nested, ReferenceVoice, changed_items, get_items, holds_files
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import FIELDS, Part

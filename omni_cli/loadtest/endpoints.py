@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from omni_cli.errors import UsageError
-from omni_cli.loadtest.answers import ChatReader, ImagesReader, Reader, SpeechReader, TranscriptReader
 from omni_cli.loadtest.multipart import CONTENT_TYPE
 from omni_cli.loadtest.slo import OF_AUDIO, OF_TEXT
+from omni_cli.openai_api.reading import ChatReader, ImagesReader, Reader, SpeechReader, TranscriptReader
+from omni_cli.openai_api.routes import Route
 
 EndpointName = Literal["chat", "speech", "images", "transcriptions"]
 
@@ -51,7 +52,7 @@ def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> E
         }
 
     sound = OF_AUDIO if "audio" in modalities else ()
-    return Endpoint("chat", "/v1/chat/completions", body, ChatReader, ("e2e", *OF_TEXT, *sound))
+    return Endpoint("chat", Route.CHAT, body, ChatReader, ("e2e", *OF_TEXT, *sound))
 
 
 def speech() -> Endpoint:
@@ -62,7 +63,7 @@ def speech() -> Endpoint:
             "model": model, "input": prompt, "seed": seed, "response_format": "pcm", "stream_format": "audio",
         }  # fmt: skip
 
-    return Endpoint("speech", "/v1/audio/speech", body, SpeechReader, ("e2e", *OF_AUDIO))
+    return Endpoint("speech", Route.SPEECH, body, SpeechReader, ("e2e", *OF_AUDIO))
 
 
 def images() -> Endpoint:
@@ -71,7 +72,7 @@ def images() -> Endpoint:
     def body(model: str, prompt: str, seed: int) -> dict[str, object]:
         return {"model": model, "prompt": prompt, "n": 1, "seed": seed, "response_format": "b64_json"}
 
-    return Endpoint("images", "/v1/images/generations", body, ImagesReader, ("e2e",))
+    return Endpoint("images", Route.IMAGES, body, ImagesReader, ("e2e",))
 
 
 def transcriptions() -> Endpoint:
@@ -81,7 +82,7 @@ def transcriptions() -> Endpoint:
         return {"model": model, "language": "en", "response_format": "verbose_json"}
 
     metrics = ("e2e", "rtf")
-    return Endpoint("transcriptions", "/v1/audio/transcriptions", body, TranscriptReader, metrics, sends_speech=True)
+    return Endpoint("transcriptions", Route.TRANSCRIPTIONS, body, TranscriptReader, metrics, sends_speech=True)
 
 
 def parse_modalities(text: str) -> tuple[str, ...]:

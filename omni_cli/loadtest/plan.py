@@ -12,11 +12,11 @@ from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.errors import UsageError
 from omni_cli.files import scratch_folder
-from omni_cli.loadtest.target import Target, find_targets
 from omni_cli.loadtest.traffic import ClosedLoop, Traffic
 from omni_cli.loadtest.variant import ServerVariant
 from omni_cli.loadtest.workload import ServerWorkload
 from omni_cli.machine import allow_open_files
+from omni_cli.openai_api.servers import Target, find_targets
 
 _SPARE_FILES = 64
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omni_cli.loadtest.client import Outcome
+from omni_cli.openai_api.client import Outcome
 
 Send = Callable[[int, float], Coroutine[Any, Any, Outcome]]
 """Sends request `index`, which is due at the given time of `time.perf_counter`."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from omni_cli.errors import InputError
-from omni_cli.loadtest.answers import ServerAnswer
+from omni_cli.openai_api.reading import ServerAnswer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,13 +20,13 @@ from pathlib import Path
 from omni_cli.bench.outputs import hash_arrays, save_arrays
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.variant_process import VariantError
-from omni_cli.loadtest.client import Client, Outcome
 from omni_cli.loadtest.failures import hint_on
-from omni_cli.loadtest.target import Target
 from omni_cli.loadtest.traffic import OpenLoop, Traffic
 from omni_cli.loadtest.window import Window, window_metrics, window_work
 from omni_cli.loadtest.workload import RequestMaker, ServerWorkload
 from omni_cli.metrics import E2E
+from omni_cli.openai_api.client import Client, Outcome
+from omni_cli.openai_api.servers import Target
 from omni_cli.record import describe_failures
 
 

@@ -6,10 +6,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omni_cli.loadtest.answers import ServerAnswer
-from omni_cli.loadtest.client import Outcome
 from omni_cli.loadtest.slo import SLO, row_limits
 from omni_cli.metrics import E2E, ITL, TTFP, TTFT, Row, Timeline, columns, goodput, rates, summarised, values_by_metric
+from omni_cli.openai_api.client import Outcome
+from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.record import Failures, summed_failures
 
 TAILS = (E2E, TTFT, ITL, TTFP)

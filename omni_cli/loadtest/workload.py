@@ -11,12 +11,12 @@ import msgspec
 from omni_cli.bench.prompts import Prompts
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.inputs.media.audio import read_speech
-from omni_cli.loadtest.answers import ChatReader, Reader
 from omni_cli.loadtest.dataset import Dataset
 from omni_cli.loadtest.endpoints import Endpoint
 from omni_cli.loadtest.multipart import with_sound
 from omni_cli.loadtest.slo import SLO
-from omni_cli.loadtest.target import Target
+from omni_cli.openai_api.reading import ChatReader, Reader
+from omni_cli.openai_api.servers import Target
 from omni_cli.record import workload_fingerprint
 
 

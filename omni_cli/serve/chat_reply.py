@@ -10,10 +10,7 @@ import numpy as np
 
 from omni_cli.contents import ToolCallDelta
 from omni_cli.encoding import encode_audio, encode_pcm16
-from omni_cli.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
-from omni_cli.serve.exchange import new_id, unix_now
-from omni_cli.serve.logprobs import named
-from omni_cli.serve.schemas.replies import (
+from omni_cli.openai_api.replies import (
     ChatCompletion,
     ChatCompletionChunk,
     Choice,
@@ -28,6 +25,9 @@ from omni_cli.serve.schemas.replies import (
     TopLogprob,
     Usage,
 )
+from omni_cli.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
+from omni_cli.serve.exchange import new_id, unix_now
+from omni_cli.serve.logprobs import named
 
 # Speech is sent in pieces of this length, so that playback can start early.
 PIECE_S = 1.0

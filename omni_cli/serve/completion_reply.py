@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from omni_cli.openai_api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from omni_cli.outputs import PromptTokens, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.chat_reply import token_usage
 from omni_cli.serve.exchange import new_id, unix_now
 from omni_cli.serve.logprobs import named
-from omni_cli.serve.schemas.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 
 
 @dataclass(frozen=True)

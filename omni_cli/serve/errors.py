@@ -8,7 +8,7 @@ from pydantic_core import ErrorDetails
 from starlette.responses import JSONResponse
 
 from omni_cli.errors import DeadlineError, OmniError, StageError, UsageError
-from omni_cli.serve.schemas.replies import ErrorReply
+from omni_cli.openai_api.replies import ErrorReply
 from omni_cli.text import suggest
 
 RETRY_AFTER_S = 1

@@ -21,19 +21,19 @@ from typing import IO, Literal
 import msgspec
 
 from omni_cli.errors import OmniError, UsageError
+from omni_cli.files import cannot_write, check_writable, remove_left_behind, write_whole
+from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest, RequestResult, StageProgress, VideoOutput
 from omni_cli.serve.errors import APIError, as_api_error, queue_full
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import MIB, Limits
 from omni_cli.serve.service import Service
-from omni_cli.files import cannot_write, check_writable, remove_left_behind, write_whole
 
 JOB_ID = r"video_[0-9a-f]{32}"
 _FILE = re.compile(rf"({JOB_ID})\.(json|mp4|webp)", re.ASCII)
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
 Asset = Literal["mp4", "webp"]
-VIDEOS = "/v1/videos"
 
 
 class JobError(msgspec.Struct, frozen=True):
@@ -323,7 +323,9 @@ class VideoJobs:
 
     async def _run(self, request: GenerateRequest, job_id: str) -> None:
         # Waiting for other videos has no time limit; it begins with the first step.
-        exchange = Exchange(job_id, "JOB", VIDEOS, None, asyncio.get_running_loop().time(), math.inf, VIDEOS)
+        exchange = Exchange(
+            job_id, "JOB", Route.VIDEOS, None, asyncio.get_running_loop().time(), math.inf, Route.VIDEOS
+        )
         try:
             await self._make(request, job_id, exchange)
         except (OmniError, APIError) as failure:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.errors import OmniError
-from omni_cli.loadtest.client import Client, RequestFailure
 from omni_cli.models.scores import EngineOutput
+from omni_cli.openai_api.client import Client, RequestFailure
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.default_requests import another_medium, longer
 from omni_cli.verify.run_comparison import STREAMED_AUDIO_BOUND, compare_runs

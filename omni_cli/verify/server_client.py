@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from omni_cli.encoding import encode_png, encode_wav
-from omni_cli.loadtest.answers import AnswerError, EventParser, ServerAnswer
-from omni_cli.loadtest.client import Client, RequestFailure
 from omni_cli.loadtest.multipart import CONTENT_TYPE, with_sound
 from omni_cli.models.scores import EngineOutput, EngineTokens
+from omni_cli.openai_api.client import Client, RequestFailure
+from omni_cli.openai_api.reading import AnswerError, EventParser, ServerAnswer
+from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest
 
 NUM_CANDIDATES = 5
@@ -26,13 +27,13 @@ TEXT = "text"
 """The stage that a server's text is ascribed to; its media are those of `MEDIA`."""
 MEDIA = "media"
 _PATHS = {
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "speech": "/v1/audio/speech",
-    "images": "/v1/images/generations",
-    "transcriptions": "/v1/audio/transcriptions",
+    "chat": Route.CHAT,
+    "completions": Route.COMPLETIONS,
+    "speech": Route.SPEECH,
+    "images": Route.IMAGES,
+    "transcriptions": Route.TRANSCRIPTIONS,
 }
-_TRANSLATIONS = "/v1/audio/translations"
+_TRANSLATIONS = Route.TRANSLATIONS
 
 
 @dataclass(frozen=True)

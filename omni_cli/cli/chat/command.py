@@ -47,7 +47,7 @@ def chat(options: ChatOptions) -> int:
         }
         if unused := next((name for name, value in given.items() if value), None):
             raise UsageError(f"`{unused}` has no effect with `--url`", hint="a server has its own profile")
-        from omni_cli.loadtest.target import find_targets, parse_url
+        from omni_cli.openai_api.servers import find_targets, parse_url
 
         (target,) = find_targets([parse_url(options.url)], options.model, options.api_key)
         _run(_talk(target.url, target.model, conversation, options, options.api_key))
@@ -75,7 +75,7 @@ def _run(talk: Coroutine[Any, Any, None]) -> None:
 
 async def _talk(url: str, model: str, conversation: Conversation, options: ChatOptions, api_key: str | None) -> None:
     from omni_cli.cli.chat.session import Session
-    from omni_cli.loadtest.client import Client
+    from omni_cli.openai_api.client import Client
 
     if not options.quiet:
         console.print_note(f"{model} at {url}; `/help` lists the commands, Ctrl-D leaves")

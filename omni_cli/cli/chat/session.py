@@ -22,8 +22,10 @@ from omni_cli.cli.terminal import console
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import OmniError
 from omni_cli.files import cannot_write, write_whole
-from omni_cli.loadtest.answers import SAMPLE_RATE, ChatReader
-from omni_cli.loadtest.client import Client, Outcome
+from omni_cli.loadtest.answers import SAMPLE_RATE
+from omni_cli.openai_api.client import Client, Outcome
+from omni_cli.openai_api.reading import SAMPLE_RATE, ChatReader
+from omni_cli.openai_api.routes import Route
 from omni_cli.report.units import milliseconds, seconds
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ class Session:
         conversation, reader = self._conversation, _PrintingReader()
         body = conversation.ask(text, self._model)
         began_s = time.perf_counter()
-        asking = asyncio.ensure_future(self._client.post("/v1/chat/completions", body, reader, began_s))
+        asking = asyncio.ensure_future(self._client.post(Route.CHAT, body, reader, began_s))
         with _interrupt(asking):
             await asyncio.wait({asking})
         outcome = None if asking.cancelled() else asking.result()

@@ -24,6 +24,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import InputError, OmniError, UsageError
 from omni_cli.inputs.jsonl import claim_id, parse_object, read_lines
 from omni_cli.inputs.request_spec import BadRequest
+from omni_cli.openai_api.routes import Route
 from omni_cli.report.records import RequestRecord
 from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.exchange import Exchange, new_id
@@ -33,7 +34,7 @@ from omni_cli.serve.server import Server, ServerSettings
 from omni_cli.serve.supervisor import Supervisor
 
 _KEYS = ("custom_id", "method", "url", "body")
-_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/images/generations")
+_URLS = (Route.CHAT, Route.COMPLETIONS, Route.RESPONSES, Route.IMAGES)
 
 
 @dataclass(frozen=True)

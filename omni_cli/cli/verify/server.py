@@ -20,10 +20,9 @@ from omni_cli.errors import UsageError
 from omni_cli.families import Cloning
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import FIELDS
-from omni_cli.inputs.media.audio import MAX_AUDIO_S
-from omni_cli.inputs.media.audio import read_speech
-from omni_cli.loadtest.client import Client
-from omni_cli.loadtest.target import find_targets, parse_url
+from omni_cli.inputs.media.audio import MAX_AUDIO_S, read_speech
+from omni_cli.openai_api.client import Client
+from omni_cli.openai_api.servers import find_targets, parse_url
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.default_requests import default_requests
 from omni_cli.verify.server_checks import ServerChecks, ServerPlan

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from omni_cli.config.schema import ARStageConfig, ImageSize
 from omni_cli.errors import InputError
-from omni_cli.models.glm_image.checks import PriorConfig
 from omni_cli.models.glm_image.family import FAMILY
 
 if TYPE_CHECKING:

@@ -12,6 +12,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cli.engine.describing import frame_chooser
+from omni_cli.openai_api.replies import ChatCompletion, ChatCompletionChunk
+from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import AudioChunk, GenerateRequest, Modality, RequestResult, TextDelta
 from omni_cli.serve.chat_reply import ChatReply, token_usage
 from omni_cli.serve.conversation import read_conversation
@@ -23,7 +25,6 @@ from omni_cli.serve.routes.documented import RUNNING, content, errors
 from omni_cli.serve.schemas.chat import ChatCompletionRequest, NamedTool
 from omni_cli.serve.schemas.completions import StreamOptions
 from omni_cli.serve.schemas.fields import voice_name
-from omni_cli.serve.schemas.replies import ChatCompletion, ChatCompletionChunk
 from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.sse import DONE, event_stream
 
@@ -32,7 +33,7 @@ def chat_routes(service: Service) -> APIRouter:
     router = parsed_routes()
 
     @router.post(
-        "/v1/chat/completions",
+        Route.CHAT,
         response_model=ChatCompletion,
         responses=errors(*RUNNING) | content("The reply, whole or as events.", "text/event-stream"),
     )

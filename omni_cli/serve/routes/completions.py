@@ -8,6 +8,8 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from omni_cli.openai_api.replies import Completion
+from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest, RequestResult, TextDelta
 from omni_cli.serve.completion_reply import CompletionParts, CompletionReply
 from omni_cli.serve.errors import APIError
@@ -15,7 +17,6 @@ from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
 from omni_cli.serve.schemas.completions import CompletionRequest, StreamOptions
-from omni_cli.serve.schemas.replies import Completion
 from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.sse import DONE, event_stream
 
@@ -24,7 +25,7 @@ def completion_routes(service: Service) -> APIRouter:
     router = parsed_routes()
 
     @router.post(
-        "/v1/completions",
+        Route.COMPLETIONS,
         response_model=Completion,
         responses=errors(*RUNNING) | content("The reply, whole or as events.", "text/event-stream"),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_cli.serve.schemas.replies import ErrorReply
+from omni_cli.openai_api.replies import ErrorReply
 
 Responses = dict[int | str, dict[str, object]]
 

@@ -11,6 +11,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cli.encoding import encode_image
+from omni_cli.openai_api.replies import ImageItem, ImagesReply
+from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
 from omni_cli.serve.chat_reply import stage_times
 from omni_cli.serve.errors import APIError
@@ -19,14 +21,13 @@ from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, errors
 from omni_cli.serve.schemas.diffusion import ImageEditRequest, ImageFields, ImageRequest
-from omni_cli.serve.schemas.replies import ImageItem, ImagesReply
 from omni_cli.serve.service import Service, seeded_copies
 
 
 def image_routes(service: Service) -> APIRouter:
     router = parsed_routes()
 
-    @router.post("/v1/images/generations", response_model=ImagesReply, responses=errors(*RUNNING))
+    @router.post(Route.IMAGES, response_model=ImagesReply, responses=errors(*RUNNING))
     async def images_generations(body: ImageRequest, request: Request) -> Response:
         """Make images; of several, the first has the request's seed, each following one the next seed."""
         _check(service, body)
@@ -34,7 +35,7 @@ def image_routes(service: Service) -> APIRouter:
         service.check_given({"control_image"} if body.control_image else set())
         return await _reply(service, body, request, **await service.decode(partial(_controls, body)))
 
-    @router.post("/v1/images/edits", response_model=ImagesReply, responses=errors(*RUNNING))
+    @router.post(Route.IMAGE_EDITS, response_model=ImagesReply, responses=errors(*RUNNING))
     async def images_edits(body: Annotated[ImageEditRequest, MULTIPART], request: Request) -> Response:
         """Change images: all of them, or the first one where the mask is transparent."""
         _check(service, body)

@@ -6,10 +6,11 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from omni_cli.openai_api.replies import Health, Model, ModelList, Readiness
+from omni_cli.openai_api.routes import Route
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import unix_now
 from omni_cli.serve.routes.documented import ALWAYS, WITH_KEY, Responses, content, errors
-from omni_cli.serve.schemas.replies import Health, Model, ModelList, Readiness
 from omni_cli.serve.service import Service
 
 _NOT_READY: Responses = {
@@ -43,32 +44,32 @@ def operation_routes(service: Service) -> APIRouter:
     router = APIRouter()
     served = _served(service)
 
-    @router.get("/v1/models", responses=errors(*WITH_KEY))
+    @router.get(Route.MODELS, responses=errors(*WITH_KEY))
     async def models() -> ModelList:
         """List the model that is served, under each of its names, and its LoRA adapters."""
         return {"object": "list", "data": list(served.values())}
 
-    @router.get("/v1/models/{name:path}", responses=errors(404, *WITH_KEY))
+    @router.get(Route.MODEL, responses=errors(404, *WITH_KEY))
     async def model_named(name: str) -> Model:
         """Look up one model, by the profile's name or the checkpoint's, or a LoRA adapter."""
         service.check_model(name)
         return served[name] if name in service.config.adapters else served[service.config.name]
 
     # Not in the document: nothing is there to be described.
-    @router.post("/v1/embeddings", include_in_schema=False)
-    @router.post("/v1/moderations", include_in_schema=False)
+    @router.post(Route.EMBEDDINGS, include_in_schema=False)
+    @router.post(Route.MODERATIONS, include_in_schema=False)
     async def unsupported(request: Request) -> None:
         """Name the model that has no such endpoint."""
         made, wanted = " and ".join(service.modalities), request.url.path.rpartition("/")[2]
         message = f"profile `{service.config.name}` makes {made}, not {wanted}; no profile does"
         raise APIError(404, message, code="unsupported_endpoint")
 
-    @router.get("/health", responses=errors(*ALWAYS))
+    @router.get(Route.HEALTH, responses=errors(*ALWAYS))
     async def health() -> Health:
         """Report liveness: the server responds."""
         return {"status": "ok"}
 
-    @router.get("/ready", response_model=Readiness, responses=errors(*ALWAYS) | _NOT_READY)
+    @router.get(Route.READY, response_model=Readiness, responses=errors(*ALWAYS) | _NOT_READY)
     async def ready() -> Response:
         """Report readiness: 200 while all stages are loaded and requests are accepted, else 503."""
         failed = service.supervisor.failed_stages
@@ -78,7 +79,7 @@ def operation_routes(service: Service) -> APIRouter:
         readiness: Readiness = {"status": state, "stages": stages}
         return JSONResponse(readiness, 200 if service.is_ready else 503)
 
-    @router.get("/metrics", response_class=Response, responses=errors(*WITH_KEY) | _METRICS)
+    @router.get(Route.METRICS, response_class=Response, responses=errors(*WITH_KEY) | _METRICS)
     async def metrics() -> Response:
         """Report metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -10,6 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from omni_cli.openai_api.replies import ResponseDocument
+from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest, RequestResult, TextDelta
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
@@ -18,7 +20,6 @@ from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.response_reply import ResponseReply
 from omni_cli.serve.routes.chat import check_chat, text_request
 from omni_cli.serve.routes.documented import RUNNING, content, errors
-from omni_cli.serve.schemas.replies import ResponseDocument
 from omni_cli.serve.schemas.responses import ResponseRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream
@@ -28,7 +29,7 @@ def response_routes(service: Service) -> APIRouter:
     router = parsed_routes()
 
     @router.post(
-        "/v1/responses",
+        Route.RESPONSES,
         response_model=ResponseDocument,
         responses=errors(*RUNNING) | content("The response, whole or as events.", "text/event-stream"),
     )

@@ -14,13 +14,14 @@ from omni_cli.config.schema import ARStageConfig
 from omni_cli.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.errors import OmniError
 from omni_cli.inputs.voices import spoken
+from omni_cli.openai_api.replies import SpeechEvent
+from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 from omni_cli.serve.chat_reply import split_audio, usage
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id
 from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
-from omni_cli.serve.schemas.replies import SpeechEvent
 from omni_cli.serve.schemas.speech import OPUS_RATES, SpeechRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.speech_voices import voice_fields
@@ -31,7 +32,7 @@ def speech_routes(service: Service) -> APIRouter:
     router = parsed_routes()
 
     @router.post(
-        "/v1/audio/speech",
+        Route.SPEECH,
         response_class=Response,
         responses=errors(*RUNNING) | content("The speech.", *AUDIO_TYPES.values(), "text/event-stream"),
     )

@@ -7,6 +7,8 @@ import functools
 
 from fastapi import APIRouter, Request
 
+from omni_cli.openai_api.replies import DetokenizedText, Tokens
+from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest, PromptTokens, TextOutput
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
@@ -15,14 +17,14 @@ from omni_cli.serve.parsed_route import parsed_routes
 from omni_cli.serve.routes.chat import check_chat, text_request
 from omni_cli.serve.routes.documented import RUNNING, errors
 from omni_cli.serve.schemas.chat import DetokenizeRequest, TokenizeRequest
-from omni_cli.serve.schemas.replies import DetokenizedText, Tokens
+from omni_cli.serve.schemas.replies import Tokens
 from omni_cli.serve.service import Service
 
 
 def token_routes(service: Service) -> APIRouter:
     router = parsed_routes()
 
-    @router.post("/tokenize", responses=errors(*RUNNING))
+    @router.post(Route.TOKENIZE, responses=errors(*RUNNING))
     async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
         """Tokenize a prompt, or the prompt that messages become."""
         found = await _prompt(service, await _generate_request(service, body), request)
@@ -33,7 +35,7 @@ def token_routes(service: Service) -> APIRouter:
             "token_strs": list(found.token_strs) if body.return_token_strs else None,
         }
 
-    @router.post("/detokenize", responses=errors(*RUNNING))
+    @router.post(Route.DETOKENIZE, responses=errors(*RUNNING))
     async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizedText:
         """Return the text of tokens."""
         service.check_model(body.model)

@@ -12,6 +12,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omni_cli.contents import Segment
+from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply
+from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest, RequestResult, SpeechTask, TextDelta, TextOutput
 from omni_cli.serve.chat_reply import usage
 from omni_cli.serve.errors import APIError
@@ -19,7 +21,6 @@ from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, content, errors
-from omni_cli.serve.schemas.replies import TranscriptEvent, TranscriptReply
 from omni_cli.serve.schemas.speech import TranscriptionRequest, TranslationRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream
@@ -31,7 +32,7 @@ def transcription_routes(service: Service) -> APIRouter:
     router = parsed_routes()
 
     @router.post(
-        "/v1/audio/transcriptions",
+        Route.TRANSCRIPTIONS,
         response_model=TranscriptReply,
         responses=errors(*RUNNING) | content("The text.", *_TYPES.values(), "text/event-stream"),
     )
@@ -45,7 +46,7 @@ def transcription_routes(service: Service) -> APIRouter:
         return _reply(await service.result(generate, exchange), body, "transcribe")
 
     @router.post(
-        "/v1/audio/translations",
+        Route.TRANSLATIONS,
         response_model=TranscriptReply,
         responses=errors(*RUNNING) | content("The text.", *_TYPES.values()),
     )

@@ -15,6 +15,8 @@ from starlette.responses import Response, StreamingResponse
 
 from omni_cli.encoding import encode_image
 from omni_cli.inputs.media.reading import FIRST_FRAME, MediaReader
+from omni_cli.openai_api.replies import DeletedVideo, VideoList, VideoReply
+from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
@@ -22,9 +24,9 @@ from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, content, errors
 from omni_cli.serve.schemas.diffusion import VideoRequest
-from omni_cli.serve.schemas.replies import DeletedVideo, VideoList, VideoReply
 from omni_cli.serve.service import Service
-from omni_cli.serve.video_jobs import JOB_ID, VIDEOS, Job, VideoJobs, get_video
+from omni_cli.serve.video_jobs import JOB_ID, Job, VideoJobs, get_video
+from omni_cli.serve.video_store import JOB_ID, Job
 
 _MAX_PAGE = 100
 _CHUNK_BYTES = 2**20
@@ -45,7 +47,7 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     """The routes that make videos; `jobs` is None for a profile that makes none, which returns 404."""
     router = parsed_routes()
 
-    @router.post(VIDEOS, responses=errors(*RUNNING))
+    @router.post(Route.VIDEOS, responses=errors(*RUNNING))
     async def create_video(body: Annotated[VideoRequest, MULTIPART], request: Request) -> VideoReply:
         """Begin a video; it is made even if the client disconnects."""
         generate = await _generate_request(service, body, Exchange.from_scope(request.scope))
@@ -56,7 +58,7 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
         return _reply(running, await running.create(generate, seconds=seconds, size=body.size or "auto"))
 
     @router.post(
-        f"{VIDEOS}/sync",
+        Route.VIDEO_SYNC,
         response_class=Response,
         responses=errors(*RUNNING) | content("The video.", "video/mp4"),
     )
@@ -73,7 +75,7 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     """The routes for the videos that the server keeps; `jobs` as for `video_routes`."""
     router = APIRouter()
 
-    @router.get(VIDEOS, responses=errors(400, 404, *WITH_KEY))
+    @router.get(Route.VIDEOS, responses=errors(400, 404, *WITH_KEY))
     async def list_videos(
         after: JobId | None = None,
         limit: Annotated[int, Query(ge=1, le=_MAX_PAGE)] = 20,
@@ -86,13 +88,13 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
         first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
         return {"object": "list", "data": data, "first_id": first_id, "last_id": last_id, "has_more": has_more}
 
-    @router.get(f"{VIDEOS}/{{video_id:video}}", responses=errors(404, *WITH_KEY))
+    @router.get(Route.VIDEO, responses=errors(404, *WITH_KEY))
     async def retrieve_video(video_id: str) -> VideoReply:
         """Report a video's state; `progress` is the percentage of its denoising steps."""
         running = _jobs(service, jobs)
         return _reply(running, _find(running, video_id))
 
-    @router.delete(f"{VIDEOS}/{{video_id:video}}", responses=errors(404, *WITH_KEY))
+    @router.delete(Route.VIDEO, responses=errors(404, *WITH_KEY))
     async def delete_video(video_id: str) -> DeletedVideo:
         """Remove a video; one that is still being made ends."""
         running = _jobs(service, jobs)
@@ -104,7 +106,7 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
         return {"id": video_id, "object": "video.deleted", "deleted": True}
 
     @router.get(
-        f"{VIDEOS}/{{video_id:video}}/content",
+        Route.VIDEO_CONTENT,
         response_class=Response,
         responses=errors(400, 404, *WITH_KEY) | content("The file.", "video/mp4", "image/webp"),
     )

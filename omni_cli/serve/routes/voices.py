@@ -13,25 +13,25 @@ from omni_cli.contents import ReferenceVoice
 from omni_cli.errors import InputError
 from omni_cli.inputs.voices import check_voices
 from omni_cli.models.voices import openai_voices
+from omni_cli.openai_api.replies import DeletedVoice, SavedVoiceItem, VoiceItem, VoiceList
+from omni_cli.openai_api.routes import Route
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import unix_now
 from omni_cli.serve.limits import MIB
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
 from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, errors
-from omni_cli.serve.schemas.replies import DeletedVoice, SavedVoiceItem, VoiceItem, VoiceList
 from omni_cli.serve.schemas.speech import VoiceUpload
 from omni_cli.serve.service import Service
 from omni_cli.serve.voice_store import SavedVoice, TooManyVoices, VoiceExists, VoiceStore
 
-_VOICES = "/v1/audio/voices"
 _SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm")
 
 
 def voice_routes(service: Service) -> APIRouter:
     router = parsed_routes()
 
-    @router.get(_VOICES, responses=errors(404, 503, *WITH_KEY))
+    @router.get(Route.VOICES, responses=errors(404, 503, *WITH_KEY))
     async def audio_voices() -> VoiceList:
         """List the model's speakers, OpenAI's voices with the speaker of each, and the saved voices."""
         service.check_makes("audio")
@@ -46,7 +46,7 @@ def voice_routes(service: Service) -> APIRouter:
         saved = [] if store is None else await asyncio.to_thread(store.voices)
         return {"voices": [*own, *others, *map(_item, saved)]}
 
-    @router.post(_VOICES, responses=errors(*RUNNING))
+    @router.post(Route.VOICES, responses=errors(*RUNNING))
     async def create_voice(body: Annotated[VoiceUpload, MULTIPART]) -> SavedVoiceItem:
         """Save the recording of a voice, which then speaks under its name."""
         store = _store(service)
@@ -65,7 +65,7 @@ def voice_routes(service: Service) -> APIRouter:
         await asyncio.to_thread(_add, store, voice, content)
         return _item(voice)
 
-    @router.delete(f"{_VOICES}/{{name}}", responses=errors(400, 404, *WITH_KEY))
+    @router.delete(Route.VOICE, responses=errors(400, 404, *WITH_KEY))
     async def delete_voice(name: str) -> DeletedVoice:
         """Delete a saved voice; requests that speak with it end as they began."""
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_cli.loadtest.answers import AnswerError, ChatReader, ImagesReader, SpeechReader, TranscriptReader
+from omni_cli.openai_api.reading import AnswerError, ChatReader, ImagesReader, SpeechReader, TranscriptReader
 
 
 def event(document: Any) -> bytes:

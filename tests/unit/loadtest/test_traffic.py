@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from omni_cli.loadtest.client import Outcome
 from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, arrival_times
+from omni_cli.openai_api.client import Outcome
 
 
 class Server:

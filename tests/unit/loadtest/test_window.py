@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.loadtest.answers import SAMPLE_RATE, ServerAnswer
-from omni_cli.loadtest.client import Outcome, RequestFailure
 from omni_cli.loadtest.slo import SLO
 from omni_cli.loadtest.window import Window, num_pixels, window_metrics, window_work
 from omni_cli.metrics import E2E, ITL_MAX, TTFT, goodput
+from omni_cli.openai_api.client import Outcome, RequestFailure
+from omni_cli.openai_api.reading import SAMPLE_RATE, ServerAnswer
 from omni_cli.record import Failures
 
 BEGAN = 100.0

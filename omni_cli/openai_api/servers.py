@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from omni_cli.errors import OmniError, UsageError
-from omni_cli.loadtest.client import Client, RequestFailure
+from omni_cli.openai_api.client import Client, RequestFailure
+from omni_cli.openai_api.routes import Route
 from omni_cli.text import visible
 
 _PROBE_TIMEOUT_S = 10.0
@@ -66,7 +67,7 @@ async def _find_all(urls: Sequence[str], model: str | None, api_key: str | None)
 
 
 async def _find(client: Client, model: str | None) -> Target:
-    answer = await client.get("/v1/models")
+    answer = await client.get(Route.MODELS)
     if isinstance(answer, RequestFailure):
         if model is not None and answer.kind.startswith(("HTTP 404", "HTTP 5")):
             return Target(client.url, model)

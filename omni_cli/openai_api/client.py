@@ -10,7 +10,7 @@ from types import TracebackType
 import aiohttp
 import msgspec
 
-from omni_cli.loadtest.answers import AnswerError, Reader, ServerAnswer, error_message
+from omni_cli.openai_api.reading import AnswerError, Reader, ServerAnswer, error_message
 from omni_cli.text import visible
 
 _KEEP_ALIVE_S = 4.0
