@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.fields import FIELDS
 from omni_cli.inputs.files import open_input
 from omni_cli.inputs.jsonl import parse_object, read_lines
+from omni_cli.openai_api.media import image_part, sound_part
 from omni_cli.text import suggest
 
 MAX_BYTES = 2**31
@@ -223,8 +223,8 @@ class _LineReader:
         if self.output_len is not None and self.is_chat:
             own |= _length(self.output_len)
         folder = self.path.parent
-        parts = [image_part(folder / name, self.update) for name in checked.get("image", ())]
-        parts += [sound_part(folder / name, self.update) for name in checked.get("audio", ())]
+        parts = [read_image(folder / name, self.update) for name in checked.get("image", ())]
+        parts += [read_sound(folder / name, self.update) for name in checked.get("audio", ())]
         due_s = _time(checked["arrival_s"], "arrival_s") if "arrival_s" in checked else None
         return DatasetRequest(checked["prompt"], parts=tuple(parts), fields=own, due_s=due_s)
 
@@ -239,23 +239,21 @@ def _time(value: object, key: str) -> float:
     return float(value)
 
 
-def image_part(path: Path, update: Callable[[bytes], None]) -> dict[str, object]:
+def read_image(path: Path, update: Callable[[bytes], None]) -> dict[str, object]:
     """Return an image file as a part of a chat message; `update` gets its bytes. Raises `ValueError`, `InputError`."""
-    kind, data = _media(path, "image", _IMAGES, update)
-    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{data}"}}
+    return image_part(*_read_media(path, "image", _IMAGES, update))
 
 
-def sound_part(path: Path, update: Callable[[bytes], None]) -> dict[str, object]:
-    """Return a sound file like `image_part`."""
-    kind, data = _media(path, "audio", _SOUNDS, update)
-    return {"type": "input_audio", "input_audio": {"data": data, "format": kind}}
+def read_sound(path: Path, update: Callable[[bytes], None]) -> dict[str, object]:
+    """Return a sound file like `read_image`."""
+    return sound_part(*_read_media(path, "audio", _SOUNDS, update))
 
 
-def _media(path: Path, key: str, kinds: Mapping[str, str], update: Callable[[bytes], None]) -> Sequence[str]:
-    kind = kinds.get(path.suffix.lower())
-    if kind is None:
-        raise ValueError(f"`{key}`: `{path}` is not one of {', '.join(kinds)}")
+def _read_media(path: Path, key: str, formats: Mapping[str, str], update: Callable[[bytes], None]) -> tuple[bytes, str]:
+    media_format = formats.get(path.suffix.lower())
+    if media_format is None:
+        raise ValueError(f"`{key}`: `{path}` is not one of {', '.join(formats)}")
     with open_input(path, f"{key} file") as file:
         content = file.read()
     update(content)
-    return kind, base64.b64encode(content).decode()
+    return content, media_format

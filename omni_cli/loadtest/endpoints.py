@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from omni_cli.errors import UsageError
-from omni_cli.loadtest.multipart import CONTENT_TYPE
 from omni_cli.loadtest.slo import OF_AUDIO, OF_TEXT
 from omni_cli.openai_api.reading import ChatReader, ImagesReader, Reader, SpeechReader, TranscriptReader
 from omni_cli.openai_api.routes import Route
@@ -28,10 +27,6 @@ class Endpoint:
     reader: Callable[[], Reader]
     metrics: tuple[str, ...]
     sends_speech: bool = False
-
-    @property
-    def content_type(self) -> str:
-        return CONTENT_TYPE if self.sends_speech else "application/json"
 
 
 def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> Endpoint:

@@ -71,8 +71,7 @@ class ServerVariant:
         endpoint = self._workload.endpoint
 
         async def send(index: int, due_s: float) -> Outcome:
-            reader, content_type = self._maker.reader(), endpoint.content_type
-            return await self._client.post(endpoint.path, bodies[index], reader, due_s, content_type=content_type)
+            return await self._client.post(endpoint.path, bodies[index], self._maker.reader(), due_s)
 
         began_s = time.perf_counter()
         outcomes = await self._traffic.run(send, len(bodies), number)

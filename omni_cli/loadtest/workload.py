@@ -6,15 +6,17 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import aiohttp
 import msgspec
 
 from omni_cli.bench.prompts import Prompts
 from omni_cli.config.bounds import MAX_NUMPY_SEED
+from omni_cli.encoding import encode_wav
 from omni_cli.inputs.media.audio import read_speech
 from omni_cli.loadtest.dataset import Dataset
 from omni_cli.loadtest.endpoints import Endpoint
-from omni_cli.loadtest.multipart import with_sound
 from omni_cli.loadtest.slo import SLO
+from omni_cli.openai_api.media import sound_form
 from omni_cli.openai_api.reading import ChatReader, Reader
 from omni_cli.openai_api.servers import Target
 from omni_cli.record import workload_fingerprint
@@ -81,16 +83,16 @@ class RequestMaker:
         is_events = {**self._form, **workload.extra_body}.get("stream_format") == "sse"
         self.reader: Callable[[], Reader] = ChatReader if is_events else workload.endpoint.reader
 
-    def bodies(self, number: int) -> list[bytes]:
+    def bodies(self, number: int) -> list[bytes | aiohttp.FormData]:
         """Return the window's requests as JSON, or as forms."""
         return [self._encoded(number, index) for index in range(self._count)]
 
-    def _encoded(self, number: int, index: int) -> bytes:
+    def _encoded(self, number: int, index: int) -> bytes | aiohttp.FormData:
         body = self._body(number, index)
         if not self._workload.endpoint.sends_speech:
             return msgspec.json.encode(body)
         speech = read_speech()
-        return with_sound(body, *speech[(number * self._count + index) % len(speech)])
+        return sound_form(body, encode_wav(*speech[(number * self._count + index) % len(speech)]))
 
     def _body(self, number: int, index: int) -> dict[str, object]:
         workload = self._workload

@@ -1,12 +1,14 @@
-"""Readers of a server's answers, one per endpoint, fed with bytes as they arrive."""
+"""Readers of a server's answers, fed with bytes as they arrive: lenient, and blind to what nobody looks at."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from itertools import starmap
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -16,8 +18,6 @@ SAMPLE_RATE = 24_000
 """Sample rate of raw PCM, 16 bit and mono. It is OpenAI's; the answer does not contain it."""
 
 _DONE = b"[DONE]"
-
-
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -46,6 +46,114 @@ class EventParser:
                 events.append(b"\n".join(self._data))
                 self._data = []
         return events
+
+
+class _Audio(msgspec.Struct):
+    data: str | None = None
+    transcript: str | None = None
+
+
+class _Delta(msgspec.Struct):
+    """`reasoning` is vLLM's name for the reasoning before the answer, `reasoning_content` its earlier one."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    audio: _Audio | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    audio_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    completion_tokens_details: _Details | None = None
+
+
+class _Event(msgspec.Struct):
+    """A reply or a part of one. `type`, `audio` and `finish_reason` are of events of speech."""
+
+    type: str = ""
+    audio: str | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+
+E = TypeVar("E", bound=_Event)
+
+
+class _Chunk(_Event):
+    """A chunk of a chat, or an event of speech, without log-probabilities."""
+
+    choices: list[_Choice] = []
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+
+
+class TokenLogprob(TopLogprob):
+    """`id` is the token's, which some servers send."""
+
+    top_logprobs: list[TopLogprob] = []
+    id: int | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    """A chat has `content`, a completion the others."""
+
+    content: list[TokenLogprob] | None = None
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _WholeChoice(_Choice):
+    """A chat has a `message`, each of its chunks a `delta`, a completion `text`. `token_ids` are vLLM's."""
+
+    message: _Delta | None = None
+    text: str | None = None
+    logprobs: _Logprobs | None = None
+    token_ids: tuple[int, ...] | None = None
+
+    @property
+    def whole_text(self) -> str:
+        """The text, with the reasoning before it."""
+        if self.text is not None:
+            return self.text
+        message = self.message or self.delta
+        return (message.reasoning_content or message.reasoning or "") + (message.content or "")
+
+    @property
+    def scores(self) -> tuple[TokenLogprob, ...] | None:
+        """The tokens with their log-probabilities, in the format of chats; None without any."""
+        found = self.logprobs
+        if found is None or found.content is not None or not found.tokens:
+            return None if found is None or found.content is None else tuple(found.content)
+        tops = found.top_logprobs or [None] * len(found.tokens)
+        return tuple(
+            TokenLogprob(
+                token, math.nan if logprob is None else logprob, list(starmap(TopLogprob, (top or {}).items()))
+            )
+            for token, logprob, top in zip(found.tokens, found.token_logprobs, tops, strict=True)
+        )
+
+
+class Reply(_Event):
+    """The reply of a chat, a completion or a transcription, or an event of one; a transcript has `text` or `delta`."""
+
+    choices: list[_WholeChoice] = []
+    text: str | None = None
+    delta: str | None = None
 
 
 class AnswerError(Exception):
@@ -102,26 +210,38 @@ class Reader(Protocol):
         """Check that the answer is complete. Raises `AnswerError`."""
 
 
-class ChatReader:
-    """Reader of a streamed chat: chunks of text and audio, then usage; or of the events of speech."""
+class _EventReader(Generic[E]):
+    """Reader of a stream of events, each a document for `decoder`."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: msgspec.json.Decoder[E]) -> None:
         self.answer = ServerAnswer()
+        self._decoder = decoder
         self._events = EventParser()
 
     def feed(self, chunk: bytes, at_s: float) -> None:
         for data in self._events.feed(chunk):
             if data != _DONE:
-                self._take(_decoded(data, _CHUNK), at_s)
+                event = _decoded(data, self._decoder)
+                if event.error is not None:
+                    raise AnswerError("error in the stream", error_message(event.error))
+                self._take(event, at_s)
+
+    def _take(self, event: E, at_s: float) -> None:
+        raise NotImplementedError
+
+
+class ChatReader(_EventReader[_Chunk]):
+    """Reader of a streamed chat: chunks of text and audio, then usage; or of the events of speech."""
+
+    def __init__(self) -> None:
+        super().__init__(_CHUNK)
 
     def finish(self) -> None:
         if self.answer.finish_reason is None:
             raise AnswerError("incomplete answer", "the stream ended without a finish_reason")
 
-    def _take(self, chunk: _Chunk, at_s: float) -> None:
-        if chunk.error is not None:
-            raise AnswerError("error in the stream", error_message(chunk.error))
-        for choice in chunk.choices:
+    def _take(self, event: _Chunk, at_s: float) -> None:
+        for choice in event.choices:
             delta = choice.delta
             audio = delta.audio or _Audio()
             content = delta.content or audio.transcript
@@ -133,15 +253,40 @@ class ChatReader:
             if audio.data:
                 self.answer.add_audio(audio.data, at_s)
             self.answer.finish_reason = choice.finish_reason or self.answer.finish_reason
-        if chunk.audio:
-            self.answer.add_audio(chunk.audio, at_s)
-        if chunk.type == "speech.audio.done":
-            self.answer.finish_reason = chunk.finish_reason or "stop"
-        if chunk.usage is not None:
-            self.answer.input_tokens = chunk.usage.prompt_tokens
-            self.answer.output_tokens = chunk.usage.completion_tokens
-            details = chunk.usage.completion_tokens_details
+        if event.audio:
+            self.answer.add_audio(event.audio, at_s)
+        if event.type == "speech.audio.done":
+            self.answer.finish_reason = event.finish_reason or "stop"
+        if event.usage is not None:
+            self.answer.input_tokens = event.usage.prompt_tokens
+            self.answer.output_tokens = event.usage.completion_tokens
+            details = event.usage.completion_tokens_details
             self.answer.audio_tokens = (details and details.audio_tokens) or 0
+
+
+class ReplyReader(_EventReader["Reply"]):
+    """Reader that keeps all of a text's reply: a document, or the events of a stream."""
+
+    def __init__(self, *, streams: bool) -> None:
+        super().__init__(_REPLY)
+        self.streams = streams
+        self.replies: list[Reply] = []
+        self._body = bytearray()
+
+    def feed(self, chunk: bytes, at_s: float) -> None:
+        if self.streams:
+            super().feed(chunk, at_s)
+        else:
+            self._body += chunk
+
+    def finish(self) -> None:
+        if not self.streams:
+            self.replies = [_decoded(bytes(self._body), _REPLY)]
+        if not self.replies:
+            raise AnswerError("incomplete answer", "the stream has no events")
+
+    def _take(self, event: Reply, at_s: float) -> None:
+        self.replies.append(event)
 
 
 class SpeechReader:
@@ -197,46 +342,6 @@ def error_message(error: object) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-class _Audio(msgspec.Struct):
-    data: str | None = None
-    transcript: str | None = None
-
-
-class _Delta(msgspec.Struct):
-    """`reasoning` is vLLM's name for the reasoning before the answer, `reasoning_content` its earlier one."""
-
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    audio: _Audio | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-    finish_reason: str | None = None
-
-
-class _Details(msgspec.Struct):
-    audio_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    completion_tokens_details: _Details | None = None
-
-
-class _Chunk(msgspec.Struct):
-    """A chunk of a chat, or an event of speech."""
-
-    type: str = ""
-    audio: str | None = None
-    finish_reason: str | None = None
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
 class _Image(msgspec.Struct):
     b64_json: str
 
@@ -253,6 +358,7 @@ class _Transcript(msgspec.Struct):
 
 
 _TRANSCRIPT = msgspec.json.Decoder(_Transcript, strict=False)
+_REPLY = msgspec.json.Decoder(Reply)
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _IMAGES = msgspec.json.Decoder(_Images)
 

@@ -22,24 +22,24 @@ from omni_cli.errors import OmniError
 from omni_cli.families import load
 from omni_cli.models.scores import EngineTokens, Expected, NoReferenceError
 from omni_cli.stage.messages import decoder, pack
-from omni_cli.verify.reference_process import Answer, Results, Work
+from omni_cli.verify.reference import ReferenceAnswer, Results, Work
 
 
-def run(work: Work, say: Callable[[str], None]) -> Answer:
+def run(work: Work, say: Callable[[str], None]) -> ReferenceAnswer:
     """Load the reference in one way after another, and run all requests in each."""
     reference_class = load(work.reference)
     config = for_family(work.source.load(work.overrides), read_family(work.folder))
     results: Results = []
     outputs, token_ids = list(work.outputs), dict[str, tuple[int, ...]]()
     if config.adapters and not getattr(reference_class, "takes_adapters", False):
-        return Answer(why="the reference of this model family takes no LoRA adapters")
+        return ReferenceAnswer(why="the reference of this model family takes no LoRA adapters")
     for number, way in enumerate(work.ways):
         name = f"reference in {way.dtype}, {way.attention} attention ({number + 1} of {len(work.ways)})"
         say(f"{name}: loading")
         try:
             reference = reference_class(Path(work.folder), config, way)
         except NoReferenceError as error:
-            return Answer(why=str(error))
+            return ReferenceAnswer(why=str(error))
         found: list[Expected | str] = []
         for count, output in enumerate(outputs):
             say(f"{name}: request {count + 1} of {len(outputs)}")
@@ -58,7 +58,7 @@ def run(work: Work, say: Callable[[str], None]) -> Answer:
         results.append(found)
         del reference
         gc.collect()
-    return Answer(results, token_ids)
+    return ReferenceAnswer(results, token_ids)
 
 
 def main() -> None:

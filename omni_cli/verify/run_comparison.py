@@ -1,18 +1,27 @@
-"""Two runs of the same requests against each other: tokens, log-probabilities, codes and media of each stage."""
+"""Answers of one subject against each other.
+
+Two runs of the same requests: tokens, log-probabilities, codes and media of each stage. Single answers: seeds, limits,
+counts, and whether an input changes anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from omni_cli.models.scores import EngineOutput, EngineTokens
 from omni_cli.verify.noise import ROUNDING, SIDES, Noise
+from omni_cli.verify.subject import Answer
 from omni_cli.verify.verdicts import Decode, changed, compare_arrays, worst
 from omni_cli.verify_record import Check, DifferentPair, MeanMax, Row, Verdict
 
 STREAMED_AUDIO_BOUND = 1e-3
 """The largest difference of streamed from whole audio, whose chunks are computed with limited context."""
+
+# A sampled answer that would come again with this probability is no evidence about seeds.
+_SURE = 1e-3
+_NO_EFFECT = "the seed has no effect on this speech"
 
 
 def compare_runs(
@@ -105,8 +114,7 @@ def _compare_media(
     request = one.request.request_id
     if one.arrays.keys() != other.arrays.keys():
         names = [", ".join(sorted(side.arrays)) or "nothing" for side in (one, other)]
-        why = f"{names[1]} instead of {names[0]}"
-        return [Row(check=check, stage=stage, verdict="different", request=request, why=why)]
+        return [different(check, stage, request, f"{names[1]} instead of {names[0]}")]
     own = SIDES * noise.arrays.get(stage, 0.0) if noise is not None else 0.0
     return [compare_arrays(check, stage, other, name, array, own + media_bound) for name, array in one.arrays.items()]
 
@@ -146,3 +154,110 @@ def _run_texts(row: Row, stage: str, one: EngineOutput, other: EngineOutput, dec
     words = [decode(stage, token_ids[row.position : row.position + 1]) or "end" for token_ids in sides]
     pair = DifferentPair(expected_text=texts[0], got_text=texts[1])
     return {"expected": words[0], "got": words[1], "pair": pair}
+
+
+def seed_row(stage: str, answers: Sequence[Answer]) -> Row:
+    """Judge sampled answers: two with one seed, which must be equal, and others, which must not all be the same."""
+    first, again, *others = [answer.output.tokens[stage] for answer in answers]
+    request = answers[0].request.request_id
+    if first.token_ids != again.token_ids:
+        return different("seed", stage, request, "the same seed gave two different answers")
+    if any(other.token_ids != first.token_ids for other in others):
+        return Row(check="seed", stage=stage, verdict="equal")
+    why = None
+    if not np.isfinite(first.logprobs[:, 0]).any():
+        why = "other seeds gave the same answer; without log-probabilities it cannot be told whether they should"
+    elif np.exp(np.nansum(first.logprobs[:, 0])) > _SURE:
+        why = "the model is so sure of its answer that another seed need not change it"
+    if why is not None:
+        return Row(check="seed", stage=stage, verdict="not checked", request=request, why=why)
+    return different("seed", stage, request, "other seeds gave the same answer at temperature 1")
+
+
+def noise_row(stage: str, answers: Sequence[Answer], noise: Noise | None, *, may_ignore_seeds: bool) -> Row:
+    """Judge what is denoised of the same answer: equal with one seed, different with others."""
+    request = answers[0].request.request_id
+    limit = 0.0 if noise is None else SIDES * noise.arrays.get(stage, 0.0)
+    first, again, *others = [answer.output.arrays for answer in answers]
+    if not _is_equal(first, again, limit):
+        return different("seed", stage, request, "the same seed gave two different outputs")
+    if all(_is_equal(first, other, 0.0) for other in others):
+        if may_ignore_seeds:
+            return Row(check="seed", stage=stage, verdict="not checked", request=request, why=_NO_EFFECT)
+        return different("seed", stage, request, "other seeds gave the same output")
+    return Row(check="seed", stage=stage, verdict="equal")
+
+
+def limit_rows(stage: str, answer: Answer, max_tokens: int) -> Iterator[Row]:
+    """Judge an answer that a maximum of tokens ends."""
+    name = answer.request.request_id
+    if answer.failure is not None or answer.text is None:
+        yield different("limits", stage, name, f"max_tokens: {answer.failure or 'no text'}")
+    elif answer.finish_reason != "length" or answer.num_output_tokens not in (None, max_tokens):
+        why = "max_tokens must end the answer with finish_reason `length`"
+        got = f"{answer.num_output_tokens} tokens, {answer.finish_reason}"
+        yield different("limits", stage, name, why, expected=f"{max_tokens} tokens, length", got=got)
+
+
+def stop_string(text: str) -> str | None:
+    """Return a part of an answer to stop it by: from its middle, and not at its beginning."""
+    middle = len(text) // 2
+    candidates = (text[middle : middle + length] for length in (3, 2, 1))
+    return next((part for part in candidates if part.strip() and text.find(part) > 0), None)
+
+
+def stop_rows(stage: str, answer: Answer, whole: str, stop: str) -> Iterator[Row]:
+    """Judge an answer that a stop string ends, which is not part of it."""
+    expected, name = whole[: whole.index(stop)], answer.request.request_id
+    if answer.failure is not None or answer.text is None:
+        yield different("limits", stage, name, f"stop {stop!r}: {answer.failure or 'no text'}")
+    elif answer.text != expected:
+        yield broken("limits", stage, name, expected, answer.text, f"the stop string {stop!r} is cut wrongly")
+    elif answer.finish_reason != "stop":
+        why = f"finish_reason is `{answer.finish_reason}` after a stop string, not `stop`"
+        yield different("limits", stage, name, why)
+
+
+def count_rows(stage: str, answer: Answer, names: tuple[str, str], num_prompt: int | None) -> Iterator[Row]:
+    """Judge the counts of tokens: of an answer against its ids, of a prompt against `num_prompt` of the reference."""
+    prompt = () if num_prompt is None else (num_prompt,)
+    counts = ((answer.num_output_tokens, answer.allowed_counts), (answer.num_input_tokens, prompt))
+    for name, (got, allowed) in zip(names, counts, strict=True):
+        if allowed and got is not None and got not in allowed:
+            request = answer.request.request_id
+            yield different("limits", stage, request, f"{name} is wrong", expected=str(allowed[0]), got=str(got))
+
+
+def depends_row(stage: str, answer: Answer, other: Answer, message: str) -> Row:
+    """Judge answers to different inputs: to the last bit of their probabilities or pixels, they must not agree."""
+    one, two = answer.output, other.output
+    same_tokens = all(
+        one.tokens[name].token_ids == two.tokens[name].token_ids
+        and np.array_equal(one.tokens[name].logprobs[:, 0], two.tokens[name].logprobs[:, 0], equal_nan=True)
+        for name in list(one.tokens)[:1]
+    )
+    same = same_tokens if one.tokens else _is_equal(one.arrays, two.arrays, 0.0)
+    if not same:
+        return Row(check="modalities", stage=stage, verdict="equal")
+    return different("modalities", stage, answer.request.request_id, message)
+
+
+def different(check: Check, stage: str, request: str, why: str, **values: object) -> Row:
+    """Return the row of a request whose answer is wrong."""
+    return changed(Row(check=check, stage=stage, verdict="different", request=request, why=why), **values)
+
+
+def broken(check: Check, stage: str, request: str, expected: str, got: str, why: str) -> Row:
+    """Return the row of a text that is not what it must be."""
+    position = next((at for at, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1]), None)
+    position = min(len(expected), len(got)) if position is None else position
+    pair = DifferentPair(expected_text=expected, got_text=got)
+    return different(check, stage, request, f"{why}, from character {position} on", pair=pair)
+
+
+def _is_equal(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], limit: float) -> bool:
+    return a.keys() == b.keys() and all(
+        a[name].shape == b[name].shape
+        and (np.array_equal(a[name], b[name]) or np.abs(a[name].astype(float) - b[name]).max() <= limit)
+        for name in a
+    )

@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _transcribe(self, body: bytes) -> None:
         """Answer a body of several parts, of which the last is the sound."""
-        sound = hashlib.sha256(body[body.index(b"RIFF") :]).hexdigest()
+        sound = hashlib.sha256(body[body.index(b"RIFF") : body.rindex(b"\r\n--")]).hexdigest()
         words = _words(sound, {"max_tokens": 8}, self.server_state.faults, self.number)
         text = "".join(word for word, _ in words).rstrip()
         if b'name="stream"\r\n\r\ntrue' not in body:

@@ -12,7 +12,7 @@ import msgspec
 
 from omni_cli.cli.gate_options import write_report
 from omni_cli.errors import InputError, UsageError
-from omni_cli.loadtest.dataset import image_part, sound_part
+from omni_cli.loadtest.dataset import read_image, read_sound
 from omni_cli.text import suggest, visible
 
 COMMANDS = {
@@ -69,9 +69,9 @@ class Conversation:
         rest = rest.strip()
         match name:
             case "/image":
-                return self._attach(image_part, rest)
+                return self._attach(read_image, rest)
             case "/audio":
-                return self._attach(sound_part, rest)
+                return self._attach(read_sound, rest)
             case "/speech":
                 return self._speech(rest)
             case "/system":

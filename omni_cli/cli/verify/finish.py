@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,26 +22,19 @@ from omni_cli.files import scratch_folder
 from omni_cli.record_file import save_record, utc_now, with_digest
 from omni_cli.report.verify_junit import verify_junit
 from omni_cli.report.verify_text import probabilities_text, verify_markdown, verify_text
-from omni_cli.verify_record import Row, TokenProbability, VerifyRecord, exit_code
+from omni_cli.verify_record import TokenProbability, VerifyRecord, exit_code
 
 if TYPE_CHECKING:
     from omni_cli.cli.verify.options import VerifyOptions
-
-
-class Checking(Protocol):
-    """Checks of a profile or of a server."""
-
-    rows: list[Row]
-    probabilities: list[TokenProbability]
-
-    async def run(self) -> None: ...
-
-
-Start = Callable[[Path, Callable[[str], None]], Checking]
+    from omni_cli.verify.checks import Checks
 
 
 def run_checks(
-    start: Start, subject: dict[str, Any], options: VerifyOptions, command: Sequence[str], began_s: float
+    start: Callable[[Path, Callable[[str], None]], Checks],
+    subject: dict[str, Any],
+    options: VerifyOptions,
+    command: Sequence[str],
+    began_s: float,
 ) -> ExitCode:
     """Run the checks that `start` makes with a folder for files and a function that shows progress.
 

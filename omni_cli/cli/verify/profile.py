@@ -15,14 +15,16 @@ from omni_cli.cli.download import fetch_model
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal.progress import print_stage_warnings
-from omni_cli.cli.verify.finish import Checking, run_checks
+from omni_cli.cli.verify.finish import run_checks
 from omni_cli.engine.describing import get_capabilities
 from omni_cli.errors import UsageError
 from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.outputs import StageLoading
 from omni_cli.report.units import seconds
+from omni_cli.verify.checks import Checks, VerifyPlan
 from omni_cli.verify.default_requests import default_requests
-from omni_cli.verify.engine_checks import EngineChecks, Mode, VerifyPlan, greedy_overrides
+from omni_cli.verify.engine_subject import EngineSubject, greedy_overrides
+from omni_cli.verify.subject import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,15 +45,9 @@ def verify_profile(options: VerifyOptions) -> int:
     capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
     requests = _read(options, config, capabilities)
     greedy = greedy_overrides(config, shorten=options.requests is None)
-    plan = VerifyPlan(
-        source=source,
-        requests=requests,
-        are_defaults=options.requests is None,
-        modes=_modes(options, config, greedy),
-        low_memory=options.low_memory,
-        verbose=options.verbose,
-    )
-    for mode in plan.modes:
+    plan = VerifyPlan(requests, are_defaults=options.requests is None, low_memory=options.low_memory)
+    modes = _modes(options, config, greedy)
+    for mode in modes:
         source.load(mode.overrides)  # a mistake is reported before anything loads
     fetch_model(config, quiet=options.quiet)
     subject = {
@@ -59,18 +55,21 @@ def verify_profile(options: VerifyOptions) -> int:
         "model": config.model,
         "dtype": config.dtype,
         "stages": [stage.name for stage in config.stages],
-        "modes": [mode.name for mode in plan.modes],
+        "modes": [mode.name for mode in modes],
         "requests": {request.request_id: request_hash(request) for request in requests},
     }
 
-    def start(folder: Path, say: Callable[[str], None]) -> Checking:
+    def start(folder: Path, say: Callable[[str], None]) -> Checks:
         def on_event(event: object) -> None:
             if isinstance(event, StageLoading):
                 print_stage_warnings(event)
                 state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
                 say(f"stage {event.name} {state}")
 
-        return EngineChecks(plan, folder, on_event, say)
+        engine = EngineSubject(
+            source, modes, on_event=on_event, say=say, low_memory=options.low_memory, verbose=options.verbose
+        )
+        return Checks(engine, plan, folder, say)
 
     return run_checks(start, subject, options, ("omni", *sys.argv[1:]), began_s)
 

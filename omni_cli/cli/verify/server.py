@@ -13,7 +13,7 @@ from omni_cli.cli.download import fetch_model
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
 from omni_cli.cli.loadtest.options import without_key
 from omni_cli.cli.profile_choice import profile_source
-from omni_cli.cli.verify.finish import Checking, run_checks
+from omni_cli.cli.verify.finish import run_checks
 from omni_cli.cli.verify.profile import read_requests, request_hash
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import UsageError
@@ -24,9 +24,10 @@ from omni_cli.inputs.media.audio import MAX_AUDIO_S, read_speech
 from omni_cli.openai_api.client import Client
 from omni_cli.openai_api.servers import find_targets, parse_url
 from omni_cli.outputs import GenerateRequest
+from omni_cli.verify.checks import Checks, VerifyPlan
 from omni_cli.verify.default_requests import default_requests
-from omni_cli.verify.server_checks import ServerChecks, ServerPlan
-from omni_cli.verify.server_reference import REFERENCE_ROUTES, ServerReference
+from omni_cli.verify.reference import Reference
+from omni_cli.verify.server_subject import REFERENCE_ROUTES, TEXT, ServerSubject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,9 @@ def verify_server(options: VerifyOptions) -> int:
     requests = _read(options)
     reference = _reference(options)
     (target,) = find_targets([url], options.served_model_name, options.api_key)
-    plan = ServerPlan(options.route, target.model, requests, options.requests is None, reference)
+    # The package's sentences are all that a route for speech is asked, so that none is left out.
+    are_defaults = options.requests is None and options.route != "transcriptions"
+    plan = VerifyPlan(requests, are_defaults=are_defaults, low_memory=options.low_memory)
     subject = {
         "url": url,
         "route": options.route,
@@ -60,9 +63,9 @@ def verify_server(options: VerifyOptions) -> int:
         "requests": {request.request_id: request_hash(request) for request in requests},
     }
 
-    def start(folder: Path, say: Callable[[str], None]) -> Checking:
+    def start(folder: Path, say: Callable[[str], None]) -> Checks:
         client = Client(url, api_key=options.api_key, timeout_s=_REQUEST_TIMEOUT_S)
-        return ServerChecks(plan, client, folder, say)
+        return Checks(ServerSubject(client, options.route, target.model, reference), plan, folder, say)
 
     return run_checks(start, subject, options, ("omni", *without_key(sys.argv[1:])), began_s)
 
@@ -88,7 +91,7 @@ def _read(options: VerifyOptions) -> tuple[GenerateRequest, ...]:
     return tuple(request for request in requests if not (request.images or request.audio or request.videos))
 
 
-def _reference(options: VerifyOptions) -> ServerReference | None:
+def _reference(options: VerifyOptions) -> Reference | None:
     if options.model is None:
         return None
     if options.route not in REFERENCE_ROUTES:
@@ -98,4 +101,4 @@ def _reference(options: VerifyOptions) -> ServerReference | None:
     config = source.load()
     fetch_model(config, quiet=options.quiet)
     folder = Path(resolve_model(config.model))
-    return ServerReference(source, config, folder, options.route, options.low_memory, options.verbose)
+    return Reference(source, config, folder, low_memory=options.low_memory, verbose=options.verbose, row_stage=TEXT)

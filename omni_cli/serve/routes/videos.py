@@ -26,7 +26,6 @@ from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, content, errors
 from omni_cli.serve.schemas.diffusion import VideoRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.video_jobs import JOB_ID, Job, VideoJobs, get_video
-from omni_cli.serve.video_store import JOB_ID, Job
 
 _MAX_PAGE = 100
 _CHUNK_BYTES = 2**20

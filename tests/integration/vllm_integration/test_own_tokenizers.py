@@ -16,16 +16,16 @@ from support.tiny_models import qwen3
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoProcessor, AutoTokenizer, Qwen2Tokenizer, XLMRobertaTokenizer
 
+from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.checkpoints.tokenizer import training_text
 from omni_cli.cli.profile_choice import choose_profile
 from omni_cli.cli.terminal.progress import print_stage_warnings
 from omni_cli.compat import own_tokenizers
 from omni_cli.compat.own_tokenizers import PROBES, tokenizer_effect
-from omni_cli.config.loader import load_profile
 from omni_cli.outputs import GenerateRequest
-from omni_cli.verify.engine_runs import EngineRun, EngineSession
-from omni_cli.verify.tokenizer_rows import tokenizer_rows
+from omni_cli.verify.engine_subject import EngineAnswer, EngineSubject
+from omni_cli.verify.subject import Mode
 from omni_cli.verify_record import Row
 
 
@@ -177,18 +177,20 @@ def test_the_row_of_a_tokenizer(base: Path, tmp_path: Path) -> None:
     )
     tokenizer.save(str(other / "tokenizer.json"))
 
-    async def run() -> tuple[EngineRun, list[Row], list[Row]]:
-        config = load_profile(choose_profile(None, str(folder), quiet=True))
-        async with EngineSession(config, verbose=False, on_event=print_stage_warnings) as session:
+    async def run() -> tuple[EngineAnswer, list[Row], list[Row]]:
+        source = ProfileSource(choose_profile(None, str(folder), quiet=True), (), None, None, False)
+        subject = EngineSubject(source, [Mode("", ())], on_event=print_stage_warnings, say=lambda _: None)
+        async with subject as engine:
             request = GenerateRequest("0", "two  words", raw=True, sampling={"temperature": 0, "max_tokens": 8})
-            (answer,) = await session.alone([request])
-            return answer, await tokenizer_rows(session, folder), await tokenizer_rows(session, other)
+            answer = await engine.ask(request)
+            return answer, await engine.tokenizer_rows(folder), await engine.tokenizer_rows(other)
 
     answer, (equal,), (different,) = asyncio.run(run())
-    assert answer.text is not None and answer.streamed_text == answer.text.text
+    output = answer.text_output
+    assert output is not None and answer.text_deltas == output.text
     own = Tokenizer.from_file(str(base / "tokenizer.json"))
-    assert answer.text.text == own.decode(list(answer.text.token_ids))
-    assert answer.result.stages[0].num_input_tokens == len(own.encode("two  words").ids)
+    assert output.text == own.decode(list(output.token_ids))
+    assert answer.num_input_tokens == len(own.encode("two  words").ids)
     assert equal.check == "tokenizer" and equal.verdict == "equal" and "as LlamaTokenizer" in (equal.why or "")
     assert different.verdict == "different" and "reads 'Hello, world!' as other ids" in (different.why or "")
 

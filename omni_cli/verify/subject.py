@@ -1,0 +1,132 @@
+"""The subject of `omni verify`: an engine in this process or a server, as the checks see it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from omni_cli.errors import OmniError
+from omni_cli.models.scores import EngineOutput
+from omni_cli.outputs import GenerateRequest
+from omni_cli.verify.reference import Reference
+from omni_cli.verify.verdicts import Decode
+from omni_cli.verify_record import Check, Row
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A variant of the profile: its name and overrides."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer to a request, or the `error` in its place; `failure` is its reason in a row.
+
+    `num_output_tokens` and `num_input_tokens` are the counts that the subject reports, None if it reports none. The
+    former must be one of `allowed_counts`, if there are any. `is_refused`: the subject does not take such a request.
+    """
+
+    request: GenerateRequest
+    result: EngineOutput | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    num_output_tokens: int | None = None
+    num_input_tokens: int | None = None
+    allowed_counts: tuple[int, ...] = ()
+    has_logprobs: bool = True
+    error: OmniError | None = None
+    failure: str | None = None
+    is_refused: bool = False
+
+    @property
+    def output(self) -> EngineOutput:
+        """The tokens and media. Raises the request's error."""
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class Compare(Protocol):
+    """Returns a row per stage for answers against others to the same requests."""
+
+    def __call__(
+        self,
+        check: Check,
+        first: Sequence[Answer],
+        second: Sequence[Answer],
+        *,
+        mode: str | None = None,
+        media_bound: float | None = None,
+    ) -> list[Row]: ...
+
+
+class Subject(ABC):
+    """Answers requests between `__aenter__` and `__aexit__`, and may be entered again.
+
+    `checks` are those that apply to it, in the order of their rows; `unchecked` has the reasons of those that cannot
+    be made. `stage` is the first stage, whose answers have texts, and `last` the one that makes media; `sampling_stage`
+    and `denoising_stage` depend on seeds. `media` are the fields of requests that it takes, which with `can_omit_media`
+    may be left out. `caches_prompts`: equal beginnings of prompts may share work. `media_bound` is the difference of
+    samples or pixels that batching may make; with `may_ignore_seeds`, media need not depend on seeds. `count_names` are
+    its words for the counts of output and input tokens.
+    """
+
+    checks: tuple[Check, ...]
+    unchecked: Mapping[Check, str] = {}
+    stage: str
+    last: str
+    sampling_stage: str | None = None
+    denoising_stage: str | None = None
+    media: tuple[str, ...]
+    can_omit_media = False
+    caches_prompts = False
+    may_ignore_seeds = False
+    media_bound = 0.0
+    count_names: tuple[str, str]
+    decode: Decode
+    reference: Reference | None = None
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(self, *_: object) -> None: ...
+
+    @abstractmethod
+    async def prepare(
+        self, requests: Sequence[GenerateRequest], *, are_defaults: bool
+    ) -> tuple[tuple[GenerateRequest, ...], list[Row]]:
+        """Return the requests that it takes, and rows of what it shows before answers are compared.
+
+        With `are_defaults`, requests with media that it does not take are left out.
+        """
+
+    @abstractmethod
+    async def ask(self, request: GenerateRequest) -> Answer:
+        """Send a request and wait for its whole answer."""
+
+    @abstractmethod
+    async def stream_rows(self, alone: Sequence[Answer], compare: Compare) -> list[Row]:
+        """Ask again for these answers as streams, and judge them; `compare` compares them with the whole ones."""
+
+    @abstractmethod
+    def to_reference(self, alone: Sequence[Answer]) -> tuple[list[EngineOutput], list[Row]]:
+        """Return the outputs that the reference can judge, and rows of the others."""
+
+    async def choice_rows(self, request: GenerateRequest) -> list[Row]:
+        """Return a row on the number of choices, if a request can have several."""
+        return []
+
+    async def mode_rows(self, alone: Sequence[Answer], compare: Compare) -> list[Row]:
+        """Return rows of variants of the subject, which is closed, against these answers."""
+        return []
+
+    def only_text(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request without what is made after its text."""
+        return request
