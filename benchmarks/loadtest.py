@@ -26,8 +26,8 @@ from typing import Any
 
 from common import interleaved, machine
 
-from omni_cli.loadtest.endpoints import chat
 from omni_cli.loadtest.traffic import ClosedLoop
+from omni_cli.loadtest.workload import chat
 from omni_cli.openai_api.client import Client, Outcome
 from omni_cli.record import load_record
 from omni_cli.stats.blocks import request_values

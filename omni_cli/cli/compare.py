@@ -58,7 +58,7 @@ def compare(options: CompareOptions) -> int:
     differ where they had to be equal), 6 (a variant failed, or some of its runs or requests did).
     """
     if is_verify_record(options.a) or (options.b is not None and is_verify_record(options.b)):
-        from omni_cli.cli.verify.compare import compare_verifications
+        from omni_cli.cli.verify.command import compare_verifications
 
         return compare_verifications(options.a, options.b, as_json=options.as_json)
     limits = options.limits(options.max_memory_regression)

@@ -96,22 +96,22 @@ class _Chunk(_Event):
     choices: list[_Choice] = []
 
 
-class TopLogprob(msgspec.Struct):
+class Candidate(msgspec.Struct):
     token: str
     logprob: float
 
 
-class TokenLogprob(TopLogprob):
+class ScoredToken(Candidate):
     """`id` is the token's, which some servers send."""
 
-    top_logprobs: list[TopLogprob] = []
+    top_logprobs: list[Candidate] = []
     id: int | None = None
 
 
 class _Logprobs(msgspec.Struct):
     """A chat has `content`, a completion the others."""
 
-    content: list[TokenLogprob] | None = None
+    content: list[ScoredToken] | None = None
     tokens: list[str] | None = None
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] | None = None
@@ -134,16 +134,14 @@ class _WholeChoice(_Choice):
         return (message.reasoning_content or message.reasoning or "") + (message.content or "")
 
     @property
-    def scores(self) -> tuple[TokenLogprob, ...] | None:
+    def scores(self) -> tuple[ScoredToken, ...] | None:
         """The tokens with their log-probabilities, in the format of chats; None without any."""
         found = self.logprobs
         if found is None or found.content is not None or not found.tokens:
             return None if found is None or found.content is None else tuple(found.content)
         tops = found.top_logprobs or [None] * len(found.tokens)
         return tuple(
-            TokenLogprob(
-                token, math.nan if logprob is None else logprob, list(starmap(TopLogprob, (top or {}).items()))
-            )
+            ScoredToken(token, math.nan if logprob is None else logprob, list(starmap(Candidate, (top or {}).items())))
             for token, logprob, top in zip(found.tokens, found.token_logprobs, tops, strict=True)
         )
 

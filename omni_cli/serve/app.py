@@ -23,7 +23,6 @@ from omni_cli.serve.routes.images import image_routes
 from omni_cli.serve.routes.operations import operation_routes
 from omni_cli.serve.routes.page import PAGE_PATHS, page_routes
 from omni_cli.serve.routes.responses import response_routes
-from omni_cli.serve.routes.sleep import sleep_routes
 from omni_cli.serve.routes.speech import speech_routes
 from omni_cli.serve.routes.tokens import token_routes
 from omni_cli.serve.routes.transcriptions import transcription_routes
@@ -70,7 +69,7 @@ def create_app(
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
     text_routes = (chat_routes, completion_routes, response_routes, token_routes)
     sound_routes = (speech_routes, voice_routes, transcription_routes)
-    for routes in (*text_routes, *sound_routes, image_routes, operation_routes, sleep_routes):
+    for routes in (*text_routes, *sound_routes, image_routes, operation_routes):
         api.include_router(routes(service))
     if has_page:
         api.include_router(page_routes())

@@ -27,7 +27,6 @@ from omni_cli.openai_api.replies import (
 )
 from omni_cli.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.exchange import new_id, unix_now
-from omni_cli.serve.logprobs import named
 
 # Speech is sent in pieces of this length, so that playback can start early.
 PIECE_S = 1.0
@@ -251,3 +250,10 @@ def _token(item: tuple[int, float, str | None]) -> TopLogprob:
 def _outputs(result: RequestResult) -> tuple[TextOutput, AudioOutput | None]:
     text = next(output for output in result.outputs if isinstance(output, TextOutput))
     return text, next((output for output in result.outputs if isinstance(output, AudioOutput)), None)
+
+
+def named(item: tuple[int, float, str | None]) -> tuple[str, float]:
+    """Return a token's text and its log-probability, as JSON can have it."""
+    token_id, logprob, text = item
+    # JSON has no infinity; OpenAI has this number in its place.
+    return f"token_id:{token_id}" if text is None else text, max(logprob, -9999.0)

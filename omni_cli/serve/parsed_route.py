@@ -1,4 +1,4 @@
-"""Routes that read their own bodies, JSON or forms, before FastAPI does."""
+"""Routes that read their own bodies, JSON or forms, before FastAPI does, and document their replies."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from python_multipart.multipart import parse_options_header
 from starlette.responses import Response
 
+from omni_cli.openai_api.replies import ErrorReply
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.schemas.fields import from_json
 
@@ -30,6 +31,27 @@ _REPEATABLE = ("image", "image[]", "control_image", "timestamp_granularities[]",
 
 # An annotation for a route's body.
 MULTIPART = fastapi.Form(media_type="multipart/form-data")
+Responses = dict[int | str, dict[str, object]]
+_MEANINGS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "No API key, or the wrong one.",
+    403: "A page of another site sent it, or `Host` is not a name of this server.",
+    404: "No such model, or the profile has no stage for this endpoint.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "Too many requests in flight; retry after `Retry-After` seconds.",
+    500: "The server failed on this request.",
+    503: "A stage is restarting, or the server is starting or stopping; retry after `Retry-After` seconds.",
+    504: "The request took longer than its time limit.",
+}
+_WITH_RETRY_AFTER = (429, 503)
+# Every request can fail in these ways, before its route runs or in it.
+ALWAYS = (403, 500)
+WITH_KEY = (401, *ALWAYS)
+# The schema of a stream of events is that of each, as OpenAPI tools read it.
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+# What a request to run something can fail with.
+RUNNING = (400, 404, 408, 413, 429, 503, 504, *WITH_KEY)
 
 
 class _ParsedRoute(APIRoute):
@@ -109,3 +131,25 @@ async def _check_form(request: Request) -> None:
     if repeated is not None:
         await request.close()
         raise APIError(400, f"field `{repeated}` is given more than once", code="invalid_form", param=repeated)
+
+
+def errors(*statuses: int) -> Responses:
+    """Document error replies in OpenAI's shape."""
+    return {status: _error(status) for status in sorted(statuses)}
+
+
+def content(description: str, *media_types: str) -> Responses:
+    """Document a successful reply that is not, or not only, JSON; add it to `errors`."""
+    schemas = {name: _EVENT if name == "text/event-stream" else {"type": "string"} for name in media_types}
+    return {
+        200: {"description": description, "content": {name: {"schema": schema} for name, schema in schemas.items()}}
+    }
+
+
+def _error(status: int) -> dict[str, object]:
+    document: dict[str, object] = {"model": ErrorReply, "description": _MEANINGS[status]}
+    if status in _WITH_RETRY_AFTER:
+        document["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+    if status == 401:
+        document["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
+    return document

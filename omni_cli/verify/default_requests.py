@@ -25,6 +25,7 @@ def default_requests(capabilities: Capabilities) -> tuple[GenerateRequest, ...]:
         return _of_pipeline(capabilities)
     sampling = {"max_tokens": MAX_TOKENS} if "max_tokens" in capabilities.fields else {}
     if capabilities.transcribes:
+        # With a language, Qwen3-ASR writes nothing but the transcript.
         return tuple(
             GenerateRequest(f"speech {number}", audio=(speech,), language="en", sampling=sampling)
             for number, speech in enumerate(read_speech())

@@ -19,7 +19,7 @@ from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.models.scores import EngineOutput
 from omni_cli.openai_api.client import Client, RequestFailure
 from omni_cli.openai_api.media import data_url, image_part, sound_form, sound_part
-from omni_cli.openai_api.reading import ImagesReader, ReplyReader, SpeechReader, TokenLogprob, Usage
+from omni_cli.openai_api.reading import ImagesReader, ReplyReader, ScoredToken, SpeechReader, Usage
 from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.reference import Reference
@@ -52,14 +52,14 @@ class ServerDied(OmniError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerAnswer(Answer):
+class RouteAnswer(Answer):
     """`texts` are those of all choices; a streamed transcript has that of its parts and that of its last event.
 
     `tokens` is None if the server gave no log-probabilities. `token_ids` are those that vLLM returns beside the text.
     """
 
     texts: tuple[str, ...] = ()
-    tokens: tuple[TokenLogprob, ...] | None = None
+    tokens: tuple[ScoredToken, ...] | None = None
     token_ids: tuple[int, ...] | None = None
 
 
@@ -145,10 +145,10 @@ class ServerSubject(Subject):
             usable.append(request)
         return tuple(usable), rows
 
-    async def ask(self, request: GenerateRequest) -> ServerAnswer:
+    async def ask(self, request: GenerateRequest) -> RouteAnswer:
         return await self._send(request)
 
-    async def _send(self, request: GenerateRequest, **fields: object) -> ServerAnswer:
+    async def _send(self, request: GenerateRequest, **fields: object) -> RouteAnswer:
         """Send a request; `fields` are further ones of its body."""
         body = self._body(request) | fields
         body = {name: value for name, value in body.items() if value is not None and name not in self._without}
@@ -195,7 +195,7 @@ class ServerSubject(Subject):
         heard = {"language": request.language, "prompt": request.prompt}
         return {**shared, **heard, "response_format": "json", "temperature": 0.0}
 
-    def _read_text(self, request: GenerateRequest, reader: ReplyReader) -> ServerAnswer:
+    def _read_text(self, request: GenerateRequest, reader: ReplyReader) -> RouteAnswer:
         """Return the answer of a document, or of the events of a stream, whose texts are joined."""
         replies = reader.replies
         choices = [choice for reply in replies for choice in reply.choices]
@@ -214,9 +214,9 @@ class ServerSubject(Subject):
         if ids is None and tokens is not None:
             # An end token counts, and has no log-probability in some servers.
             allowed = (len(tokens), len(tokens) + 1)
-        rows = [(token, *token.top_logprobs) for token in tokens or [TokenLogprob(char, math.nan) for char in texts[0]]]
+        rows = [(token, *token.top_logprobs) for token in tokens or [ScoredToken(char, math.nan) for char in texts[0]]]
         known = make_tokens([[(self._words(item.token), item.logprob) for item in row] for row in rows])
-        return ServerAnswer(
+        return RouteAnswer(
             request=request,
             result=EngineOutput(request, {TEXT: known}, num_input_tokens=usage.prompt_tokens),
             text=texts[0],
@@ -280,7 +280,7 @@ class ServerSubject(Subject):
         outputs: list[EngineOutput] = []
         rows: list[Row] = []
         for answer in alone:
-            assert isinstance(answer, ServerAnswer)
+            assert isinstance(answer, RouteAnswer)
             if answer.tokens is None:
                 tokens = ids.find_in_text(answer.text or "", answer.num_output_tokens)
             else:
@@ -299,13 +299,13 @@ def _message(answer: Answer) -> str:
     return (answer.failure or "").partition(": ")[2]
 
 
-def _failed(request: GenerateRequest, failure: RequestFailure) -> ServerAnswer:
+def _failed(request: GenerateRequest, failure: RequestFailure) -> RouteAnswer:
     why = f"{failure.kind}: {failure.message}"
     is_gone = failure.kind in ("connection refused", "connection lost", "timeout")
     hint = "the server has stopped or hangs: see its log" if is_gone else None
     error = ServerDied(f"the server's answer to request `{request.request_id}`: {why}", hint=hint)
     is_refused = failure.kind.startswith(("HTTP 4", "HTTP 500", "HTTP 501"))
-    return ServerAnswer(request=request, error=error, failure=why, is_refused=is_refused)
+    return RouteAnswer(request=request, error=error, failure=why, is_refused=is_refused)
 
 
 def _content(request: GenerateRequest) -> object:
@@ -325,14 +325,14 @@ def _voice(request: GenerateRequest) -> Mapping[str, Any]:
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items() if values}
 
 
-def _read_media(request: GenerateRequest, reader: SpeechReader | ImagesReader) -> ServerAnswer:
+def _read_media(request: GenerateRequest, reader: SpeechReader | ImagesReader) -> RouteAnswer:
     rates = {}
     if isinstance(reader, SpeechReader):
         samples, rate = _read_wav(bytes(reader.answer.pcm))
         arrays, rates = {"0.audio.0": samples}, {"0.audio.0": rate}
     else:
         arrays = {f"0.image.{number}": _read_image(file) for number, file in enumerate(reader.answer.images)}
-    return ServerAnswer(request=request, result=EngineOutput(request, {}, arrays, rates))
+    return RouteAnswer(request=request, result=EngineOutput(request, {}, arrays, rates))
 
 
 def _read_wav(data: bytes) -> tuple[np.ndarray, int]:

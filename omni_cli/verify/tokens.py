@@ -12,7 +12,7 @@ import numpy as np
 from omni_cli.config.schema import EngineConfig
 from omni_cli.families import get_family_of_stages
 from omni_cli.models.scores import EngineOutput, EngineTokens, Expected
-from omni_cli.openai_api.reading import TokenLogprob
+from omni_cli.openai_api.reading import ScoredToken
 from omni_cli.verify.verdicts import Decode
 from omni_cli.verify_record import TokenProbability
 
@@ -95,7 +95,7 @@ class TokenIds:
                 for name in (decoded, text):
                     self._by_text.setdefault(name, set()).add(number)
 
-    def find(self, tokens: Sequence[TokenLogprob], token_ids: Sequence[int] | None) -> EngineTokens | str:
+    def find(self, tokens: Sequence[ScoredToken], token_ids: Sequence[int] | None) -> EngineTokens | str:
         """Return tokens with their log-probabilities; a sentence if their ids cannot be found."""
         ids: Sequence[int | None] = token_ids or [self._id(token.token, token.id) for token in tokens]
         if None in ids or len(ids) < len(tokens):

@@ -19,7 +19,7 @@ from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, OmniError
-from omni_cli.loadtest.failures import hint_on
+from omni_cli.loadtest.plan import hint_on
 from omni_cli.metrics import E2E
 from omni_cli.record import get_failures, load_record
 from omni_cli.record_file import with_digest

@@ -18,7 +18,7 @@ from omni_cli.errors import ExitCode, UsageError
 
 # Imported when the conversation begins, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:
-    from omni_cli.cli.chat.conversation import Conversation
+    from omni_cli.cli.chat.session import Conversation
     from omni_cli.config.schema import EngineConfig
 
 _HOST = "127.0.0.1"
@@ -31,7 +31,7 @@ def chat(options: ChatOptions) -> int:
     `/help` lists the commands for images, sounds, speech and settings. Ctrl-C stops an answer, Ctrl-D leaves. Without a
     terminal, each line of stdin is a message.
     """
-    from omni_cli.cli.chat.conversation import Conversation
+    from omni_cli.cli.chat.session import Conversation
 
     if options.as_json:
         raise UsageError("`--json` has no effect here", hint="`/save FILE` writes the conversation as JSON")
@@ -47,7 +47,7 @@ def chat(options: ChatOptions) -> int:
         }
         if unused := next((name for name, value in given.items() if value), None):
             raise UsageError(f"`{unused}` has no effect with `--url`", hint="a server has its own profile")
-        from omni_cli.openai_api.servers import find_targets, parse_url
+        from omni_cli.openai_api.client import find_targets, parse_url
 
         (target,) = find_targets([parse_url(options.url)], options.model, options.api_key)
         _run(_talk(target.url, target.model, conversation, options, options.api_key))

@@ -32,7 +32,7 @@ def loadtest(options: LoadtestOptions) -> int:
     from omni_cli.cli.bench.run import measure, read_spec
     from omni_cli.cli.loadtest.reading import check_counts
     from omni_cli.loadtest.plan import server_plan
-    from omni_cli.openai_api.servers import parse_url
+    from omni_cli.openai_api.client import parse_url
 
     urls = [parse_url(text) for text in options.url]
     traffics, workload = _load(options)

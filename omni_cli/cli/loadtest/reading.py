@@ -15,8 +15,8 @@ from omni_cli.cli.gate_options import read_fraction
 from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, LoadtestOptions
 from omni_cli.errors import UsageError
 from omni_cli.loadtest.dataset import Dataset, read_dataset
-from omni_cli.loadtest.endpoints import Endpoint, EndpointName, chat, images, parse_modalities, speech, transcriptions
 from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, trace_rate
+from omni_cli.loadtest.workload import Endpoint, EndpointName, chat, images, parse_modalities, speech, transcriptions
 from omni_cli.text import visible
 
 _CONCURRENCY, _RATE = "concurrency", "request_rate"

@@ -17,7 +17,7 @@ from omni_cli.errors import UsageError
 from omni_cli.loadtest.plan import server_plan
 from omni_cli.loadtest.slo import parse_slos
 from omni_cli.loadtest.workload import ServerWorkload
-from omni_cli.openai_api.servers import parse_url
+from omni_cli.openai_api.client import parse_url
 
 _DEFAULT = "concurrency=1..16"
 _REQUEST_TIMEOUT_S = 600.0

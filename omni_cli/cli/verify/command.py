@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
+
 from omni_cli.cli.gate_options import check_output_files
+from omni_cli.cli.terminal import console
 from omni_cli.cli.verify.options import VerifyOptions
-from omni_cli.errors import UsageError
+from omni_cli.errors import ExitCode, UsageError
 
 _OF_PROFILES = ("profile", "vary", "set_")
 
@@ -23,11 +28,28 @@ def verify(options: VerifyOptions) -> int:
         wrong = next((name for name in names if getattr(options, name)), None)
         if wrong is not None:
             raise UsageError(f"`--{wrong.rstrip('_')}` is for profiles, and `--url` names a server")
-        from omni_cli.cli.verify.server import verify_server
+        from omni_cli.cli.verify.run import verify_server
 
         return verify_server(options)
     if options.served_model_name is not None or options.route != "chat":
         raise UsageError("`--route` and `--served-model-name` are for servers", hint="add `--url URL`")
-    from omni_cli.cli.verify.profile import verify_profile
+    from omni_cli.cli.verify.run import verify_profile
 
     return verify_profile(options)
+
+
+def compare_verifications(a: Path, b: Path | None, *, as_json: bool) -> ExitCode:
+    """Print what changed from one record to the other; the exit code is 5 if a row has become different."""
+    from omni_cli.report.verify_text import verify_comparison_text
+    from omni_cli.verify_record import VerifyComparison, get_changes, load_verify_record
+
+    if b is None:
+        raise UsageError(f"`{a}` is a record of `omni verify`", hint="pass a second one to compare it with")
+    changes = get_changes(load_verify_record(a), load_verify_record(b))
+    comparison = VerifyComparison(a=str(a), b=str(b), changes=changes)
+    if as_json:
+        console.print_json(msgspec.to_builtins(comparison))
+    else:
+        console.print_text(verify_comparison_text(comparison))
+    became_different = any(change.is_worse and change.after == "different" for change in changes)
+    return ExitCode.OUTPUT_MISMATCH if became_different else ExitCode.OK

@@ -20,8 +20,7 @@ from omni_cli.serve.conversation import read_conversation
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.media import MediaDecoder
-from omni_cli.serve.parsed_route import parsed_routes
-from omni_cli.serve.routes.documented import RUNNING, content, errors
+from omni_cli.serve.parsed_route import RUNNING, content, errors, parsed_routes
 from omni_cli.serve.schemas.chat import ChatCompletionRequest, NamedTool
 from omni_cli.serve.schemas.completions import StreamOptions
 from omni_cli.serve.schemas.fields import voice_name

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import math
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omni_cli.openai_api.replies import Completion
+from omni_cli.openai_api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import GenerateRequest, RequestResult, TextDelta
-from omni_cli.serve.completion_reply import CompletionParts, CompletionReply
+from omni_cli.outputs import GenerateRequest, PromptTokens, RequestResult, TextDelta, TextOutput, TokenLogprobs
+from omni_cli.serve.chat_reply import named, token_usage
 from omni_cli.serve.errors import APIError
-from omni_cli.serve.exchange import Exchange
-from omni_cli.serve.parsed_route import parsed_routes
-from omni_cli.serve.routes.documented import RUNNING, content, errors
+from omni_cli.serve.exchange import Exchange, new_id, unix_now
+from omni_cli.serve.parsed_route import RUNNING, content, errors, parsed_routes
 from omni_cli.serve.schemas.completions import CompletionRequest, StreamOptions
 from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.sse import DONE, event_stream
@@ -101,3 +102,108 @@ async def _stream(
                 yield reply.chunk(parts[index].end(event))
     if options.include_usage:
         yield reply.usage([results[index] for index in range(len(requests))])
+
+
+@dataclass(frozen=True)
+class CompletionReply:
+    """The parts that one request asked for: `n` choices per prompt, with `num_logprobs` per token (None: none).
+
+    Without `wants_new`, only the prompts are returned.
+    """
+
+    model: str
+    n: int
+    num_logprobs: int | None
+    echoes: bool
+    wants_new: bool
+    wants_token_ids: bool
+    seed: int
+    id: str = field(default_factory=lambda: new_id("cmpl"))
+    created: int = field(default_factory=unix_now)
+
+    def whole(self, results: Sequence[RequestResult]) -> Completion:
+        """Build the whole reply."""
+        choices = [CompletionParts(self, index).end(result) for index, result in enumerate(results)]
+        return {**self._document(choices), "usage": self._usage(results)}
+
+    def chunk(self, choice: CompletionChoice, so_far: TextDelta | None = None) -> Completion:
+        """Build a chunk with a part of one choice, and with the usage `so_far`."""
+        document = self._document([choice])
+        if so_far is not None:
+            num_output = so_far.num_output_tokens if self.wants_new else 0
+            document["usage"] = token_usage(so_far.num_input_tokens, num_output, 0)
+        return document
+
+    def usage(self, results: Sequence[RequestResult]) -> Completion:
+        """Build the chunk after the last one that `stream_options.include_usage` asks for."""
+        return {**self._document([]), "usage": self._usage(results)}
+
+    def _usage(self, results: Sequence[RequestResult]) -> Usage:
+        """Count each prompt once, and the tokens of all its completions."""
+        num_input = sum(result.stages[0].num_input_tokens or 0 for result in results[:: self.n])
+        num_output = sum(result.stages[0].num_output_tokens or 0 for result in results) if self.wants_new else 0
+        return token_usage(num_input, num_output, 0)
+
+    def _document(self, choices: list[CompletionChoice]) -> Completion:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "seed": self.seed,
+        }
+
+
+class CompletionParts:
+    """One choice of a reply, as a whole or part after part."""
+
+    def __init__(self, reply: CompletionReply, index: int) -> None:
+        self._reply = reply
+        self._index = index
+        self._text = ""
+        self._num_logprobs = 0
+        self._has_prompt = False
+        self._offset = 0
+
+    def more(self, new: TextDelta) -> CompletionChoice:
+        """Return new text, the first time after the prompt."""
+        return self._part(new.prompt, new.text, new.logprobs)
+
+    def end(self, result: RequestResult) -> CompletionChoice:
+        """Return what `more` has not, with the finish reason."""
+        output = next(output for output in result.outputs if isinstance(output, TextOutput))
+        # Those of the text; the stage has generated a stop string, too.
+        logprobs = (result.stages[0].output_logprobs or ())[self._num_logprobs : len(output.token_ids)]
+        choice = self._part(output.prompt, output.text[len(self._text) :], logprobs)
+        # The engine was asked for one token where the request wants none.
+        choice["finish_reason"] = output.finish_reason if self._reply.wants_new else "length"
+        if self._reply.wants_token_ids and output.prompt is not None:
+            choice["prompt_token_ids"] = list(output.prompt.token_ids)
+            choice["token_ids"] = list(output.token_ids) if self._reply.wants_new else []
+        return choice
+
+    def _part(self, prompt: PromptTokens | None, text: str, logprobs: Sequence[TokenLogprobs]) -> CompletionChoice:
+        self._text += text
+        self._num_logprobs += len(logprobs)
+        if not self._reply.wants_new:
+            text, logprobs = "", ()
+        if self._reply.echoes and prompt is not None and not self._has_prompt:
+            self._has_prompt = True
+            text, logprobs = prompt.text + text, (*prompt.logprobs, *logprobs)
+        return {"index": self._index, "text": text, "logprobs": self._logprobs(logprobs), "finish_reason": None}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
+        num_top = self._reply.num_logprobs
+        if num_top is None:
+            return None
+        found: CompletionLogprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        for candidates in tokens:  # the token itself, then the most likely ones without it
+            text, logprob = named(candidates[0])
+            has_one = not math.isnan(logprob)
+            found["text_offset"].append(self._offset)
+            found["tokens"].append(text)
+            found["token_logprobs"].append(logprob if has_one else None)
+            found["top_logprobs"].append(dict(map(named, candidates[: num_top + 1])) if has_one else None)
+            self._offset += len(text)
+        return found

@@ -18,8 +18,7 @@ from omni_cli.serve.chat_reply import stage_times
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
-from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
-from omni_cli.serve.routes.documented import RUNNING, errors
+from omni_cli.serve.parsed_route import MULTIPART, RUNNING, errors, parsed_routes
 from omni_cli.serve.schemas.diffusion import ImageEditRequest, ImageFields, ImageRequest
 from omni_cli.serve.service import Service, seeded_copies
 

@@ -1,18 +1,22 @@
-"""The served models, and the state of the server."""
+"""The served models, the state of the server, and its sleep, as vLLM's server has it."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
-from omni_cli.openai_api.replies import Health, Model, ModelList, Readiness
+from omni_cli.openai_api.replies import Health, Model, ModelList, Readiness, Sleeping, SleepStatus, WakeStatus
 from omni_cli.openai_api.routes import Route
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import unix_now
-from omni_cli.serve.routes.documented import ALWAYS, WITH_KEY, Responses, content, errors
-from omni_cli.serve.service import Service
+from omni_cli.serve.parsed_route import ALWAYS, WITH_KEY, Responses, content, errors
+from omni_cli.serve.service import Service, SleepMode
 
+Level = Annotated[int, Query(ge=1, le=2)]
+Tags = Annotated[list[Literal["weights", "kv_cache"]] | None, Query()]
 _NOT_READY: Responses = {
     503: {"model": Readiness, "description": "Not ready: a stage is not loaded, or the server is stopping."}
 }
@@ -76,12 +80,27 @@ def operation_routes(service: Service) -> APIRouter:
         loaded = "asleep" if service.supervisor.is_asleep else "ready"
         stages = {s.name: "failed" if s.name in failed else loaded for s in service.supervisor.stages}
         state = "draining" if service.is_draining else service.supervisor.state.value
-        readiness: Readiness = {"status": state, "stages": stages}
-        return JSONResponse(readiness, 200 if service.is_ready else 503)
+        return JSONResponse(Readiness(status=state, stages=stages), 200 if service.is_ready else 503)
 
     @router.get(Route.METRICS, response_class=Response, responses=errors(*WITH_KEY) | _METRICS)
     async def metrics() -> Response:
         """Report metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @router.post(Route.SLEEP, responses=errors(400, 503, *WITH_KEY))
+    async def sleep(level: Level = 1, mode: SleepMode = "abort") -> SleepStatus:
+        """End the requests that run, or finish them, and give the devices' memory back until `/wake_up`."""
+        await service.sleep(level, mode)
+        return {"status": "sleeping", "level": level}
+
+    @router.post(Route.WAKE_UP, responses=errors(400, 503, *WITH_KEY))
+    async def wake_up(tags: Tags = None) -> WakeStatus:
+        """Put back weights, KV caches or, by default, both; requests run again once all is there."""
+        is_awake = await service.supervisor.wake_up(tags)
+        return {"status": "awake" if is_awake else "sleeping", "tags": None if tags is None else list(tags)}
+
+    @router.get(Route.IS_SLEEPING, responses=errors(*WITH_KEY))
+    async def is_sleeping() -> Sleeping:
+        return {"is_sleeping": service.supervisor.is_asleep}
 
     return router

@@ -20,8 +20,7 @@ from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestRe
 from omni_cli.serve.chat_reply import split_audio, usage
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id
-from omni_cli.serve.parsed_route import parsed_routes
-from omni_cli.serve.routes.documented import RUNNING, content, errors
+from omni_cli.serve.parsed_route import RUNNING, content, errors, parsed_routes
 from omni_cli.serve.schemas.speech import OPUS_RATES, SpeechRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.speech_voices import voice_fields

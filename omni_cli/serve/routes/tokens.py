@@ -13,11 +13,9 @@ from omni_cli.outputs import GenerateRequest, PromptTokens, TextOutput
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
-from omni_cli.serve.parsed_route import parsed_routes
+from omni_cli.serve.parsed_route import RUNNING, errors, parsed_routes
 from omni_cli.serve.routes.chat import check_chat, text_request
-from omni_cli.serve.routes.documented import RUNNING, errors
 from omni_cli.serve.schemas.chat import DetokenizeRequest, TokenizeRequest
-from omni_cli.serve.schemas.replies import Tokens
 from omni_cli.serve.service import Service
 
 

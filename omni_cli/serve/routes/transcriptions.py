@@ -19,8 +19,7 @@ from omni_cli.serve.chat_reply import usage
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
-from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
-from omni_cli.serve.routes.documented import RUNNING, content, errors
+from omni_cli.serve.parsed_route import MULTIPART, RUNNING, content, errors, parsed_routes
 from omni_cli.serve.schemas.speech import TranscriptionRequest, TranslationRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream

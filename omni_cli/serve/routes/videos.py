@@ -21,8 +21,7 @@ from omni_cli.outputs import GenerateRequest
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
-from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
-from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, content, errors
+from omni_cli.serve.parsed_route import MULTIPART, RUNNING, WITH_KEY, content, errors, parsed_routes
 from omni_cli.serve.schemas.diffusion import VideoRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.video_jobs import JOB_ID, Job, VideoJobs, get_video

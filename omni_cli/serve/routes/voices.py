@@ -19,8 +19,7 @@ from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import unix_now
 from omni_cli.serve.limits import MIB
 from omni_cli.serve.media import MediaDecoder
-from omni_cli.serve.parsed_route import MULTIPART, parsed_routes
-from omni_cli.serve.routes.documented import RUNNING, WITH_KEY, errors
+from omni_cli.serve.parsed_route import MULTIPART, RUNNING, WITH_KEY, errors, parsed_routes
 from omni_cli.serve.schemas.speech import VoiceUpload
 from omni_cli.serve.service import Service
 from omni_cli.serve.voice_store import SavedVoice, TooManyVoices, VoiceExists, VoiceStore

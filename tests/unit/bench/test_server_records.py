@@ -15,10 +15,9 @@ from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError
-from omni_cli.loadtest.endpoints import chat
 from omni_cli.loadtest.slo import SLO
 from omni_cli.loadtest.traffic import ClosedLoop
-from omni_cli.loadtest.workload import ServerWorkload
+from omni_cli.loadtest.workload import ServerWorkload, chat
 from omni_cli.record import Failures, Record, Utilisation, load_record
 from omni_cli.record_file import save_record
 from omni_cli.report.bench_notes import disturbance_warnings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_cli.errors import UsageError
-from omni_cli.openai_api.servers import parse_url
+from omni_cli.openai_api.client import parse_url
 
 
 @pytest.mark.parametrize(

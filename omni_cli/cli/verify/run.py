@@ -1,0 +1,251 @@
+"""Runs of `omni verify`: of a profile, with an engine of its own and the family's reference, and of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omni_cli.bench.environment import read_environment
+from omni_cli.bench.outputs import hash_arrays
+from omni_cli.bench.variant_configs import parse_vary
+from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.cli.download import fetch_model
+from omni_cli.cli.gate_options import write_report
+from omni_cli.cli.generate.inputs import decode_specs, read_specs
+from omni_cli.cli.loadtest.options import without_key
+from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.terminal import console
+from omni_cli.cli.terminal.live_display import LiveLine
+from omni_cli.cli.terminal.progress import print_stage_warnings
+from omni_cli.cli.terminal.stop_signals import run_until_stopped
+from omni_cli.cli.verify.options import VerifyOptions
+from omni_cli.config.loader import load_profile
+from omni_cli.config.schema import EngineConfig
+from omni_cli.engine.describing import get_capabilities
+from omni_cli.errors import ExitCode, OmniError, UsageError
+from omni_cli.families import Cloning
+from omni_cli.files import scratch_folder
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.fields import FIELDS
+from omni_cli.inputs.media.audio import MAX_AUDIO_S
+from omni_cli.inputs.request_spec import BadRequest
+from omni_cli.openai_api.client import Client, find_targets, parse_url
+from omni_cli.outputs import GenerateRequest, StageLoading
+from omni_cli.record_file import save_record, utc_now, with_digest
+from omni_cli.report.units import seconds
+from omni_cli.report.verify_junit import verify_junit
+from omni_cli.report.verify_text import probabilities_text, verify_markdown, verify_text
+from omni_cli.verify.checks import Checks, VerifyPlan
+from omni_cli.verify.default_requests import default_requests
+from omni_cli.verify.engine_subject import EngineSubject, greedy_overrides
+from omni_cli.verify.reference import Reference
+from omni_cli.verify.server_subject import REFERENCE_ROUTES, TEXT, ServerSubject
+from omni_cli.verify.subject import Mode
+from omni_cli.verify_record import TokenProbability, VerifyRecord, exit_code
+
+_REQUEST_TIMEOUT_S = 600.0
+# Takes what a chat takes: text, audio, images and video.
+_CHAT_PROFILE = "tiny-omni"
+_IMAGE_PROFILE = "tiny-image"
+# For speech: the server knows what it clones.
+_ANY_VOICES = Cloning(max_voices=64, text="optional", max_s=MAX_AUDIO_S)
+_OF_TRANSCRIPTION = frozenset({"request_id", *(name for name, row in FIELDS.items() if "transcriptions" in row.http)})
+
+
+def verify_profile(options: VerifyOptions) -> int:
+    """Verify a profile and return the exit code. Raises `OmniError` if nothing was checked."""
+    began_s = time.monotonic()
+    source = profile_source(options, options.lora)
+    config = source.load()
+    capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
+    requests = _read_requests(options, config, capabilities)
+    greedy = greedy_overrides(config, shorten=options.requests is None)
+    plan = VerifyPlan(requests, are_defaults=options.requests is None, low_memory=options.low_memory)
+    modes = _modes(options, config, greedy)
+    for mode in modes:
+        source.load(mode.overrides)  # a mistake is reported before anything loads
+    fetch_model(config, quiet=options.quiet)
+    subject = {
+        "profile": config.name,
+        "model": config.model,
+        "dtype": config.dtype,
+        "stages": [stage.name for stage in config.stages],
+        "modes": [mode.name for mode in modes],
+        "requests": {request.request_id: _hash_request(request) for request in requests},
+    }
+
+    def start(folder: Path, say: Callable[[str], None]) -> Checks:
+        def on_event(event: object) -> None:
+            if isinstance(event, StageLoading):
+                print_stage_warnings(event)
+                state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
+                say(f"stage {event.name} {state}")
+
+        engine = EngineSubject(
+            source, modes, on_event=on_event, say=say, low_memory=options.low_memory, verbose=options.verbose
+        )
+        return Checks(engine, plan, folder, say)
+
+    return _run_checks(start, subject, options, ("omni", *sys.argv[1:]), began_s)
+
+
+def _read_requests(
+    options: VerifyOptions, config: EngineConfig, capabilities: Capabilities
+) -> tuple[GenerateRequest, ...]:
+    """Return the requests of the file, else ours. Raises the error of the first wrong line: none is left out."""
+    if options.requests is None:
+        return default_requests(capabilities)
+    requests = []
+    for item in decode_specs(read_specs({}, options.requests, capabilities), config, capabilities):
+        if isinstance(item, BadRequest):
+            raise type(item.error)(f"{item.place}: {item.error.message}", hint=item.error.hint)
+        requests.append(replace(item.build(), wants_frames=True))
+    return tuple(requests)
+
+
+def _modes(options: VerifyOptions, config: EngineConfig, greedy: Sequence[str]) -> tuple[Mode, ...]:
+    variants = parse_vary(options.vary or (), config, "all")
+    if any(variant.environment for variant in variants):
+        raise UsageError("`--vary env.NAME` is for `omni bench`", hint="vary keys of the profile")
+    named = [(variant.name, variant.overrides) for variant in variants] or [("profile", ())]
+    return tuple(Mode(name, (*greedy, *overrides)) for name, overrides in named)
+
+
+def _hash_request(request: GenerateRequest) -> str:
+    """Return `sha256:...` of a request's prompt and media."""
+    text = f"{request.prompt}\n{request.messages}\n{dict(request.sampling)}\n{dict(request.diffusion)}\n{request.seed}"
+    arrays = {"prompt": np.frombuffer(text.encode(), np.uint8)}
+    arrays |= {f"image {number}": image for number, image in enumerate(request.images)}
+    arrays |= {f"audio {number}": samples for number, (samples, _) in enumerate(request.audio)}
+    arrays |= {f"video {number}": video.frames for number, video in enumerate(request.videos)}
+    return hash_arrays(arrays)
+
+
+def verify_server(options: VerifyOptions) -> int:
+    """Verify a server and return the exit code. Raises `OmniError` if nothing was checked."""
+    began_s = time.monotonic()
+    assert options.url is not None
+    url = parse_url(options.url)
+    requests = _read_for_server(options)
+    reference = _reference(options)
+    (target,) = find_targets([url], options.served_model_name, options.api_key)
+    # The package's sentences are all that a route for speech is asked, so that none is left out.
+    are_defaults = options.requests is None and options.route != "transcriptions"
+    plan = VerifyPlan(requests, are_defaults=are_defaults, low_memory=options.low_memory)
+    subject = {
+        "url": url,
+        "route": options.route,
+        "model": target.model,
+        "server": target.description,
+        "weights": options.model,
+        "requests": {request.request_id: _hash_request(request) for request in requests},
+    }
+
+    def start(folder: Path, say: Callable[[str], None]) -> Checks:
+        client = Client(url, api_key=options.api_key, timeout_s=_REQUEST_TIMEOUT_S)
+        return Checks(ServerSubject(client, options.route, target.model, reference), plan, folder, say)
+
+    return _run_checks(start, subject, options, ("omni", *without_key(sys.argv[1:])), began_s)
+
+
+def _read_for_server(options: VerifyOptions) -> tuple[GenerateRequest, ...]:
+    config = load_profile(_IMAGE_PROFILE if options.route == "images" else _CHAT_PROFILE)
+    capabilities = Capabilities.of(config)
+    if options.route == "speech":
+        capabilities = replace(capabilities, cloning=_ANY_VOICES, fields=capabilities.fields | {"ref_text"})
+    if options.route == "transcriptions":
+        capabilities = replace(capabilities, transcribes=True, fields=_OF_TRANSCRIPTION)
+    requests = _read_requests(options, config, capabilities)
+    if options.requests is not None or options.route == "transcriptions":
+        return requests
+    if options.route == "chat":
+        return tuple(request for request in requests if not request.videos)
+    return tuple(request for request in requests if not (request.images or request.audio or request.videos))
+
+
+def _reference(options: VerifyOptions) -> Reference | None:
+    if options.model is None:
+        return None
+    if options.route not in REFERENCE_ROUTES:
+        names = ", ".join(f"`{name}`" for name in REFERENCE_ROUTES)
+        raise UsageError(f"`--model` with `--url` is for the routes {names}", hint="leave it out")
+    source = profile_source(options, options.lora)
+    config = source.load()
+    fetch_model(config, quiet=options.quiet)
+    folder = Path(resolve_model(config.model))
+    return Reference(source, config, folder, low_memory=options.low_memory, verbose=options.verbose, row_stage=TEXT)
+
+
+def _run_checks(
+    start: Callable[[Path, Callable[[str], None]], Checks],
+    subject: dict[str, Any],
+    options: VerifyOptions,
+    command: Sequence[str],
+    began_s: float,
+) -> ExitCode:
+    """Run the checks that `start` makes with a folder for files and a function that shows progress.
+
+    Raises `OmniError` if it ends before any check is done.
+    """
+    environment = read_environment()
+    line = LiveLine(sys.stderr, quiet=options.quiet or options.as_json, verbose=options.verbose)
+    try:
+        with scratch_folder("omni-verify-") as folder:
+            checking = start(folder, line.say)
+            work, stopped = asyncio.run(run_until_stopped(checking.run(), options.timeout))
+            failure = None if work.cancelled() else work.exception()
+    finally:
+        line.hide()
+    if failure is not None:
+        if not isinstance(failure, OmniError) or not checking.rows:
+            raise failure
+        stopped = failure
+    if stopped is not None and not checking.rows:
+        raise stopped
+    record = VerifyRecord(
+        created=utc_now(),
+        command=tuple(command),
+        environment=environment,
+        subject=subject,
+        rows=tuple(checking.rows),
+        elapsed_s=time.monotonic() - began_s,
+        stopped=None if stopped is None else stopped.message,
+    )
+    _write(record, checking.probabilities, options)
+    if stopped is not None:
+        console.print_error(stopped, verbose=options.verbose)
+        return stopped.exit_code if stopped.exit_code is ExitCode.INTERRUPTED else ExitCode.RUN_FAILED
+    code = exit_code(record.rows, strict=options.strict)
+    if code is ExitCode.INCONCLUSIVE:
+        console.print_error(OmniError("nothing could be decided"), verbose=False)
+    return code
+
+
+def _write(record: VerifyRecord, probabilities: Sequence[TokenProbability], options: VerifyOptions) -> None:
+    if options.output_json is not None:
+        save_record(record, options.output_json)
+    if options.markdown is not None:
+        write_report(options.markdown, verify_markdown(record))
+    if options.junit is not None:
+        write_report(options.junit, verify_junit(record, strict=options.strict))
+    noted = options.logprobs and probabilities
+    if options.as_json:
+        extra = {"logprobs": msgspec.to_builtins(probabilities)} if noted else {}
+        console.print_json({**with_digest(record), **extra})
+        return
+    if noted:
+        console.print_text(probabilities_text(probabilities) + "\n")
+        if options.output_json is not None:
+            path = options.output_json.with_suffix(".logprobs.jsonl")
+            write_report(path, "".join(json.dumps(msgspec.to_builtins(item)) + "\n" for item in probabilities))
+            console.print_text(f"log-probabilities: {path}\n")
+    console.print_text(verify_text(record))
