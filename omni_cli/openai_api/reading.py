@@ -71,7 +71,7 @@ class _Details(msgspec.Struct):
     audio_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class TokenCounts(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     completion_tokens_details: _Details | None = None
@@ -83,7 +83,7 @@ class _Event(msgspec.Struct):
     type: str = ""
     audio: str | None = None
     finish_reason: str | None = None
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
     error: Any = None
 
 
@@ -96,15 +96,15 @@ class _Chunk(_Event):
     choices: list[_Choice] = []
 
 
-class Candidate(msgspec.Struct):
+class LikelyToken(msgspec.Struct):
     token: str
     logprob: float
 
 
-class ScoredToken(Candidate):
+class ScoredToken(LikelyToken):
     """`id` is the token's, which some servers send."""
 
-    top_logprobs: list[Candidate] = []
+    top_logprobs: list[LikelyToken] = []
     id: int | None = None
 
 
@@ -141,7 +141,9 @@ class _WholeChoice(_Choice):
             return None if found is None or found.content is None else tuple(found.content)
         tops = found.top_logprobs or [None] * len(found.tokens)
         return tuple(
-            ScoredToken(token, math.nan if logprob is None else logprob, list(starmap(Candidate, (top or {}).items())))
+            ScoredToken(
+                token, math.nan if logprob is None else logprob, list(starmap(LikelyToken, (top or {}).items()))
+            )
             for token, logprob, top in zip(found.tokens, found.token_logprobs, tops, strict=True)
         )
 

@@ -19,7 +19,7 @@ from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.models.scores import EngineOutput
 from omni_cli.openai_api.client import Client, RequestFailure
 from omni_cli.openai_api.media import data_url, image_part, sound_form, sound_part
-from omni_cli.openai_api.reading import ImagesReader, ReplyReader, ScoredToken, SpeechReader, Usage
+from omni_cli.openai_api.reading import ImagesReader, ReplyReader, ScoredToken, SpeechReader, TokenCounts
 from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.reference import Reference
@@ -209,7 +209,7 @@ class ServerSubject(Subject):
             tokens = tuple(token for choice in choices for token in choice.scores or ()) or None
             finish_reason, ids = next((item.finish_reason for item in choices[::-1] if item.finish_reason), None), None
         texts += [reply.text for reply in replies if reply.text is not None]
-        usage = next((reply.usage for reply in replies[::-1] if reply.usage is not None), Usage())
+        usage = next((reply.usage for reply in replies[::-1] if reply.usage is not None), TokenCounts())
         allowed: tuple[int, ...] = () if ids is None else (len(ids),)
         if ids is None and tokens is not None:
             # An end token counts, and has no log-probability in some servers.
