@@ -7,7 +7,6 @@ import binascii
 import math
 import re
 from dataclasses import dataclass, field
-from itertools import starmap
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -112,7 +111,7 @@ class _Logprobs(msgspec.Struct):
     """A chat has `content`, a completion the others."""
 
     content: list[ScoredToken] | None = None
-    tokens: list[str] | None = None
+    tokens: list[str] = []
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] | None = None
 
@@ -137,15 +136,16 @@ class _WholeChoice(_Choice):
     def scores(self) -> tuple[ScoredToken, ...] | None:
         """The tokens with their log-probabilities, in the format of chats; None without any."""
         found = self.logprobs
-        if found is None or found.content is not None or not found.tokens:
-            return None if found is None or found.content is None else tuple(found.content)
+        if found is None:
+            return None
+        if found.content is not None:
+            return tuple(found.content)
         tops = found.top_logprobs or [None] * len(found.tokens)
-        return tuple(
-            ScoredToken(
-                token, math.nan if logprob is None else logprob, list(starmap(LikelyToken, (top or {}).items()))
-            )
-            for token, logprob, top in zip(found.tokens, found.token_logprobs, tops, strict=True)
-        )
+        tokens = []
+        for token, logprob, top in zip(found.tokens, found.token_logprobs, tops, strict=True):
+            likely = [LikelyToken(*item) for item in (top or {}).items()]
+            tokens.append(ScoredToken(token, math.nan if logprob is None else logprob, likely))
+        return tuple(tokens) or None
 
 
 class Reply(_Event):
