@@ -3,58 +3,24 @@
 from __future__ import annotations
 
 import html
-import math
-import random
 from pathlib import Path
 
 import msgspec
 import pytest
+from support.report_records import EVIL, tune_record
 
 from omni_cli.cli.report_documents import load_document
 from omni_cli.errors import InputError
-from omni_cli.record import Memory, Sample, Variant
+from omni_cli.record import Variant
 from omni_cli.record_file import save_record
 from omni_cli.report.html.figures import Trade, drawn_trade
 from omni_cli.report.html.page import render_page
 from omni_cli.report.tune_text import tune_text
-from omni_cli.results import Outputs
-from omni_cli.stats.race import concluded
-from omni_cli.tune_record import Candidate, Round, TuneRecord
-
-EVIL = "<script>alert(1)</script>"
-COSTS = {"execution=eager": 0.2, f"execution={EVIL}": 0.1, "steps=50": 0.5}
-
-
-def record(rounds: int = 6) -> TuneRecord:
-    rng = random.Random(0)
-
-    def variant(name: str) -> Variant:
-        samples = tuple(
-            Sample(block=block, position=position, e2e_s=COSTS[name] * math.exp(rng.gauss(0, 0.01)))
-            for block, position in ((0, list(COSTS).index(name)), (1, list(COSTS).index(name)))
-        )
-        return Variant(name=name, samples=samples, memory=Memory(peak_host_rss_bytes=int(COSTS[name] * 2**30)))
-
-    outputs = [None, Outputs(False, 0.1, psnr_db=40.0), Outputs(False, 0.5, psnr_db=20.0)]
-    candidates = [Candidate(name=name, outputs=found) for name, found in zip(COSTS, outputs, strict=True)]
-    return concluded(
-        TuneRecord(
-            created="2026-11-22T12:00:00Z",
-            environment={},
-            workload={"profile": "tiny-image", "stage": "all"},
-            objective="e2e_s",
-            margin=0.05,
-            candidates=(*candidates, Candidate(name="execution=cudagraph", problem="it needs CUDA")),
-            rounds=tuple(
-                Round(control="execution=eager", batches=(tuple(variant(name) for name in COSTS),))
-                for _ in range(rounds)
-            ),
-        )
-    )
+from omni_cli.tune_record import Round
 
 
 def test_the_text_has_the_answer_and_every_setting() -> None:
-    text = tune_text(record())
+    text = tune_text(tune_record())
     lines = text.splitlines()
     assert f"Best: execution={EVIL}" in lines
     assert "With 95% probability, no setting that was searched is better." in lines
@@ -65,12 +31,12 @@ def test_the_text_has_the_answer_and_every_setting() -> None:
 
 
 def test_an_answer_that_is_not_known_yet() -> None:
-    assert "is not known yet" in tune_text(record(rounds=2))
+    assert "is not known yet" in tune_text(tune_record(rounds=2))
 
 
 def test_the_page_draws_both_fronts_and_escapes_names(tmp_path: Path) -> None:
     path = tmp_path / "tune.json"
-    save_record(record(), path)
+    save_record(tune_record(), path)
     page = render_page([load_document("r0", path)])
     assert EVIL not in page and "&lt;script&gt;" in page
     assert f'<p class="word">Best: execution={html.escape(EVIL)}</p>' in page
@@ -79,7 +45,7 @@ def test_the_page_draws_both_fronts_and_escapes_names(tmp_path: Path) -> None:
 
 
 def test_columns_without_a_value_are_left_out(tmp_path: Path) -> None:
-    found = record()
+    found = tune_record()
     standings = tuple(msgspec.structs.replace(item, memory_bytes=None, outputs=None) for item in found.standings)
     path = tmp_path / "tune.json"
     save_record(msgspec.structs.replace(found, standings=standings), path)
@@ -98,7 +64,7 @@ def test_names_on_the_front_do_not_overlap() -> None:
 
 def test_an_edited_record_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "tune.json"
-    save_record(record(), path)
+    save_record(tune_record(), path)
     path.write_text(path.read_text().replace('"margin": 0.05', '"margin": 0.5'))
     with pytest.raises(InputError, match="was changed after it was written"):
         load_document("r0", path)
@@ -114,6 +80,6 @@ def test_an_edited_record_is_rejected(tmp_path: Path) -> None:
 )
 def test_a_record_that_no_search_writes_is_rejected(change: dict, tmp_path: Path) -> None:
     path = tmp_path / "tune.json"
-    save_record(msgspec.structs.replace(record(), **change), path)
+    save_record(msgspec.structs.replace(tune_record(), **change), path)
     with pytest.raises(InputError):
         load_document("r0", path)

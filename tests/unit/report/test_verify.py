@@ -6,74 +6,31 @@ import json
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
+from support.report_records import EVIL, VERIFY_ROWS, verify_record
 
 from omni_cli.cli.app import run
 from omni_cli.cli.report_documents import load_document
-from omni_cli.encoding import encode_png, encode_wav
-from omni_cli.record import KeptOutput
 from omni_cli.record_file import save_record
 from omni_cli.report.html.page import render_page
 from omni_cli.report.verify_text import probabilities_text, verify_markdown, verify_text
-from omni_cli.verify_record import DifferentPair, MeanMax, Row, TokenProbability, VerifyRecord
-
-EVIL = "<script>alert(1)</script>"
-IMAGE = encode_png(np.zeros((4, 4, 3), np.uint8))
-SOUND = encode_wav(np.zeros(100, np.float32), 24000)
+from omni_cli.verify_record import Row, TokenProbability
 
 
-def image(text: str) -> KeptOutput:
-    return KeptOutput(name="0.image.0", kind="image", data=IMAGE, text=text)
-
-
-def sound(text: str) -> KeptOutput:
-    return KeptOutput(name="0.audio.0", kind="audio", data=SOUND, text=text)
-
-
-ROWS = (
-    Row(check="reference", stage="thinker", verdict="equal", logprob_diff=MeanMax(mean=1e-6, max=2e-5), same_top=1.0),
-    Row(
-        check="reference", stage="talker", verdict="near tie", request="text 0", position=7, expected="12", got="13",
-        expected_probability=0.31, got_probability=0.3, margin=0.03,
-    ),
-    Row(
-        check="streamed = whole", stage="thinker", verdict="different", request=EVIL, why="the text differs",
-        pair=DifferentPair(expected_text=f"a long {EVIL} road home", got_text="a long  road home"),
-    ),
-    Row(
-        check="reference", stage="image", verdict="different", max_abs_diff=9.0, psnr_db=31.25,
-        pair=DifferentPair(expected=image("4x4"), got=image("4x4")),
-    ),
-    Row(
-        check="repeat", stage="token2wav", verdict="different", mode="without prefix cache",
-        pair=DifferentPair(expected=sound("0.1 s"), got=sound("0.2 s")),
-    ),
-    Row(check="seed", stage="token2wav", verdict="not checked", why="it has none"),
-)  # fmt: skip
-
-
-def record(rows: tuple[Row, ...] = ROWS) -> VerifyRecord:
-    return VerifyRecord(
-        created="2026-11-27T00:00:00Z", command=("omni", "verify"), environment={"machine": {"cpu": "a CPU"}},
-        subject={"profile": "tiny-omni", "dtype": "float32"}, rows=rows, elapsed_s=12.0,
-    )  # fmt: skip
-
-
-def saved(path: Path, rows: tuple[Row, ...] = ROWS) -> Path:
-    save_record(record(rows), path)
+def saved(path: Path, rows: tuple[Row, ...] = VERIFY_ROWS) -> Path:
+    save_record(verify_record(rows), path)
     return path
 
 
 def test_the_text_has_a_line_per_row_with_its_details() -> None:
-    text = verify_text(record())
+    text = verify_text(verify_record())
     lines = text.splitlines()
-    assert len(lines) == len(ROWS) + 3
+    assert len(lines) == len(VERIFY_ROWS) + 3
     assert "request `text 0`, position 7; `13` (p = 0.3) instead of `12` (p = 0.31); margin 0.03" in lines[2]
     assert "PSNR 31.2 dB" in text and "repeat (without prefix cache)" in text
     assert lines[-1] == "6 rows: 3 different, 1 near tie, 1 equal, 1 not checked (12.0 s)"
-    assert verify_markdown(record()).count("\n| ") == len(ROWS) + 1
-    assert "&lt;script>" in verify_markdown(record())
+    assert verify_markdown(verify_record()).count("\n| ") == len(VERIFY_ROWS) + 1
+    assert "&lt;script>" in verify_markdown(verify_record())
 
 
 def test_the_page_shows_differences_in_texts_images_and_sound(tmp_path: Path) -> None:
@@ -85,8 +42,10 @@ def test_the_page_shows_differences_in_texts_images_and_sound(tmp_path: Path) ->
 
 
 def test_two_records_show_what_became_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = saved(tmp_path / "before.json", tuple(msgspec.structs.replace(row, verdict="equal") for row in ROWS[:3]))
-    after = saved(tmp_path / "after.json", (*ROWS[:2], ROWS[2], ROWS[5]))
+    before = saved(
+        tmp_path / "before.json", tuple(msgspec.structs.replace(row, verdict="equal") for row in VERIFY_ROWS[:3])
+    )
+    after = saved(tmp_path / "after.json", (*VERIFY_ROWS[:2], VERIFY_ROWS[2], VERIFY_ROWS[5]))
     assert run(["compare", str(before), str(after)]) == 5
     out = capsys.readouterr().out
     assert out.splitlines()[0].split()[0] == "worse" and "equal -> different" in out and "absent -> not checked" in out

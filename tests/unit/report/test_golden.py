@@ -1,0 +1,141 @@
+"""Every output of every kind of record, word by word; `UPDATE_GOLDEN=1 pytest` on this file writes them anew."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.bench_records import pair, record
+from support.html_pages import Element, parse
+from support.profile_records import small_profile
+from support.report_records import bench_record, server_record, tune_record, verify_record
+
+from omni_cli.cli.app import run
+from omni_cli.cli.report_documents import load_document
+from omni_cli.config.gate_limits import GateLimits
+from omni_cli.record_file import save_record
+from omni_cli.report.bench_junit import comparison_junit
+from omni_cli.report.bench_markdown import comparison_markdown
+from omni_cli.report.bench_run import heading, variant_text
+from omni_cli.report.bench_text import Labels, comparison_text
+from omni_cli.report.html.page import render_page
+from omni_cli.report.profile_text import profile_text
+from omni_cli.report.tune_text import tune_text
+from omni_cli.report.verify_junit import verify_junit
+from omni_cli.report.verify_text import verify_markdown, verify_text
+from omni_cli.stats.verdicts import compare_within, own_report
+
+pytestmark = pytest.mark.slow
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "reports.txt"
+NIGHTLY = Path(__file__).parents[3] / "docs" / "commands" / "examples" / "nightly.json"
+LABELS = Labels("baseline", "this run")
+LIMITS = GateLimits({"e2e_s": 0.05, "peak_allocated_bytes": 0.3})
+
+
+def bench_outputs(name: str, folder: Path) -> Iterator[tuple[str, str]]:
+    found = {"bench": bench_record, "loadtest": server_record}[name]()
+    report = own_report(found)
+    paragraphs = [heading(found, 3)]
+    paragraphs += [variant_text(1, variant, report.summaries[variant.name]) for variant in found.variants]
+    paragraphs += [comparison_text(result, LABELS) for result in report.results]
+    yield "terminal", "\n\n".join(paragraphs)
+    yield "page", page_text(found, folder)
+
+
+def gate_outputs(folder: Path) -> Iterator[tuple[str, str]]:
+    cases = {
+        "gate": compare_within(bench_record(), limits=LIMITS),
+        "no gate": compare_within(record(*pair(12, 0.8, cv=0.01))),
+    }
+    for name, result in cases.items():
+        yield f"{name}: terminal", comparison_text(result, LABELS)
+        yield f"{name}: Markdown", comparison_markdown(result, LABELS)
+        yield f"{name}: JUnit", comparison_junit(result, "omni bench")
+
+
+def compare_outputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, str]]:
+    paths = [folder / "a.json", folder / "b.json", folder / "c.json"]
+    first, second = pair(12, 1.2, cv=0.01)
+    items = (first, second, first)
+    for path, item, size in zip(paths, items, (1, 1, 8), strict=True):
+        save_record(record(msgspec.structs.replace(item, name="tiny"), batch_size=size), path)
+    for name, other in (("slower", paths[1]), ("not comparable", paths[2])):
+        files = ["--markdown", str(folder / "x.md"), "--junit", str(folder / "x.xml")]
+        words = ["compare", str(paths[0]), str(other), "--max-regression", "5%"]
+        run([*words, *files])
+        printed = capsys.readouterr()
+        yield f"{name}: terminal", printed.out + "----\n" + printed.err
+        yield f"{name}: Markdown", (folder / "x.md").read_text()
+        yield f"{name}: JUnit", (folder / "x.xml").read_text()
+        run([*words, "--json"])
+        (folder / "x.json").write_text(capsys.readouterr().out)
+        yield f"{name}: page", "\n".join(shown_lines(parse(render_page([load_document("r0", folder / "x.json")]))))
+
+
+def history_outputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, str]]:
+    kept = str(folder / "history")
+    assert run(["history", "add", str(NIGHTLY), "--history", kept, "-q"]) == 0
+    capsys.readouterr()
+    assert run(["history", "check", "--history", kept, "--markdown", str(folder / "x.md")]) == 1
+    printed = capsys.readouterr()
+    yield "terminal", printed.out + "----\n" + printed.err
+    yield "Markdown", (folder / "x.md").read_text()
+    yield "page", "\n".join(shown_lines(parse(render_page([load_document("r0", folder / "history")]))))
+
+
+def other_outputs(name: str, folder: Path) -> Iterator[tuple[str, str]]:
+    found = {"profile": small_profile, "tune": tune_record, "verify": verify_record}[name]()
+    text = {"profile": profile_text, "tune": tune_text, "verify": verify_text}[name]
+    yield "terminal", text(found)
+    if name == "verify":
+        yield "Markdown", verify_markdown(found)
+        yield "JUnit", verify_junit(found, strict=True)
+    yield "page", page_text(found, folder)
+
+
+def page_text(found: msgspec.Struct, folder: Path) -> str:
+    path = folder / "record.json"
+    save_record(found, path)
+    return "\n".join(shown_lines(parse(render_page([load_document("r0", path)]))))
+
+
+def shown_lines(element: Element) -> Iterator[str]:
+    """A page's text, a line for each row of a table and each block of text, without drawings."""
+    if element.tag in ("svg", "style", "head"):
+        return
+    cells = [child.text for child in element.children if child.tag in ("th", "td", "dt", "dd")]
+    if cells:
+        yield f"{element.tag} {' | '.join(cells)}"
+    elif element.tag in ("h1", "h2", "h3", "h4", "p", "caption", "summary", "pre", "li", "label") and element.text:
+        yield f"{element.tag} {element.text}"
+    else:
+        for child in element.children:
+            yield from shown_lines(child)
+
+
+def test_every_output_is_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    outputs = {
+        "bench": bench_outputs("bench", tmp_path),
+        "loadtest": bench_outputs("loadtest", tmp_path),
+        "comparison": gate_outputs(tmp_path),
+        "compare": compare_outputs(tmp_path, capsys),
+        "history": history_outputs(tmp_path, capsys),
+        **{name: other_outputs(name, tmp_path) for name in ("profile", "tune", "verify")},
+    }
+    lines = []
+    for record_name, items in outputs.items():
+        for name, text in items:
+            lines += [f"======== {record_name}, {name}", *text.replace(str(tmp_path), "FOLDER").rstrip().split("\n")]
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text("\n".join(lines) + "\n")
+    expected = GOLDEN.read_text().splitlines()
+    assert lines == expected, "\n".join(difflib.unified_diff(expected, lines, "before", "now", lineterm="", n=1))
