@@ -23,8 +23,7 @@ from omni_cli.verify_record import is_verify_record
 
 if TYPE_CHECKING:
     from omni_cli.config.gate_limits import GateLimits
-    from omni_cli.report.bench_notes import Note
-    from omni_cli.report.bench_text import Labels
+    from omni_cli.report.view import Note, View
     from omni_cli.results import RecordOrigin
     from omni_cli.stats.verdicts import ComparisonResult
 
@@ -65,11 +64,8 @@ def compare(options: CompareOptions) -> int:
     margin = read_fraction("--margin", options.margin)
     if options.self_check:
         return _check_itself(options.a, options.b, limits, as_json=options.as_json)
-    from omni_cli.report.bench_notes import verdict_note, warnings
-    from omni_cli.report.bench_text import comparison_text
-
-    result, labels, sources, machine = _compared(options, limits, margin)
-    _write_files(result, labels, machine, options)
+    result, view, sources = _compare(options, limits, margin)
+    _write_files(view, options)
     if options.as_json:
         import msgspec
 
@@ -77,21 +73,21 @@ def compare(options: CompareOptions) -> int:
 
         console.print_json(msgspec.to_builtins(compare_document(result, *sources)))
     else:
-        console.print_text(comparison_text(result, labels))
-    for note in (*warnings(result), *machine):
+        from omni_cli.report.terminal import to_text
+
+        console.print_text(to_text(view))
+    for note in view.notes:
         console.print_warning(note.message, hint=note.hint)
-    code = result.exit_code
-    if code != ExitCode.OK:
-        failure = verdict_note(result)
-        console.print_error(OmniError(failure.message, hint=failure.hint), verbose=False)
-    return code
+    if view.failure is not None:
+        console.print_error(OmniError(view.failure.message, hint=view.failure.hint), verbose=False)
+    return result.exit_code
 
 
 def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json: bool) -> ExitCode:
     """Report A against A of a single variant. Raises `NoiseError` for a limit that cannot be judged there."""
     from omni_cli.record import load_record
     from omni_cli.report.bench_json import self_check_json
-    from omni_cli.report.bench_run import self_check_text
+    from omni_cli.report.bench_view import self_check_text
     from omni_cli.stats.compare import refuse_limits_below, self_check
 
     record = load_record(a)
@@ -108,14 +104,16 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
     return ExitCode.OK
 
 
-def _compared(
+def _compare(
     options: CompareOptions, limits: GateLimits | None, margin: float
-) -> tuple[ComparisonResult, Labels, tuple[RecordOrigin, RecordOrigin], tuple[Note, ...]]:
-    """Return the findings, the names of the two sides, their files, and the disturbances of their machines."""
+) -> tuple[ComparisonResult, View, tuple[RecordOrigin, RecordOrigin]]:
+    """Return the findings, their view with the disturbances of the two machines, and the two files."""
     from omni_cli.importers.building import Imported
     from omni_cli.importers.files import load_newest
-    from omni_cli.report.bench_notes import Note, disturbance_warnings
-    from omni_cli.report.bench_text import Labels
+    from omni_cli.report.comparison_view import comparison_view
+    from omni_cli.report.comparison_words import Labels
+    from omni_cli.report.notes import disturbance_warnings
+    from omni_cli.report.view import Note
     from omni_cli.results import RecordOrigin
     from omni_cli.stats.comparable import disturbances
     from omni_cli.stats.gate import check_limits
@@ -152,15 +150,15 @@ def _compared(
     for name, record in disturbed:
         warned = disturbance_warnings(disturbances(record), record)
         notes += [replace(note, message=f"{name}: {note.message}") for note in warned]
-    return result, Labels(*names), sources, tuple(notes)
+    return result, comparison_view(result, Labels(*names), notes), sources
 
 
-def _write_files(result: ComparisonResult, labels: Labels, machine: tuple[Note, ...], options: CompareOptions) -> None:
+def _write_files(view: View, options: CompareOptions) -> None:
     if options.markdown is not None:
-        from omni_cli.report.bench_markdown import comparison_markdown
+        from omni_cli.report.markdown import to_markdown
 
-        write_report(options.markdown, comparison_markdown(result, labels, machine))
+        write_report(options.markdown, to_markdown(view))
     if options.junit is not None:
-        from omni_cli.report.bench_junit import comparison_junit
+        from omni_cli.report.junit import to_junit
 
-        write_report(options.junit, comparison_junit(result, f"{labels.b} against {labels.a}"))
+        write_report(options.junit, to_junit(view, view.title))

@@ -121,7 +121,8 @@ def check(
 
     limit = None if max_regression is None else read_fraction("--max-regression", max_regression)
     from omni_cli.history_folder import utc
-    from omni_cli.report.history_text import check_failure, history_markdown
+    from omni_cli.report.history_view import history_view
+    from omni_cli.report.markdown import to_markdown
     from omni_cli.results import EXIT_CODES
     from omni_cli.stats.history import judged
 
@@ -129,9 +130,9 @@ def check(
     document = judged(_read(folder, metric or [E2E], allow_difference), limit, moment)
     assert document.verdict is not None  # as just judged
     if markdown is not None:
-        write_report(markdown, history_markdown(document))
+        write_report(markdown, to_markdown(history_view(document)))
     _print(document, as_json=as_json)
-    failure = check_failure(document)
+    failure = history_view(document).failure
     if failure is not None:
         console.print_error(OmniError(failure.message, hint=failure.hint))
     return EXIT_CODES[document.verdict]
@@ -145,11 +146,12 @@ def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) ->
 
 
 def _print(document: HistoryRecord, *, as_json: bool) -> None:
-    from omni_cli.report.history_text import history_text
+    from omni_cli.report.history_view import history_view
+    from omni_cli.report.terminal import to_text
 
     if as_json:
         import msgspec
 
         console.print_json(msgspec.to_builtins(document))
     else:
-        console.print_text(history_text(document))
+        console.print_text(to_text(history_view(document)))

@@ -45,12 +45,12 @@ def report(
         return
     _check_output(output, records)
     _need_libraries()
-    from omni_cli.cli.report_documents import load_document
+    from omni_cli.cli.report_documents import load_view
     from omni_cli.report.html.page import render_page
 
     # Read every record before writing: a broken one leaves an earlier page untouched.
-    documents = [load_document(f"r{number}", path) for number, path in enumerate(records)]
-    write_report(output, render_page(documents))
+    views = [load_view(path) for path in records]
+    write_report(output, render_page(views))
     console.print_text(str(output))
 
 

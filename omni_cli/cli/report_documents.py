@@ -15,14 +15,13 @@ from omni_cli.profile_record import load_profile_record
 from omni_cli.record import SCHEMA as BENCH_SCHEMA
 from omni_cli.record import load_record
 from omni_cli.record_file import Kind, read_document, read_json
-from omni_cli.report.html.bench_part import bench_document
-from omni_cli.report.html.compare_part import compare_page_document
-from omni_cli.report.html.elements import Advice, Document
-from omni_cli.report.html.history_part import history_document
-from omni_cli.report.html.machine import sentence
-from omni_cli.report.html.profile_part import profile_page_document
-from omni_cli.report.html.tune_part import tune_document_page
-from omni_cli.report.html.verify_part import verify_document
+from omni_cli.report.bench_view import bench_view
+from omni_cli.report.comparison_view import view_of_document
+from omni_cli.report.history_view import history_view
+from omni_cli.report.profile_view import profile_view
+from omni_cli.report.tune_view import tune_view
+from omni_cli.report.verify_view import verify_view
+from omni_cli.report.view import View
 from omni_cli.results import COMPARE_SCHEMA, HISTORY_SCHEMA, CompareRecord, HistoryRecord
 from omni_cli.stats.history import get_history
 from omni_cli.stats.verdicts import own_report
@@ -45,24 +44,28 @@ _MAX_DEPTH = 40
 _MAX_NUMBER = 1e31
 
 
-def load_document(name: str, path: Path) -> Document:
-    """Read and check a record of any kind; `name` begins the ids of its figures in the page. Raises `InputError`."""
+def load_view(path: Path) -> View:
+    """Read and check a record of any kind. Raises `InputError`."""
+    return replace(_load(path), source=visible(str(path)))
+
+
+def _load(path: Path) -> View:
     if path.is_dir():
-        return _get_history(name, read_folder(path), visible(str(path)))
+        return history_view(get_history(read_folder(path), visible(str(path))))
     imported = load_foreign(path)
     if imported:
-        return _imported(name, imported, visible(str(path)))
+        return _view_imported(imported, visible(str(path)))
     document = read_json(path, _ANY)
     schema = document.get("schema") if isinstance(document, dict) else None
-    show = _READERS.get(schema) if isinstance(schema, str) else None
-    if show is None:
+    read = _READERS.get(schema) if isinstance(schema, str) else None
+    if read is None:
         what = f"has the schema `{visible(schema, 80)}`" if isinstance(schema, str) else "has no `schema`"
         hint = f"a report shows what is written by {_SOURCES}"
         raise InputError(f"`{visible(str(path))}` is not a record that a report can show: it {what}", hint=hint)
     problem = _unreasonable(document)
     if problem is not None:
         raise InputError(f"`{visible(str(path))}` is not a record of omni: it {problem}")
-    return show(name, path)
+    return read(path)
 
 
 def _unreasonable(value: object, depth: int = 0) -> str | None:
@@ -75,49 +78,20 @@ def _unreasonable(value: object, depth: int = 0) -> str | None:
     return next((problem for item in inner if (problem := _unreasonable(item, depth + 1))), None)
 
 
-def _profile(name: str, path: Path) -> Document:
-    return profile_page_document(name, load_profile_record(path), visible(str(path)))
-
-
-def _bench(name: str, path: Path) -> Document:
-    return bench_document(name, own_report(load_record(path)), visible(str(path)))
-
-
-def _history(name: str, path: Path) -> Document:
-    return history_document(name, read_document(path, HistoryRecord, _HISTORY)[1], visible(str(path)))
-
-
-def _get_history(name: str, kept: Sequence[Kept], source: str) -> Document:
-    return history_document(name, get_history(kept, source), source)
-
-
-def _imported(name: str, imported: Sequence[Imported], source: str) -> Document:
+def _view_imported(imported: Sequence[Imported], source: str) -> View:
     """Show the only record of another tool's file, or the history that the file has."""
     if len(imported) > 1:
         kept = [Kept(f"{number:06}", item.record.created, item.record) for number, item in enumerate(imported)]
-        return _get_history(name, kept, source)
+        return history_view(get_history(kept, source))
     (item,) = imported
-    document = bench_document(name, own_report(item.record), source)
-    return replace(document, advice=(*document.advice, *(Advice(sentence(text)) for text in item.missing)))
+    return bench_view(own_report(item.record), missing=item.missing)
 
 
-def _compare(name: str, path: Path) -> Document:
-    return compare_page_document(name, read_document(path, CompareRecord, _COMPARE)[1], visible(str(path)))
-
-
-def _tune(name: str, path: Path) -> Document:
-    return tune_document_page(name, load_tune_record(path), visible(str(path)))
-
-
-def _verify(_name: str, path: Path) -> Document:
-    return verify_document(load_verify_record(path), visible(str(path)))
-
-
-_READERS: dict[str, Callable[[str, Path], Document]] = {
-    BENCH_SCHEMA: _bench,
-    PROFILE_SCHEMA: _profile,
-    COMPARE_SCHEMA: _compare,
-    HISTORY_SCHEMA: _history,
-    VERIFY_SCHEMA: _verify,
-    **dict.fromkeys(TUNE_SCHEMAS, _tune),
+_READERS: dict[str, Callable[[Path], View]] = {
+    BENCH_SCHEMA: lambda path: bench_view(own_report(load_record(path))),
+    PROFILE_SCHEMA: lambda path: profile_view(load_profile_record(path)),
+    COMPARE_SCHEMA: lambda path: view_of_document(read_document(path, CompareRecord, _COMPARE)[1]),
+    HISTORY_SCHEMA: lambda path: history_view(read_document(path, HistoryRecord, _HISTORY)[1]),
+    VERIFY_SCHEMA: lambda path: verify_view(load_verify_record(path)),
+    **dict.fromkeys(TUNE_SCHEMAS, lambda path: tune_view(load_tune_record(path))),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omni_cli.metrics import E2E, get_unit, higher_is_better
 from omni_cli.record import Variant
-from omni_cli.report.bench_units import title
+from omni_cli.report.units import title
 from omni_cli.results import SelfCheck, Summary
 
 

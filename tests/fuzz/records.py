@@ -20,7 +20,7 @@ from fuzz.documents import bombs, damage, json_text, mutate
 from fuzz.profiles import scratch
 from omni_cli.cli.compare import CompareOptions, compare
 from omni_cli.cli.report import report
-from omni_cli.cli.report_documents import load_document
+from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
 from omni_cli.profile_record import load_profile_record
@@ -113,7 +113,7 @@ def _check(case: Case, path: Path) -> str:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
             if case.kind == "compare":
-                load_document("r0", path)
+                load_view(path)
             elif case.kind == "profile":
                 load_profile_record(path)
             elif case.shows:

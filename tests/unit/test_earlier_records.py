@@ -8,7 +8,7 @@ from typing import Any
 
 from omni_cli.bench.bisect import SearchFolder
 from omni_cli.bench.commits import CommitInfo
-from omni_cli.cli.report_documents import load_document
+from omni_cli.cli.report_documents import load_view
 from omni_cli.record import load_record
 from omni_cli.record_file import get_digest, save_record
 from omni_cli.tune_record import load_tune_record
@@ -61,7 +61,7 @@ def test_a_search_of_omni_tune_1_is_shown_and_continued_as_omni_tune_2(tmp_path:
     path = written(TUNE, tmp_path / "tune.json")
     record = load_tune_record(path)
     assert [[variant.name for variant in batch] for batch in record.rounds[0].batches] == [["a"]]
-    assert load_document("r0", path).sections
+    assert load_view(path).sections
     save_record(record, path)
     document = json.loads(path.read_text())
     assert document["schema"] == "omni.tune/2" and "batches" in document["rounds"][0]

@@ -23,22 +23,21 @@ from omni_cli.loadtest.plan import hint_on
 from omni_cli.metrics import E2E
 from omni_cli.record import get_failures, load_record
 from omni_cli.record_file import with_digest
-from omni_cli.report.bench_junit import comparison_junit
-from omni_cli.report.bench_markdown import comparison_markdown
-from omni_cli.report.bench_notes import disturbance_warnings, not_comparable, verdict_note, warnings
-from omni_cli.report.bench_run import heading, short_title, variant_text
-from omni_cli.report.bench_text import Labels, comparison_text
-from omni_cli.report.bench_units import quantity, ratio
-from omni_cli.report.units import seconds
+from omni_cli.report.bench_view import LABELS, bench_view
+from omni_cli.report.comparison_view import comparison_view
+from omni_cli.report.environment import short_title
+from omni_cli.report.junit import to_junit
+from omni_cli.report.markdown import to_markdown
+from omni_cli.report.notes import disturbance_warnings, get_failure, not_comparable
+from omni_cli.report.terminal import to_text
+from omni_cli.report.units import quantity, ratio, seconds
+from omni_cli.report.view import View
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
 if TYPE_CHECKING:
     from omni_cli.bench.harness import State
     from omni_cli.bench.protocol import Loading
-    from omni_cli.stats.verdicts import ComparisonSpec
-
-_LABELS = Labels("baseline", "this run")
 
 
 def read_spec(
@@ -112,13 +111,13 @@ def _report(benchmark: Benchmark, options: MeasureOptions, stopped: OmniError | 
 
 def _show_report(report: BenchmarkReport, options: MeasureOptions) -> None:
     """Print the document or the tables, write the files, print the warnings."""
+    view = bench_view(report, max(options.num_iters_warmup, 1))
     if options.as_json:
         console.print_json(with_digest(report.complete_record()))
     else:
-        console.print_text(_text(report, options))
-    _write_files(report, options)
-    notes = [note for result in report.results for note in warnings(result)]
-    for note in (*notes, *disturbance_warnings(report.disturbances, report.record)):
+        console.print_text(_text(view, options))
+    _write_files(report, view, options)
+    for note in view.notes:
         console.print_warning(note.message, hint=note.hint)
 
 
@@ -130,34 +129,25 @@ def _get_failure(report: BenchmarkReport) -> OmniError | None:
     if broken:
         failures = get_failures(sample for variant in report.record.variants for sample in variant.samples)
         return OmniError("the measurement cannot be trusted: " + "; ".join(broken), hint=hint_on(failures))
-    note = verdict_note(next(item for item in report.results if item.exit_code == report.exit_code))
+    note = get_failure(next(item for item in report.results if item.exit_code == report.exit_code))
     return OmniError(note.message, hint=note.hint)
 
 
-def _text(report: BenchmarkReport, options: MeasureOptions) -> str:
-    record = report.record
-    parts = [heading(record, max(options.num_iters_warmup, 1))]
-    for number, variant in enumerate(record.variants, start=1):
-        parts.append(variant_text(number, variant, report.summaries[variant.name]))
-    parts += [comparison_text(result, _LABELS) for result in report.results]
-    if options.output_json is not None:
-        parts.append(f"Saved {options.output_json}")
-    return "\n\n".join(parts)
+def _text(view: View, options: MeasureOptions) -> str:
+    return to_text(view) + ("" if options.output_json is None else f"\n\nSaved {options.output_json}")
 
 
-def _write_files(report: BenchmarkReport, options: MeasureOptions) -> None:
-    results = report.results
+def _write_files(report: BenchmarkReport, view: View, options: MeasureOptions) -> None:
+    notes = disturbance_warnings(report.disturbances, report.record)
+    views = [comparison_view(result, LABELS, notes) for result in report.results]
     name = f"omni bench {short_title(report.record.workload)}"
     if options.markdown is not None:
-        notes = disturbance_warnings(report.disturbances, report.record)
-        texts = [comparison_markdown(item, _LABELS, notes) for item in results] or [
-            f"```\n{_text(report, options)}\n```\n"
-        ]
+        texts = [*map(to_markdown, views)] or [f"```\n{_text(view, options)}\n```\n"]
         write_report(options.markdown, "\n".join(texts))
-    if options.junit is not None and results:
+    if options.junit is not None and views:
         # One suite a file: that of the gate, where there are two.
-        gated = next((item for item in results if item.gate is not None), results[0])
-        write_report(options.junit, comparison_junit(gated, name))
+        gated = next((number for number, item in enumerate(report.results) if item.gate is not None), 0)
+        write_report(options.junit, to_junit(views[gated], name))
 
 
 class BenchProgress:

@@ -12,9 +12,8 @@ from omni_cli.cli.bench.run import BenchProgress
 from omni_cli.cli.terminal import console
 from omni_cli.errors import OmniError
 from omni_cli.record_file import with_digest
-from omni_cli.report.bench_units import percent, percent_interval, title
 from omni_cli.report.tables import aligned
-from omni_cli.report.units import count
+from omni_cli.report.units import count, percent, percent_interval, title
 from omni_cli.stats.bisection import BROKEN
 from omni_cli.stats.sequential import ALPHA
 from omni_cli.stats.verdicts import ComparisonSpec

@@ -21,7 +21,8 @@ from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OmniError
 from omni_cli.record_file import save_record, with_digest
-from omni_cli.report.bench_server import request_text, server_title, slo_text
+from omni_cli.report.bench_view import request_text, slo_text
+from omni_cli.report.environment import workload_title
 from omni_cli.report.tables import aligned
 from omni_cli.stats.saturation import (
     MIN_WINDOWS,
@@ -153,7 +154,12 @@ def _try(
 
 def _text(record: MaxRateRecord) -> str:
     workload = record.workload
-    heads = [server_title(workload), request_text(workload), slo_text(workload), f"for {record.attainment:.4g} of them"]
+    heads = [
+        workload_title(workload),
+        request_text(workload),
+        slo_text(workload),
+        f"for {record.attainment:.4g} of them",
+    ]
     rows = [("rate", "within SLO [interval]", "goodput", "windows", "verdict")]
     for trial in record.rates:
         within = "-" if trial.attainment is None else f"{trial.attainment:.1%}"

@@ -24,7 +24,8 @@ from omni_cli.profiling.build import About, build_profile, read_traces
 from omni_cli.profiling.chrome_trace import merged_trace
 from omni_cli.profiling.session import ProfilingRun, RecordedSession
 from omni_cli.record_file import save_record, with_digest
-from omni_cli.report.profile_text import profile_text, saved_text
+from omni_cli.report.profile_view import profile_view, saved_text
+from omni_cli.report.terminal import to_text
 from omni_cli.report.units import seconds
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def run_profile(
     if options.as_json:
         console.print_json(with_digest(profile))
     else:
-        console.print_text(profile_text(profile))
+        console.print_text(to_text(profile_view(profile)))
         console.print_text("")
         names = [str(options.output_dir / name) for name in (TRACE_NAME, RECORD_NAME)]
         console.print_text(saved_text(names, time.monotonic() - began_s))

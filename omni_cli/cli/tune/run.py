@@ -28,7 +28,8 @@ from omni_cli.config.yaml_tree import to_yaml
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
 from omni_cli.files import cannot_write, check_writable
 from omni_cli.record_file import utc_now, with_digest
-from omni_cli.report.tune_text import tune_text
+from omni_cli.report.terminal import to_text
+from omni_cli.report.tune_view import tune_view
 from omni_cli.report.units import count, seconds
 from omni_cli.stats.race import Race, concluded
 from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record
@@ -171,7 +172,7 @@ def _report(wanted: SettingsSearch, record: TuneRecord, options: TuneOptions, st
         console.print_json(with_digest(record))
     else:
         files = [str(file) for file in (written, path) if file is not None]
-        console.print_text(tune_text(record) + "\n\nWrote " + " and ".join(files))
+        console.print_text(to_text(tune_view(record)) + "\n\nWrote " + " and ".join(files))
     failure = stopped or _failure(record)
     if failure is None:
         return ExitCode.OK

@@ -40,7 +40,7 @@ def verify(options: VerifyOptions) -> int:
 
 def compare_verifications(a: Path, b: Path | None, *, as_json: bool) -> ExitCode:
     """Print what changed from one record to the other; the exit code is 5 if a row has become different."""
-    from omni_cli.report.verify_text import verify_comparison_text
+    from omni_cli.report.verify_view import verify_comparison_text
     from omni_cli.verify_record import VerifyComparison, get_changes, load_verify_record
 
     if b is None:

@@ -41,9 +41,11 @@ from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.openai_api.client import Client, find_targets, parse_url
 from omni_cli.outputs import GenerateRequest, StageLoading
 from omni_cli.record_file import save_record, utc_now, with_digest
+from omni_cli.report.junit import to_junit
+from omni_cli.report.markdown import to_markdown
+from omni_cli.report.terminal import to_text
 from omni_cli.report.units import seconds
-from omni_cli.report.verify_junit import verify_junit
-from omni_cli.report.verify_text import probabilities_text, verify_markdown, verify_text
+from omni_cli.report.verify_view import probabilities_text, verify_view
 from omni_cli.verify.checks import Checks, VerifyPlan
 from omni_cli.verify.default_requests import default_requests
 from omni_cli.verify.engine_subject import EngineSubject, greedy_overrides
@@ -233,10 +235,11 @@ def _run_checks(
 def _write(record: VerifyRecord, probabilities: Sequence[TokenProbability], options: VerifyOptions) -> None:
     if options.output_json is not None:
         save_record(record, options.output_json)
+    view = verify_view(record, strict=options.strict)
     if options.markdown is not None:
-        write_report(options.markdown, verify_markdown(record))
+        write_report(options.markdown, to_markdown(view))
     if options.junit is not None:
-        write_report(options.junit, verify_junit(record, strict=options.strict))
+        write_report(options.junit, to_junit(view, view.title))
     noted = options.logprobs and probabilities
     if options.as_json:
         extra = {"logprobs": msgspec.to_builtins(probabilities)} if noted else {}
@@ -248,4 +251,4 @@ def _write(record: VerifyRecord, probabilities: Sequence[TokenProbability], opti
             path = options.output_json.with_suffix(".logprobs.jsonl")
             write_report(path, "".join(json.dumps(msgspec.to_builtins(item)) + "\n" for item in probabilities))
             console.print_text(f"log-probabilities: {path}\n")
-    console.print_text(verify_text(record))
+    console.print_text(to_text(view))

@@ -1,4 +1,4 @@
-"""The page: documents rendered by Jinja's templates, which escape everything except the drawings."""
+"""Views as one page, by Jinja's templates, which escape everything except the drawings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from omni_cli import __version__
-from omni_cli.report.html.elements import Document
+from omni_cli.report.html.drawing import draw_chart
+from omni_cli.report.view import Changes, Element, LimitList, Paragraph, Section, Table, View, sentence
 
 
-def render_page(documents: Sequence[Document]) -> str:
+def render_page(views: Sequence[View]) -> str:
     """Render one HTML file without external resources."""
     environment = Environment(
         loader=PackageLoader("omni_cli.report.html"),
@@ -24,9 +25,27 @@ def render_page(documents: Sequence[Document]) -> str:
         finalize=_printable,
     )
     style = files("omni_cli.report.html").joinpath("templates/page.css").read_text(encoding="utf-8")
-    environment.filters |= {"moment": _moment, "code": _code}
+    environment.filters |= {"moment": _moment, "code": _code, "sentence": sentence}
+    environment.globals |= {"draw": draw_chart, "sections": _get_sections}
     template = environment.get_template("page.html")
-    return template.render(documents=documents, style=Markup(style), version=__version__)
+    return template.render(documents=views, style=Markup(style), version=__version__)
+
+
+def _get_sections(view: View) -> list[tuple[Section, list[Element]]]:
+    """Return a view's sections with parts that the templates know."""
+    return [(section, [_simplify(part) for part in parts]) for section, parts in view.sections_for("page")]
+
+
+def _simplify(part: Element) -> Element:
+    match part:
+        case LimitList(rows=rows):
+            columns = ("Limit on", "A", "B", "Worse by [95% CI]", "Limit", "Verdict")
+            cells = [(item.name, item.a, item.b, item.change, item.limit, item.verdict) for item in rows]
+            return Table(part.caption, columns, tuple(cells), frozenset(range(1, 5)))
+        case Changes(rows=rows):
+            listed = ", ".join(f"{field} ({before} → {after})" for field, before, after in rows)
+            return Paragraph(f"Differs only in: {listed}" if listed else "No setting differs")
+    return part
 
 
 def _moment(text: str) -> str:

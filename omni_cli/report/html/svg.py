@@ -24,6 +24,7 @@ WIDE, NARROW = 880, 358
 
 # Placeholders that no drawing contains otherwise; the page's style sheet maps them to colours, light and dark.
 INK, MUTED, LINE, ACCENT, SOFT, PAPER, BAD = (f"#0{digit}0{digit}0{digit}" for digit in "1234567")
+COLOURS = {"ink": INK, "muted": MUTED, "line": LINE, "accent": ACCENT, "soft": SOFT, "bad": BAD}
 _VARIABLES = {
     INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", ACCENT: "var(--accent)", SOFT: "var(--soft)",
     PAPER: "var(--paper)", BAD: "var(--bad)",

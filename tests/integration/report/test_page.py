@@ -13,7 +13,7 @@ from support.chromium import Chromium
 from omni_cli.cli.app import run
 from omni_cli.profile_record import load_profile_record
 from omni_cli.record import load_record
-from omni_cli.report.bench_units import quantity, quantity_interval, ratio
+from omni_cli.report.units import quantity, quantity_interval, ratio
 
 pytestmark = pytest.mark.slow
 

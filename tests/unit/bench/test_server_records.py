@@ -20,9 +20,10 @@ from omni_cli.loadtest.traffic import ClosedLoop
 from omni_cli.loadtest.workload import ServerWorkload, chat
 from omni_cli.record import Failures, Record, Utilisation, load_record
 from omni_cli.record_file import save_record
-from omni_cli.report.bench_notes import disturbance_warnings
-from omni_cli.report.bench_run import heading, short_title, variant_text
-from omni_cli.report.html.bench_part import bench_document
+from omni_cli.report.bench_view import bench_view
+from omni_cli.report.environment import short_title
+from omni_cli.report.notes import disturbance_warnings
+from omni_cli.report.terminal import to_text
 from omni_cli.stats.blocks import summarise
 from omni_cli.stats.comparable import disturbances, work_differences
 from omni_cli.stats.verdicts import ComparisonSpec, own_report
@@ -142,23 +143,22 @@ def test_work_is_compared_by_prompts(tmp_path: Path) -> None:
 
 def test_text(tmp_path: Path) -> None:
     record = session(tmp_path, [ran(number, failed=number == 0) for number in range(9)]).record()
-    (variant,) = record.variants
     assert short_title(record.workload) == "chat of a server"
-    assert heading(record, 3) == (
+    heading, text = to_text(bench_view(own_report(record), 3)).split("\n\n")
+    assert heading == (
         "chat of a server, concurrency 4, 32 words in, 32 tokens out, SLO ttft 200 ms, "
-        "client: unknown processor (1 core), 3 warm-up + 9 windows of 60 requests each in 9 blocks"
+        "client: unknown processor, 3 warm-up + 9 windows of 60 requests each in 9 blocks"
     )
-    text = variant_text(1, variant, {name: summarise(variant, name) for name in ("e2e_s", "ttft_s", "ttft_p90_s")})
     assert "tiny-omni, 540 requests, 1 failed, 32 tokens out" in text
     *lines, failed = text.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["median", "e2e", "ttft"]
+    assert [line.split()[0] for line in lines[2:]] == ["median", "e2e", "ttft", "requests"]
     assert max(map(len, lines)) <= 80
     assert failed.startswith("  failed: 1 of 540 requests failed: 1 x HTTP 429 queue_full")
 
 
 def test_the_page_knows_servers(tmp_path: Path) -> None:
     record = session(tmp_path, [ran(number) for number in range(9)]).record()
-    document = bench_document("r0", own_report(record), "r.json")
+    document = bench_view(own_report(record))
     assert document.title == "chat of a server"
     assert "concurrency 4" in document.details and "9 windows" in document.details
 

@@ -7,8 +7,8 @@ import pytest
 from support.bench_records import record
 
 from omni_cli.record import Sample, Variant
-from omni_cli.report.bench_notes import disturbance_warnings
-from omni_cli.report.bench_server import server_lines
+from omni_cli.report.bench_view import variant_section
+from omni_cli.report.notes import disturbance_warnings
 from omni_cli.stats.blocks import get_summaries, independent_units
 from omni_cli.stats.comparable import disturbances, is_slowed
 from omni_cli.stats.compare import compare_variants
@@ -47,7 +47,8 @@ def test_a_few_bad_windows_are_in_the_share() -> None:
     assert goodput.median == pytest.approx(120 / 19)
     low, high = goodput.ci95 or (0.0, 0.0)
     assert 0 <= low < 0.774 * 128 / 19 and high > 7, "the window was longer, too"
-    assert any("0.9375" in line for line in server_lines(1, variant, found))
+    _, table, _ = variant_section(1, variant, found).parts
+    assert any("0.9375" in cell for row in table.rows for cell in row)
 
 
 @pytest.mark.parametrize("good", [0, 8])

@@ -28,7 +28,8 @@ from omni_cli.profiling.build import measure_overhead
 from omni_cli.profiling.chrome_trace import stage_seconds
 from omni_cli.profiling.hints import find_hints
 from omni_cli.record_file import save_record
-from omni_cli.report.profile_text import profile_text
+from omni_cli.report.profile_view import profile_view
+from omni_cli.report.terminal import to_text
 from omni_cli.stage.recording import (
     Attention,
     Linear,
@@ -211,7 +212,7 @@ def test_the_summary_matches_the_record() -> None:
              outlier=n == 2)
         for n in (1, 2, 3)
     )  # fmt: skip
-    text = profile_text(profile(stage(steps=steps)))
+    text = to_text(profile_view(profile(stage(steps=steps))))
     for part in (
         "tiny-image: image, batch 1, a processor",
         "1.20 [1.10, 1.30]",

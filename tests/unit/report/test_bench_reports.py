@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -12,18 +13,30 @@ from support.bench_records import ABBA, pair, record, variant
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.record import Memory
-from omni_cli.report import bench_units as units
+from omni_cli.report import units
 from omni_cli.report.bench_json import smaller_is_better_json
-from omni_cli.report.bench_junit import comparison_junit
-from omni_cli.report.bench_markdown import comparison_markdown
-from omni_cli.report.bench_notes import gate_failure, warnings
-from omni_cli.report.bench_run import variant_text
-from omni_cli.report.bench_text import Labels, comparison_text, summary_lines
+from omni_cli.report.bench_view import variant_section
+from omni_cli.report.comparison_view import comparison_view
+from omni_cli.report.comparison_words import Labels
+from omni_cli.report.junit import to_junit
+from omni_cli.report.markdown import to_markdown
+from omni_cli.report.notes import comparison_notes, gate_failure
+from omni_cli.report.terminal import to_text
+from omni_cli.report.view import Verdict, View
 from omni_cli.results import RecordOrigin
 from omni_cli.stats.blocks import summarise
-from omni_cli.stats.verdicts import compare_document, compare_within
+from omni_cli.stats.verdicts import ComparisonResult, compare_document, compare_within
 
 LABELS = Labels("a.json", "b.json")
+
+
+def text_of(result: ComparisonResult) -> str:
+    return to_text(comparison_view(result, LABELS))
+
+
+def variant_lines(*arguments: Any) -> list[str]:
+    view = View(kind="", title="", verdict=Verdict("", "plain"), sections=[variant_section(*arguments)])
+    return to_text(view).splitlines()
 
 
 def steady(name: str, seconds: float, slots: tuple[int, int], *, blocks: int = 30, **fields):
@@ -40,7 +53,7 @@ def test_the_table_of_a_comparison() -> None:
         "cudagraph", 1.616, ABBA[1], settings={"execution": "cudagraph"}, memory=Memory(peak_allocated_bytes=28 << 30)
     )
     found = compare_within(record(eager, graph), limits=GateLimits({"e2e_s": 0.03, "peak_allocated_bytes": 0.02}))
-    assert comparison_text(found, LABELS).splitlines() == [
+    assert text_of(found).splitlines() == [
         "cudagraph (B) against eager (A), 30 blocks each, measured interleaved",
         "  Metric             eager  cudagraph  B / A [95% CI]        Verdict",
         "  e2e              1.842 s    1.616 s  0.877 [0.877, 0.877]  faster",
@@ -65,7 +78,7 @@ def test_the_mode_used_is_reported_per_stage_if_there_are_several() -> None:
     def title(counters: dict[str, dict[str, float]]) -> str:
         ran = steady("full", 0.1, ABBA[0], blocks=2, work={"output_tokens": 64}, effective={"engagement": counters})
         samples = tuple(msgspec.structs.replace(sample, execution_counters=counters) for sample in ran.samples)
-        return variant_text(1, msgspec.structs.replace(ran, samples=samples), {}).splitlines()[0]
+        return variant_lines(1, msgspec.structs.replace(ran, samples=samples), {})[0]
 
     assert title({"talker": talker}) == (
         "Benchmark 1: full   64 output tokens; replayed 128 of 132 calls, hid 100% of the copying"
@@ -79,17 +92,17 @@ def test_the_mode_used_is_reported_per_stage_if_there_are_several() -> None:
 def test_the_paragraph_of_a_variant() -> None:
     few = steady("eager", 0.0648, ABBA[0], blocks=15, metrics={"denoise_step_s": 0.1})
     summaries = {name: summarise(few, name) for name in ("e2e_s", "denoise_step_s")}
-    lines = summary_lines(1, few, summaries, "replayed 840/840 steps")
+    lines = variant_lines(1, few, summaries)
     assert lines == [
-        "Benchmark 1: eager   replayed 840/840 steps",
+        "Benchmark 1: eager   16 output tokens, 0.48 s audio",
         "  Latency (median, 95% CI):        64.80 ms  [64.80, 64.80]   p90 n/a (n<44)",
         "  Range (min … max):               64.15 ms … 65.45 ms        30 runs",
         "  denoise step (median, 95% CI):   6.480 ms  [6.480, 6.480]   p90 n/a (n<44)",
         "  Memory (peak allocated):         1.0 GiB",
     ]
     many = steady("eager", 0.0648, ABBA[0], blocks=22, memory=Memory(peak_host_rss_bytes=2**30))
-    lines = summary_lines(2, many, {"e2e_s": summarise(many, "e2e_s")})
-    assert lines[0] == "Benchmark 2: eager"
+    lines = variant_lines(2, many, {"e2e_s": summarise(many, "e2e_s")})
+    assert lines[0].startswith("Benchmark 2: eager")
     assert lines[1].endswith("p90 65.45 ms")
     assert lines[-1].split() == ["Memory", "(peak", "host", "RSS):", "1.0", "GiB"]
 
@@ -97,7 +110,7 @@ def test_the_paragraph_of_a_variant() -> None:
 def test_an_undecided_pair_names_the_missing_blocks() -> None:
     measured = record(*pair(12, 1.02, seed=0))
     found = compare_within(measured)
-    text = comparison_text(found, LABELS)
+    text = text_of(found)
     needed = found.comparisons[0].blocks_needed
     assert needed > 1
     change = units.percent(found.comparisons[0].ratio - 1)
@@ -108,7 +121,7 @@ def test_an_inconclusive_gate_names_only_its_own_missing_blocks() -> None:
     found = compare_within(record(*pair(12, 1.02, seed=0)), limits=GateLimits({"e2e_s": 0.03}))
     change = units.percent(found.comparisons[0].ratio - 1)
     # Whether the two are equal is another question, with another number of missing blocks.
-    assert "more blocks would decide" not in comparison_text(found, LABELS)
+    assert "more blocks would decide" not in text_of(found)
     note = gate_failure(found.gate)
     assert note.message.startswith(f"gate inconclusive: e2e {change} [")
     assert note.hint.startswith(f"measure about {found.gate.blocks_needed} more block")
@@ -121,14 +134,14 @@ def test_work_that_was_varied_is_beside_the_ratio() -> None:
         b, samples=tuple(msgspec.structs.replace(s, work={**s.work, "output_tokens": 32.0}) for s in b.samples)
     )
     found = compare_within(record(a, longer))
-    assert warnings(found) == []
-    assert "\nDoes other work per run: output tokens 16 -> 32\n" in comparison_text(found, LABELS)
-    assert "Does other work per run: output tokens 16 -> 32" in comparison_markdown(found, LABELS)
+    assert comparison_notes(found) == []
+    assert "\nDoes other work per run: output tokens 16 -> 32\n" in text_of(found)
+    assert "Does other work per run: output tokens 16 -> 32" in to_markdown(comparison_view(found, LABELS))
 
 
 def test_markdown_starts_with_the_verdict() -> None:
     found = compare_within(record(*pair(40, 1.2, cv=0.01)), limits=GateLimits({"e2e_s": 0.05}))
-    lines = comparison_markdown(found, LABELS).splitlines()
+    lines = to_markdown(comparison_view(found, LABELS)).splitlines()
     assert lines[0] == "### omni gate: regression"
     tables = [line for line in lines if line.startswith("|")]
     assert tables[0] == "| Gated | A | B | Change [95% CI] | Limit | Verdict |"
@@ -141,7 +154,7 @@ def test_markdown_starts_with_the_verdict() -> None:
 )
 def test_junit(slowdown: float, tag: str | None, count: int) -> None:
     found = compare_within(record(*pair(40, slowdown, cv=0.01)), limits=GateLimits({"e2e_s": 0.05}, 0.0))
-    (suite,) = ElementTree.fromstring(comparison_junit(found, "x"))
+    (suite,) = ElementTree.fromstring(to_junit(comparison_view(found, LABELS), "x"))
     assert suite.get("tests") == "2"
     for name, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         assert suite.get(plural) == str(count if name == tag else 0)

@@ -1,4 +1,4 @@
-"""Every output of every kind of record, word by word; `UPDATE_GOLDEN=1 pytest` on this file writes them anew."""
+"""Every output of every kind of record, word by word; `UPDATE_GOLDEN=1 pytest` on this file writes them again."""
 
 from __future__ import annotations
 
@@ -15,35 +15,30 @@ from support.profile_records import small_profile
 from support.report_records import bench_record, server_record, tune_record, verify_record
 
 from omni_cli.cli.app import run
-from omni_cli.cli.report_documents import load_document
+from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.record_file import save_record
-from omni_cli.report.bench_junit import comparison_junit
-from omni_cli.report.bench_markdown import comparison_markdown
-from omni_cli.report.bench_run import heading, variant_text
-from omni_cli.report.bench_text import Labels, comparison_text
+from omni_cli.report.bench_view import LABELS, bench_view
+from omni_cli.report.comparison_view import comparison_view
 from omni_cli.report.html.page import render_page
-from omni_cli.report.profile_text import profile_text
-from omni_cli.report.tune_text import tune_text
-from omni_cli.report.verify_junit import verify_junit
-from omni_cli.report.verify_text import verify_markdown, verify_text
+from omni_cli.report.junit import to_junit
+from omni_cli.report.markdown import to_markdown
+from omni_cli.report.profile_view import profile_view
+from omni_cli.report.terminal import to_text
+from omni_cli.report.tune_view import tune_view
+from omni_cli.report.verify_view import verify_view
 from omni_cli.stats.verdicts import compare_within, own_report
 
 pytestmark = pytest.mark.slow
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "reports.txt"
 NIGHTLY = Path(__file__).parents[3] / "docs" / "commands" / "examples" / "nightly.json"
-LABELS = Labels("baseline", "this run")
 LIMITS = GateLimits({"e2e_s": 0.05, "peak_allocated_bytes": 0.3})
 
 
 def bench_outputs(name: str, folder: Path) -> Iterator[tuple[str, str]]:
     found = {"bench": bench_record, "loadtest": server_record}[name]()
-    report = own_report(found)
-    paragraphs = [heading(found, 3)]
-    paragraphs += [variant_text(1, variant, report.summaries[variant.name]) for variant in found.variants]
-    paragraphs += [comparison_text(result, LABELS) for result in report.results]
-    yield "terminal", "\n\n".join(paragraphs)
+    yield "terminal", to_text(bench_view(own_report(msgspec.structs.replace(found, gate=None)), 3))
     yield "page", page_text(found, folder)
 
 
@@ -53,9 +48,10 @@ def gate_outputs(folder: Path) -> Iterator[tuple[str, str]]:
         "no gate": compare_within(record(*pair(12, 0.8, cv=0.01))),
     }
     for name, result in cases.items():
-        yield f"{name}: terminal", comparison_text(result, LABELS)
-        yield f"{name}: Markdown", comparison_markdown(result, LABELS)
-        yield f"{name}: JUnit", comparison_junit(result, "omni bench")
+        view = comparison_view(result, LABELS)
+        yield f"{name}: terminal", to_text(view)
+        yield f"{name}: Markdown", to_markdown(view)
+        yield f"{name}: JUnit", to_junit(view, "omni bench")
 
 
 def compare_outputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, str]]:
@@ -74,7 +70,7 @@ def compare_outputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterato
         yield f"{name}: JUnit", (folder / "x.xml").read_text()
         run([*words, "--json"])
         (folder / "x.json").write_text(capsys.readouterr().out)
-        yield f"{name}: page", "\n".join(shown_lines(parse(render_page([load_document("r0", folder / "x.json")]))))
+        yield f"{name}: page", "\n".join(shown_lines(parse(render_page([load_view(folder / "x.json")]))))
 
 
 def history_outputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, str]]:
@@ -85,23 +81,25 @@ def history_outputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterato
     printed = capsys.readouterr()
     yield "terminal", printed.out + "----\n" + printed.err
     yield "Markdown", (folder / "x.md").read_text()
-    yield "page", "\n".join(shown_lines(parse(render_page([load_document("r0", folder / "history")]))))
+    yield "page", "\n".join(shown_lines(parse(render_page([load_view(folder / "history")]))))
 
 
 def other_outputs(name: str, folder: Path) -> Iterator[tuple[str, str]]:
     found = {"profile": small_profile, "tune": tune_record, "verify": verify_record}[name]()
-    text = {"profile": profile_text, "tune": tune_text, "verify": verify_text}[name]
-    yield "terminal", text(found)
+    view = {"profile": profile_view, "tune": tune_view, "verify": lambda record: verify_view(record, strict=True)}[
+        name
+    ](found)
+    yield "terminal", to_text(view)
     if name == "verify":
-        yield "Markdown", verify_markdown(found)
-        yield "JUnit", verify_junit(found, strict=True)
+        yield "Markdown", to_markdown(view)
+        yield "JUnit", to_junit(view, view.title)
     yield "page", page_text(found, folder)
 
 
 def page_text(found: msgspec.Struct, folder: Path) -> str:
     path = folder / "record.json"
     save_record(found, path)
-    return "\n".join(shown_lines(parse(render_page([load_document("r0", path)]))))
+    return "\n".join(shown_lines(parse(render_page([load_view(path)]))))
 
 
 def shown_lines(element: Element) -> Iterator[str]:

@@ -11,12 +11,12 @@ import pytest
 from support.bench_records import pair, record, variant
 from support.html_pages import Element, figure, parse, table
 
-from omni_cli.cli.report_documents import load_document
+from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.record import GpuUtilisation, Memory, Record, Utilisation
 from omni_cli.record_file import save_record
-from omni_cli.report.bench_units import quantity, quantity_interval, ratio
 from omni_cli.report.html.page import render_page
+from omni_cli.report.units import quantity, quantity_interval, ratio
 from omni_cli.results import Comparison, MeasureMean, Outputs
 from omni_cli.stats.verdicts import ComparisonSpec
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 def page_of(found: Record, folder: Path) -> Element:
     path = folder / "record.json"
     save_record(found, path)
-    return parse(render_page([load_document("r0", path)]))
+    return parse(render_page([load_view(path)]))
 
 
 def complete(found: Record, limit: float | None = None, baseline: Record | None = None) -> Record:
@@ -218,7 +218,7 @@ def test_many_variants_and_many_runs_stay_a_page(tmp_path: Path) -> None:
     several = [variant(f"v{n}", rng.uniform(0.1, 0.2, (500, 2)), slots=(2 * n, 2 * n + 1)) for n in range(3)]
     path = tmp_path / "record.json"
     save_record(record(*several), path)
-    page = render_page([load_document("r0", path)])
+    page = render_page([load_view(path)])
     assert len(page) < 3_000_000
     assert "One run in 2 is drawn." in page and "300 more are in the record" in page
 
@@ -238,5 +238,5 @@ def test_speed_is_drawn_against_each_measure_of_quality(tmp_path: Path) -> None:
     assert row["Mean [95% CI] of requests"] == "41 [40, 42] of 8" and row["Worst"] == "38.5"
     assert row["Time [95% CI]"].startswith("0.8") and figure(page, "Speed against ssim")
     (limit,) = table(page, "The gate, limit by limit")
-    assert limit["Limit"] == "psnr_db>=38" and limit["Verdict"] == "pass"
+    assert limit["Limit on"] == "psnr_db>=38" and limit["Verdict"] == "pass"
     assert limit["Worse by [95% CI]"] == "worst 38.5, mean 41 [40, 42] of 8; sure for 69% of prompts"

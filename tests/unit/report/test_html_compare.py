@@ -11,11 +11,11 @@ from support.bench_records import pair, record
 from support.html_pages import Element, figure, parse, table
 from support.profile_records import PEAK_STEP, small_profile
 
-from omni_cli.cli.report_documents import load_document
+from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.record_file import save_record
-from omni_cli.report.bench_units import ratio
 from omni_cli.report.html.page import render_page
+from omni_cli.report.units import ratio
 from omni_cli.results import RecordOrigin
 from omni_cli.stats.verdicts import compare_document, compare_records, compare_within
 
@@ -28,7 +28,7 @@ SOURCES = RecordOrigin("before.json"), RecordOrigin("after.json")
 def compare_page(document: dict, folder: Path) -> Element:
     path = folder / "compare.json"
     path.write_text(json.dumps(document))
-    return parse(render_page([load_document("r0", path)]))
+    return parse(render_page([load_view(path)]))
 
 
 def test_a_comparison_shows_the_findings_of_compare(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_records_that_must_not_be_compared_show_why(tmp_path: Path) -> None:
 def profile_page(tmp_path_factory: pytest.TempPathFactory) -> Element:
     path = tmp_path_factory.mktemp("profile") / "profile.json"
     save_record(small_profile(), path)
-    return parse(render_page([load_document("r0", path)]))
+    return parse(render_page([load_view(path)]))
 
 
 def test_a_profile_begins_with_its_time_and_its_hints(profile_page: Element) -> None:
@@ -127,13 +127,13 @@ def test_tables_of_a_profile(profile_page: Element) -> None:
     (tensor,) = table(profile_page, "Largest tensors of thinker at its peak")
     assert (tensor["Tensor"], tensor["Shape"], tensor["Size"]) == ("lm_head.weight", "1000 x 64", "40 MiB")
     (budget,) = table(profile_page, "Budgets of image")
-    assert budget["Share"] == "25%"
+    assert budget["Share"] == "25.0%"
 
 
 def test_several_records_have_an_overview_and_ids_of_their_own(tmp_path: Path) -> None:
     save_record(small_profile(), tmp_path / "profile.json")
     save_record(record(*pair(slowdown=1.5)), tmp_path / "bench.json")
-    documents = [load_document(f"r{n}", tmp_path / name) for n, name in enumerate(("profile.json", "bench.json"))]
+    documents = [load_view(tmp_path / name) for name in ("profile.json", "bench.json")]
     page = parse(render_page(documents))
     links = page.one("nav").all("a")
     assert [link.text for link in links] == ["310.0 ms per iteration tiny, end to end", "slower tiny-omni, thinker"]

@@ -19,7 +19,7 @@ from support.bench_records import pair, record
 from support.html_pages import every, parse
 from support.profile_records import small_profile
 
-from omni_cli.cli.report_documents import load_document
+from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
 from omni_cli.record_file import with_digest
@@ -74,7 +74,7 @@ DOCUMENTS = {"bench": bench_json, "compare": compare_json, "profile": lambda: wi
 def page_of(document: dict[str, Any], folder: Path) -> str:
     path = folder / "record.json"
     path.write_text(json.dumps({key: value for key, value in document.items() if key != "digest"}))
-    return render_page([load_document("r0", path)])
+    return render_page([load_view(path)])
 
 
 def assert_harmless(page: str) -> None:

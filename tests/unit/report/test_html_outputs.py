@@ -15,10 +15,10 @@ from support.html_pages import Element, parse
 
 from omni_cli.bench import outputs as kept_module
 from omni_cli.bench.outputs import MAX_OUTPUTS, kept_outputs
-from omni_cli.cli.report_documents import load_document
+from omni_cli.cli.report_documents import load_view
 from omni_cli.record import RATE, KeptOutput, load_record
 from omni_cli.record_file import save_record
-from omni_cli.report.html import outputs_part
+from omni_cli.report import outputs
 from omni_cli.report.html.page import render_page
 
 GREY = np.full((32, 48, 3), 100, np.uint8)
@@ -33,7 +33,7 @@ def page_with(folder: Path, *outputs: tuple[KeptOutput, ...]) -> Element:
     path = folder / "record.json"
     save_record(record(*variants), path)
     assert [variant.outputs for variant in load_record(path).variants] == list(outputs)
-    return parse(render_page([load_document("r0", path)]))
+    return parse(render_page([load_view(path)]))
 
 
 def pixels(element: Element) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_bytes_that_are_no_image_and_no_sound_are_not_shown(tmp_path: Path, kind
 
 def test_outputs_beyond_the_limit_of_a_page_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = kept_outputs({f"{i}.image.0": GREY for i in range(2)}, None)
-    monkeypatch.setattr(outputs_part, "MAX_BYTES", 3 * len(kept[0].data))
+    monkeypatch.setattr(outputs, "MAX_BYTES", 3 * len(kept[0].data))
     page = page_with(tmp_path, kept, kept)
     assert len(page.all("img")) == 2
     assert "2 more outputs would make the page larger than" in page.text

@@ -7,8 +7,10 @@ import sys
 import pytest
 from support.bench_records import ABBA, record, variant
 
-from omni_cli.report.bench_text import Labels, comparison_text
+from omni_cli.report.comparison_view import comparison_view
+from omni_cli.report.comparison_words import Labels
 from omni_cli.report.tables import aligned
+from omni_cli.report.terminal import to_text
 from omni_cli.stats.verdicts import compare_within
 
 ROWS = [
@@ -49,5 +51,5 @@ def test_long_names_of_variants_stand_in_the_heading_only() -> None:
     names = [f"talker.execution={mode},talker.output_copy=async" for mode in ("eager", "cudagraph")]
     times = [[0.2, 0.21]] * 5
     document = record(*(variant(name, times, slots=ABBA[i]) for i, name in enumerate(names)))
-    heading, head, *_ = comparison_text(compare_within(document), Labels("a", "b")).splitlines()
+    heading, head, *_ = to_text(comparison_view(compare_within(document), Labels("a", "b"))).splitlines()
     assert heading.startswith(f"{names[1]} (B) against {names[0]} (A)") and head.split()[:3] == ["Metric", "A", "B"]

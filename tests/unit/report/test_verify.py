@@ -10,10 +10,12 @@ import pytest
 from support.report_records import EVIL, VERIFY_ROWS, verify_record
 
 from omni_cli.cli.app import run
-from omni_cli.cli.report_documents import load_document
+from omni_cli.cli.report_documents import load_view
 from omni_cli.record_file import save_record
 from omni_cli.report.html.page import render_page
-from omni_cli.report.verify_text import probabilities_text, verify_markdown, verify_text
+from omni_cli.report.markdown import to_markdown
+from omni_cli.report.terminal import to_text
+from omni_cli.report.verify_view import probabilities_text, verify_view
 from omni_cli.verify_record import Row, TokenProbability
 
 
@@ -23,18 +25,18 @@ def saved(path: Path, rows: tuple[Row, ...] = VERIFY_ROWS) -> Path:
 
 
 def test_the_text_has_a_line_per_row_with_its_details() -> None:
-    text = verify_text(verify_record())
+    text = to_text(verify_view(verify_record()))
     lines = text.splitlines()
     assert len(lines) == len(VERIFY_ROWS) + 3
     assert "request `text 0`, position 7; `13` (p = 0.3) instead of `12` (p = 0.31); margin 0.03" in lines[2]
     assert "PSNR 31.2 dB" in text and "repeat (without prefix cache)" in text
     assert lines[-1] == "6 rows: 3 different, 1 near tie, 1 equal, 1 not checked (12.0 s)"
-    assert verify_markdown(verify_record()).count("\n| ") == len(VERIFY_ROWS) + 1
-    assert "&lt;script>" in verify_markdown(verify_record())
+    markdown = to_markdown(verify_view(verify_record()))
+    assert markdown.count("\n| ") == len(VERIFY_ROWS) + 2 and "\\<script>" in markdown
 
 
 def test_the_page_shows_differences_in_texts_images_and_sound(tmp_path: Path) -> None:
-    page = render_page([load_document("r0", saved(tmp_path / "verify.json"))])
+    page = render_page([load_view(saved(tmp_path / "verify.json"))])
     assert EVIL not in page and "&lt;script&gt;alert(1)&lt;/script&gt;</del>" in page
     assert page.count('type="checkbox"') == 1 and page.count("data:image/png") == 2
     assert page.count("<audio controls") == 2

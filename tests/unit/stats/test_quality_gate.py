@@ -7,7 +7,8 @@ import pytest
 from omni_cli.cli.gate_options import GateOptions
 from omni_cli.config.gate_limits import GateLimits, QualityLimit, merge_limits, parse_quality
 from omni_cli.errors import UsageError
-from omni_cli.report.bench_text import gate_lines
+from omni_cli.report.comparison_view import get_limits
+from omni_cli.report.terminal import limit_lines
 from omni_cli.results import EXIT_CODES, MEASURES, MeasureMean, Outputs
 from omni_cli.stats.gate import judge
 
@@ -71,7 +72,7 @@ def test_the_verdict_says_for_how_many_prompts_it_is_sure() -> None:
     (found,) = gate.quality
     assert (found.limit, found.verdict, found.worst, found.compared) == ("psnr_db>=40", "pass", 41.0, 8)
     assert found.sure_share == pytest.approx(0.05 ** (1 / 8)), "8 of 8 happen in 5 % of the cases with this share"
-    (line,) = gate_lines(gate, [])
+    (line,) = limit_lines(get_limits(gate, []))
     assert " ".join(line.split()) == "psnr_db>=40 worst 41, mean 43 [41.5, 44.5] of 8; sure for 69% of prompts pass"
     share = Outputs(False, None, exact_match=0.9, compared=10)
     gate = judge(GateLimits({}, quality=(QualityLimit("exact_match", ">=", 0.9),)), [], [], {("a", "b"): share})

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from omni_cli.record import KeptOutput, Record, Variant
-from omni_cli.report.html.elements import Gallery, Paragraph, Part, Shown
 from omni_cli.report.units import memory
+from omni_cli.report.view import Element, Gallery, Medium, Paragraph
 
 MAX_BYTES = 16 * 2**20
 """The most that the outputs of one record add to the page."""
@@ -18,11 +18,11 @@ _PNG, _HEADER = b"\x89PNG\r\n\x1a\n", struct.Struct(">8s4x4sII")
 _NAMES = {"image": "Image", "video": "Frames of the video", "audio": "Audio"}
 
 
-def output_parts(record: Record) -> list[Part]:
+def output_parts(record: Record) -> list[Element]:
     """Return a gallery per output, with that of each variant; outputs beyond `MAX_BYTES` are counted in a sentence."""
     kept = [(variant, output) for variant in record.variants for output in variant.outputs]
     names = dict.fromkeys(output.name for _, output in kept)
-    parts: list[Part] = []
+    parts: list[Element] = []
     used = left_out = 0
     for name in names:
         items = [(variant, output) for variant, output in kept if output.name == name]
@@ -41,23 +41,21 @@ def _gallery(name: str, items: Sequence[tuple[Variant, KeptOutput]]) -> Gallery:
     request, _, rest = name.partition(".")
     kind = _NAMES[items[0][1].kind]
     where = f" of request {request}" if request.isdecimal() else f" {rest or request}"
-    return Gallery(f"{kind}{where}", tuple(shown for variant, output in items for shown in _shown(variant, output)))
+    return Gallery(f"{kind}{where}", tuple(medium for variant, output in items for medium in _media(variant, output)))
 
 
-def _shown(variant: Variant, output: KeptOutput) -> Iterator[Shown]:
-    about = f"{variant.name}: {output.text}" if output.text else variant.name
-    if output.kind == "audio":
-        yield Shown("audio", about, shown_source(output))
-        return
-    yield Shown("image", about, shown_source(output))
+def _media(variant: Variant, output: KeptOutput) -> Iterator[Medium]:
+    yield get_medium(f"{variant.name}: {output.text}" if output.text else variant.name, output)
     if output.difference is not None:
         gain = f", times {output.gain:.3g}" if output.gain is not None else ""
-        yield Shown("image", f"difference of {variant.name}{gain}", _png(output.difference))
+        yield Medium("image", f"difference of {variant.name}{gain}", _png(output.difference))
 
 
-def shown_source(output: KeptOutput) -> str | None:
-    """Return the `data:` URL of an output; None for bytes that are neither an image nor a sound."""
-    return _wav(output.data) if output.kind == "audio" else _png(output.data)
+def get_medium(caption: str, output: KeptOutput) -> Medium:
+    """Return an output for a page."""
+    if output.kind == "audio":
+        return Medium("audio", caption, _wav(output.data))
+    return Medium("image", caption, _png(output.data))
 
 
 def _png(data: bytes) -> str | None:

@@ -1,7 +1,8 @@
-"""The figures of a bench record, each with a table of its values."""
+"""The figures of a measurement, each with a table of its values."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,12 +10,9 @@ import msgspec
 
 from omni_cli.metrics import ALLOCATED, E2E, PERCENTILES, REPORTED_MEMORY, samples_for
 from omni_cli.record import GpuUtilisation, Record, Sample, Utilisation, Variant
-from omni_cli.report.bench_units import get_scale, quantity, quantity_interval, title
-from omni_cli.report.html.elements import Figure, Part, Table
-from omni_cli.report.html.figures import MAX_DOTS, Amount, Spread, drawn_amounts, drawn_runs, drawn_spread
-from omni_cli.report.html.svg import ACCENT, LINE, MUTED
-from omni_cli.report.html.timelines import Band, Bar, Panel, drawn_panels, drawn_waterfall
-from omni_cli.report.units import count
+from omni_cli.report.charts import MAX_DOTS, ChartRow, Colour, Panel, Panels, Rows, Series, Shade
+from omni_cli.report.units import count, get_scale, quantity, quantity_interval, title
+from omni_cli.report.view import Element, Figure, Table
 from omni_cli.results import Summary
 
 MAX_TABLE_BLOCKS = 200
@@ -22,37 +20,53 @@ MAX_TABLE_BLOCKS = 200
 Summaries = Mapping[str, Mapping[str, Summary]]
 
 
-def latency_figures(
-    name: str, record: Record, summaries: Summaries, block_medians: Mapping[str, Mapping[int, float]]
-) -> list[Part]:
+def latency_parts(
+    record: Record, summaries: Summaries, block_medians: Mapping[str, Mapping[int, float]]
+) -> list[Element | None]:
     """Draw the distribution and the order of the end-to-end times, with a table of every metric."""
     measured = [variant for variant in record.variants if variant.samples]
     if not measured:
         return []
     scale, unit = get_scale(E2E, summaries[measured[0].name][E2E].median)
-    rows = [_spread(variant, summaries[variant.name][E2E], scale) for variant in measured]
-    most = max(len(row.values) for row in rows)
-    thinned = f" One run in {-(-most // MAX_DOTS)} is drawn." if most > MAX_DOTS else ""
+    values = {variant.name: _values(variant, scale) for variant in measured}
+    longest = max(map(len, values.values()))
+    thinned = f" One run in {-(-longest // MAX_DOTS)} is drawn." if longest > MAX_DOTS else ""
+    rows, panels = [], []
+    everything = [value for of_one in values.values() for value in of_one]
+    for variant in measured:
+        of_one, summary = values[variant.name], summaries[variant.name][E2E]
+        bounds = None if summary.ci95 is None else (summary.ci95[0] / scale, summary.ci95[1] / scale)
+        text = f"{quantity(E2E, summary.median)} {quantity_interval(E2E, summary.ci95, summary.median)}"
+        centre = summary.median / scale
+        rows.append(ChartRow(variant.name, text, dots=of_one, centre=centre, bounds=bounds, strong=True))
+        order = range(1, len(of_one) + 1)
+        level = Series("line", (1, longest), (centre, centre), "accent")
+        series = (Series("thin", order, of_one), Series("dots", order, of_one), level)
+        panels.append(Panel(variant.name, unit, series, (min(everything), max(everything))))
+    whole = [(variant.name, E2E, summaries[variant.name][E2E]) for variant in measured]
     return [
         Figure(
             "How the latency spreads",
             "Each dot is one run, end to end. The diamond is the median, the bar its 95% interval." + thinned,
-            drawn_spread(f"{name}-spread", rows, unit),
-            _summary_table(
-                [(variant.name, E2E, summaries[variant.name][E2E]) for variant in measured], "End-to-end latency"
-            ),
+            Rows(tuple(rows), unit),
+            _summary_table(whole, "End-to-end latency"),
         ),
         Figure(
             "Run by run",
             "The same runs in order; the line is the median. A step or a slope comes from the machine, or is a leak.",
-            drawn_runs(f"{name}-runs", rows, unit),
+            Panels(tuple(panels), "run", (1, longest)),
             _block_table({variant.name: block_medians[variant.name] for variant in measured}),
         ),
         *(_metrics_table(variant, summaries[variant.name]) for variant in measured),
     ]
 
 
-def waterfall_figure(name: str, record: Record) -> Figure | None:
+def _values(variant: Variant, scale: float) -> list[float]:
+    ordered = sorted(variant.samples, key=lambda sample: (sample.block, sample.position))
+    return [sample.e2e_s / scale for sample in ordered]
+
+
+def waterfall_figure(record: Record) -> Figure | None:
     """Draw the stages of one request, from the run with the median latency; None if a run has no parts."""
     chosen = [(variant, sample) for variant in record.variants if (sample := _median_run(variant)) is not None]
     parts = {variant.name: _parts(sample) for variant, sample in chosen}
@@ -66,12 +80,9 @@ def waterfall_figure(name: str, record: Record) -> Figure | None:
         begins_s = 0.0
         for number, part in enumerate(parts[variant.name]):
             takes, share = quantity(E2E, part.seconds, run.e2e_s), f"{part.seconds / run.e2e_s:.0%}"
-            bars.append(
-                Bar(
-                    part.name, begins_s / scale, part.seconds / scale, f"{takes}  {share}",
-                    heading="" if number else heading, inner=part.is_rest,
-                )
-            )  # fmt: skip
+            bar = (begins_s / scale, part.seconds / scale)
+            colour: Colour = "muted" if part.is_rest else "accent"
+            bars.append(ChartRow(part.name, f"{takes}  {share}", "" if number else heading, (bar,), colour=colour))
             rows.append((variant.name, part.name, takes, share))
             begins_s += 0.0 if overlapping else part.seconds
     table = Table("Parts of the median run", ("Variant", "Part", "Takes", "Share"), tuple(rows), frozenset({2, 3}))
@@ -80,10 +91,10 @@ def waterfall_figure(name: str, record: Record) -> Figure | None:
         text += "Its stages overlapped. Their starts are not in the record, so all bars begin at 0."
     else:
         text += "Parts follow one another; the unaccounted rest is at the end."
-    return Figure("A request from stage to stage", text, drawn_waterfall(f"{name}-stages", bars, unit), table)
+    return Figure("A request from stage to stage", text, Rows(tuple(bars), f"{unit} since the request was sent"), table)
 
 
-def memory_figure(name: str, record: Record) -> Figure | None:
+def memory_figure(record: Record) -> Figure | None:
     """Draw the peaks, summed over the stages, with a table by stage. None if nothing was measured."""
     peaks = [
         (variant, metric, value)
@@ -100,9 +111,10 @@ def memory_figure(name: str, record: Record) -> Figure | None:
         is_new = variant.name not in seen
         seen.add(variant.name)
         label = title(metric) if several else variant.name
-        bars.append(Amount(label, value / scale, quantity(metric, value), variant.name if several and is_new else ""))
+        heading = variant.name if several and is_new else ""
+        bars.append(ChartRow(label, quantity(metric, value), heading, ((0.0, value / scale),)))
     text = "Peaks while running, the sum over the stages' processes: an upper bound, as they need not peak together."
-    return Figure("Peak memory", text, drawn_amounts(f"{name}-memory", bars, unit), _memory_table(record))
+    return Figure("Peak memory", text, Rows(tuple(bars), unit), _memory_table(record))
 
 
 _WHOLE = 1.02
@@ -114,13 +126,6 @@ class _Part:
     name: str
     seconds: float
     is_rest: bool = False
-
-
-def _spread(variant: Variant, summary: Summary, scale: float) -> Spread:
-    bounds = None if summary.ci95 is None else (summary.ci95[0] / scale, summary.ci95[1] / scale)
-    text = f"{quantity(E2E, summary.median)} {quantity_interval(E2E, summary.ci95, summary.median)}"
-    ordered = sorted(variant.samples, key=lambda sample: (sample.block, sample.position))
-    return Spread(variant.name, [sample.e2e_s / scale for sample in ordered], summary.median / scale, bounds, text)
 
 
 def _summary_table(rows: Sequence[tuple[str, str, Summary]], caption: str, first: str = "Variant") -> Table:
@@ -208,40 +213,38 @@ def _peaks(peaks: Mapping[str, object]) -> tuple[str, ...]:
     )
 
 
-def utilisation_figure(name: str, load: Utilisation | None) -> Figure | None:
+def utilisation_figure(load: Utilisation | None) -> Figure | None:
     """Draw processor and devices over time; None if they were not sampled."""
     if load is None or not load.end_s:
         return None
-    panels = [_processor(load)]
+    edges = [0.0, *load.end_s]
+    total = [min(busy + stolen, 1e6) for busy, stolen in zip(load.busy_cores, load.stolen_cores, strict=True)]
+    areas = (Series("area", edges, total, "line"), Series("area", edges, load.own_cores, "accent"))
+    panels = [Panel("Processor", f"of {count(load.usable_cores, 'core')}", areas, (0, load.usable_cores))]
     if load.cpu_mhz:
-        panels.append(Panel("Processor clock", "MHz", (Band("clock", load.cpu_mhz, MUTED, filled=False),), 0))
+        panels.append(Panel("Processor clock", "MHz", (Series("step", edges, load.cpu_mhz),), (0, 0)))
     for gpu in load.gpus:
-        panels += _gpu(gpu, load.end_s)
+        panels += _gpu(gpu, edges)
     text = (
         f"Means over {load.interval_s:g} s. The coloured area is the measurement, the grey one on top of it all other "
         "programs. Where a device's clock was held down, its panel is shaded."
     )
-    drawing = drawn_panels(f"{name}-machine", [0.0, *load.end_s], panels, "seconds since the first run")
-    return Figure("How busy the machine was", text, drawing, _table(load))
+    chart = Panels(tuple(panels), "seconds since the first run", (0, edges[-1]), numbered=False)
+    return Figure("How busy the machine was", text, chart, _table(load))
 
 
-def _processor(load: Utilisation) -> Panel:
-    total = [min(busy + stolen, 1e6) for busy, stolen in zip(load.busy_cores, load.stolen_cores, strict=True)]
-    bands = (Band("all programs", total, LINE), Band("the measurement", load.own_cores, ACCENT))
-    return Panel("Processor", f"of {count(load.usable_cores, 'core')}", bands, load.usable_cores)
-
-
-def _gpu(gpu: GpuUtilisation, ends: Sequence[float]) -> list[Panel]:
-    marked: list[tuple[float, float]] = []
-    for start, end, why in zip([0.0, *ends[:-1]], ends, gpu.throttled, strict=True):
-        if why and marked and marked[-1][1] == start:
-            marked[-1] = (marked[-1][0], end)
+def _gpu(gpu: GpuUtilisation, edges: Sequence[float]) -> list[Panel]:
+    spans: list[Shade] = []
+    for (start, end), why in zip(itertools.pairwise(edges), gpu.throttled, strict=True):
+        if why and spans and spans[-1].end == start:
+            spans[-1] = Shade(spans[-1].start, end)
         elif why:
-            marked.append((start, end))
+            spans.append(Shade(start, end))
     label = f"GPU {gpu.index} {gpu.name}"
+    busy, clock = Series("area", edges, gpu.utilisation_percent, "accent"), Series("step", edges, gpu.sm_clock_mhz)
     return [
-        Panel(f"{label}, busy", "%", (Band("busy", gpu.utilisation_percent, ACCENT),), 100),
-        Panel(f"{label}, clock", "MHz", (Band("clock", gpu.sm_clock_mhz, MUTED, filled=False),), 0, tuple(marked)),
+        Panel(f"{label}, busy", "%", (busy,), (0, 100)),
+        Panel(f"{label}, clock", "MHz", (clock,), (0, 0), tuple(spans)),
     ]
 
 

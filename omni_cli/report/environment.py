@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from omni_cli.report.bench_server import server_title
-from omni_cli.report.bench_text import shown
-from omni_cli.report.html.elements import Code, Facts, Paragraph, Part
+from omni_cli.report.units import count, one_line
+from omni_cli.report.view import Code, Element, Facts, Paragraph, Section
 
 _PARTS = {
     "machine": "Machine",
@@ -24,35 +23,49 @@ def mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def sentence(text: str) -> str:
-    """Add a capital letter and a full stop."""
-    text = text[:1].upper() + text[1:]
-    return text if text.endswith((".", "!", "?")) else text + "."
-
-
-def workload_title(workload: Mapping[str, object]) -> str:
+def workload_title(workload: Mapping[str, object], separator: str = ", ") -> str:
     """Format `tiny-omni, thinker + talker`, or `chat of a server`."""
     if workload.get("kind") == "server":
-        return server_title(workload)
+        return f"{one_line(workload.get('endpoint', '?'))} of a server"
     if workload.get("kind") == "imported":
-        return f"results of {shown(workload.get('tool', 'another tool'))}"
+        return f"results of {one_line(workload.get('tool', 'another tool'))}"
     stages = workload.get("stages")
-    named = " + ".join(map(shown, stages)) if isinstance(stages, list) else shown(workload.get("stage", ""))
+    named = " + ".join(map(one_line, stages)) if isinstance(stages, list) else one_line(workload.get("stage", ""))
     what = "end to end" if workload.get("stage") == "all" else named
-    return f"{shown(workload.get('profile', 'unknown profile'))}, {what}"
+    return f"{one_line(workload.get('profile', 'unknown profile'))}{separator}{what}"
+
+
+def short_title(workload: Mapping[str, object]) -> str:
+    """Describe the workload in a few words: `tiny-omni talker`."""
+    if workload.get("kind") == "server":
+        return workload_title(workload)
+    return f"{one_line(workload.get('profile', '?'))} {one_line(workload.get('stage', '?'))}"
 
 
 def get_device(environment: Mapping[str, object]) -> str:
-    """Name the devices, or the processor if there is none."""
+    """Name the devices, or the processor with its cores if there is none; empty for an unknown machine."""
     machine = mapping(environment.get("machine"))
-    gpus = machine.get("gpus")
-    names = [shown(mapping(gpu).get("name", "GPU")) for gpu in gpus] if isinstance(gpus, list) else []
-    return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0] if names else shown(machine.get("cpu", ""))
+    gpus, cores = machine.get("gpus"), machine.get("usable_cores")
+    names = [one_line(mapping(gpu).get("name", "GPU")) for gpu in gpus] if isinstance(gpus, list) else []
+    if names:
+        return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
+    processor = one_line(machine.get("cpu", ""))
+    return f"{processor} ({count(cores, 'core')})" if processor and isinstance(cores, int) else processor
 
 
-def environment_parts(environment: Mapping[str, object], workload: Mapping[str, object]) -> list[Part]:
+def origin_sections(
+    environment: Mapping[str, object], workload: Mapping[str, object], command: Sequence[str]
+) -> list[Section]:
+    """Return the sections of where a record comes from, and of the commands that repeat it."""
+    return [
+        Section("Environment", _environment(environment, workload), only="page"),
+        Section("Reproduce", _commands(command, environment), only="page"),
+    ]
+
+
+def _environment(environment: Mapping[str, object], workload: Mapping[str, object]) -> list[Element]:
     """List machine, versions, variables, conditions, and the workload with its settings."""
-    parts: list[Part] = []
+    parts: list[Element] = []
     for key, title in _PARTS.items():
         rows = tuple(_rows(mapping(environment.get(key))))
         if rows:
@@ -62,7 +75,7 @@ def environment_parts(environment: Mapping[str, object], workload: Mapping[str, 
     return [*parts, *([Facts("Workload", rows)] if rows else []), *([Facts("Settings", settings)] if settings else [])]
 
 
-def reproduce_parts(command: Sequence[str], environment: Mapping[str, object]) -> list[Part]:
+def _commands(command: Sequence[str], environment: Mapping[str, object]) -> list[Element]:
     """List the commit, the versions and the command."""
     code = mapping(environment.get("code"))
     versions = mapping(environment.get("versions"))
@@ -72,10 +85,10 @@ def reproduce_parts(command: Sequence[str], environment: Mapping[str, object]) -
         lines.append(f"git checkout {shlex.quote(commit)}")
     pins = [f"{name}=={version}" for name, version in versions.items() if name != "python"]
     if pins:
-        lines.append(_folded(["pip", "install", *map(shown, pins)]))
+        lines.append(_folded(["pip", "install", *map(one_line, pins)]))
     if command:
         lines.append(_folded(command))
-    parts: list[Part] = []
+    parts: list[Element] = []
     if lines:
         parts.append(Code("Commands", "\n".join(lines)))
     sentences = []
@@ -83,7 +96,7 @@ def reproduce_parts(command: Sequence[str], environment: Mapping[str, object]) -
         sentences.append("The code had changes that are in no commit.")
     if "python" in versions:
         sentences.append(
-            f"Python was {shown(versions['python'])}, omni {shown(code.get('omni', 'of an unknown version'))}."
+            f"Python was {one_line(versions['python'])}, omni {one_line(code.get('omni', 'of an unknown version'))}."
         )
     return [*parts, *([Paragraph(" ".join(sentences))] if sentences else [])]
 
@@ -99,8 +112,8 @@ def _rows(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str
             for number, item in enumerate(value):
                 rows += _rows(item, f"{name} {number}.")
         else:
-            listed = ", ".join(shown(item) for item in value) if isinstance(value, list) else shown(value)
-            rows.append((shown(name), listed or "none"))
+            listed = ", ".join(one_line(item) for item in value) if isinstance(value, list) else one_line(value)
+            rows.append((one_line(name), listed or "none"))
     return rows
 
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from omni_cli.record import Record, num_requests
-from omni_cli.report.bench_text import change, open_end, shown
-from omni_cli.report.bench_units import limit, percent, quantity, title
-from omni_cli.report.units import count
+from omni_cli.report.comparison_words import format_change, open_end
+from omni_cli.report.units import count, limit, one_line, percent, quantity, title
+from omni_cli.report.view import Note
 from omni_cli.results import Difference, GateMetric, GateResult
 from omni_cli.stats.comparable import Disturbance
 from omni_cli.stats.verdicts import ComparisonResult
 
 
-@dataclass(frozen=True)
-class Note:
-    """A warning or the reason of a failure, with the action to take."""
-
-    message: str
-    hint: str | None = None
-
-
-def warnings(result: ComparisonResult) -> list[Note]:
+def comparison_notes(result: ComparisonResult) -> list[Note]:
     """Return warnings about the verdicts, most important first."""
     notes: list[Note] = []
     if result.unmatched:
@@ -43,54 +35,68 @@ def disturbance_warnings(disturbances: Sequence[Disturbance], record: Record) ->
     looked = record.utilisation
     notes = [_disturbance(item, 0 if looked is None else looked.usable_cores) for item in disturbances]
     if looked is not None and looked.error is not None:
-        notes.append(Note(f"only part of the machine's load was recorded: {shown(looked.error)}"))
+        notes.append(Note(f"only part of the machine's load was recorded: {one_line(looked.error)}"))
     return notes
 
 
 def _disturbance(item: Disturbance, cores: int) -> Note:
-    time = f"in {item.share:.0%} of the time"
-    match item.kind:
-        case "late client":
-            message = (
-                f"{item.variant}: the client was late with {percent(item.share).lstrip('+')} of the requests, by up to "
-                f"{quantity('lag_s', item.amount)}, which is in their times"
-            )
-            return Note(message, "lower the rate, or measure from an idle machine")
-        case "no usage":
-            return Note(f"{item.variant}: the server reports no token counts: no tpot, no tokens per second")
-        case "bursts":
-            message = f"{item.variant}: most text chunks arrived together: ttft and itl are those of bursts"
-            return Note(message, "the server sends them together, or this machine was too busy to read them one by one")
-        case "short answers":
-            message = (
-                f"{item.variant}: {percent(item.share).lstrip('+')} of the answers are shorter than asked: "
-                f"{item.amount:.4g} tokens on average"
-            )
-            return Note(message, "`--ignore-eos` asks a server that can for whole ones")
-        case "busy client":
-            message = f"the client used a whole core {time}: the times may be its own"
-            return Note(message, "send fewer requests at once, or measure from several machines")
-        case "neighbour":
-            message = f"a noisy neighbour: other programs used {item.amount:.1f} of {count(cores, 'core')} {time}"
-            return Note(message, "stop them, or measure where nothing else runs: times are longer and intervals wider")
-        case "stolen":
-            message = f"the machine's host gave {item.amount:.1f} of {count(cores, 'core')} to others {time}"
-            return Note(message, "measure on a machine with dedicated cores, or at another time")
-        case "quota":
-            message = f"the container's processor quota ran out {time}, and stopped its threads"
-            return Note(message, "raise the quota, or use fewer threads: `OMP_NUM_THREADS=N omni bench ...`")
-        case "slow processor":
-            message = f"the processor was throttled {time}: {item.amount:.0%} of its fastest clock"
-            return Note(
-                message, "let it cool down, and set the performance governor: `cpupower frequency-set -g performance`"
-            )
-    causes = ", ".join(_CAUSES.get(cause, shown(cause)) for cause in item.causes)
-    message = f"{shown(item.device)} was throttled {time}, by {causes}: {item.amount:.0%} of its fastest clock"
-    if "thermal" in item.causes:
-        return Note(message, "let it cool down, then measure with a fixed clock: `nvidia-smi --lock-gpu-clocks=MHZ`")
-    return Note(message, "measure with a fixed clock that its power limit allows: `nvidia-smi --lock-gpu-clocks=MHZ`")
+    causes = ", ".join(_CAUSES.get(cause, one_line(cause)) for cause in item.causes)
+    kind = "thermal" if "thermal" in item.causes else item.kind
+    message, hint = _DISTURBANCES.get(kind, _DISTURBANCES["slow device"])
+    filled = message.format(
+        variant=item.variant,
+        requests=percent(item.share).lstrip("+"),
+        lag=quantity("lag_s", item.amount),
+        amount=item.amount,
+        of_cores=count(cores, "core"),
+        time=f"in {item.share:.0%} of the time",
+        device=one_line(item.device),
+        causes=causes,
+    )
+    return Note(filled, hint)
 
 
+_THROTTLED = "{device} was throttled {time}, by {causes}: {amount:.0%} of its fastest clock"
+_DISTURBANCES = {
+    "late client": (
+        "{variant}: the client was late with {requests} of the requests, by up to {lag}, which is in their times",
+        "lower the rate, or measure from an idle machine",
+    ),
+    "no usage": ("{variant}: the server reports no token counts: no tpot, no tokens per second", None),
+    "bursts": (
+        "{variant}: most text chunks arrived together: ttft and itl are those of bursts",
+        "the server sends them together, or this machine was too busy to read them one by one",
+    ),
+    "short answers": (
+        "{variant}: {requests} of the answers are shorter than asked: {amount:.4g} tokens on average",
+        "`--ignore-eos` asks a server that can for whole ones",
+    ),
+    "busy client": (
+        "the client used a whole core {time}: the times may be its own",
+        "send fewer requests at once, or measure from several machines",
+    ),
+    "neighbour": (
+        "a noisy neighbour: other programs used {amount:.1f} of {of_cores} {time}",
+        "stop them, or measure where nothing else runs: times are longer and intervals wider",
+    ),
+    "stolen": (
+        "the machine's host gave {amount:.1f} of {of_cores} to others {time}",
+        "measure on a machine with dedicated cores, or at another time",
+    ),
+    "quota": (
+        "the container's processor quota ran out {time}, and stopped its threads",
+        "raise the quota, or use fewer threads: `OMP_NUM_THREADS=N omni bench ...`",
+    ),
+    "slow processor": (
+        "the processor was throttled {time}: {amount:.0%} of its fastest clock",
+        "let it cool down, and set the performance governor: `cpupower frequency-set -g performance`",
+    ),
+    "thermal": (_THROTTLED, "let it cool down, then measure with a fixed clock: `nvidia-smi --lock-gpu-clocks=MHZ`"),
+    "slow device": (
+        _THROTTLED,
+        "measure with a fixed clock that its power limit allows: `nvidia-smi --lock-gpu-clocks=MHZ`",
+    ),
+}
 _CAUSES = {
     "power_cap": "its power limit",
     "thermal": "its temperature",
@@ -99,7 +105,7 @@ _CAUSES = {
 }
 
 
-def verdict_note(result: ComparisonResult) -> Note:
+def get_failure(result: ComparisonResult) -> Note:
     """Return the reason for an exit code other than 0, in one sentence."""
     if result.failures:
         return run_failed(result.failures)
@@ -130,7 +136,7 @@ def gate_failure(gate: GateResult) -> Note:
     bad = [metric for metric in gate.metrics if metric.verdict == gate.verdict]
     if gate.verdict == "regression":
         parts = [
-            f"`{metric.metric}` is worse by {change(metric)}, the limit is {limit(metric.limit)}"
+            f"`{metric.metric}` is worse by {format_change(metric)}, the limit is {limit(metric.limit)}"
             + (f" ({metric.place})" if metric.place else "")
             for metric in bad
         ]
@@ -155,7 +161,7 @@ def not_comparable(mismatches: Sequence[Difference]) -> Note:
 
 def mismatch_list(mismatches: Sequence[Difference]) -> str:
     """Format as `workload.batch_size (1 against 8), ...`."""
-    listed = [f"{shown(item.field)} ({shown(item.a)} against {shown(item.b)})" for item in mismatches[:5]]
+    listed = [f"{one_line(item.field)} ({one_line(item.a)} against {one_line(item.b)})" for item in mismatches[:5]]
     left = len(mismatches) - len(listed)
     return ", ".join([*listed, *([f"{left} more"] if left else [])])
 
@@ -163,7 +169,7 @@ def mismatch_list(mismatches: Sequence[Difference]) -> str:
 def _open(metric: GateMetric) -> str:
     if metric.change is None:
         return f"({open_end(metric)})"
-    parts = [f"{change(metric)} against a limit of {limit(metric.limit)}"]
+    parts = [f"{format_change(metric)} against a limit of {limit(metric.limit)}"]
     if metric.detectable is not None and metric.detectable > metric.limit:
         below = "twice the time" if metric.detectable >= 1 else f"a worsening below {percent(metric.detectable)}"
         parts.append(f"{below} would not be seen")

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from omni_cli.metrics import E2E
 from omni_cli.profile_record import Profile, Span, StageProfile
-from omni_cli.report.bench_text import shown
-from omni_cli.report.bench_units import get_scale, quantity
-from omni_cli.report.html.elements import Figure, Table
-from omni_cli.report.html.figures import Amount, Points, drawn_amounts, drawn_points
-from omni_cli.report.html.svg import ACCENT, MUTED, SOFT
-from omni_cli.report.html.timelines import Band, Bar, Panel, drawn_panels, drawn_waterfall
-from omni_cli.report.units import count, memory
+from omni_cli.report.charts import ChartRow, Colour, Panel, Panels, Rows, Series, Shade
+from omni_cli.report.units import count, get_scale, memory, one_line, quantity
+from omni_cli.report.view import Figure, Table
 
 MAX_PARTS = 400
 """Maximum number of bars in one row of the waterfall; the shortest are left out."""
@@ -27,7 +22,7 @@ MIN_SHARE = 0.01
 MAX_STEPS = 400
 
 
-def request_figure(name: str, profile: Profile) -> Figure | None:
+def request_figure(profile: Profile) -> Figure | None:
     """Draw the request from stage to stage; the table adds up to the whole."""
     if not profile.request:
         return None
@@ -35,16 +30,16 @@ def request_figure(name: str, profile: Profile) -> Figure | None:
     bars = []
     for track in dict.fromkeys(span.track for span in profile.request):
         spans = [span for span in profile.request if span.track == track]
-        bars.append(replace(_bar(track, [span for span in spans if span.depth == 0], scale), strong=True))
+        bars.append(_bar(track, [span for span in spans if span.depth == 0], scale, strong=True))
         inner = [span for span in spans if 1 <= span.depth <= _MAX_DEPTH]
         kinds = {kind: [span for span in inner if _base_name(span) == kind] for kind in map(_base_name, inner)}
         bars += [
-            replace(_bar(kind, of_kind, scale), inner=True)
+            _bar(kind, of_kind, scale)
             for kind, of_kind in kinds.items()
             if sum(span.duration_s for span in of_kind) >= MIN_SHARE * profile.e2e_s
         ]
     rows = tuple(
-        (shown(part), quantity(E2E, seconds, profile.e2e_s), f"{_share(seconds, profile.e2e_s):.1%}")
+        (one_line(part), quantity(E2E, seconds, profile.e2e_s), f"{_share(seconds, profile.e2e_s):.1%}")
         for part, seconds in profile.stage_seconds.items()
     )
     total = ("all", quantity(E2E, profile.e2e_s), "100.0%")
@@ -53,15 +48,15 @@ def request_figure(name: str, profile: Profile) -> Figure | None:
         "The profiled iteration whose time is the median. Each stage's request, and below it the parts of its work "
         f"that take {MIN_SHARE:.0%} of the whole or more."
     )
-    return Figure("A request from stage to stage", text, drawn_waterfall(f"{name}-request", bars, unit), table)
+    return Figure("A request from stage to stage", text, Rows(tuple(bars), f"{unit} since the request was sent"), table)
 
 
-def steps_figures(name: str, stages: Sequence[StageProfile]) -> list[Figure]:
+def steps_figures(stages: Sequence[StageProfile]) -> list[Figure]:
     """Draw one line per stage over its steps, with outliers marked."""
-    return [_steps_figure(f"{name}-steps{number}", stage) for number, stage in enumerate(stages) if stage.steps]
+    return [_steps_figure(stage) for stage in stages if stage.steps]
 
 
-def activity_figure(name: str, stages: Sequence[StageProfile]) -> Figure | None:
+def activity_figure(stages: Sequence[StageProfile]) -> Figure | None:
     """Draw busy and idle time of each stage's device, with idle time by cause."""
     if not stages:
         return None
@@ -76,9 +71,16 @@ def activity_figure(name: str, stages: Sequence[StageProfile]) -> Figure | None:
         ]
         for number, (label, seconds) in enumerate(parts):
             share = _share(seconds, activity.capacity_s)
-            text = f"{quantity(E2E, seconds, activity.capacity_s)}  {share:.0%}"
-            bars.append(Amount(label, seconds / scale, text, "" if number else heading, accent=number == 0))
-            rows.append((shown(stage.name), shown(label), quantity(E2E, seconds, activity.capacity_s), f"{share:.1%}"))
+            time = quantity(E2E, seconds, activity.capacity_s)
+            colour: Colour = "muted" if number else "accent"
+            bars.append(
+                ChartRow(
+                    label, f"{time}  {share:.0%}", "" if number else heading, ((0.0, seconds / scale),), colour=colour
+                )
+            )
+            rows.append(
+                (one_line(stage.name), one_line(label), quantity(E2E, seconds, activity.capacity_s), f"{share:.1%}")
+            )
         rows += _gap_rows(stage)
     table = Table(
         "Busy and idle time per iteration", ("Stage", "What", "Time", "Share"), tuple(rows), frozenset({2, 3})
@@ -87,19 +89,15 @@ def activity_figure(name: str, stages: Sequence[StageProfile]) -> Figure | None:
         "Shares of the time in which a stage had a request, times its threads where the device is the processor. "
         "Idle time is split by its cause."
     )
-    return Figure("Busy and idle", text, drawn_amounts(f"{name}-activity", bars, unit), table)
+    return Figure("Busy and idle", text, Rows(tuple(bars), unit), table)
 
 
-def memory_figures(name: str, stages: Sequence[StageProfile]) -> list[Figure]:
+def memory_figures(stages: Sequence[StageProfile]) -> list[Figure]:
     """Draw the memory of each stage over time, with the phase of its peak shaded."""
-    return [
-        _memory_figure(f"{name}-memory{number}", stage)
-        for number, stage in enumerate(stages)
-        if len(stage.memory.timeline) > 1
-    ]
+    return [_memory_figure(stage) for stage in stages if len(stage.memory.timeline) > 1]
 
 
-def _memory_figure(name: str, stage: StageProfile) -> Figure:
+def _memory_figure(stage: StageProfile) -> Figure:
     usage = stage.memory
     timeline = sorted(usage.timeline, key=lambda sample: sample.at_s)
     scale, unit = get_scale("_bytes", usage.peak_bytes)
@@ -110,54 +108,59 @@ def _memory_figure(name: str, stage: StageProfile) -> Figure:
             series.append((label, values, usage.measure == label))
     edges = [*(sample.at_s for sample in timeline), timeline[-1].at_s]
     once = [phase for phase in usage.phases if phase.name == usage.peak_phase and phase.times == 1]
-    marked = tuple((phase.start_s, phase.start_s + phase.duration_s) for phase in once)
+    spans = tuple(Shade(phase.start_s, phase.start_s + phase.duration_s, "soft") for phase in once)
     panels = []
     for label, values, is_peak in series:
-        band = Band(label, [value / scale for value in values], ACCENT if is_peak else MUTED, filled=False)
-        highest = max(range(len(values)), key=values.__getitem__)
-        point = (timeline[highest].at_s, values[highest] / scale) if is_peak else None
-        panels.append(Panel(label, unit, (band,), 0, marked, SOFT, point))
+        drawn = [Series("step", edges, [value / scale for value in values], "accent" if is_peak else "muted")]
+        if is_peak:
+            highest = max(range(len(values)), key=values.__getitem__)
+            drawn.append(Series("diamond", (timeline[highest].at_s,), (values[highest] / scale,), "accent"))
+        panels.append(Panel(label, unit, tuple(drawn), (0, 0), spans))
     rows = tuple((label, memory(values[0]), memory(max(values)), memory(values[-1])) for label, values, _ in series)
-    text = f"The peak, {memory(usage.peak_bytes)}, is in the phase “{shown(usage.peak_phase)}”."
+    text = f"The peak, {memory(usage.peak_bytes)}, is in the phase “{one_line(usage.peak_phase)}”."
     text += " The phase is shaded, the highest sample marked." if once else " The highest sample is marked."
-    table = Table(f"Memory of {shown(stage.name)}", ("Memory", "First", "Highest", "Last"), rows, frozenset({1, 2, 3}))
-    drawing = drawn_panels(name, edges, panels, "seconds since the stage's process began")
-    return Figure(f"Memory of {shown(stage.name)}", text, drawing, table)
+    name = f"Memory of {one_line(stage.name)}"
+    table = Table(name, ("Memory", "First", "Highest", "Last"), rows, frozenset({1, 2, 3}))
+    chart = Panels(tuple(panels), "seconds since the stage's process began", (0, edges[-1]), numbered=False)
+    return Figure(name, text, chart, table)
 
 
-def _steps_figure(name: str, stage: StageProfile) -> Figure:
+def _steps_figure(stage: StageProfile) -> Figure:
     steps = stage.steps[:MAX_STEPS]
     scale, unit = get_scale(E2E, max(step.median_s for step in steps) or 1.0)
-    points = [
-        Points(step.number, [value / scale for value in step.samples_s], step.median_s / scale, step.outlier)
-        for step in steps
-    ]
-    outliers = [str(step.number) for step in steps if step.outlier]
+    dots = [(step.number, value / scale) for step in steps for value in step.samples_s]
+    medians = [(step.number, step.median_s / scale, step.outlier) for step in steps]
+    marked = [(number, median) for number, median, is_outlier in medians if is_outlier]
+    series = (
+        Series("dots", [number for number, _ in dots], [value for _, value in dots]),
+        Series("line", [number for number, *_ in medians], [median for _, median, _ in medians], "accent"),
+        Series("rings", [number for number, _ in marked], [median for _, median in marked], "bad"),
+    )
+    ends = (steps[0].number, steps[-1].number)
+    chart = Panels((Panel("", unit, series),), one_line(steps[0].name), ends, height=210)
     text = "Each dot is one iteration's step, the line their median."
-    if outliers:
-        text += f" Outliers, marked by a ring: {', '.join(outliers)}."
+    if marked:
+        text += f" Outliers, marked by a ring: {', '.join(str(number) for number, _ in marked)}."
     rows = tuple(
         (
-            f"{shown(step.name)} {step.number}",
+            f"{one_line(step.name)} {step.number}",
             quantity(E2E, step.median_s),
             quantity(E2E, step.usual_s, step.median_s),
             "outlier" if step.outlier else "",
         )
         for step in steps
     )
-    table = Table(f"Steps of {shown(stage.name)}", ("Step", "Median", "Usual here", "Remark"), rows, frozenset({1, 2}))
-    drawing = drawn_points(name, points, unit, shown(steps[0].name))
-    return Figure(f"Steps of {shown(stage.name)}", text, drawing, table)
+    name = f"Steps of {one_line(stage.name)}"
+    table = Table(name, ("Step", "Median", "Usual here", "Remark"), rows, frozenset({1, 2}))
+    return Figure(name, text, chart, table)
 
 
-def _bar(name: str, spans: Sequence[Span], scale: float) -> Bar:
-    start = min((span.start_s for span in spans), default=0.0)
-    end = max((span.start_s + span.duration_s for span in spans), default=0.0)
+def _bar(name: str, spans: Sequence[Span], scale: float, *, strong: bool = False) -> ChartRow:
     longest = sorted(spans, key=lambda span: -span.duration_s)[:MAX_PARTS]
     parts = tuple((span.start_s / scale, span.duration_s / scale) for span in longest)
     times = f"{len(spans)} times, " if len(spans) > 1 else ""
     text = f"{times}{quantity(E2E, sum(span.duration_s for span in spans))}"
-    return Bar(name, start / scale, (end - start) / scale, text, parts)
+    return ChartRow(name, text, bars=parts, colour="accent" if strong else "muted", strong=strong)
 
 
 def _base_name(span: Span) -> str:
@@ -171,7 +174,7 @@ def _gap_rows(stage: StageProfile) -> list[tuple[str, str, str, str]]:
         return []
     return [
         (
-            shown(stage.name),
+            one_line(stage.name),
             f"{count(gaps.count, 'launch gap')} within steps",
             quantity(E2E, gaps.total_s),
             f"{gaps.fraction_of_steps:.1%} of the steps",

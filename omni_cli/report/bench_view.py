@@ -1,0 +1,327 @@
+"""A measurement of `omni bench` or `omni loadtest` as a view: its variants, their comparison, and what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from omni_cli.metrics import ALLOCATED, E2E, HOST_RSS, PERCENTILES, is_percentile, is_total, samples_for
+from omni_cli.record import Record, Variant, get_counters, get_failures, is_of_server, num_requests
+from omni_cli.report.bench_figures import latency_parts, memory_figure, utilisation_figure, waterfall_figure
+from omni_cli.report.comparison_view import comparison_parts, comparison_verdict, get_mismatches, get_pairs
+from omni_cli.report.comparison_words import Labels
+from omni_cli.report.environment import get_device, origin_sections, workload_title
+from omni_cli.report.notes import comparison_notes, disturbance_warnings
+from omni_cli.report.outputs import output_parts
+from omni_cli.report.units import count, one_line, percent, quantity, quantity_interval, ratio, title
+from omni_cli.report.view import Element, Note, Paragraph, Section, Table, Verdict, View
+from omni_cli.results import SelfCheck, Summary
+from omni_cli.stats.verdicts import BenchmarkReport, ComparisonResult
+from omni_cli.text import visible
+
+LABELS = Labels("baseline", "this run")
+
+_INTERLEAVING = {"iterations": " interleaved", "loads": " loaded alternately"}
+
+
+def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: Sequence[str] = ()) -> View:
+    """Return the view of a measurement, `missing` being what the file of another tool lacks.
+
+    `num_warmup` is known, and gives a heading, where it was just made.
+    """
+    record, summaries = report.record, report.summaries
+    results = _get_results(report)
+    compared = [
+        part for result in results for part in (get_mismatches(result, LABELS), *comparison_parts(result, LABELS))
+    ]
+    notes = [note for result in report.results for note in comparison_notes(result)]
+    notes += disturbance_warnings(report.disturbances, record)
+    texts = []
+    if num_warmup is not None:
+        named = enumerate(record.variants, start=1)
+        texts = [variant_section(number, variant, summaries[variant.name]) for number, variant in named]
+    return View(
+        kind="Benchmark",
+        title=workload_title(record.workload),
+        details=_details(record),
+        created=record.created,
+        verdict=_verdict(record, results, summaries),
+        heading="" if num_warmup is None else _heading(record, num_warmup),
+        notes=(*notes, *map(Note, missing)),
+        sections=[
+            *texts,
+            Section("Results", [_results_table(record, summaries)], only="page"),
+            Section("Comparison", compared),
+            Section("Outputs", output_parts(record), only="page"),
+            Section("Latency", latency_parts(record, summaries, report.block_medians), only="page"),
+            Section("Where a request waits", [waterfall_figure(record)]),
+            Section("Memory", [memory_figure(record)]),
+            Section("Machine", [utilisation_figure(record.utilisation)]),
+            Section("What ran", [_counters_table(record)], only="page"),
+            *origin_sections(record.environment, record.workload, record.command),
+        ],
+    )
+
+
+def _get_results(report: BenchmarkReport) -> list[ComparisonResult]:
+    """Return the comparisons, for a saved record with its gate, and with a baseline whose samples are in another
+    file."""
+    record, results = report.record, list(report.results)
+    names = {(pair.a.name, pair.b.name) for result in results for pair in result.pairs}
+    others = get_pairs([item for item in record.comparisons if (item.a, item.b) not in names])
+    if others or (record.gate is not None and not results):
+        results.append(ComparisonResult(others, interleaved=True))
+    if record.gate is not None:
+        results[-1] = replace(results[-1], gate=record.gate)
+    return results
+
+
+def _heading(record: Record, num_warmup: int) -> str:
+    """Format `tiny-omni: token2wav, batch 1, 32 tokens in, 32 out, AMD EPYC (8 cores), 3 warm-up + 30 runs each in 15
+    blocks`."""
+    workload = record.workload
+    turns = _INTERLEAVING.get(record.environment.get("conditions", {}).get("interleaving", ""), "")
+    device = get_device(record.environment) or "unknown processor"
+    runs = max((len(variant.samples) for variant in record.variants), default=0)
+    blocks = len({sample.block for variant in record.variants for sample in variant.samples})
+    if is_of_server(record):
+        size = f"{count(runs, 'window')} of {count(workload['num_requests'], 'request')}"
+        load = [load_text(workload), request_text(workload), slo_text(workload), f"client: {device}"]
+    else:
+        size = count(runs, "run")
+        load = [f"batch {workload['batch_size']}", _lengths(workload), device]
+    amount = f"{num_warmup} warm-up + {size} each in {count(blocks, 'block')}{turns}"
+    return ", ".join(filter(None, [workload_title(workload, ": "), *load, amount]))
+
+
+def _lengths(workload: Mapping[str, Any]) -> str:
+    """Format `32 tokens in, 32 out`; without an output length if no stage generates tokens."""
+    stages = workload["settings"]["stages"].values()
+    out = f", {workload['output_len']} out" if any(stage["kind"] == "ar" for stage in stages) else ""
+    into = f"{workload['input_len']} tokens" if "input_len" in workload else workload.get("input", "given requests")
+    return f"{into} in{out}"
+
+
+def load_text(workload: Mapping[str, object]) -> str:
+    """Format `concurrency 8` or `4 requests per second`; empty if the variants differ in it."""
+    load = workload.get("load")
+    if isinstance(load, Mapping) and "concurrency" in load:
+        return f"concurrency {one_line(load['concurrency'])}"
+    rate = load.get("request_rate") if isinstance(load, Mapping) else None
+    if not isinstance(load, Mapping) or rate is None:
+        return ""
+    times = " as in the trace" if "arrivals" in load else ""
+    return "all at once" if rate == "inf" else f"{one_line(rate)} requests per second{times}"
+
+
+def request_text(workload: Mapping[str, object]) -> str:
+    """Format `32 words in, 32 tokens out`, or `given requests`."""
+    if "requests_sha256" in workload:
+        return "given requests"
+    if "input" in workload:
+        return f"{one_line(workload['input'])} in"
+    into = f"{one_line(workload.get('input_len', '?'))} {one_line(workload.get('input_unit', 'tokens'))} in"
+    out = workload.get("output_len")
+    return into if out is None else f"{into}, {one_line(out)} tokens out"
+
+
+def slo_text(workload: Mapping[str, object]) -> str:
+    """Format `SLO ttft 200 ms, rtf 1`; empty without an SLO."""
+    slo = workload.get("slo")
+    if not isinstance(slo, Mapping) or not slo:
+        return ""
+    return "SLO " + ", ".join(
+        f"{metric} {limit:g}" if metric == "rtf" else f"{metric} {limit * 1000:g} ms" for metric, limit in slo.items()
+    )
+
+
+def variant_section(number: int, variant: Variant, summaries: Mapping[str, Summary]) -> Section:
+    """Format latency, range, further metrics and memory of one variant, and what of it failed."""
+    heading, parts = f"Benchmark {number}: {variant.name}", list[Element | None]()
+    if num_requests(variant):
+        parts = [Paragraph(_server_note(variant)), _server_table(variant.name, summaries)]
+    elif variant.samples:
+        heading = f"{heading}   {'; '.join(filter(None, (_work(variant), *_modes_used(variant))))}".rstrip()
+        parts = [Table(variant.name, (), tuple(_summary_rows(variant, summaries)))]
+    else:
+        parts = [Paragraph("no runs")]
+    failure = Paragraph(f"failed: {visible(variant.failure, 500)}") if variant.failure else None
+    return Section("", [*parts, failure], heading, only="text")
+
+
+def _summary_rows(variant: Variant, summaries: Mapping[str, Summary]) -> Iterator[tuple[str, str, str]]:
+    for metric, summary in summaries.items():
+        name = "Latency" if metric == E2E else title(metric)
+        bounds = "[n/a]" if summary.ci95 is None else quantity_interval(metric, summary.ci95, summary.median)
+        p90 = f"n/a (n<{samples_for(90)})" if summary.p90 is None else quantity(metric, summary.p90, summary.median)
+        yield f"{name} (median, 95% CI):", f"{quantity(metric, summary.median)}  {bounds}", f"p90 {p90}"
+        if metric == E2E:
+            extremes = " … ".join(quantity(E2E, v, summary.median) for v in (summary.minimum, summary.maximum))
+            yield "Range (min … max):", extremes, count(summary.n, "run")
+    memory = variant.memory
+    if memory.peak_allocated_bytes:
+        yield "Memory (peak allocated):", quantity(ALLOCATED, memory.peak_allocated_bytes), ""
+    elif memory.peak_host_rss_bytes:
+        yield "Memory (peak host RSS):", quantity(HOST_RSS, memory.peak_host_rss_bytes), ""
+
+
+def _server_table(name: str, summaries: Mapping[str, Summary]) -> Table:
+    """List one metric per row, with percentiles of the requests; a window's percentiles are left out."""
+    rows = []
+    for metric, summary in summaries.items():
+        if is_percentile(metric) and not metric.startswith("itl"):
+            continue
+        bounds = quantity_interval(metric, summary.ci95, summary.median)
+        percentiles = ["of all", ""] if is_total(metric) else _percentiles(metric, summary)
+        rows.append((title(metric), f"{quantity(metric, summary.median)} {bounds}", *percentiles))
+    return Table(name, ("", "median [95% CI]", *(f"p{percentile}" for percentile in PERCENTILES)), tuple(rows))
+
+
+def _percentiles(metric: str, summary: Summary) -> list[str]:
+    """Format percentiles; empty for metrics that only a whole window has."""
+    if not summary.requests:
+        return ["" for _ in PERCENTILES]
+    values = [(p, summary.percentile(p)) for p in PERCENTILES]
+    return [f"n < {samples_for(p)}" if value is None else quantity(metric, value) for p, value in values]
+
+
+def _server_note(variant: Variant) -> str:
+    """Format `tiny-omni, 640 requests, 2 failed, 9 cut, 61 tokens in, 1.28 s audio`, with means per request."""
+    parts = [one_line(variant.settings.get("model", "unknown model")), count(num_requests(variant), "request")]
+    failed = sum(item.count for item in get_failures(variant.samples).values())
+    parts.append(f"{failed} failed" if failed else "none failed")
+    if cut := sum(filter(None, (value for sample in variant.samples for value in sample.requests.get("is_cut", ())))):
+        parts.append(f"{cut:g} cut")
+    words = {"input_tokens": "tokens in", "output_tokens": "tokens out", "audio_s": "s audio", "pixels": "pixels"}
+    answered = sum(sample.work.get("requests", 0) for sample in variant.samples)
+    for name, word in words.items():
+        amounts = [sample.work[name] for sample in variant.samples if name in sample.work]
+        if answered and len(amounts) == len(variant.samples) and any(amounts):
+            parts.append(f"{round(sum(amounts) / answered, 2):g} {word}")
+    return ", ".join(parts)
+
+
+def _work(variant: Variant) -> str:
+    """Format `32 output tokens, 10 denoise steps, 0.64 s audio` per run; empty if runs differ."""
+    works = [sample.work for sample in variant.samples]
+    if any(work != works[0] for work in works):
+        return ""
+    words = {
+        "output_tokens": "output tokens",
+        "denoise_steps": "denoise steps",
+        "audio_s": "s audio",
+        "pixels": "pixels",
+    }
+    return ", ".join(f"{works[0][name]:g} {word}" for name, word in words.items() if works[0].get(name))
+
+
+def _modes_used(variant: Variant) -> list[str]:
+    """Format `talker replayed 840 of 840 calls, hid 100% of the copying`: what ran in the counted runs.
+
+    A single stage is not named.
+    """
+    by_stage = get_counters(variant)
+    sentences = []
+    for stage, total in by_stage.items():
+        parts = []
+        ran = [sample.execution_counters.get(stage, {}) for sample in variant.samples]
+        replays, eager = (sum(counters.get(name, 0) for counters in ran) for name in ("graph_replays", "eager_calls"))
+        if replays:
+            parts.append(f"replayed {replays:g} of {replays + eager:g} calls")
+        if total.get("compiled_graphs"):
+            parts.append(f"compiled {count(int(total['compiled_regions']), 'region')}")
+        hidden, copied = (sum(counters.get(name, 0) for counters in ran) for name in ("copy_hidden_s", "copy_s"))
+        if hidden and copied:
+            parts.append(f"hid {hidden / copied:.0%} of the copying")
+        if parts:
+            sentences.append((f"{stage} " if len(by_stage) > 1 else "") + ", ".join(parts))
+    return sentences
+
+
+def self_check_text(check: SelfCheck) -> str:
+    """Format the result of A against A on this machine."""
+    return "\n".join(
+        [
+            "Self-check, A against A",
+            f"  ratio {ratio(check.ratio, check.ci95)}, expected: 1",
+            f"  the smallest regression that {count(check.blocks, 'block')} show in 4 of 5 cases: "
+            f"{percent(check.detectable)}",
+        ]
+    )
+
+
+def _verdict(
+    record: Record, results: Sequence[ComparisonResult], summaries: Mapping[str, Mapping[str, Summary]]
+) -> Verdict:
+    broken = tuple(
+        f"{variant.name}: {visible(variant.failure, 500)}." for variant in record.variants if variant.failure
+    )
+    if broken:
+        return Verdict("failed" if record.gate is None else f"gate: {record.gate.verdict}", "bad", broken)
+    pairs = [pair for result in results for pair in result.pairs]
+    verdict = comparison_verdict(record.gate, pairs, LABELS)
+    if verdict is not None:
+        return verdict
+    (name, by_metric), *_ = summaries.items()
+    if E2E not in by_metric:
+        return Verdict("nothing measured", "open")
+    latency = by_metric[E2E]
+    bounds = quantity_interval(E2E, latency.ci95, latency.median)
+    reach = f", with a 95% interval of {bounds}" if latency.ci95 else ""
+    return Verdict(quantity(E2E, latency.median), "plain", (f"The median latency of {name}{reach}.",))
+
+
+def _details(record: Record) -> str:
+    has_windows = is_of_server(record)
+    runs = max(len(variant.samples) for variant in record.variants)
+    blocks = len({sample.block for variant in record.variants for sample in variant.samples})
+    batch = record.workload.get("batch_size")
+    parts = [
+        load_text(record.workload) if has_windows else batch and f"batch {one_line(batch)}",
+        get_device(record.environment),
+        count(runs, "window" if has_windows else "run") + (" each" if len(record.variants) > 1 else ""),
+        count(blocks, "block"),
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def _results_table(record: Record, summaries: Mapping[str, Mapping[str, Summary]]) -> Table:
+    rows = []
+    for variant in record.variants:
+        summary = summaries[variant.name].get(E2E)
+        memory = variant.memory
+        metric = ALLOCATED if memory.peak_allocated_bytes else HOST_RSS
+        rows.append(
+            (
+                variant.name,
+                "-" if summary is None else quantity(E2E, summary.median),
+                "-" if summary is None else quantity_interval(E2E, summary.ci95, summary.median),
+                str(len(variant.samples)),
+                f"{quantity(metric, getattr(memory, metric))}",
+            )
+        )
+    device = any(variant.memory.peak_allocated_bytes for variant in record.variants)
+    peak = "Peak allocated" if device else "Peak host RSS"
+    return Table("From end to end", ("Variant", "Median", "95% CI", "Runs", peak), tuple(rows), frozenset({1, 2, 3, 4}))
+
+
+def _counters_table(record: Record) -> Table | None:
+    """List the counters by stage at the end of the variant's last run."""
+    counters = {variant.name: get_counters(variant) for variant in record.variants}
+    names = dict.fromkeys(
+        (stage, name) for by_stage in counters.values() for stage, counted in by_stage.items() for name in counted
+    )
+    rows = [
+        (stage, title(name), *(_counter(name, by_stage.get(stage, {}).get(name)) for by_stage in counters.values()))
+        for stage, name in names
+    ]
+    happened = tuple(row for row in rows if set(row[2:]) - {"0", "-"})
+    columns = ("Stage", "Counter", *counters)
+    return Table("Counted since loading", columns, happened, frozenset(range(2, len(columns)))) if happened else None
+
+
+def _counter(name: str, value: object) -> str:
+    if not isinstance(value, int | float):
+        return "-"
+    return quantity(name, value) if value and name.endswith(("_s", "_bytes")) else f"{value:g}"

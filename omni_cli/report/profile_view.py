@@ -1,0 +1,370 @@
+"""A profile as a view: time and memory of a workload by part, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from omni_cli.metrics import E2E
+from omni_cli.profile_record import Profile, StageMemory, StageProfile, Step
+from omni_cli.report.environment import get_device, origin_sections, workload_title
+from omni_cli.report.profile_figures import activity_figure, memory_figures, request_figure, steps_figures
+from omni_cli.report.units import (
+    count,
+    memory,
+    milliseconds,
+    one_line,
+    quantity,
+    ratio,
+    seconds,
+    size,
+    size_change,
+    title,
+)
+from omni_cli.report.view import Lines, Note, Paragraph, Section, Table, Verdict, View
+
+_MAX_ROWS = 25
+_MAX_TEXT_ROWS = 8
+_MAX_PLACES = 4
+_MAX_TENSORS = 5
+_MAX_PHASES = 6
+_MAX_PARTS = 3
+_MAX_STEPS = 12
+_MIN_ADDED_BYTES = 2**20
+
+
+def profile_view(profile: Profile) -> View:
+    """Return the view of a profile: in text stage by stage, on a page subject by subject."""
+    stages = profile.stages
+    shares = ", ".join(f"{name} {milliseconds(value)}" for name, value in profile.stage_seconds.items())
+    overhead = _overhead(profile)
+    device = get_device(profile.environment)
+    warm = f", {profile.num_iters_warmup} to warm up" if profile.num_iters_warmup else ""
+    hints = [("" if hint.stage is None else f"{hint.stage}: ", hint) for hint in profile.hints]
+    notes = [Paragraph(f"{one_line(stage.name)}: {note}") for stage in stages for note in stage.notes]
+    trace = Paragraph(f"The trace is in {one_line(profile.trace)}; Perfetto (ui.perfetto.dev) opens it.")
+    ranges, operators = [*map(_ranges, stages)], [*map(_operators, stages)]
+    tensors, budgets = [*map(_tensors, stages)], [*map(_budgets, stages)]
+    usage = [
+        part for stage, *tables in zip(stages, tensors, budgets, strict=True) for part in (_phases(stage), *tables)
+    ]
+    copies, limits = [*map(_copies, stages)], [*map(_module_limits, stages)]
+    by_stage = zip(stages, ranges, operators, copies, tensors, budgets, limits, strict=True)
+    return View(
+        kind="Profile",
+        title=workload_title(profile.workload),
+        details=" · ".join(filter(None, [device, f"{count(profile.num_iters, 'iteration')}{warm}"])),
+        created=profile.created,
+        verdict=_verdict(profile),
+        heading=_heading(profile, device),
+        notes=tuple(Note(f"{where}{hint.message}", hint.advice, "Hint") for where, hint in hints),
+        sections=[
+            Section("", [overhead, Paragraph(f"of a profiled {milliseconds(profile.e2e_s)}: {shares}")], only="text"),
+            *(_stage_section(*tables) for tables in by_stage),
+            Section(
+                "",
+                [Paragraph(f"- {where}{hint.message}: {hint.advice}") for where, hint in hints],
+                "Hints",
+                only="text",
+            ),
+            Section("Where the time went", [request_figure(profile), *ranges], only="page"),
+            Section("Step by step", steps_figures(stages)),
+            Section("What the devices did", [activity_figure(stages), *copies, *operators], only="page"),
+            Section("Memory", [*memory_figures(stages), *usage], only="page"),
+            Section("Limits", [_limits(stages), *limits, *map(_omitted, stages)], only="page"),
+            Section("What profiling cost", [overhead], only="page"),
+            Section("Notes", [*notes, trace], only="page"),
+            *origin_sections(profile.environment, profile.workload, profile.command),
+        ],
+    )
+
+
+def saved_text(paths: Sequence[str], took_s: float) -> str:
+    return f"Saved {', '.join(paths)} after {seconds(took_s)}; https://ui.perfetto.dev opens the trace"
+
+
+def _heading(profile: Profile, device: str) -> str:
+    workload, stages = profile.workload, profile.workload.get("stages")
+    named = " + ".join(map(one_line, stages)) if isinstance(stages, list) else one_line(stages)
+    parts = [
+        f"{one_line(workload.get('profile'))}: {named}",
+        f"batch {one_line(workload.get('batch_size'))}",
+        device,
+        f"{profile.num_iters_warmup} warm-up, then {profile.num_iters} profiled and as many unprofiled, interleaved",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _stage_section(
+    stage: StageProfile,
+    ranges: Table | None,
+    operators: Table | None,
+    copies: Table | None,
+    tensors: Table | None,
+    budgets: Table | None,
+    limits: Table | None,
+) -> Section:
+    """Return all of one stage, for a text."""
+    parts = [
+        Lines(tuple(_activity(stage))),
+        ranges,
+        Lines(tuple(_steps(stage.steps))),
+        operators,
+        Lines(tuple(_output_copies(stage))),
+        copies,
+        Lines(tuple(_memory(stage.memory))),
+        tensors,
+        budgets,
+        Lines(tuple(_roofline(stage))),
+        limits,
+        *(Paragraph(f"note: {note}") for note in stage.notes),
+    ]
+    return Section("", parts, f"Stage {stage.name} ({stage.kind}, {stage.backend}, {stage.device})", only="text")
+
+
+def _verdict(profile: Profile) -> Verdict:
+    sentences = []
+    largest = max(profile.stage_seconds.items(), key=lambda item: item[1], default=None)
+    if largest is not None and profile.e2e_s > 0:
+        part, seconds = largest
+        sentences.append(
+            f"{one_line(part)} takes {seconds / profile.e2e_s:.0%} of it, {quantity(E2E, seconds, profile.e2e_s)}."
+        )
+    whole = next((item for item in profile.overhead if item.metric == E2E), None)
+    if whole is not None:
+        times = ratio(whole.ratio, whole.ci95).removesuffix(" [n/a]")
+        sentences.append(f"Profiled, it is {times} times as slow as without, {quantity(E2E, whole.unprofiled_s)}.")
+    sentences += [
+        f"{one_line(stage.name)} reaches {stage.roofline.fraction:.0%} of this machine's {stage.roofline.limit} limit."
+        for stage in profile.stages
+        if stage.roofline is not None
+    ]
+    return Verdict(f"{quantity(E2E, profile.e2e_s)} per iteration", "plain", tuple(sentences))
+
+
+def _activity(stage: StageProfile) -> Iterator[str]:
+    activity = stage.activity
+    what = f"{activity.num_threads} threads" if activity.device == "cpu" else activity.device
+    causes = ", ".join(
+        f"{name} {value / activity.capacity_s:.0%}" for name, value in activity.idle_s.items() if activity.capacity_s
+    )
+    idle = f"{activity.idle_fraction:.0%} idle" + (f" ({causes})" if causes else "")
+    yield f"busy: {activity.busy_fraction:.0%} of {what}, {idle}, while it had a request"
+    gaps = stage.launch_gaps
+    if gaps is not None:
+        yield (
+            f"launch gaps: {gaps.fraction_of_steps:.0%} of its steps' time, {count(gaps.count, 'gap')}, median "
+            f"{gaps.median_s * 1e6:.1f} us, largest {milliseconds(gaps.largest_s)}"
+        )
+
+
+def _steps(steps: Sequence[Step]) -> Iterator[str]:
+    if not steps:
+        return
+    shown = steps if len(steps) <= _MAX_STEPS else (*steps[: _MAX_STEPS // 2], *steps[-_MAX_STEPS // 2 :])
+    times = " ".join(f"{step.median_s * 1e3:.1f}{'!' if step.outlier else ''}" for step in shown)
+    label = f"{steps[0].name}s" + ("" if len(shown) == len(steps) else f" (first and last {_MAX_STEPS // 2})")
+    yield f"{len(steps)} {label}: {times} ms"
+    for step in steps:
+        if step.outlier:
+            yield (
+                f"  outlier: {step.name} {step.number} takes {milliseconds(step.median_s)}, its neighbours "
+                f"{milliseconds(step.usual_s)}"
+            )
+
+
+def _output_copies(stage: StageProfile) -> Iterator[str]:
+    copies = stage.copies
+    if copies.output_copies:
+        yield (
+            f"output copies: {copies.output_copies:g}, {size(round(copies.output_bytes))} in all, "
+            f"{milliseconds(copies.hidden_s)} hidden, {milliseconds(copies.exposed_s)} exposed"
+        )
+
+
+def _memory(usage: StageMemory) -> Iterator[str]:
+    what = "allocated on the device" if usage.measure == "allocated" else "resident on the host"
+    yield f"memory: peak {memory(usage.peak_bytes)} {what}, in {usage.peak_phase}"
+    adding = sorted(
+        (phase for phase in usage.phases if phase.added_bytes >= _MIN_ADDED_BYTES), key=lambda phase: -phase.added_bytes
+    )
+    if adding:
+        yield "  added by phase: " + ", ".join(f"{p.name} +{memory(p.added_bytes)}" for p in adding[:_MAX_PHASES])
+    if usage.snapshot is not None:
+        yield f"  allocations: {usage.snapshot} (pytorch.org/memory_viz shows it)"
+
+
+def _roofline(stage: StageProfile) -> Iterator[str]:
+    roofline = stage.roofline
+    if roofline is None:
+        return
+    yield (
+        f"limit: {roofline.fraction:.1%} of what this machine could do: {milliseconds(roofline.bound_s)} for "
+        f"{roofline.flops / 1e9:.2f} GFLOP and {size(round(roofline.moved_bytes))}, "
+        f"{milliseconds(roofline.measured_s)} taken"
+    )
+    yield (
+        f"  rates measured here: {roofline.flops_per_second / 1e9:.0f} GFLOP/s in {roofline.dtype}, "
+        f"{roofline.copied_bytes_per_second / 2**30:.0f} GiB/s copied; most of it is bound by {roofline.limit}"
+    )
+
+
+def _ranges(stage: StageProfile) -> Table | None:
+    rows = [
+        (
+            one_line(item.name),
+            f"{item.calls:g}",
+            quantity(E2E, item.total_s),
+            quantity(E2E, item.self_s, item.total_s),
+            quantity(E2E, item.median_call_s),
+            f"{item.fraction:.1%}",
+        )
+        for item in stage.ranges
+    ]
+    columns = ("Range", "Calls", "Time", "Without inner ranges", "Median call", "Share")
+    return _table(f"Ranges of {one_line(stage.name)} per iteration", columns, rows, range(1, 6))
+
+
+def _operators(stage: StageProfile) -> Table | None:
+    rows = [
+        (
+            one_line(item.operator),
+            one_line(item.module),
+            f"{item.calls:g}",
+            quantity(E2E, item.seconds),
+            f"{item.fraction:.1%}",
+        )
+        for item in stage.operators
+    ]
+    columns = ("Operator", "Module", "Calls", "Time", "Share")
+    return _table(f"Operators of {one_line(stage.name)} per iteration", columns, rows, (2, 3, 4))
+
+
+def _copies(stage: StageProfile) -> Table | None:
+    rows = [
+        (
+            one_line(place.range),
+            one_line(place.operator) + (f" in {one_line(place.module)}" if place.module else ""),
+            f"{place.calls:g}",
+            size(round(place.copied_bytes)),
+            quantity(E2E, place.seconds),
+        )
+        for place in stage.copies.places
+    ]
+    columns = ("Copied in", "By", "Calls", "Size", "Time")
+    return _table(f"Copies of {one_line(stage.name)} per iteration", columns, rows, (2, 3, 4), most=_MAX_PLACES)
+
+
+def _phases(stage: StageProfile) -> Table | None:
+    rows = [
+        (
+            one_line(phase.name),
+            str(phase.times),
+            quantity(E2E, phase.duration_s),
+            memory(phase.peak_host_rss_bytes),
+            _size(phase.peak_allocated_bytes),
+            _size(phase.peak_reserved_bytes),
+            size_change(0, phase.added_bytes),
+        )
+        for phase in stage.memory.phases
+    ]
+    columns = ("Phase", "Times", "Lasts", "Peak host RSS", "Peak allocated", "Peak reserved", "Added")
+    return _table(f"Memory of {one_line(stage.name)} by phase", columns, rows, range(1, 7))
+
+
+def _tensors(stage: StageProfile) -> Table | None:
+    rows = [
+        (one_line(item.where), item.kind, _shape(item.shape), one_line(item.dtype or "-"), size(item.size_bytes))
+        for item in stage.memory.largest
+    ]
+    columns = ("Tensor", "Kind", "Shape", "Type", "Size")
+    return _table(f"Largest tensors of {one_line(stage.name)} at its peak", columns, rows, (4,), most=_MAX_TENSORS)
+
+
+def _budgets(stage: StageProfile) -> Table | None:
+    rows = [
+        (
+            one_line(item.what),
+            _size(item.budget_bytes),
+            size(item.used_bytes),
+            "-" if item.used_fraction is None else f"{item.used_fraction:.1%}",
+        )
+        for item in stage.memory.budgets
+    ]
+    return _table(f"Budgets of {one_line(stage.name)}", ("Memory", "Budget", "Used", "Share"), rows, (1, 2, 3))
+
+
+def _limits(stages: Sequence[StageProfile]) -> Table | None:
+    """List the machine's limits, and how close each stage comes to them."""
+    rows = [
+        (
+            one_line(stage.name),
+            f"{roof.flops / 1e9:.3g} GFLOP",
+            memory(round(roof.moved_bytes)),
+            f"{roof.flops_per_second / 1e9:.3g} GFLOP/s",
+            f"{roof.copied_bytes_per_second / 2**30:.3g} GiB/s",
+            quantity(E2E, roof.bound_s, roof.measured_s),
+            quantity(E2E, roof.measured_s),
+            f"{roof.fraction:.0%}",
+        )
+        for stage in stages
+        if (roof := stage.roofline) is not None
+    ]
+    columns = ("Stage", "Computes", "Moves", "Machine computes", "Machine moves", "At best", "Takes", "Reached")
+    return _table("Distance to the machine's limits", columns, rows, range(1, 8), folded=False)
+
+
+def _module_limits(stage: StageProfile) -> Table | None:
+    rows = [
+        (
+            one_line(part.module),
+            f"{part.flops / 1e9:.3g} GFLOP",
+            memory(round(part.moved_bytes)),
+            quantity(E2E, part.bound_s),
+            part.limit,
+        )
+        for part in (stage.roofline.parts if stage.roofline else ())
+    ]
+    columns = ("Module", "Computes", "Moves", "At best", "Limited by")
+    return _table(f"Limits of {one_line(stage.name)} by module", columns, rows, (1, 2, 3), most=_MAX_PARTS)
+
+
+def _omitted(stage: StageProfile) -> Table | None:
+    rows = [(one_line(text),) for text in (stage.roofline.omitted if stage.roofline else ())]
+    return _table(f"Left out of the limits of {one_line(stage.name)}", ("What",), rows, ())
+
+
+def _overhead(profile: Profile) -> Table | None:
+    rows = [
+        (
+            one_line(title(item.metric)),
+            quantity(E2E, item.unprofiled_s),
+            quantity(E2E, item.profiled_s, item.unprofiled_s),
+            ratio(item.ratio, item.ci95),
+        )
+        for item in profile.overhead
+    ]
+    caption = "Unprofiled and profiled iterations, interleaved"
+    columns = ("Time", "Unprofiled", "Profiled", "Ratio [95% CI]")
+    return _table(caption, columns, rows, (1, 2), folded=False, lead=caption)
+
+
+def _table(
+    caption: str,
+    columns: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+    numeric: Sequence[int],
+    *,
+    most: int = _MAX_TEXT_ROWS,
+    folded: bool = True,
+    lead: str = "",
+) -> Table | None:
+    """Return the table, of many rows the first, and in text `most` of them; None without rows."""
+    return Table(caption, columns, tuple(rows[:_MAX_ROWS]), frozenset(numeric), folded, lead, most) if rows else None
+
+
+def _size(value: int | None) -> str:
+    return "-" if value is None else memory(value)
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "-" if shape is None else " x ".join(map(str, shape[:8]))
