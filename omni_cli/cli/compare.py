@@ -86,8 +86,7 @@ def compare(options: CompareOptions) -> int:
 def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json: bool) -> ExitCode:
     """Report A against A of a single variant. Raises `NoiseError` for a limit that cannot be judged there."""
     from omni_cli.record import load_record
-    from omni_cli.report.bench_json import self_check_json
-    from omni_cli.report.bench_view import self_check_text
+    from omni_cli.report.bench_view import self_check_json, self_check_text
     from omni_cli.stats.compare import refuse_limits_below, self_check
 
     record = load_record(a)
@@ -111,8 +110,7 @@ def _compare(
     from omni_cli.importers.building import Imported
     from omni_cli.importers.files import load_newest
     from omni_cli.report.comparison_view import comparison_view
-    from omni_cli.report.comparison_words import Labels
-    from omni_cli.report.notes import disturbance_warnings
+    from omni_cli.report.comparison_words import Labels, disturbance_warnings
     from omni_cli.report.view import Note
     from omni_cli.results import RecordOrigin
     from omni_cli.stats.comparable import disturbances

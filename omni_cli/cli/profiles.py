@@ -176,7 +176,7 @@ def _memory_comment(config: EngineConfig) -> str:
     from omni_cli.checkpoints.resolve import find_folder
     from omni_cli.engine.memory_plan import plan_profile
     from omni_cli.errors import CheckpointError
-    from omni_cli.report.memory_text import memory_lines
+    from omni_cli.report.generate_text import memory_lines
 
     try:
         folder = find_folder(config.model)

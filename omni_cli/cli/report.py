@@ -57,7 +57,7 @@ def report(
 def _write_smaller_is_better(output: Path, records: list[Path]) -> None:
     _check_output(output, records)
     from omni_cli.record import load_record
-    from omni_cli.report.bench_json import smaller_is_better_json
+    from omni_cli.report.bench_view import smaller_is_better_json
     from omni_cli.stats.blocks import get_summaries
 
     loaded = [(load_record(path), path) for path in records]

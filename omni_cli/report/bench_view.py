@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from omni_cli.metrics import ALLOCATED, E2E, HOST_RSS, PERCENTILES, is_percentile, is_total, samples_for
+from omni_cli.metrics import (
+    ALLOCATED,
+    E2E,
+    HOST_RSS,
+    PERCENTILES,
+    get_unit,
+    higher_is_better,
+    is_percentile,
+    is_total,
+    samples_for,
+)
 from omni_cli.record import Record, Variant, get_counters, get_failures, is_of_server, num_requests
 from omni_cli.report.bench_figures import latency_parts, memory_figure, utilisation_figure, waterfall_figure
 from omni_cli.report.comparison_view import comparison_parts, comparison_verdict, get_mismatches, get_pairs
-from omni_cli.report.comparison_words import Labels
-from omni_cli.report.environment import get_device, origin_sections, workload_title
-from omni_cli.report.notes import comparison_notes, disturbance_warnings
+from omni_cli.report.comparison_words import Labels, comparison_notes, disturbance_warnings
+from omni_cli.report.environment import get_device, mapping, origin_sections, workload_title
 from omni_cli.report.outputs import output_parts
 from omni_cli.report.units import count, one_line, percent, quantity, quantity_interval, ratio, title
 from omni_cli.report.view import Element, Note, Paragraph, Section, Table, Verdict, View
@@ -32,6 +40,7 @@ def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: 
     """
     record, summaries = report.record, report.summaries
     results = _get_results(report)
+    (runs, blocks), each = _amounts(record), " each" if len(record.variants) > 1 else ""
     compared = [
         part for result in results for part in (get_mismatches(result, LABELS), *comparison_parts(result, LABELS))
     ]
@@ -44,7 +53,7 @@ def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: 
     return View(
         kind="Benchmark",
         title=workload_title(record.workload),
-        details=_details(record),
+        details=" · ".join([*_conditions(record), runs + each, blocks]),
         created=record.created,
         verdict=_verdict(record, results, summaries),
         heading="" if num_warmup is None else _heading(record, num_warmup),
@@ -80,27 +89,40 @@ def _get_results(report: BenchmarkReport) -> list[ComparisonResult]:
 def _heading(record: Record, num_warmup: int) -> str:
     """Format `tiny-omni: token2wav, batch 1, 32 tokens in, 32 out, AMD EPYC (8 cores), 3 warm-up + 30 runs each in 15
     blocks`."""
-    workload = record.workload
     turns = _INTERLEAVING.get(record.environment.get("conditions", {}).get("interleaving", ""), "")
-    device = get_device(record.environment) or "unknown processor"
+    runs, blocks = _amounts(record)
+    if is_of_server(record):
+        runs += f" of {count(record.workload['num_requests'], 'request')}"
+    amount = f"{num_warmup} warm-up + {runs} each in {blocks}{turns}"
+    return ", ".join([workload_title(record.workload, ": "), *_conditions(record), amount])
+
+
+def _amounts(record: Record) -> tuple[str, str]:
+    """Format `30 runs` or `30 windows`, and `15 blocks`."""
     runs = max((len(variant.samples) for variant in record.variants), default=0)
     blocks = len({sample.block for variant in record.variants for sample in variant.samples})
+    return count(runs, "window" if is_of_server(record) else "run"), count(blocks, "block")
+
+
+def _conditions(record: Record) -> list[str]:
+    """Return the load, the requests, their limits and the machine."""
+    workload, device = record.workload, get_device(record.environment)
     if is_of_server(record):
-        size = f"{count(runs, 'window')} of {count(workload['num_requests'], 'request')}"
-        load = [load_text(workload), request_text(workload), slo_text(workload), f"client: {device}"]
-    else:
-        size = count(runs, "run")
-        load = [f"batch {workload['batch_size']}", _lengths(workload), device]
-    amount = f"{num_warmup} warm-up + {size} each in {count(blocks, 'block')}{turns}"
-    return ", ".join(filter(None, [workload_title(workload, ": "), *load, amount]))
+        client = f"client: {device or 'unknown processor'}"
+        return [*filter(None, (load_text(workload), request_text(workload), slo_text(workload), client))]
+    batch = f"batch {one_line(workload['batch_size'])}" if "batch_size" in workload else ""
+    return [*filter(None, (batch, _lengths(workload), device))]
 
 
-def _lengths(workload: Mapping[str, Any]) -> str:
-    """Format `32 tokens in, 32 out`; without an output length if no stage generates tokens."""
-    stages = workload["settings"]["stages"].values()
-    out = f", {workload['output_len']} out" if any(stage["kind"] == "ar" for stage in stages) else ""
-    into = f"{workload['input_len']} tokens" if "input_len" in workload else workload.get("input", "given requests")
-    return f"{into} in{out}"
+def _lengths(workload: Mapping[str, object]) -> str:
+    """Format `32 tokens in, 32 out`; without an output length if no stage generates tokens; empty if unknown."""
+    stages = mapping(mapping(workload.get("settings")).get("stages")).values()
+    if not stages:
+        return ""
+    is_ar = any(mapping(stage).get("kind") == "ar" for stage in stages)
+    into = one_line(workload.get("input", "given requests"))
+    into = f"{one_line(workload['input_len'])} tokens" if "input_len" in workload else into
+    return f"{into} in" + (f", {one_line(workload.get('output_len'))} out" if is_ar else "")
 
 
 def load_text(workload: Mapping[str, object]) -> str:
@@ -272,20 +294,6 @@ def _verdict(
     return Verdict(quantity(E2E, latency.median), "plain", (f"The median latency of {name}{reach}.",))
 
 
-def _details(record: Record) -> str:
-    has_windows = is_of_server(record)
-    runs = max(len(variant.samples) for variant in record.variants)
-    blocks = len({sample.block for variant in record.variants for sample in variant.samples})
-    batch = record.workload.get("batch_size")
-    parts = [
-        load_text(record.workload) if has_windows else batch and f"batch {one_line(batch)}",
-        get_device(record.environment),
-        count(runs, "window" if has_windows else "run") + (" each" if len(record.variants) > 1 else ""),
-        count(blocks, "block"),
-    ]
-    return " · ".join(filter(None, parts))
-
-
 def _results_table(record: Record, summaries: Mapping[str, Mapping[str, Summary]]) -> Table:
     rows = []
     for variant in record.variants:
@@ -325,3 +333,31 @@ def _counter(name: str, value: object) -> str:
     if not isinstance(value, int | float):
         return "-"
     return quantity(name, value) if value and name.endswith(("_s", "_bytes")) else f"{value:g}"
+
+
+def self_check_json(check: SelfCheck) -> dict[str, object]:
+    return {
+        "schema": "omni.self_check/1",
+        "ratio": check.ratio,
+        "ci95": list(check.ci95),
+        "detectable": check.detectable,
+        "blocks": check.blocks,
+    }
+
+
+def smaller_is_better_json(variant: Variant, summaries: dict[str, Summary]) -> list[dict[str, object]]:
+    """Return medians as github-action-benchmark's `customSmallerIsBetter`, without metrics where more is better."""
+    blocks = {
+        metric: {sample.block for sample in variant.samples if metric in (E2E, *sample.metrics)} for metric in summaries
+    }
+    return [
+        {
+            "name": f"{variant.name}: {title(metric)}",
+            "unit": get_unit(metric),
+            "value": summary.median,
+            **({} if summary.ci95 is None else {"range": f"{summary.ci95[0]:.6g} to {summary.ci95[1]:.6g}"}),
+            "extra": f"median of {summary.n} runs in {len(blocks[metric])} blocks",
+        }
+        for metric, summary in summaries.items()
+        if not higher_is_better(metric)
+    ]

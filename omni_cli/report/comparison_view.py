@@ -12,15 +12,17 @@ from omni_cli.report.charts import ChartRow, Rows, Trade, Trades
 from omni_cli.report.comparison_words import (
     Labels,
     break_even_sentence,
+    comparison_notes,
     format_change,
     format_distances,
     format_quality,
     format_spread,
+    gate_failure,
+    get_failure,
     open_end,
     pair_sentence,
     work_sentence,
 )
-from omni_cli.report.notes import comparison_notes, gate_failure, get_failure
 from omni_cli.report.units import count, limit, metric_title, one_line, quantity, ratio, size_change, title
 from omni_cli.report.view import (
     Case,

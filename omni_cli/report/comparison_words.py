@@ -1,10 +1,12 @@
-"""Sentences and cells of comparisons."""
+"""Sentences and cells of comparisons, and notes: warnings and the reason of a failure, with the action to take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from omni_cli.metrics import ALLOCATED, E2E
+from omni_cli.record import Record, num_requests
 from omni_cli.report.units import (
     count,
     limit,
@@ -16,8 +18,19 @@ from omni_cli.report.units import (
     size_change,
     title,
 )
-from omni_cli.results import BreakEven, Comparison, GateMetric, GateQuality, MeasureMean, Outputs
-from omni_cli.stats.verdicts import Pair
+from omni_cli.report.view import Note
+from omni_cli.results import (
+    BreakEven,
+    Comparison,
+    Difference,
+    GateMetric,
+    GateQuality,
+    GateResult,
+    MeasureMean,
+    Outputs,
+)
+from omni_cli.stats.comparable import Disturbance
+from omni_cli.stats.verdicts import ComparisonResult, Pair
 
 
 @dataclass(frozen=True)
@@ -131,3 +144,165 @@ def format_distances(outputs: Outputs) -> str:
     if outputs.reduced is True and parts:
         parts.append("of smaller copies")
     return ", ".join(parts)
+
+
+def comparison_notes(result: ComparisonResult) -> list[Note]:
+    """Return warnings about the verdicts, most important first."""
+    notes: list[Note] = []
+    if result.unmatched:
+        names = ", ".join(f"`{name}`" for name in result.unmatched)
+        notes.append(Note(f"only in one of the records, so not compared: {names}"))
+    if result.comparisons and not result.interleaved and result.is_comparable:
+        message = (
+            "measured one after the other: changes of the machine in between affect the ratio, but not its interval"
+        )
+        command = "loadtest URL_A URL_B" if num_requests(result.pairs[0].a) else "bench --against GIT_REF"
+        how = "repeat both, and compare again" if result.tool else f"measure both interleaved: `omni {command}`"
+        notes.append(Note(message, f"to rule that out, {how}"))
+    return notes
+
+
+def disturbance_warnings(disturbances: Sequence[Disturbance], record: Record) -> list[Note]:
+    """Return warnings about the machine or the client during the measurement, with the action to take."""
+    looked = record.utilisation
+    notes = [_disturbance(item, 0 if looked is None else looked.usable_cores) for item in disturbances]
+    if looked is not None and looked.error is not None:
+        notes.append(Note(f"only part of the machine's load was recorded: {one_line(looked.error)}"))
+    return notes
+
+
+def _disturbance(item: Disturbance, cores: int) -> Note:
+    causes = ", ".join(_CAUSES.get(cause, one_line(cause)) for cause in item.causes)
+    kind = "thermal" if "thermal" in item.causes else item.kind
+    message, hint = _DISTURBANCES.get(kind, _DISTURBANCES["slow device"])
+    filled = message.format(
+        variant=item.variant,
+        requests=percent(item.share).lstrip("+"),
+        lag=quantity("lag_s", item.amount),
+        amount=item.amount,
+        of_cores=count(cores, "core"),
+        time=f"in {item.share:.0%} of the time",
+        device=one_line(item.device),
+        causes=causes,
+    )
+    return Note(filled, hint)
+
+
+_THROTTLED = "{device} was throttled {time}, by {causes}: {amount:.0%} of its fastest clock"
+_DISTURBANCES = {
+    "late client": (
+        "{variant}: the client was late with {requests} of the requests, by up to {lag}, which is in their times",
+        "lower the rate, or measure from an idle machine",
+    ),
+    "no usage": ("{variant}: the server reports no token counts: no tpot, no tokens per second", None),
+    "bursts": (
+        "{variant}: most text chunks arrived together: ttft and itl are those of bursts",
+        "the server sends them together, or this machine was too busy to read them one by one",
+    ),
+    "short answers": (
+        "{variant}: {requests} of the answers are shorter than asked: {amount:.4g} tokens on average",
+        "`--ignore-eos` asks a server that can for whole ones",
+    ),
+    "busy client": (
+        "the client used a whole core {time}: the times may be its own",
+        "send fewer requests at once, or measure from several machines",
+    ),
+    "neighbour": (
+        "a noisy neighbour: other programs used {amount:.1f} of {of_cores} {time}",
+        "stop them, or measure where nothing else runs: times are longer and intervals wider",
+    ),
+    "stolen": (
+        "the machine's host gave {amount:.1f} of {of_cores} to others {time}",
+        "measure on a machine with dedicated cores, or at another time",
+    ),
+    "quota": (
+        "the container's processor quota ran out {time}, and stopped its threads",
+        "raise the quota, or use fewer threads: `OMP_NUM_THREADS=N omni bench ...`",
+    ),
+    "slow processor": (
+        "the processor was throttled {time}: {amount:.0%} of its fastest clock",
+        "let it cool down, and set the performance governor: `cpupower frequency-set -g performance`",
+    ),
+    "thermal": (_THROTTLED, "let it cool down, then measure with a fixed clock: `nvidia-smi --lock-gpu-clocks=MHZ`"),
+    "slow device": (
+        _THROTTLED,
+        "measure with a fixed clock that its power limit allows: `nvidia-smi --lock-gpu-clocks=MHZ`",
+    ),
+}
+_CAUSES = {
+    "power_cap": "its power limit",
+    "thermal": "its temperature",
+    "power_brake": "the power supply's brake",
+    "hw_slowdown": "a slowdown by the hardware",
+}
+
+
+def get_failure(result: ComparisonResult) -> Note:
+    """Return the reason for an exit code other than 0, in one sentence."""
+    if result.failures:
+        return run_failed(result.failures)
+    if result.gate is not None:
+        note = gate_failure(result.gate)
+    elif not result.is_comparable:
+        note = not_comparable(result.mismatches)
+    else:
+        note = Note("no verdict: too noisy, or too few blocks", "measure more: raise `--time-budget` or `--num-iters`")
+    if result.tool and note.hint:
+        return replace(note, hint=f"measure both again with {result.tool}: the same options, and more runs")
+    return note
+
+
+def run_failed(failures: Sequence[str]) -> Note:
+    return Note("the run failed: " + "; ".join(failures), "find out why, and measure again")
+
+
+def gate_failure(gate: GateResult) -> Note:
+    """Return the reason why the gate did not pass, in one sentence."""
+    if gate.verdict == "failed":
+        return run_failed(gate.reasons)
+    if gate.verdict == "not comparable":
+        return not_comparable(gate.mismatches)
+    if gate.verdict == "output mismatch":
+        hint = "find out why the outputs changed; `outputs: {max_abs_diff: X}` in the gate file allows rounding"
+        return Note("gate failed: " + "; ".join(gate.reasons), hint)
+    bad = [metric for metric in gate.metrics if metric.verdict == gate.verdict]
+    if gate.verdict == "regression":
+        parts = [
+            f"`{metric.metric}` is worse by {format_change(metric)}, the limit is {limit(metric.limit)}"
+            + (f" ({metric.place})" if metric.place else "")
+            for metric in bad
+        ]
+        return Note("gate failed: " + "; ".join(parts))
+    parts = [f"{title(metric.metric)} {_open(metric)}" for metric in bad] + list(gate.reasons)
+    needed = gate.blocks_needed
+    more = f"measure about {count(needed, 'more block')}: raise `--time-budget` or `--num-iters`" if needed else None
+    return Note("gate inconclusive: " + "; ".join(parts), more)
+
+
+def not_comparable(mismatches: Sequence[Difference]) -> Note:
+    """Return the fields that rule out a comparison."""
+    fields = {item.field.partition(".")[0] for item in mismatches}
+    if "work" in fields:
+        hint = "fix the lengths and step counts, so that every run does the same work"
+    elif fields == {"workload"}:
+        hint = "measure both with the same options of `omni bench`"
+    else:
+        hint = "measure the baseline again here, or compare in one run with `omni bench --against GIT_REF`"
+    return Note("not comparable: " + mismatch_list(mismatches), hint)
+
+
+def mismatch_list(mismatches: Sequence[Difference]) -> str:
+    """Format as `workload.batch_size (1 against 8), ...`."""
+    listed = [f"{one_line(item.field)} ({one_line(item.a)} against {one_line(item.b)})" for item in mismatches[:5]]
+    left = len(mismatches) - len(listed)
+    return ", ".join([*listed, *([f"{left} more"] if left else [])])
+
+
+def _open(metric: GateMetric) -> str:
+    if metric.change is None:
+        return f"({open_end(metric)})"
+    parts = [f"{format_change(metric)} against a limit of {limit(metric.limit)}"]
+    if metric.detectable is not None and metric.detectable > metric.limit:
+        below = "twice the time" if metric.detectable >= 1 else f"a worsening below {percent(metric.detectable)}"
+        parts.append(f"{below} would not be seen")
+    return f"{', '.join(parts)} ({open_end(metric)})"

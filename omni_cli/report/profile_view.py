@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from omni_cli.metrics import E2E
-from omni_cli.profile_record import Profile, StageMemory, StageProfile, Step
+from omni_cli.profile_record import (
+    Budget,
+    CopyPlace,
+    LargeTensor,
+    OperatorTime,
+    Overhead,
+    PhaseMemory,
+    Profile,
+    RangeTime,
+    Roofline,
+    RooflinePart,
+    StageMemory,
+    StageProfile,
+    Step,
+)  # fmt: skip
 from omni_cli.report.environment import get_device, origin_sections, workload_title
 from omni_cli.report.profile_figures import activity_figure, memory_figures, request_figure, steps_figures
 from omni_cli.report.units import (
@@ -20,7 +35,9 @@ from omni_cli.report.units import (
     size_change,
     title,
 )
-from omni_cli.report.view import Lines, Note, Paragraph, Section, Table, Verdict, View
+from omni_cli.report.view import Lines, Note, Paragraph, Section, Table, Verdict, View, make_table
+
+T = TypeVar("T")
 
 _MAX_ROWS = 25
 _MAX_TEXT_ROWS = 8
@@ -209,162 +226,127 @@ def _roofline(stage: StageProfile) -> Iterator[str]:
 
 
 def _ranges(stage: StageProfile) -> Table | None:
-    rows = [
-        (
-            one_line(item.name),
-            f"{item.calls:g}",
-            quantity(E2E, item.total_s),
-            quantity(E2E, item.self_s, item.total_s),
-            quantity(E2E, item.median_call_s),
-            f"{item.fraction:.1%}",
-        )
-        for item in stage.ranges
-    ]
-    columns = ("Range", "Calls", "Time", "Without inner ranges", "Median call", "Share")
-    return _table(f"Ranges of {one_line(stage.name)} per iteration", columns, rows, range(1, 6))
+    columns: dict[str, Callable[[RangeTime], str]] = {
+        "Range": lambda item: one_line(item.name),
+        "Calls": lambda item: f"{item.calls:g}",
+        "Time": lambda item: quantity(E2E, item.total_s),
+        "Without inner ranges": lambda item: quantity(E2E, item.self_s, item.total_s),
+        "Median call": lambda item: quantity(E2E, item.median_call_s),
+        "Share": lambda item: f"{item.fraction:.1%}",
+    }
+    return _details(f"Ranges of {one_line(stage.name)} per iteration", stage.ranges, columns, range(1, 6))
 
 
 def _operators(stage: StageProfile) -> Table | None:
-    rows = [
-        (
-            one_line(item.operator),
-            one_line(item.module),
-            f"{item.calls:g}",
-            quantity(E2E, item.seconds),
-            f"{item.fraction:.1%}",
-        )
-        for item in stage.operators
-    ]
-    columns = ("Operator", "Module", "Calls", "Time", "Share")
-    return _table(f"Operators of {one_line(stage.name)} per iteration", columns, rows, (2, 3, 4))
+    columns: dict[str, Callable[[OperatorTime], str]] = {
+        "Operator": lambda item: one_line(item.operator),
+        "Module": lambda item: one_line(item.module),
+        "Calls": lambda item: f"{item.calls:g}",
+        "Time": lambda item: quantity(E2E, item.seconds),
+        "Share": lambda item: f"{item.fraction:.1%}",
+    }
+    return _details(f"Operators of {one_line(stage.name)} per iteration", stage.operators, columns, (2, 3, 4))
 
 
 def _copies(stage: StageProfile) -> Table | None:
-    rows = [
-        (
-            one_line(place.range),
-            one_line(place.operator) + (f" in {one_line(place.module)}" if place.module else ""),
-            f"{place.calls:g}",
-            size(round(place.copied_bytes)),
-            quantity(E2E, place.seconds),
-        )
-        for place in stage.copies.places
-    ]
-    columns = ("Copied in", "By", "Calls", "Size", "Time")
-    return _table(f"Copies of {one_line(stage.name)} per iteration", columns, rows, (2, 3, 4), most=_MAX_PLACES)
+    columns: dict[str, Callable[[CopyPlace], str]] = {
+        "Copied in": lambda item: one_line(item.range),
+        "By": lambda item: one_line(item.operator) + (f" in {one_line(item.module)}" if item.module else ""),
+        "Calls": lambda item: f"{item.calls:g}",
+        "Size": lambda item: size(round(item.copied_bytes)),
+        "Time": lambda item: quantity(E2E, item.seconds),
+    }
+    caption = f"Copies of {one_line(stage.name)} per iteration"
+    return _details(caption, stage.copies.places, columns, (2, 3, 4), most=_MAX_PLACES)
 
 
 def _phases(stage: StageProfile) -> Table | None:
-    rows = [
-        (
-            one_line(phase.name),
-            str(phase.times),
-            quantity(E2E, phase.duration_s),
-            memory(phase.peak_host_rss_bytes),
-            _size(phase.peak_allocated_bytes),
-            _size(phase.peak_reserved_bytes),
-            size_change(0, phase.added_bytes),
-        )
-        for phase in stage.memory.phases
-    ]
-    columns = ("Phase", "Times", "Lasts", "Peak host RSS", "Peak allocated", "Peak reserved", "Added")
-    return _table(f"Memory of {one_line(stage.name)} by phase", columns, rows, range(1, 7))
+    columns: dict[str, Callable[[PhaseMemory], str]] = {
+        "Phase": lambda item: one_line(item.name),
+        "Times": lambda item: str(item.times),
+        "Lasts": lambda item: quantity(E2E, item.duration_s),
+        "Peak host RSS": lambda item: memory(item.peak_host_rss_bytes),
+        "Peak allocated": lambda item: quantity("_bytes", item.peak_allocated_bytes),
+        "Peak reserved": lambda item: quantity("_bytes", item.peak_reserved_bytes),
+        "Added": lambda item: size_change(0, item.added_bytes),
+    }
+    return make_table(
+        f"Memory of {one_line(stage.name)} by phase", stage.memory.phases, columns, range(1, 7), folded=True
+    )
 
 
 def _tensors(stage: StageProfile) -> Table | None:
-    rows = [
-        (one_line(item.where), item.kind, _shape(item.shape), one_line(item.dtype or "-"), size(item.size_bytes))
-        for item in stage.memory.largest
-    ]
-    columns = ("Tensor", "Kind", "Shape", "Type", "Size")
-    return _table(f"Largest tensors of {one_line(stage.name)} at its peak", columns, rows, (4,), most=_MAX_TENSORS)
+    columns: dict[str, Callable[[LargeTensor], str]] = {
+        "Tensor": lambda item: one_line(item.where),
+        "Kind": lambda item: item.kind,
+        "Shape": lambda item: "-" if item.shape is None else " x ".join(map(str, item.shape[:8])),
+        "Type": lambda item: one_line(item.dtype or "-"),
+        "Size": lambda item: size(item.size_bytes),
+    }
+    caption = f"Largest tensors of {one_line(stage.name)} at its peak"
+    return _details(caption, stage.memory.largest, columns, (4,), most=_MAX_TENSORS)
 
 
 def _budgets(stage: StageProfile) -> Table | None:
-    rows = [
-        (
-            one_line(item.what),
-            _size(item.budget_bytes),
-            size(item.used_bytes),
-            "-" if item.used_fraction is None else f"{item.used_fraction:.1%}",
-        )
-        for item in stage.memory.budgets
-    ]
-    return _table(f"Budgets of {one_line(stage.name)}", ("Memory", "Budget", "Used", "Share"), rows, (1, 2, 3))
+    columns: dict[str, Callable[[Budget], str]] = {
+        "Memory": lambda item: one_line(item.what),
+        "Budget": lambda item: quantity("_bytes", item.budget_bytes),
+        "Used": lambda item: size(item.used_bytes),
+        "Share": lambda item: "-" if item.used_fraction is None else f"{item.used_fraction:.1%}",
+    }
+    return _details(f"Budgets of {one_line(stage.name)}", stage.memory.budgets, columns, (1, 2, 3))
 
 
 def _limits(stages: Sequence[StageProfile]) -> Table | None:
     """List the machine's limits, and how close each stage comes to them."""
-    rows = [
-        (
-            one_line(stage.name),
-            f"{roof.flops / 1e9:.3g} GFLOP",
-            memory(round(roof.moved_bytes)),
-            f"{roof.flops_per_second / 1e9:.3g} GFLOP/s",
-            f"{roof.copied_bytes_per_second / 2**30:.3g} GiB/s",
-            quantity(E2E, roof.bound_s, roof.measured_s),
-            quantity(E2E, roof.measured_s),
-            f"{roof.fraction:.0%}",
-        )
-        for stage in stages
-        if (roof := stage.roofline) is not None
-    ]
-    columns = ("Stage", "Computes", "Moves", "Machine computes", "Machine moves", "At best", "Takes", "Reached")
-    return _table("Distance to the machine's limits", columns, rows, range(1, 8), folded=False)
+    roofs = [(stage.name, stage.roofline) for stage in stages if stage.roofline is not None]
+    columns: dict[str, Callable[[tuple[str, Roofline]], str]] = {
+        "Stage": lambda item: one_line(item[0]),
+        "Computes": lambda item: f"{item[1].flops / 1e9:.3g} GFLOP",
+        "Moves": lambda item: memory(round(item[1].moved_bytes)),
+        "Machine computes": lambda item: f"{item[1].flops_per_second / 1e9:.3g} GFLOP/s",
+        "Machine moves": lambda item: f"{item[1].copied_bytes_per_second / 2**30:.3g} GiB/s",
+        "At best": lambda item: quantity(E2E, item[1].bound_s, item[1].measured_s),
+        "Takes": lambda item: quantity(E2E, item[1].measured_s),
+        "Reached": lambda item: f"{item[1].fraction:.0%}",
+    }
+    return make_table("Distance to the machine's limits", roofs, columns, range(1, 8))
 
 
 def _module_limits(stage: StageProfile) -> Table | None:
-    rows = [
-        (
-            one_line(part.module),
-            f"{part.flops / 1e9:.3g} GFLOP",
-            memory(round(part.moved_bytes)),
-            quantity(E2E, part.bound_s),
-            part.limit,
-        )
-        for part in (stage.roofline.parts if stage.roofline else ())
-    ]
-    columns = ("Module", "Computes", "Moves", "At best", "Limited by")
-    return _table(f"Limits of {one_line(stage.name)} by module", columns, rows, (1, 2, 3), most=_MAX_PARTS)
+    columns: dict[str, Callable[[RooflinePart], str]] = {
+        "Module": lambda item: one_line(item.module),
+        "Computes": lambda item: f"{item.flops / 1e9:.3g} GFLOP",
+        "Moves": lambda item: memory(round(item.moved_bytes)),
+        "At best": lambda item: quantity(E2E, item.bound_s),
+        "Limited by": lambda item: item.limit,
+    }
+    parts = stage.roofline.parts if stage.roofline else ()
+    return _details(f"Limits of {one_line(stage.name)} by module", parts, columns, (1, 2, 3), most=_MAX_PARTS)
 
 
 def _omitted(stage: StageProfile) -> Table | None:
-    rows = [(one_line(text),) for text in (stage.roofline.omitted if stage.roofline else ())]
-    return _table(f"Left out of the limits of {one_line(stage.name)}", ("What",), rows, ())
+    omitted = stage.roofline.omitted if stage.roofline else ()
+    return _details(f"Left out of the limits of {one_line(stage.name)}", omitted, {"What": one_line}, ())
 
 
 def _overhead(profile: Profile) -> Table | None:
-    rows = [
-        (
-            one_line(title(item.metric)),
-            quantity(E2E, item.unprofiled_s),
-            quantity(E2E, item.profiled_s, item.unprofiled_s),
-            ratio(item.ratio, item.ci95),
-        )
-        for item in profile.overhead
-    ]
+    columns: dict[str, Callable[[Overhead], str]] = {
+        "Time": lambda item: one_line(title(item.metric)),
+        "Unprofiled": lambda item: quantity(E2E, item.unprofiled_s),
+        "Profiled": lambda item: quantity(E2E, item.profiled_s, item.unprofiled_s),
+        "Ratio [95% CI]": lambda item: ratio(item.ratio, item.ci95),
+    }
     caption = "Unprofiled and profiled iterations, interleaved"
-    columns = ("Time", "Unprofiled", "Profiled", "Ratio [95% CI]")
-    return _table(caption, columns, rows, (1, 2), folded=False, lead=caption)
+    return make_table(caption, profile.overhead, columns, (1, 2), lead=caption)
 
 
-def _table(
+def _details(
     caption: str,
-    columns: tuple[str, ...],
-    rows: Sequence[tuple[str, ...]],
-    numeric: Sequence[int],
-    *,
+    items: Sequence[T],
+    columns: dict[str, Callable[[T], str]],
+    numeric: Iterable[int],
     most: int = _MAX_TEXT_ROWS,
-    folded: bool = True,
-    lead: str = "",
 ) -> Table | None:
-    """Return the table, of many rows the first, and in text `most` of them; None without rows."""
-    return Table(caption, columns, tuple(rows[:_MAX_ROWS]), frozenset(numeric), folded, lead, most) if rows else None
-
-
-def _size(value: int | None) -> str:
-    return "-" if value is None else memory(value)
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "-" if shape is None else " x ".join(map(str, shape[:8]))
+    """Return a folded table of the first items, in text of even fewer."""
+    return make_table(caption, items[:_MAX_ROWS], columns, numeric, folded=True, most=most)

@@ -25,10 +25,10 @@ from omni_cli.record import get_failures, load_record
 from omni_cli.record_file import with_digest
 from omni_cli.report.bench_view import LABELS, bench_view
 from omni_cli.report.comparison_view import comparison_view
+from omni_cli.report.comparison_words import disturbance_warnings, get_failure, not_comparable
 from omni_cli.report.environment import short_title
 from omni_cli.report.junit import to_junit
 from omni_cli.report.markdown import to_markdown
-from omni_cli.report.notes import disturbance_warnings, get_failure, not_comparable
 from omni_cli.report.terminal import to_text
 from omni_cli.report.units import quantity, ratio, seconds
 from omni_cli.report.view import View

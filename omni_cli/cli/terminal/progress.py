@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveDisplay, ProgressMode, progress_mode
 from omni_cli.outputs import Event, MemoryPlanned, RequestResult, StageLoading, StageProgress
-from omni_cli.report.memory_text import memory_lines
+from omni_cli.report.generate_text import memory_lines
 from omni_cli.report.units import count, seconds
 
 if TYPE_CHECKING:

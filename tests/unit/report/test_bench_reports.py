@@ -14,13 +14,11 @@ from support.bench_records import ABBA, pair, record, variant
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.record import Memory
 from omni_cli.report import units
-from omni_cli.report.bench_json import smaller_is_better_json
-from omni_cli.report.bench_view import variant_section
+from omni_cli.report.bench_view import smaller_is_better_json, variant_section
 from omni_cli.report.comparison_view import comparison_view
-from omni_cli.report.comparison_words import Labels
+from omni_cli.report.comparison_words import Labels, comparison_notes, gate_failure
 from omni_cli.report.junit import to_junit
 from omni_cli.report.markdown import to_markdown
-from omni_cli.report.notes import comparison_notes, gate_failure
 from omni_cli.report.terminal import to_text
 from omni_cli.report.view import Verdict, View
 from omni_cli.results import RecordOrigin
