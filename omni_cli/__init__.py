@@ -1,3 +1,3 @@
 """omni-cli: run and benchmark omni models over vLLM and diffusers."""
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"

@@ -8,6 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from omni_cli import __version__
 from omni_cli.doctor.packages import VERIFIED
 
 ROOT = Path(__file__).parents[2]
@@ -74,3 +75,8 @@ def test_the_page_of_dependencies_names_each() -> None:
 
 def test_the_version_is_in_one_place() -> None:
     assert "version" not in PROJECT and "version" in PROJECT["dynamic"]
+
+
+def test_the_newest_section_of_the_changelog_is_this_version_with_its_date() -> None:
+    sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert re.fullmatch(rf"{re.escape(__version__)} \(\d{{4}}-\d\d-\d\d\)", sections[0])
