@@ -1,7 +1,7 @@
 """Names of weights that transformers 5.19 saves with one `model.` too many.
 
 It saves models such as Qwen2-Audio, Voxtral and Granite Speech that were made from a configuration as
-`language_model.model.model.norm.weight`, having undone one renaming twice (`benchmarks/upstream/doubled_names.py`).
+`language_model.model.model.norm.weight`, having undone one renaming twice (`findings/doubled_names_in_checkpoints.sh`).
 vLLM knows the name in the releases, `language_model.model.norm.weight`.
 """
 
