@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -20,6 +21,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A hundred processes would compile the same sources, where an image says that caches are useless in it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# In the background of a script (`make test &`) Ctrl-C is ignored, which processes inherit, also those that tests
+# send it to. A handler is not inherited: they begin with the default one, and the test runner goes on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, lambda *_: None)
 
 # No test asserts a time: on a busy machine an example may take any.
 settings.register_profile("omni", deadline=None)
