@@ -147,15 +147,16 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
     assert type(parse_scalar(text)) is type(value)
 
 
+@pytest.fixture(scope="module")
+def validator():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(json.dumps(json_schema()))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
 class TestJsonSchema:
     """The schema for editors agrees with the checks of `omni`."""
-
-    @pytest.fixture(scope="class")
-    def validator(self):
-        jsonschema = pytest.importorskip("jsonschema")
-        schema = json.loads(json.dumps(json_schema()))
-        jsonschema.Draft202012Validator.check_schema(schema)
-        return jsonschema.Draft202012Validator(schema)
 
     @pytest.mark.parametrize("name", NAMES)
     def test_the_bundled_profiles_are_valid(self, validator, name: str) -> None:
