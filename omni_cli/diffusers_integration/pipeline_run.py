@@ -36,8 +36,7 @@ from omni_cli.diffusers_integration.parallel import find_denoiser
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionTimes
 from omni_cli.diffusers_integration.step_cache import StepCaches
 from omni_cli.diffusers_integration.weights import PipelineAdapters
-from omni_cli.execution.ranges import Consecutive, mark
-from omni_cli.execution.ranges import Clock
+from omni_cli.execution.ranges import Clock, Consecutive, mark
 from omni_cli.inputs.pipeline_call import AUDIO_FIELDS, IMAGE_FIELDS, SOUND_FIELDS, VIDEO_FIELDS, PipelineCall
 
 if TYPE_CHECKING:

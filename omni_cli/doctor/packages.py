@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from omni_cli.child_python import python_command
 
-# Distribution -> version, equal to the pins of pyproject.toml (a unit test compares them).
+# Distribution -> the version that the tests ran with, as in requirements/ (a unit test compares them).
 VERIFIED = {
     "torch": "2.13.0",
     "torchvision": "0.28.0",

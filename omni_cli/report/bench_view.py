@@ -80,9 +80,9 @@ def _get_results(report: BenchmarkReport) -> list[ComparisonResult]:
     names = {(pair.a.name, pair.b.name) for result in results for pair in result.pairs}
     others = get_pairs([item for item in record.comparisons if (item.a, item.b) not in names])
     if others or (record.gate is not None and not results):
-        results.append(ComparisonResult(others, interleaved=True))
+        results.append(ComparisonResult(others, is_saved=True))
     if record.gate is not None:
-        results[-1] = replace(results[-1], gate=record.gate)
+        results[-1] = replace(results[-1], saved_gate=record.gate)
     return results
 
 

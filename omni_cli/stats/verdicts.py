@@ -188,7 +188,8 @@ class ComparisonResult:
     """The pairs of variants with their verdicts; `mismatches` and `differences` are those of the records, too.
 
     `unmatched` are variants without a counterpart, `failures` sentences on variants that failed, `missing` on what
-    cannot be judged. `tool` is the other program that measured; None for our own.
+    cannot be judged. `tool` is the other program that measured; None for our own. A saved document (`is_saved`) has its
+    `saved_gate` in place of limits, and does not say how the pairs were measured.
     """
 
     pairs: tuple[Pair, ...]
@@ -199,12 +200,14 @@ class ComparisonResult:
     missing: tuple[str, ...] = ()
     limits: GateLimits | None = None
     tool: str | None = None
+    is_saved: bool = False
+    saved_gate: GateResult | None = None
 
     @cached_property
     def gate(self) -> GateResult | None:
         """The verdict on the limits; None without limits."""
-        if self.limits is None:
-            return None
+        if self.limits is None or self.saved_gate is not None:
+            return self.saved_gate
         return judge(
             self.limits,
             [item for pair in self.pairs for item in pair.estimates],
@@ -222,7 +225,7 @@ class ComparisonResult:
     @property
     def interleaved(self) -> bool:
         """True if all pairs were measured interleaved."""
-        return bool(self.comparisons) and all(item.interleaved for item in self.comparisons)
+        return self.is_saved or (bool(self.comparisons) and all(item.interleaved for item in self.comparisons))
 
     @property
     def is_decided(self) -> bool:

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from omni_cli.execution.counters import ExecutionCounters
-from omni_cli.execution.graphs import GraphBackend, batch_sizes
 from omni_cli.execution.cuda_graphs import RowGraphs
+from omni_cli.execution.graphs import GraphBackend, batch_sizes
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from pathlib import Path
 from omni_cli.cli.app import run
 from omni_cli.cli.generate.help_inputs import _call_rows
 from omni_cli.cli.generate.inputs import read_specs
-from omni_cli.cli.verify.server import _OF_TRANSCRIPTION
+from omni_cli.cli.verify.run import _OF_TRANSCRIPTION
 from omni_cli.config.loader import load_profile
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.pipeline_call import Argument, PipelineCall
