@@ -1,26 +1,42 @@
-"""Variants of a profile on this machine: planned and checked before anything starts, then run in separate processes."""
+"""Variants on this machine, planned and checked before anything starts.
+
+They are of a profile and run in separate processes, or the runs of any program: a command in the folder of a commit
+that reports a duration.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import re
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from omni_cli.bench.benchmark import Plan
-from omni_cli.bench.commits import checked_out, find_commit
+from omni_cli.bench.commits import checked_out, find_commit, last_line, run_program
 from omni_cli.bench.environment import read_environment
 from omni_cli.bench.profile_source import ProfileSource
-from omni_cli.bench.protocol import Load
+from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.variant_configs import VariantConfig, check_distinct, parse_vary
-from omni_cli.bench.variant_process import VariantProcess
+from omni_cli.bench.variant_process import VariantError, VariantProcess
 from omni_cli.bench.workload import Workload
 from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.schema import EngineConfig
-from omni_cli.errors import StageError
+from omni_cli.errors import StageError, UsageError
 from omni_cli.files import scratch_folder
+from omni_cli.record import workload_fingerprint
+from omni_cli.text import visible
+
+LAST_LINE, WALL_TIME, CPU_TIME, _JSON = "last-line", "wall-time", "cpu-time", "json:"
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 
 
 @contextmanager
@@ -144,3 +160,131 @@ def _check_device(variant: VariantConfig, config: EngineConfig) -> None:
     for stage in config.stages:
         if stage.output_copy == "async" and "output_copy" in variant.varied_keys(stage.name):
             raise StageError(f"variant `{variant.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A shell command. `duration` names the place of its seconds: `last-line` of its output, `json:KEY` of it,
+    `wall-time`, or `cpu-time`, the processor time of all its processes."""
+
+    command: str
+    duration: str = LAST_LINE
+
+    def __post_init__(self) -> None:
+        is_known = self.duration in (LAST_LINE, WALL_TIME, CPU_TIME) or (
+            self.duration.startswith(_JSON) and len(self.duration) > len(_JSON)
+        )
+        if not is_known:
+            message = f"invalid value for `--duration`: `{visible(self.duration, 80)}`"
+            raise UsageError(message, hint=f"write `{LAST_LINE}`, `{_JSON}KEY`, `{WALL_TIME}` or `{CPU_TIME}`")
+        if not self.command.strip():
+            raise UsageError("`--command` is empty", hint="for example `--command 'python bench.py'`")
+
+    def describe(self) -> dict[str, object]:
+        """Return the record's `workload`."""
+        described: dict[str, object] = {"kind": "command", "command": self.command, "duration": self.duration}
+        return {**described, "fingerprint": workload_fingerprint(described)}
+
+    def seconds(self, output: bytes, wall_s: float, cpu_s: float) -> float:
+        """Return the duration of a run. Raises `ValueError` with a sentence."""
+        if self.duration in (WALL_TIME, CPU_TIME):
+            return wall_s if self.duration == WALL_TIME else max(cpu_s, _SHORTEST_S)
+        line = last_line(output)
+        value = _number(line) if self.duration == LAST_LINE else _at(_document(output), self.duration[len(_JSON) :])
+        if value is None or not _SHORTEST_S <= value <= _LONGEST_S:
+            where = "the last line of its output" if self.duration == LAST_LINE else f"`{self.duration}` of its output"
+            raise ValueError(f"{where} is not a number of seconds; its last line is `{line}`")
+        return value
+
+
+@contextmanager
+def program_plan(program: Program, variants: tuple[VariantConfig, ...], command: tuple[str, ...]) -> Iterator[Plan]:
+    """Plan the runs of a program in the folders of these variants."""
+
+    def launch(index: int) -> ProgramVariant:
+        variant = variants[index]
+        assert variant.code is not None  # the folder of a commit
+        return ProgramVariant(variant.name, program, variant.code)
+
+    with scratch_folder("omni-bench-") as folder:
+        yield Plan(
+            RecordBuilder(
+                variants,
+                command=command,
+                environment=read_environment(),
+                workload=program.describe(),
+                folder=folder,
+            ),
+            launch,
+        )
+
+
+class ProgramVariant:
+    """Runs the program once per iteration."""
+
+    pid = None
+
+    def __init__(self, name: str, program: Program, folder: Path) -> None:
+        self.name = name
+        self._program = program
+        self._folder = folder
+
+    async def start(self) -> None:
+        """Start nothing: each iteration is a process of its own."""
+
+    async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
+        return Loaded(())
+
+    async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
+        """Run the program. Raises `VariantError` if it fails, hangs, or reports no duration."""
+        began_s, began_cpu_s = time.perf_counter(), _children_s()
+        try:
+            code, out, err = await run_program(self._program.command, self._folder, timeout_s)
+        except TimeoutError as error:
+            raise VariantError(
+                f"{self.name}: the program is considered hung ({when}): no end within {timeout_s:.0f} s"
+            ) from error
+        wall_s = time.perf_counter() - began_s
+        if code:
+            raise VariantError(f"{self.name}: the program ended with {code} ({when}): {last_line(err, out)}")
+        try:
+            seconds = self._program.seconds(out, wall_s, _children_s() - began_cpu_s)
+        except ValueError as error:
+            raise VariantError(f"{self.name}: {error}", hint="see `--duration` for other places") from error
+        return Ran(e2e_s=seconds, metrics={}, work={}, output_sha256=None, accounted={}, memory={}, lasted_s=wall_s)
+
+    async def close(self) -> None:
+        """Close nothing: a process that was cancelled has been killed."""
+
+
+def _children_s() -> float:
+    """Return the processor time of all processes that have been started and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _number(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def _document(output: bytes) -> Any:
+    """Return the output as JSON, else its last line; None if neither is."""
+    for text in (output, output.strip().rpartition(b"\n")[2]):
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return None
+
+
+def _at(document: Any, path: str) -> float | None:
+    """Return the number at a path such as `stats.mean` or `runs.0`; None if there is none."""
+    for part in path.split("."):
+        if isinstance(document, dict):
+            document = document.get(part)
+        elif isinstance(document, list) and part.isdecimal() and int(part) < len(document):
+            document = document[int(part)]
+        else:
+            return None
+    is_number = isinstance(document, int | float) and not isinstance(document, bool) and math.isfinite(document)
+    return float(document) if is_number else None

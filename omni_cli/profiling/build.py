@@ -14,10 +14,9 @@ from omni_cli.profiling.activity import compute_roofline, launch_gaps, measure_a
 from omni_cli.profiling.chrome_trace import stage_seconds, waterfall
 from omni_cli.profiling.hints import find_hints
 from omni_cli.profiling.memory import added_by_step, stage_memory
-from omni_cli.profiling.operators import Operators, get_copies, operator_times, read_operators
+from omni_cli.profiling.operators import Operators, TraceFile, get_copies, operator_times, read_operators, read_trace
 from omni_cli.profiling.ranges import ENGINE_STEP, range_times, step_times
 from omni_cli.profiling.session import Profiled, RecordedSession
-from omni_cli.profiling.trace_file import TraceFile, read_trace
 from omni_cli.record import Sample, Variant
 from omni_cli.record_file import utc_now
 from omni_cli.stats.compare import compare_variants

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from omni_cli.profile_record import Span
 from omni_cli.profiling.activity import windows
+from omni_cli.profiling.operators import Event, TraceFile
 from omni_cli.profiling.ranges import Interval, length, merged, without
 from omni_cli.profiling.session import Profiled
-from omni_cli.profiling.trace_file import Event, TraceFile
 from omni_cli.stage.recording import Range, Recording, RequestSpan
 
 RANGES_PID = 1

@@ -1,23 +1,131 @@
-"""Operators of one profiled iteration of one stage, with their modules and ranges."""
+"""Operators of one profiled iteration of a stage, read from torch's trace: modules, ranges, times and copies."""
 
 from __future__ import annotations
 
+import math
 import re
+import shutil
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from omni_cli.errors import OutputError
 from omni_cli.profile_record import Copies, CopyPlace, OperatorTime
 from omni_cli.profiling.ranges import Innermost, Interval, base_name, merged
-from omni_cli.profiling.trace_file import Event, TraceFile
 from omni_cli.stage.recording import MODULE_PREFIX, Recording, module_kind
 
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _MEMORY = "[memory]"
+_COPY = "aten::copy_"
+_OUTSIDE = "(outside modules)"
+_OUTSIDE_RANGES = "(outside ranges)"
+_MAX_OPERATORS = 40
+_MAX_PLACES = 20
+
+# Per iteration, by the columns that identify a row: calls, bytes, seconds.
+_Rows = dict[tuple[str, ...], list[float]]
+_TYPE_BYTES = {
+    "float": 4, "double": 8, "long int": 8, "int": 4, "short int": 2, "bool": 1, "unsigned char": 1, "signed char": 1,
+    "c10::BFloat16": 2, "c10::Half": 2, "c10::complex<float>": 8,
+}  # fmt: skip
+
+
+class EventArgs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Arguments of an event. Fields not listed are dropped, which halves the size of a trace.
+
+    Operators have inputs; allocations an address and bytes; device work its launching call, device and stream.
+    """
+
+    input_dims: Any = msgspec.field(name="Input Dims", default=None)
+    input_types: Any = msgspec.field(name="Input type", default=None)
+    external_id: int | None = msgspec.field(name="External id", default=None)
+    allocated_bytes: int | None = msgspec.field(name="Bytes", default=None)
+    address: int | None = msgspec.field(name="Addr", default=None)
+    device_type: int | None = msgspec.field(name="Device Type", default=None)
+    total_allocated: int | None = msgspec.field(name="Total Allocated", default=None)
+    total_reserved: int | None = msgspec.field(name="Total Reserved", default=None)
+    copied_bytes: int | None = msgspec.field(name="bytes", default=None)
+    device: Any = None
+    stream: Any = None
+    correlation: Any = None
+    grid: Any = None
+    block: Any = None
+    name: str | None = None
+    labels: str | None = None
+
+    def first_input_bytes(self) -> int:
+        """Bytes of the first input, which a copying operator writes to; 0 if it is not a tensor."""
+        if not self.input_dims or not self.input_types:
+            return 0
+        dims = self.input_dims[0]
+        if not all(isinstance(size, int) for size in dims):
+            return 0
+        return int(math.prod(dims)) * _TYPE_BYTES.get(self.input_types[0], 0)
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`ts` and `dur` are microseconds, `ts` from the trace's base. `id`, `bp` and `s` link events."""
+
+    ph: str
+    name: str = ""
+    cat: str = ""
+    ts: float | None = None
+    dur: float | None = None
+    pid: int | str = ""
+    tid: int | str = ""
+    id: int | str | None = None
+    bp: str | None = None
+    s: str | None = None
+    args: EventArgs = EventArgs()
+
+
+class _File(msgspec.Struct, frozen=True):
+    events: tuple[Event, ...] = msgspec.field(name="traceEvents")
+    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """A `ts` of 0 is `base_ns` on the wall clock."""
+
+    base_ns: int
+    events: Sequence[Event]
+
+    def ns(self, ts: float) -> int:
+        """Convert a trace time to the wall clock."""
+        return self.base_ns + round(ts * 1000)
+
+    def begin_ns(self, event: Event) -> int:
+        assert event.ts is not None, f"{event.ph} {event.name} has no time"
+        return self.ns(event.ts)
+
+    def end_ns(self, event: Event) -> int:
+        assert event.ts is not None and event.dur is not None, f"{event.ph} {event.name} has no duration"
+        return self.ns(event.ts + event.dur)
+
+
+_decode = msgspec.json.Decoder(_File).decode
+
+
+def read_trace(path: Path, stage: str) -> TraceFile:
+    """Read a trace. Raises `OutputError` for a truncated file: torch does not report a full disk."""
+    try:
+        file = _decode(path.read_bytes())
+        return TraceFile(file.base_ns, file.events)
+    except (OSError, msgspec.DecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is truncated"
+        if shutil.disk_usage(path.parent).free < 2**20:  # torch may also have created no file at all
+            reason = "No space left on device"
+        raise OutputError(
+            f"could not save the trace of stage `{stage}`: {reason}",
+            hint="check for a full disk, or choose another folder with `--output-dir DIR`",
+        ) from error
 
 
 class Operator(msgspec.Struct, frozen=True, gc=False):
@@ -91,7 +199,9 @@ class _Frame(msgspec.Struct):
 
 def read_operators(trace: TraceFile, recording: Recording) -> Operators:
     """Read the main thread's operators and, for a CUDA device, the work that ran there."""
-    thread = _main_thread(trace.events)
+    # The main thread is the one that calls most operators.
+    counts = Counter(event.tid for event in trace.events if event.cat == "cpu_op")
+    thread = max(counts, key=counts.__getitem__, default=0)
     events = [
         event
         for event in trace.events
@@ -109,15 +219,6 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
         for (event, frame), index in zip(allocations, innermost.at(moments), strict=True)
     ]
     return Operators(recording, calls, placed, _device_work(trace, calls))
-
-
-def _main_thread(events: Sequence[Event]) -> int | str:
-    """Return the thread that calls most operators."""
-    counts: dict[int | str, float] = {}
-    for event in events:
-        if event.cat == "cpu_op":
-            counts[event.tid] = counts.get(event.tid, 0) + 1
-    return max(counts, key=counts.__getitem__, default=0)
 
 
 def _nested(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], list[tuple[Event, _Frame | None]]]:
@@ -178,16 +279,6 @@ def _device_work(trace: TraceFile, calls: Sequence[Operator]) -> list[DeviceWork
         for event in trace.events
         if event.cat in _DEVICE_CATEGORIES
     ]
-
-
-_COPY = "aten::copy_"
-_OUTSIDE = "(outside modules)"
-_OUTSIDE_RANGES = "(outside ranges)"
-_MAX_OPERATORS = 40
-_MAX_PLACES = 20
-
-# Per iteration, by the columns that identify a row: calls, bytes, seconds.
-_Rows = dict[tuple[str, ...], list[float]]
 
 
 def operator_times(traced: Sequence[Operators]) -> tuple[OperatorTime, ...]:

@@ -44,7 +44,7 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     """Build the search. Raises `OmniError` for a wrong commit, profile or program."""
     from omni_cli.bench.bisect import Bisection, SearchFolder
     from omni_cli.bench.commits import Worktrees, commits_between, get_repository
-    from omni_cli.bench.program import Program, program_plan
+    from omni_cli.bench.local import Program, program_plan
     from omni_cli.checkpoints.build import cache_folder
     from omni_cli.cli.bisect.report import BisectProgress
     from omni_cli.record_file import get_digest

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from omni_cli.bench.program import CPU_TIME, WALL_TIME
+from omni_cli.bench.local import CPU_TIME, WALL_TIME
 from omni_cli.cli.bench.run import BenchProgress
 from omni_cli.cli.terminal import console
 from omni_cli.errors import OmniError

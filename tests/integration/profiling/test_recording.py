@@ -21,8 +21,7 @@ from omni_cli.execution.modes import make_execution_mode
 from omni_cli.execution.precision import OneDnnLinear
 from omni_cli.execution.ranges import listen, mark, request_began, request_ended
 from omni_cli.execution.worker_pool import WorkerPool
-from omni_cli.profiling.operators import read_operators
-from omni_cli.profiling.trace_file import read_trace
+from omni_cli.profiling.operators import read_operators, read_trace
 
 MIB = 2**20
 

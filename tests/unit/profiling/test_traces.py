@@ -17,9 +17,8 @@ from omni_cli.execution.ranges import listen, mark
 from omni_cli.profiling.activity import launch_gaps, measure_activity
 from omni_cli.profiling.chrome_trace import merged_trace
 from omni_cli.profiling.memory import added_by_step, stage_memory
-from omni_cli.profiling.operators import get_copies, kernel_name, operator_times, read_operators
+from omni_cli.profiling.operators import TraceFile, get_copies, kernel_name, operator_times, read_operators, read_trace
 from omni_cli.profiling.session import Profiled
-from omni_cli.profiling.trace_file import TraceFile, read_trace
 from omni_cli.stage.recording import MemoryReading, Range, Recording, RequestSpan, StageDescription
 
 MS = 10**6
