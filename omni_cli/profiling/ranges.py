@@ -1,10 +1,11 @@
-"""Time per range: by name and by step."""
+"""Time per range, by name and by step; and intervals of time: lookup, union, difference and total length."""
 
 from __future__ import annotations
 
 import re
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,50 +28,52 @@ def base_name(name: str) -> str:
     return re.sub(r" \d+$", "", name)
 
 
+@dataclass
+class _Total:
+    """The time in all ranges of a name: `own_ns` outside inner ranges, `outer_ns` in outermost ranges."""
+
+    calls_ns: list[int] = field(default_factory=list)
+    own_ns: int = 0
+    outer_ns: int = 0
+
+
 def range_times(recordings: Sequence[Recording]) -> tuple[RangeTime, ...]:
     """One row per name, the longest first; `fraction` is of the time in outermost ranges."""
     per_iteration = [_totals(recording.ranges) for recording in recordings]
     names = dict.fromkeys(name for totals in per_iteration for name in totals)
-    everything = statistics.median(sum(row[3] for row in totals.values()) for totals in per_iteration)
+    everything = statistics.median(sum(total.outer_ns for total in totals.values()) for totals in per_iteration)
     rows = []
     for name in names:
-        rows_of_name = [totals.get(name, (0, 0, 0, 0, [])) for totals in per_iteration]
-        total_s = statistics.median(row[1] for row in rows_of_name) / 1e9
+        totals_of_name = [totals.get(name, _Total()) for totals in per_iteration]
+        total_s = statistics.median(sum(total.calls_ns) for total in totals_of_name) / 1e9
         rows.append(
             RangeTime(
                 name=name,
-                calls=statistics.median(row[0] for row in rows_of_name),
+                calls=statistics.median(len(total.calls_ns) for total in totals_of_name),
                 total_s=total_s,
-                self_s=statistics.median(row[2] for row in rows_of_name) / 1e9,
-                median_call_s=statistics.median(ns for row in rows_of_name for ns in row[4]) / 1e9,
+                self_s=statistics.median(total.own_ns for total in totals_of_name) / 1e9,
+                median_call_s=statistics.median(ns for total in totals_of_name for ns in total.calls_ns) / 1e9,
                 fraction=total_s / (everything / 1e9) if everything else 0.0,
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.total_s))
 
 
-def _totals(ranges: Sequence[Range]) -> dict[str, tuple[int, int, int, int, list[int]]]:
-    """By name: calls, total ns, ns outside inner ranges, ns in outermost ranges, ns of each call."""
-    totals: dict[str, tuple[int, int, int, int, list[int]]] = {}
-    opened: list[tuple[Range, int]] = []
-
-    def close() -> None:
-        item, inner_ns = opened.pop()
-        taken_ns = item.ended_ns - item.began_ns
-        calls, total, own, outer, calls_ns = totals.get(base_name(item.name), (0, 0, 0, 0, []))
-        outer_ns = 0 if opened else taken_ns
-        totals[base_name(item.name)] = (
-            calls + 1, total + taken_ns, own + taken_ns - inner_ns, outer + outer_ns, [*calls_ns, taken_ns],
-        )  # fmt: skip
-        if opened:
-            opened[-1] = (opened[-1][0], opened[-1][1] + taken_ns)
-
+def _totals(ranges: Sequence[Range]) -> dict[str, _Total]:
+    totals: dict[str, _Total] = {}
+    opened: list[Range] = []
     for item in ranges:
-        while opened and opened[-1][0].ended_ns <= item.began_ns:
-            close()
-        opened.append((item, 0))
-    while opened:
-        close()
+        while opened and opened[-1].ended_ns <= item.began_ns:
+            opened.pop()
+        taken_ns = item.ended_ns - item.began_ns
+        total = totals.setdefault(base_name(item.name), _Total())
+        total.calls_ns.append(taken_ns)
+        total.own_ns += taken_ns
+        if opened:
+            totals[base_name(opened[-1].name)].own_ns -= taken_ns
+        else:
+            total.outer_ns += taken_ns
+        opened.append(item)
     return totals
 
 

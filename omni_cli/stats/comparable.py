@@ -71,7 +71,9 @@ def work_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
     differences = []
     for name in sorted(amounts_a.keys() | amounts_b.keys()):
         left, right = amounts_a.get(name, ()), amounts_b.get(name, ())
-        if len(left) != len(right) or not all(map(_close, left, right)):
+        if len(left) != len(right) or not all(
+            math.isclose(*pair, rel_tol=1e-9) for pair in zip(left, right, strict=True)
+        ):
             differences.append(Difference(f"work.{name}", _listed(left), _listed(right)))
     return tuple(differences)
 
@@ -142,10 +144,6 @@ def _amounts(variant: Variant, numbers: Collection[int | None]) -> dict[str, tup
 def _mean(variant: Variant, name: str) -> float | None:
     amounts = [sample.work[name] for sample in variant.samples if name in sample.work]
     return sum(amounts) / sum(sample.work.get("requests", 1.0) for sample in variant.samples) if amounts else None
-
-
-def _close(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=1e-9)
 
 
 def _listed(amounts: tuple[float | None, ...]) -> str:
@@ -243,7 +241,8 @@ def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
 def machine_disturbances(utilisation: Utilisation) -> tuple[Disturbance, ...]:
     """Return the disturbances that lasted for `MIN_SHARE` of the time and for `MIN_READINGS` readings."""
     others = [max(0.0, busy - own) for busy, own in zip(utilisation.busy_cores, utilisation.own_cores, strict=True)]
-    fast = _quantile(utilisation.cpu_mhz, _FAST)
+    ranked = sorted(utilisation.cpu_mhz)
+    fast = ranked[int(_FAST * (len(ranked) - 1))] if ranked else 0.0
     clock = [mhz / fast for mhz in utilisation.cpu_mhz] if fast else []
     limit = max(OTHERS_CORES, OTHERS_SHARE * utilisation.usable_cores)
     candidates = [
@@ -277,7 +276,3 @@ def _lasting(kind: Kind, amounts: Sequence[float], shows: Sequence[bool]) -> Dis
         return None
     shown = [amount for amount, is_shown in zip(amounts, shows, strict=True) if is_shown]
     return Disturbance(kind, count / len(shows), sum(shown) / len(shown))
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[int(share * (len(values) - 1))] if values else 0.0
