@@ -27,6 +27,8 @@ _SEPARATOR = "\x1f"
 _FORMAT = "--format=%H%x1f%an%x1f%as%x1f%s"
 _MAX_REASON = 300
 
+_WORKER = "omni_cli/bench/variant_worker.py"
+
 
 class CommitInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A commit, with what readers want to know about it."""
@@ -162,9 +164,6 @@ def last_line(*texts: bytes) -> str:
         lines = lines or text.decode(errors="replace").split("\n")
         lines = [line.strip() for line in lines if line.strip()]
     return visible(lines[-1], _MAX_REASON) if lines else "no output"
-
-
-_WORKER = "omni_cli/bench/variant_worker.py"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Outputs of an iteration: a hash to compare all of them, files to measure their difference."""
+"""Outputs of an iteration: a hash to compare all of them, files to measure their difference, and copies for readers.
+
+Copies in a record are bounded in number and size, and encoded as files.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 _TOKENS = "tokens"
+
+MAX_OUTPUTS = 2
+MAX_IMAGE_BYTES = 2**19
+MAX_AUDIO_BYTES = 2**20
+_SHEET_FRAMES, _SHEET_SIDE = 12, 192
 
 
 def output_arrays(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
@@ -77,12 +85,6 @@ def load_arrays(path: Path) -> dict[str, np.ndarray] | None:
         return None
     with np.load(path) as arrays:
         return dict(arrays)
-
-
-MAX_OUTPUTS = 2
-MAX_IMAGE_BYTES = 2**19
-MAX_AUDIO_BYTES = 2**20
-_SHEET_FRAMES, _SHEET_SIDE = 12, 192
 
 
 def kept_outputs(arrays: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray] | None) -> tuple[KeptOutput, ...]:

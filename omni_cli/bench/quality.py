@@ -34,6 +34,10 @@ ALEXNET = "alexnet-owt-7be5be79.pth"
 _CHECKPOINTS = {"clip_score": "clip", "wer": "whisper"}
 _NEEDS_TORCHMETRICS = ("lpips", "wer")
 
+_WHISPER_RATE, _WHISPER_SECONDS = 16_000, 30
+Frames = Callable[[np.ndarray, np.ndarray, str], float | None]
+"""Measures frames (num_frames, height, width, channels), uint8, of two variants; the second's prompt is given."""
+
 
 class Measurement(msgspec.Struct, frozen=True):
     """Work of the process: folders of weights by measure, and pairs of files with outputs."""
@@ -98,12 +102,6 @@ def measure_pairs(weights: Mapping[str, Path], pairs: Sequence[tuple[Path, Path]
         names = ", ".join(weights)
         raise QualityWeightsError(f"cannot measure {names}: {lines[-1]}", hint="check the weights: `-v` shows more")
     return msgspec.json.decode(ended.stdout, type=list[list[dict[str, float]]])
-
-
-_WHISPER_RATE, _WHISPER_SECONDS = 16_000, 30
-
-Frames = Callable[[np.ndarray, np.ndarray, str], float | None]
-"""Measures frames (num_frames, height, width, channels), uint8, of two variants; the second's prompt is given."""
 
 
 def measured(work: Measurement) -> list[list[dict[str, float]]]:

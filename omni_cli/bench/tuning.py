@@ -1,4 +1,7 @@
-"""Conduct a search: batches of bench's interleaved variants, until the race over them is decided."""
+"""Conduct a search for the fastest setting: batches of interleaved variants, until the race over them is decided.
+
+The settings are those of `--search KEY=A,B` or `KEY=1..16`, or of a space that suits the measured stages.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,16 @@ from omni_cli.tune_record import Candidate, Round, TuneRecord
 
 MIN_ATTAINMENT = 0.99
 """Share of its requests that must meet the limits of `--slo`."""
+
+OPTION = "--search"
+MAX_SETTINGS = 64
+MAX_TOGETHER = 8
+"""Settings that run side by side; more would disturb each other, and the result would be about their crowd."""
+
+AS_IT_IS = "profile as it is"
+_WHOLE = 8
+_STEPS = 5
+_RANGE = re.compile(r"([^=]+)=\s*(-?[0-9.]+?)\s*\.\.\s*(-?[0-9.]+)\s*")
 
 
 @dataclass(frozen=True)
@@ -217,17 +230,6 @@ class Tuning:
     def _keep(self, record: TuneRecord) -> None:
         self.record = record
         save_record(record, self.path)
-
-
-OPTION = "--search"
-MAX_SETTINGS = 64
-MAX_TOGETHER = 8
-"""Settings that run side by side; more would disturb each other, and the result would be about their crowd."""
-
-AS_IT_IS = "profile as it is"
-_WHOLE = 8
-_STEPS = 5
-_RANGE = re.compile(r"([^=]+)=\s*(-?[0-9.]+?)\s*\.\.\s*(-?[0-9.]+)\s*")
 
 
 @dataclass(frozen=True)

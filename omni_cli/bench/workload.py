@@ -22,6 +22,9 @@ ALL = "all"
 _KINDS = ("ar", "diffusion")
 _DESCRIPTIVE = ("description", "version")
 
+# Keys of `sampling` that change the amount of work, which `--output-len` fixes.
+_LENGTHS = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -127,10 +130,6 @@ def lengths_given_by(overrides: Collection[str]) -> tuple[str, ...]:
     """Return the names of the stages whose number of tokens is set by `STAGE.sampling.max_tokens=N`."""
     keys = [text.partition("=")[0].strip() for text in overrides]
     return tuple(dict.fromkeys(key.partition(".")[0] for key in keys if key.endswith(".sampling.max_tokens")))
-
-
-# Keys of `sampling` that change the amount of work, which `--output-len` fixes.
-_LENGTHS = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
 
 
 @dataclass(frozen=True)

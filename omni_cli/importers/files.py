@@ -37,6 +37,11 @@ _DOCUMENTS: tuple[tuple[frozenset[str], str, Callable[[Any], list[Imported]]], .
     (frozenset({"results"}), "hyperfine", hyperfine),
 )
 
+_DATE = re.compile(
+    r"(?<!\d)(20\d\d)[-_]?([01]\d)[-_]?([0-3]\d)(?:[T_-]?([0-2]\d)[:_-]?([0-5]\d)(?:[:_-]?([0-5]\d))?)?(?!\d)"
+)
+_APART = timedelta(minutes=1)  # files of a copy or a checkout are written within seconds
+
 
 def load_any(path: Path, *, commit: str | None = None) -> list[Imported]:
     """Return the records of a file, the oldest first. Raises `InputError`.
@@ -145,12 +150,6 @@ def _with_commit(item: Imported, commit: str | None) -> Imported:
         return item
     environment = {**item.record.environment, "code": {"commit": commit}}
     return replace(item, record=msgspec.structs.replace(item.record, environment=environment))
-
-
-_DATE = re.compile(
-    r"(?<!\d)(20\d\d)[-_]?([01]\d)[-_]?([0-3]\d)(?:[T_-]?([0-2]\d)[:_-]?([0-5]\d)(?:[:_-]?([0-5]\d))?)?(?!\d)"
-)
-_APART = timedelta(minutes=1)  # files of a copy or a checkout are written within seconds
 
 
 def in_order(files: Sequence[tuple[Path, Imported]]) -> tuple[list[tuple[Path, Imported]], str | None]:

@@ -1,4 +1,4 @@
-"""Device utilisation of a stage while it has a request, and where the idle time goes."""
+"""Device utilisation of a stage while it has a request, where the idle time goes, and a lower bound on its time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from omni_cli.stage.recording import Linear, MachineRates, Recording, StageDescr
 BETWEEN_OPERATORS = "between operators"
 INSIDE_OPERATORS = "inside operators"
 BETWEEN_STEPS = "between steps"
+
+_MAX_PARTS = 12
+_NOT_MATRICES = "norms, activations, embeddings and sampling: assumed fused into the neighbouring matrix products"
 
 
 def windows(recording: Recording) -> list[Interval]:
@@ -99,10 +102,6 @@ def launch_gaps(traced: Sequence[Operators], description: StageDescription) -> L
         count=round(count), total_s=total / 1e9, median_s=middle / 1e9, largest_s=largest / 1e9,
         fraction_of_steps=fraction,
     )  # fmt: skip
-
-
-_MAX_PARTS = 12
-_NOT_MATRICES = "norms, activations, embeddings and sampling: assumed fused into the neighbouring matrix products"
 
 
 def compute_roofline(

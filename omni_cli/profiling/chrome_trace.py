@@ -1,4 +1,4 @@
-"""Merge the traces of all stages into one on a common time axis, with ranges on separate tracks."""
+"""An iteration on a common time axis: as spans, as seconds per stage, and as one trace of all stages."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from omni_cli.stage.recording import Range, Recording, RequestSpan
 RANGES_PID = 1
 _STAGE_PIDS = 100
 _GZIP_LEVEL = 5
+
+CONNECTORS = "connectors"
+OTHER = "other"
 
 
 def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str, TraceFile]]) -> bytes:
@@ -134,10 +137,6 @@ class _Renumbered:
 
 def _name_event(kind: str, pid: int, tid: int | str, name: str) -> dict[str, object]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-CONNECTORS = "connectors"
-OTHER = "other"
 
 
 def waterfall(began_ns: int, recordings: Mapping[str, Recording]) -> tuple[Span, ...]:

@@ -22,6 +22,8 @@ _MIN_SCATTERS = 4.0
 _NEIGHBOURS = 5
 _MAD_TO_SIGMA = 1.4826
 
+Interval = tuple[int, int]
+
 
 def base_name(name: str) -> str:
     """Shorten `denoising step 3` to `denoising step`."""
@@ -135,9 +137,6 @@ def _usual(times: np.ndarray) -> np.ndarray:
         if len(around):
             usual[index] = np.median(around)
     return usual
-
-
-Interval = tuple[int, int]
 
 
 class Innermost:

@@ -22,6 +22,8 @@ from omni_cli.stats.sequential import ALPHA
 _MAX_CORRELATION = 0.95
 _PLACES = 10  # blocks of a queue
 
+_RESAMPLES = 2000
+
 
 def metric_names(variant: Variant) -> tuple[str, ...]:
     """Return the metrics that at least one sample has, `e2e_s` first, the others in order of appearance."""
@@ -259,9 +261,6 @@ def _batch_length(values: np.ndarray) -> int:
     correlation += (1 + 3 * correlation) / count  # the bias of a short series
     correlation = min(max(correlation, 0.0), _MAX_CORRELATION)
     return round(4 * correlation / (1 - correlation)) + 1
-
-
-_RESAMPLES = 2000
 
 
 def summarise(variant: Variant, metric: str) -> Summary | None:

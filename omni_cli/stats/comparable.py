@@ -1,4 +1,8 @@
-"""The conditions under which two measurements may be compared: machine, versions, workload, settings, work."""
+"""The conditions under which two measurements may be compared: machine, versions, workload, settings, work.
+
+Also the disturbances of a measurement, from the utilisation recorded beside it and from the requests of a load test.
+Their rules are fixed. One of the machine is reported only if it lasted: a single reading proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,36 @@ _WORK_NEUTRAL = frozenset({
     "channels_last",
 })  # fmt: skip
 
-
 ABSENT = "absent"
+
+OTHERS_CORES, OTHERS_SHARE = 0.5, 0.03
+"""Other programs are reported from half a core on; on machines with many cores, from 3 % of them."""
+
+STOLEN_CORES = 0.1
+HELD_BACK = 0.1
+"""Minimum share of a quota's periods in which it ran out."""
+
+SLOW_CLOCK = 0.85
+"""A clock below this share of its usual speed is slow."""
+
+MIN_SHARE = 0.1
+"""Minimum share of the time; shorter disturbances are not reported."""
+
+MIN_READINGS = 3
+_FAST = 0.9  # the quantile of a clock that is taken as its usual speed under load
+
+LATE_S = 0.005
+"""A request that is sent this much later than it was due was delayed by the client."""
+
+_LATE_SHARE = 0.01
+_BURST_S = 1e-5
+_WHOLE = 0.98  # of the tokens that were asked for
+_BUSY_CORES, _BUSY_SHARE = 0.8, 0.1
+
+Kind = Literal[
+    "late client", "no usage", "bursts", "short answers", "busy client", "neighbour", "stolen", "quota",
+    "slow processor", "throttled device",
+]  # fmt: skip
 
 
 def record_mismatches(a: Record, b: Record) -> tuple[Difference, ...]:
@@ -151,36 +183,6 @@ def _listed(amounts: tuple[float | None, ...]) -> str:
         return ABSENT
     shown = [f"{amount:g}" for amount in amounts[:_MAX_LISTED]]
     return ", ".join(shown) + (", ..." if len(amounts) > _MAX_LISTED else "")
-
-
-OTHERS_CORES, OTHERS_SHARE = 0.5, 0.03
-"""Other programs are reported from half a core on; on machines with many cores, from 3 % of them."""
-
-STOLEN_CORES = 0.1
-HELD_BACK = 0.1
-"""Minimum share of a quota's periods in which it ran out."""
-
-SLOW_CLOCK = 0.85
-"""A clock below this share of its usual speed is slow."""
-
-MIN_SHARE = 0.1
-"""Minimum share of the time; shorter disturbances are not reported."""
-
-MIN_READINGS = 3
-_FAST = 0.9  # the quantile of a clock that is taken as its usual speed under load
-
-LATE_S = 0.005
-"""A request that is sent this much later than it was due was delayed by the client."""
-
-_LATE_SHARE = 0.01
-_BURST_S = 1e-5
-_WHOLE = 0.98  # of the tokens that were asked for
-_BUSY_CORES, _BUSY_SHARE = 0.8, 0.1
-
-Kind = Literal[
-    "late client", "no usage", "bursts", "short answers", "busy client", "neighbour", "stolen", "quota",
-    "slow processor", "throttled device",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)

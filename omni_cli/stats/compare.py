@@ -25,6 +25,22 @@ Two loads of the same stage differ by up to about that much for as long as they 
 each, measured over 15 loads, `benchmarks/gate_calibration.md`), so a smaller difference between two variants shows
 no effect of their settings."""
 
+RUN_NOISE = 0.12
+"""Standard deviation between loads, as a share of what running adds to the peak of loading; measured: 0.119."""
+
+LOAD_NOISE_BYTES = 2**20
+"""Standard deviation of the peak while loading, per process; measured: 0.2 MiB."""
+
+REACH = 3.0
+"""Width of the interval to either side in standard deviations: one comparison of equal code in several hundred
+exceeds it."""
+
+PREPARATION = ("capture_s", "compile_s")
+"""Counters of seconds that are spent once, so that later runs are faster."""
+
+PREPARED_MODES = frozenset({"execution", "cudagraph_mode"})
+MODES = PREPARED_MODES | {"output_copy"}
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -155,17 +171,6 @@ def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
     return math.exp(interval[0]), math.exp(interval[1])
 
 
-RUN_NOISE = 0.12
-"""Standard deviation between loads, as a share of what running adds to the peak of loading; measured: 0.119."""
-
-LOAD_NOISE_BYTES = 2**20
-"""Standard deviation of the peak while loading, per process; measured: 0.2 MiB."""
-
-REACH = 3.0
-"""Width of the interval to either side in standard deviations: one comparison of equal code in several hundred
-exceeds it."""
-
-
 def memory_peaks(a: Variant, b: Variant, margin: float) -> tuple[MemoryPeak, ...]:
     """Compare the peaks that both variants measured: exact if an allocator counts them, else with an interval.
 
@@ -218,13 +223,6 @@ def _peak(stage: Mapping[str, object], phase: str) -> float:
     peaks = stage.get(phase)
     value = peaks.get(HOST_RSS) if isinstance(peaks, Mapping) else None
     return float(value) if isinstance(value, int | float) else 0.0
-
-
-PREPARATION = ("capture_s", "compile_s")
-"""Counters of seconds that are spent once, so that later runs are faster."""
-
-PREPARED_MODES = frozenset({"execution", "cudagraph_mode"})
-MODES = PREPARED_MODES | {"output_copy"}
 
 
 def break_even(a: Variant, b: Variant, comparison: Comparison, memory: Sequence[MemoryPeak]) -> BreakEven | None:

@@ -63,6 +63,12 @@ _SHOWING = 0.75  # share of the newest records that have to show half of the ste
 _POWER = NormalDist().inv_cdf(0.8)
 _NEAR = 2.4  # sum of absolute deviations, in standard deviations, that another place of the step may add
 
+NEEDED = BEFORE + AFTER
+"""Records that a series needs before its first step can be seen."""
+
+_NIGHT = timedelta(hours=24)  # the records of one night count together
+_ORDER: tuple[GateVerdict, ...] = ("failed", "regression", "inconclusive", "not comparable", "pass")
+
 
 @dataclass(frozen=True)
 class Shift:
@@ -153,13 +159,6 @@ def _slope(*parts: np.ndarray) -> float:
 def _deviation(values: np.ndarray, over: Callable[[np.ndarray], float]) -> float:
     """Return the median or the sum of the absolute deviations from the median."""
     return float(over(np.abs(values - np.median(values))))
-
-
-NEEDED = BEFORE + AFTER
-"""Records that a series needs before its first step can be seen."""
-
-_NIGHT = timedelta(hours=24)  # the records of one night count together
-_ORDER: tuple[GateVerdict, ...] = ("failed", "regression", "inconclusive", "not comparable", "pass")
 
 
 @dataclass
