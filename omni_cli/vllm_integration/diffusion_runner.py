@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from vllm.distributed import get_pp_group, get_tp_group
 from vllm.model_executor.layers.pooler import DispatchPooler, IdentityPooler
 from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.sequence import IntermediateTensors
@@ -140,17 +139,10 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
     A model that keeps requests between steps forgets those that have ended in its `drop`.
     """
 
-    broadcast_pp_output: bool
-
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         # The configuration is that of the whole model, with M-RoPE; a diffusion stage has no positions.
         self.uses_mrope = False
-        # With an external launcher each pipeline rank has its own engine, which waits for the outputs. vLLM broadcasts
-        # logits to them; a diffusion has none, so the last rank's outputs are broadcast instead.
-        self._broadcasts = self.broadcast_pp_output
-        self.broadcast_pp_output = False
-        self.returns_outputs = self.returns_outputs or self._broadcasts
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
@@ -185,36 +177,14 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
                 return self._diffuse(inputs, intermediate_tensors=intermediate_tensors)
             return self._diffuse(inputs)
 
-    def execute_model(self, *args: object, **kwargs: object) -> object:
-        """Run a step as vLLM does; with an external launcher, all pipeline ranks return the last one's outputs."""
-        output = super().execute_model(*args, **kwargs)
-        if not self._broadcasts or not isinstance(output, IntermediateTensors):
-            return output
-        pipeline = get_pp_group()
-        pipeline.send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
-        received = pipeline.broadcast_tensor_dict(src=pipeline.world_size - 1)
-        assert received is not None
-        return self._make_output([received[str(index)] for index in range(len(received))])
-
     def _pool(self, hidden_states: object, *args: object, **kwargs: object) -> PendingOutput:
-        """Return the outputs; `hidden_states` is the model's result: a tensor, a list or a dict by request."""
-        tensors = list(one_tensor_per_request(hidden_states, list(self.input_batch.req_ids)).values())
-        if self._broadcasts:
-            pipeline = get_pp_group()
-            named = {
-                str(index): tensor.contiguous() if isinstance(tensor, torch.Tensor) else tensor
-                for index, tensor in enumerate(tensors)
-            }
-            pipeline.broadcast_tensor_dict(named, src=pipeline.world_size - 1)
-        return self._make_output(tensors)
-
-    def _make_output(self, results: list[Output]) -> PendingOutput:
-        """Build the step's output from one result per request, in batch order."""
+        """Return the step's output; `hidden_states` is the model's result: a tensor, a list or a dict by request."""
         request_ids = list(self.input_batch.req_ids)
+        results = one_tensor_per_request(hidden_states, request_ids) if self.returns_outputs else {}
         output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
         on_device: dict[str, torch.Tensor] = {}
         at_once: dict[str, Payload] = {}
-        for request_id, result in zip(request_ids, results, strict=True) if self.returns_outputs else ():
+        for request_id, result in results.items():
             if isinstance(result, torch.Tensor) and result.device.type == self.device.type:
                 on_device[request_id] = result
             elif not isinstance(result, Unfinished):  # a failure, or a host tensor, as of transformers' vocoder

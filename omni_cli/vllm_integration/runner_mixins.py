@@ -109,10 +109,8 @@ class OmniRunnerMixin(VllmRunner):
         self.request_payloads: dict[str, RequestPayload] = {}
         self.payload_limits = DEFAULT_LIMITS
         self._has_later_positions = False
-        # vLLM's executor uses the outputs of one rank, so the others copy nothing. With an external launcher each
-        # rank has its own executor.
-        is_alone = self.parallel_config.distributed_executor_backend == "external_launcher"
-        self.returns_outputs: bool = get_pp_group().is_last_rank and (is_alone or get_tp_group().is_first_rank)
+        # vLLM's executor uses the outputs of one rank, so the others copy nothing.
+        self.returns_outputs = bool(get_pp_group().is_last_rank and get_tp_group().is_first_rank)
         self._triton_cache = os.environ.get(TRITON_CACHE)
         self.use_output_copy("sync")
 

@@ -106,16 +106,11 @@ class OmniWorkerMixin(VllmWorker):
 
     runner_cls: ClassVar[type]
     runner_home: ClassVar[ModuleType]
-    distributed_init_method: str
 
     def init_device(self, *args: object, **kwargs: object) -> None:
         scratch = os.environ.get("VLLM_RPC_BASE_PATH")  # set by the stage's process
         if scratch is not None and stacks_in(scratch).exists():  # not in a rank on another machine
             write_stacks_on_signal(stacks_in(scratch))
-        if self.distributed_init_method == "env://":
-            # With an external launcher. vLLM names the shared memory of CPU ranks by the part after the colon: without
-            # a name per launch, two launches would share it, and a killed one would block all later ones.
-            self.distributed_init_method = f"env://#{os.environ['MASTER_PORT']}"
         base = next(cls.__name__ for cls in self.runner_cls.__mro__ if cls.__module__.startswith("vllm."))
         with replaced(self.runner_home, **{base: self.runner_cls}):
             super().init_device(*args, **kwargs)

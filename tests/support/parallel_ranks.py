@@ -1,9 +1,7 @@
-"""Runs a model on several ranks, and writes what each of them made; a script: vLLM binds its process.
+"""Runs a diffusion on several ranks, and writes what they made; a script: vLLM binds its process.
 
-Reads a JSON task from stdin: `model` and `cases`, by name: `kind` ("thinker", "talker" or "diffusion") and `engine`
-(EngineArgs). Each case runs in processes that are forked after the imports: with `external_launcher` one a rank, in the
-environment that torchrun would give it. Writes JSON to the path in argv: for each case a list with each process's
-results.
+Reads a JSON task from stdin: `model` and `cases`, EngineArgs by name. Each case runs in a process that is forked after
+the imports. Writes JSON to the path in argv: for each case the tensor of each request.
 """
 
 from __future__ import annotations
@@ -11,21 +9,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-PROMPTS = ["hello", "Tell me about the rain on a tin roof, and about the long road home.", "a"]
-MAX_TOKENS = 16
 LENGTHS = [5, 17, 1, 8]
-TALKER_REQUESTS = [
-    {"id": "first", "num_prompt": 20, "num_reply": 12, "max_tokens": 24},
-    {"id": "one token", "num_prompt": 15, "num_reply": 1, "max_tokens": 16},
-    {"id": "long reply", "num_prompt": 9, "num_reply": 30, "max_tokens": 20},
-]
 TIMEOUT_S = 100
 
 
@@ -50,37 +40,22 @@ def main() -> None:
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
 
-def run_case(model: str, case: dict[str, Any]) -> list[Any]:
-    engine = case["engine"]
-    launched = engine.get("distributed_executor_backend") == "external_launcher"
-    size = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1) if launched else 1
+def run_case(model: str, arguments: dict[str, Any]) -> Any:
     context = multiprocessing.get_context("fork")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pipes, processes = [], []
-    for rank in range(size):
-        ours, theirs = context.Pipe(duplex=False)
-        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
-        variables["MASTER_PORT"] = port
-        process = context.Process(target=run_rank, args=(theirs, model, case, variables if launched else {}))
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=run_engine, args=(theirs, model, arguments))
+    process.start()
+    theirs.close()
     try:
-        return [pipe.recv() if pipe.poll(TIMEOUT_S) else "it never answered" for pipe in pipes]
+        return ours.recv() if ours.poll(TIMEOUT_S) else "it never answered"
     finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
+        process.join(10)
+        process.kill()
 
 
-def run_rank(pipe: Any, model: str, case: dict[str, Any], variables: dict[str, Any]) -> None:
-    os.environ.update({name: str(value) for name, value in variables.items()})
+def run_engine(pipe: Any, model: str, arguments: dict[str, Any]) -> None:
     try:
-        run = {"thinker": run_thinker, "talker": run_talker, "diffusion": run_diffusion}[case["kind"]]
-        pipe.send(run(model, case["engine"]))
+        pipe.send(run_diffusion(model, arguments))
     except Exception:  # noqa: BLE001 - whatever it is, the test shows it
         pipe.send(traceback.format_exc())
     finally:
@@ -95,58 +70,6 @@ def make_engine(engine_cls: Any, **arguments: Any) -> Any:
     given = {"dtype": "float32", "enforce_eager": True, "disable_log_stats": True, "max_model_len": 256}
     given |= {"max_num_seqs": 8, "kv_cache_memory_bytes": 16 << 20}
     return engine_cls.from_engine_args(EngineArgs(**with_given_cache({**given, **arguments})))
-
-
-def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Tokens and hidden-state rows by request id; rows are None on ranks that hand none out."""
-    from vllm import SamplingParams
-
-    from omni_cli.models.qwen2_5_omni.family import FAMILY
-    from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
-    from omni_cli.vllm_integration.outputs import TextEngine
-    from omni_cli.vllm_integration.registry import resolve_in_process
-    from omni_cli.vllm_integration.stage import VllmStage
-
-    for architecture in (FAMILY.architectures[0], *FAMILY.inner_architectures):
-        resolve_in_process(architecture)
-    worker = VllmStage.worker_cls("ar")
-    engine = make_engine(
-        TextEngine, model=model, worker_cls=worker, skip_mm_profiling=True, mm_processor_cache_gb=0, **arguments
-    )
-    processor = engine.output_processor
-    params = SamplingParams(
-        temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, extra_args={WANTS_HIDDEN_STATES: True}
-    )
-    for number, text in enumerate(PROMPTS):
-        (rendered,) = engine.renderer.render_cmpl([{"prompt": text, "cache_salt": "rows"}])
-        engine.add_request(str(number), rendered, params.clone())
-    results: dict[str, Any] = {}
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                rows = processor.take_hidden_rows(output.request_id)
-                tokens = list(output.outputs[0].token_ids)
-                results[output.request_id] = {"tokens": tokens, "made": None if rows is None else rows.tolist()}
-    engine.engine_core.shutdown()
-    return results
-
-
-def run_talker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Tokens by request id, of rows that come late: every rank's engine gets them at the same steps."""
-    from stage_specs import get_spec
-    from talker_rows import Runs, feeding_at_random
-
-    from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
-    from omni_cli.models.registry import load_stage
-
-    stage = TalkerConfig.named(
-        "talker", input="thinker", max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=16 << 20,
-        sampling={"temperature": 0.0},
-    )  # fmt: skip
-    # A profile cannot ask for ranks that a program has launched.
-    stage = stage.model_copy(update=arguments)
-    made = Runs(load_stage(get_spec(stage, model), lambda report: None), TALKER_REQUESTS).run(feeding_at_random())
-    return {name: {"tokens": tokens, "made": None} for name, tokens in made["tokens"].items()}
 
 
 def run_diffusion(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +98,7 @@ def run_diffusion(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     results: dict[str, Any] = {}
     while engine.has_unfinished_requests():
         for output in engine.step():
-            results[output.request_id] = {"tokens": [], "made": output.outputs.data.tolist()}
+            results[output.request_id] = output.outputs.data.tolist()
     if arguments.get("distributed_executor_backend") == "mp":
         check_stacks(num_ranks=2)
     engine.engine_core.shutdown()

@@ -85,17 +85,6 @@ CALLABLES = [
         "is overridden to fill the talker's input embeddings and to run a diffusion",
     ),
     (f"{RUNNER}._pool", ["hidden_states"], "is overridden to hand one tensor per request out"),
-    (f"{RUNNER}.execute_model", ["scheduler_output"], "is overridden to hand a diffusion's tensors round a pipeline"),
-    (
-        "vllm.distributed.parallel_state:GroupCoordinator.send_tensor_dict",
-        ["tensor_dict", "all_gather_group"],
-        "is called with intermediate tensors",
-    ),
-    (
-        "vllm.distributed.parallel_state:GroupCoordinator.broadcast_tensor_dict",
-        ["tensor_dict", "src"],
-        "is called with a diffusion's tensors",
-    ),
     (f"{RUNNER}.sample_tokens", ["grammar_output"], "is overridden to attach hidden states"),
     (f"{RUNNER}._sample", ["logits"], "is overridden to predict the other codes of a frame"),
     (f"{RUNNER}.initialize_kv_cache", ["kv_cache_config"], "is overridden to keep rows of cached blocks"),
@@ -574,11 +563,11 @@ ATTRIBUTES = [
     ),
     (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
-        ["self.device", "self.speculative_config", "self.parallel_config", "self.cudagraph_dispatcher"],
+        ["self.device", "self.speculative_config", "self.cudagraph_dispatcher"],
     ),
     (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
-        ["self.broadcast_pp_output", "self.discard_request_mask"],
+        ["self.discard_request_mask"],
     ),
     (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
@@ -601,7 +590,6 @@ ATTRIBUTES = [
         ["moe_config = FusedMoEConfig(", "is_lora_enabled="],
     ),
     ("vllm.utils.gc_utils:freeze_gc_for_cudagraph_capture", ["gc.freeze()", "gc.unfreeze()", "gc.collect()"]),
-    ("vllm.v1.worker.worker_base:WorkerBase.__init__", ["self.distributed_init_method"]),
     ("vllm.model_executor.layers.fused_moe.routed_experts:RoutedExperts.__init__", ["self.moe_config"]),
     ("vllm.v1.worker.gpu_worker:Worker._init_workspace_and_model_runner", ["self._make_model_runner()"]),
     (
@@ -614,10 +602,6 @@ ATTRIBUTES = [
         ["if self.is_creator:", "self.shared_memory.unlink()"],
     ),
     ("vllm.distributed.device_communicators.shm_broadcast:MessageQueue.__init__", ["self.buffer = ShmRingBuffer("]),
-    (
-        "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher._distributed_args",
-        ['distributed_init_method = "env://"'],
-    ),
     ("vllm.distributed.parallel_state:GroupCoordinator.__init__", ["self.device_communicator"]),
     ("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.__init__", ["self.dist_module"]),
     ("vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed.__init__", ["self.group_name"]),
@@ -900,7 +884,6 @@ MOVES = {
     "sample_tokens": (f"{V2_RUNNER}.sample_tokens", "hidden states beside the tokens"),
     "_sample": (f"{V2_RUNNER}.sample", "the code predictor, after the token"),
     "_pool": (f"{V2_RUNNER}.pool", "one tensor per request of a diffusion"),
-    "execute_model": (f"{V2_RUNNER}.execute_model", "outputs of the last pipeline rank"),
     "_dummy_run": (f"{V2_RUNNER}._dummy_run", "taking Triton's cache back"),
     "_dummy_sampler_run": (f"{V2_RUNNER}._dummy_sampler_run", "skipping it where nothing is measured"),
     "initialize_kv_cache": (f"{V2_RUNNER}.initialize_kv_cache", "rows of cached blocks"),
@@ -944,9 +927,7 @@ READS = {
     "intermediate_tensors": (f"{V2_RUNNER}.intermediate_tensors", "nothing: always made with the model"),
     "device": (f"{V2_RUNNER}.device", "nothing"),
     "speculative_config": (f"{V2_RUNNER}.speculative_config", "nothing"),
-    "parallel_config": (f"{V2_RUNNER}.parallel_config", "nothing"),
     "cudagraph_dispatcher": (f"{V2}.cudagraph_utils:CudaGraphManager.dispatch", "the runner has no dispatcher"),
-    "broadcast_pp_output": (f"{V2}.pp_utils:PPHandler.broadcast", "sampled tokens go to all ranks"),
     "discard_request_mask": (f"{V2}.input_batch:InputBatch.is_prefilling_np", "the same, for unfinished prompts"),
     "num_computed_tokens_cpu": (f"{V2}.input_batch:InputBatch.num_computed_tokens_np", "nothing"),
     "req_id_to_index": (f"{V2}.states:RequestState.req_id_to_index", "nothing"),
