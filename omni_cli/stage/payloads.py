@@ -80,14 +80,6 @@ class PayloadLimits:
         if found > allowed:
             raise PayloadError(f"{found} {what}, at most {allowed} are allowed", limit=key)
 
-    def check_values(self, values: Mapping[str, torch.Tensor | Sequence[int | float | str]]) -> None:
-        """Raise `PayloadError` for values that cannot be encoded within these limits; their sum is not checked."""
-        self.check("max_payload_entries", len(values), "entries")
-        self.check("max_payload_items", sum(len(v) for v in values.values() if not hasattr(v, "dtype")), "list items")
-        for name, value in values.items():
-            if not isinstance(value, Sequence):
-                _check_size(name, tuple(value.shape), _dtype_name(name, value), self)
-
 
 DEFAULT_LIMITS = PayloadLimits()
 
@@ -142,7 +134,9 @@ def encode_additional_information(
     With `limits`, raises `PayloadError` for what decoding with these limits would reject.
     """
     if limits is not None:
-        limits.check_values(values)
+        limits.check("max_payload_entries", len(values), "entries")
+        num_items = sum(len(value) for value in values.values() if isinstance(value, Sequence))
+        limits.check("max_payload_items", num_items, "list items")
     return _encode({"entries": {name: _entry(name, value, limits) for name, value in values.items()}}, limits)
 
 

@@ -21,8 +21,6 @@ from omni_cli.stage.payloads import (
 )
 
 WANTS_HIDDEN_STATES = "omni_wants_hidden_states"
-# Holds a `DirectPayload` in place of the two encoded parts.
-DIRECT_PAYLOAD = "omni_direct_payload"
 PROMPT_EMBEDS = "omni_prompt_embeds"
 ADDITIONAL_INFORMATION = "omni_additional_information"
 # In the information: `decode_embeds` is only a beginning (`Arrived`).
@@ -34,28 +32,13 @@ Projection = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 """Rows (num_rows, embedding_size), and which of them are hidden states -> rows (num_rows, hidden_size)."""
 
 
-@dataclass(frozen=True)
-class DirectPayload:
-    """The parts of a payload, not encoded, for a worker in the same process; clients cannot send one."""
-
-    prompt_embeds: torch.Tensor
-    information: dict[str, object]
-
-
 def payload_arguments(
-    prompt_embeds: torch.Tensor, information: dict[str, object], limits: PayloadLimits, *, same_process: bool
+    prompt_embeds: torch.Tensor, information: dict[str, object], limits: PayloadLimits
 ) -> dict[str, object]:
-    """vLLM's `extra_args` for a request: encoded, unless its worker is in the same process.
+    """Return vLLM's `extra_args` for a request with `prompt_embeds` (num_prompt_tokens, embedding_size).
 
-    `prompt_embeds` are (num_prompt_tokens, embedding_size). Raises `PayloadError` for what the worker would reject,
-    because a request that is rejected here fails alone.
+    Raises `PayloadError` for what the worker would reject, because a request that is rejected here fails alone.
     """
-    if same_process:
-        for part in ({"prompt_embeds": prompt_embeds}, information):
-            limits.check_values(part)
-            size_bytes = sum(value.nbytes for value in part.values() if isinstance(value, torch.Tensor))
-            limits.check("max_payload_bytes", size_bytes, "bytes")
-        return {DIRECT_PAYLOAD: DirectPayload(prompt_embeds, information)}
     return {
         PROMPT_EMBEDS: encode_prompt_embeds(prompt_embeds, limits),
         ADDITIONAL_INFORMATION: encode_additional_information(information, limits),
@@ -171,9 +154,6 @@ def read_request_payload(
 ) -> RequestPayload:
     """Return the payload of a new request, empty if it carries none. Raises `PayloadError`."""
     extra = getattr(sampling_params, "extra_args", None) or getattr(pooling_params, "extra_kwargs", None) or {}
-    direct = extra.get(DIRECT_PAYLOAD)
-    if isinstance(direct, DirectPayload):
-        return RequestPayload(bool(extra.get(WANTS_HIDDEN_STATES)), direct.prompt_embeds, {**direct.information})
     embeds = extra.get(PROMPT_EMBEDS)
     information = extra.get(ADDITIONAL_INFORMATION)
     return RequestPayload(

@@ -180,18 +180,8 @@ class InputEmbedsStage(TextStage):
         request = active.request
         prompt, sampling = self.begin(active)
         information = {**prompt.information(), MORE_EMBEDS_FOLLOW: [int(request.more_follows)]}
-        params = self.sampling_params(
-            request,
-            detokenize=False,
-            extra_args=payload_arguments(
-                prompt.prompt_embeds,
-                information,
-                self.payload_limits,
-                same_process=not self.spec.stage.has_ranks_elsewhere,
-            ),
-            **sampling,
-        )
-        params.skip_clone = True  # not shared between requests; a clone would copy the tensors
+        extra = payload_arguments(prompt.prompt_embeds, information, self.payload_limits)
+        params = self.sampling_params(request, detokenize=False, extra_args=extra, **sampling)
         active.context["num_embeds"] = len(prompt.prompt_embeds) + len(prompt.decode_embeds)
         return {"prompt_token_ids": prompt.prompt_token_ids}, params
 

@@ -536,7 +536,7 @@ FIELDS = [
     ("vllm.v1.engine:EngineCoreOutput", ["request_id", "pooling_output"], "are read and written"),
     ("vllm.v1.engine:EngineCoreOutput", ["new_token_ids", "finished", "num_nans_in_logits"], "are read"),
     ("vllm.v1.worker.gpu_input_batch:CachedRequestState", ["block_ids"], "are where a request's rows are kept"),
-    ("vllm.sampling_params:SamplingParams", ["extra_args", "skip_clone"], "carries our payloads, which are not copied"),
+    ("vllm.sampling_params:SamplingParams", ["extra_args"], "carries our payloads"),
     ("vllm.pooling_params:PoolingParams", ["extra_kwargs"], "carries our payloads"),
     ("vllm.v1.core.kv_cache_manager:KVCacheManager", ["usage"], "is read for a profile"),
     ("vllm.config.compilation:CompilationConfig", ["static_forward_context"], "names attention layers and caches"),
