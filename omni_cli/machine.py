@@ -17,6 +17,11 @@ from pathlib import Path
 from omni_cli.errors import OmniError
 
 NVIDIA_SMI_TIMEOUT_S = 10.0
+_SHARED_MEMORY = "/dev/shm"
+# A folder for temporary files that takes less is full.
+_PROBE_BYTES = 1 << 16
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclass(frozen=True)
@@ -266,13 +271,6 @@ def _stat(folder: Path, *names: str) -> int:
     """Read a counter of `memory.stat`, because reclaimable page cache does not count as used."""
     counters = dict(line.split()[:2] for line in _lines(folder / "memory.stat") if len(line.split()) == 2)
     return next((int(counters[name]) for name in names if name in counters), 0)
-
-
-_SHARED_MEMORY = "/dev/shm"
-# A folder for temporary files that takes less is full.
-_PROBE_BYTES = 1 << 16
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
-_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def allow_open_files(number: int) -> int:

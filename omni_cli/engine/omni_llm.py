@@ -23,7 +23,7 @@ from omni_cli.engine.devices import check_sleep, load_groups
 from omni_cli.engine.memory_plan import plan_start
 from omni_cli.engine.mps import MpsServer
 from omni_cli.engine.process.fork_server import ForkServer
-from omni_cli.engine.process.stage_client import StageClient, Watchdog
+from omni_cli.engine.process.stage_client import StageClient, watch
 from omni_cli.engine.request_run import RequestRun
 from omni_cli.errors import OmniError, StageError
 from omni_cli.outputs import (
@@ -157,7 +157,7 @@ class OmniLLM:
             client = StageClient(spec, self._handle, verbose=self._verbose)
             self._clients[client.name] = client
             self._loaded[client.name] = loop.create_future()
-        self._watchdog = asyncio.create_task(Watchdog(lambda: self._clients.values(), self._give_up).run())
+        self._watchdog = asyncio.create_task(watch(lambda: self._clients.values(), self._give_up))
         groups = load_groups(config.stages)
         for name in (name for group in groups for name in group[0]):
             await self._start_client(self._clients[name], context)
@@ -227,7 +227,9 @@ class OmniLLM:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         self.config.check_adapter(request.lora)
         early = {stage.name for stage in self.config.stages if stage.starts_early}
-        streams = _streams(request, self.config)
+        streams = request.stream_audio
+        if streams is None:
+            streams = any(stage.streams for stage in self.config.stages)
         run = RequestRun(request, self._chain(request), self._running, self._trace, streams=streams, early=early)
         self._requests[request.request_id] = run.queue
         error: OmniError | None = None
@@ -367,12 +369,6 @@ def _stage_error(name: str, failure: Failure) -> StageError:
     """Return the failure as a new `StageError` each time, because raising it adds a traceback."""
     error = failure.error(name)
     return error if isinstance(error, StageError) else StageError(error.message, stage=name, hint=error.hint)
-
-
-def _streams(request: GenerateRequest, config: EngineConfig) -> bool:
-    if request.stream_audio is not None:
-        return request.stream_audio
-    return any(stage.streams for stage in config.stages)
 
 
 def _with_memory(info: StageInfo, memory: MemoryReport) -> StageInfo:

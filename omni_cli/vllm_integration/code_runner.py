@@ -20,7 +20,7 @@ from omni_cli.execution.copies import PendingCopy
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.execution.ranges import Clock, clock_for, mark
 from omni_cli.vllm_integration.outputs import with_payloads
-from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin
+from omni_cli.vllm_integration.runner_mixins import GRAPH_COUNTERS, ARRunnerMixin
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -200,9 +200,6 @@ class StepCodes:
         return dict(zip(self.request_ids, torch.cat([codes, times], dim=1).split(1), strict=True))
 
 
-PREDICTOR_COUNTERS = ("graphs_captured", "graph_replays", "eager_calls", "graph_pool_bytes", "capture_s")
-
-
 class CodeRunnerMixin(ARRunnerMixin):
     """For models with `predict_codes` (`CodeModel`).
 
@@ -242,7 +239,7 @@ class CodeRunnerMixin(ARRunnerMixin):
         counters = self.get_model().predictor_counters
         return {
             **super().execution_counters(),
-            **{f"predictor_{name}": getattr(counters, name) for name in PREDICTOR_COUNTERS},
+            **{f"predictor_{name}": getattr(counters, name) for name in GRAPH_COUNTERS},
         }
 
     def _begin_request(self, request: NewRequestData) -> None:

@@ -45,16 +45,6 @@ def with_given_cache(args: dict[str, object]) -> dict[str, object]:
     return {**args, "gpu_memory_utilization": SMALLEST_SHARE}
 
 
-def check_platform(stage: ARStageConfig) -> None:
-    """Raise `StageError` if the platform has no CUDA graphs."""
-    if stage.cudagraph_mode != "none" and current_platform.is_cpu():
-        raise StageError(
-            f"`cudagraph_mode: {stage.cudagraph_mode}` needs a CUDA device, and the installed vLLM is for CPUs",
-            stage=stage.name,
-            hint=f"--set {stage.name}.cudagraph_mode=none",
-        )
-
-
 def check_effective(stage: ARStageConfig, mode: str, counters: Mapping[str, float]) -> None:
     """Raise `StageError` if vLLM chose another mode than the stage's or captured no graph."""
     wanted = stage.cudagraph_mode

@@ -28,6 +28,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from omni_cli.compat import replaced
 from omni_cli.execution.copies import PendingCopy, make_output_copy
+from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.ranges import mark
 from omni_cli.stage.payloads import DEFAULT_LIMITS
 from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
@@ -45,21 +46,19 @@ else:
     VllmRunner = object  # `cpu.py` and `gpu.py` combine the mixins with vLLM's runners
 
 
-class GraphCounters:
-    """Counters of one runner.
+TRITON_CACHE = "TRITON_CACHE_DIR"
+GRAPH_COUNTERS = ("graphs_captured", "graph_replays", "eager_calls", "graph_pool_bytes", "capture_s")
+
+
+class GraphCounters(ExecutionCounters):
+    """Counters of one runner, for forward passes and vLLM's graphs.
 
     vLLM stores a step's mode and batch shape in the forward context, and its wrappers replay the graph captured for
     that pair. So a step is a replay exactly if its pair was captured, whatever mode was requested: in `piecewise` mode
     a model without compiled parts runs eagerly and counts as eager.
     """
 
-    def __init__(self) -> None:
-        self._captured: frozenset[tuple[CUDAGraphMode, BatchDescriptor]] = frozenset()
-        self._graphs_captured = 0
-        self._graph_pool_bytes = 0
-        self._capture_s = 0.0
-        self._graph_replays = 0
-        self._eager_calls = 0
+    _captured: frozenset[tuple[CUDAGraphMode, BatchDescriptor]] = frozenset()
 
     def captured(self, pool_bytes: int, seconds: float) -> None:
         """Record that vLLM captured its graphs, with their device memory and time."""
@@ -69,10 +68,8 @@ class GraphCounters:
             for shape, entry in wrapper.concrete_cudagraph_entries.items()
             if entry.cudagraph is not None
         ]
-        self._captured = frozenset(graphs)
-        self._graphs_captured = len(graphs)
-        self._graph_pool_bytes = pool_bytes
-        self._capture_s = seconds
+        self._captured, self.graphs_captured = frozenset(graphs), len(graphs)
+        self.graph_pool_bytes, self.capture_s = pool_bytes, seconds
 
     def count_step(self) -> bool:
         """Count a step in its forward context; return True if it is a replay."""
@@ -80,22 +77,13 @@ class GraphCounters:
         if self._captured:
             context = get_forward_context()
             replays = (context.cudagraph_runtime_mode, context.batch_descriptor) in self._captured
-        self._graph_replays += replays
-        self._eager_calls += not replays
+        self.graph_replays += replays
+        self.eager_calls += not replays
         return replays
 
     def as_dict(self) -> dict[str, float]:
         """Counters so far: forward passes, graphs, bytes of device memory, seconds."""
-        return {
-            "graphs_captured": self._graphs_captured,
-            "graph_replays": self._graph_replays,
-            "eager_calls": self._eager_calls,
-            "graph_pool_bytes": self._graph_pool_bytes,
-            "capture_s": self._capture_s,
-        }
-
-
-TRITON_CACHE = "TRITON_CACHE_DIR"
+        return {name: getattr(self, name) for name in GRAPH_COUNTERS}
 
 
 class OmniRunnerMixin(VllmRunner):

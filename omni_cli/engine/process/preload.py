@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from omni_cli.compat.libraries import capabilities_by_nvml, prepare_libraries, quick_package_names
 
+_INTERVAL_S = 0.2
 # From glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
@@ -37,26 +38,10 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)) and bool(mallopt(_M_TRIM_THRESHOLD, _NEVER))
 
 
-_INTERVAL_S = 0.2
-
-
-class OrphanWatch:
-    """A thread that ends this process as soon as its parent has ended; `stop` it before anything is forked."""
-
-    def __init__(self) -> None:
-        self._parent = os.getppid()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="omni-orphan-watch", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(_INTERVAL_S):
-            if os.getppid() != self._parent:
-                os._exit(1)
+def _end_with_parent(parent: int, stopped: threading.Event) -> None:
+    while not stopped.wait(_INTERVAL_S):
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 @contextlib.contextmanager
@@ -68,7 +53,11 @@ def preloading() -> Iterator[None]:
     Garbage collection is off, which saves a tenth of the time: imported objects live as long as the process and its
     forks.
     """
-    watch = OrphanWatch()
+    stopped = threading.Event()
+    watch = threading.Thread(
+        target=_end_with_parent, args=(os.getppid(), stopped), name="omni-orphan-watch", daemon=True
+    )
+    watch.start()
     gc.disable()
     try:
         keep_freed_memory()
@@ -80,4 +69,5 @@ def preloading() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-        watch.stop()
+        stopped.set()
+        watch.join()  # before anything is forked

@@ -260,31 +260,21 @@ class StageClient:
 _INTERVAL_S = 0.5
 
 
-class Watchdog:
-    """`clients()` are the stages to watch; `give_up(name, reason, hint)` ends one and its requests."""
+async def watch(clients: Callable[[], Iterable[StageClient]], give_up: Callable[[str, str, str], None]) -> None:
+    """End hung stages until cancelled: those that do not finish loading, or have requests and make no progress.
 
-    def __init__(self, clients: Callable[[], Iterable[StageClient]], give_up: Callable[[str, str, str], None]) -> None:
-        self._clients = clients
-        self._give_up = give_up
-
-    async def run(self) -> None:
-        """Run until cancelled."""
-        while True:
-            await asyncio.sleep(_INTERVAL_S)
-            for client in list(self._clients()):
-                found = _hangs(client)
-                if found is not None:
-                    reason, key = found
-                    await self._end(client, reason, key)
-
-    async def _end(self, client: StageClient, reason: str, key: str) -> None:
-        stacks = await client.write_stacks()
-        if _hangs(client) is None:  # it has continued or ended while its stacks were written
-            if stacks is not None:
+    `clients()` are the stages to watch; `give_up(name, reason, hint)` ends one and its requests.
+    """
+    while True:
+        await asyncio.sleep(_INTERVAL_S)
+        for client in [client for client in clients() if _hangs(client)]:
+            stacks = await client.write_stacks()
+            hang = _hangs(client)
+            if hang is not None:
+                where = f"the stacks of its threads are in {stacks}; " if stacks is not None else ""
+                give_up(client.name, hang[0], f"{where}`--set {client.name}.{hang[1]}=SECONDS` gives it more time")
+            elif stacks is not None:  # it has continued or ended while its stacks were written
                 stacks.unlink(missing_ok=True)
-            return
-        where = f"the stacks of its threads are in {stacks}; " if stacks is not None else ""
-        self._give_up(client.name, reason, f"{where}`--set {client.name}.{key}=SECONDS` gives it more time")
 
 
 def _hangs(client: StageClient) -> tuple[str, str] | None:

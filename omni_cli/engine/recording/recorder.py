@@ -188,8 +188,12 @@ class Recorder:
         self._kv_cache_usage = None
         if command.snapshot and cuda is not None:
             cuda.memory._record_memory_history(max_entries=100_000)
-        if command.what == "work":
-            self._start_work()
+        if command.what == "work" and "execution" in self._stage.effective:  # a diffusion
+            from omni_cli.engine.recording.tracer import WorkCounter
+
+            self._eager.enter_context(self._target.eagerly())
+            self._counter = WorkCounter(self._target.modules())
+            self._counter.start()
         self._log = RangeLog(annotates=command.what == "trace" and cuda is not None)
         if command.what == "trace":
             from omni_cli.engine.recording.tracer import Tracer
@@ -198,14 +202,6 @@ class Recorder:
             self._tracer.start()
         self._start_log()
         return Started()
-
-    def _start_work(self) -> None:
-        from omni_cli.engine.recording.tracer import WorkCounter
-
-        if self._stage_kind() == "diffusion":
-            self._eager.enter_context(self._target.eagerly())
-            self._counter = WorkCounter(self._target.modules())
-            self._counter.start()
 
     def _stop(self, command: StopRecording) -> Recording:
         recording = msgspec.structs.replace(self._stop_log(), kv_cache_usage=self._kv_cache_usage)
@@ -258,9 +254,6 @@ class Recorder:
         from omni_cli.engine.recording.tracer import measure_rates
 
         return measure_rates(self._target.device, self._target.dtype)
-
-    def _stage_kind(self) -> str:
-        return "diffusion" if "execution" in self._stage.effective else "ar"
 
     def _marks_modules(self) -> bool:
         """Return True if modules can be marked: hooks split a compiled model, and graph replays bypass them."""
