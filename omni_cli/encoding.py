@@ -75,6 +75,14 @@ def encode_audio(samples: np.ndarray, sample_rate: int, audio_format: str, to_ra
     return encoder.add(samples) + encoder.finish()
 
 
+def encoder_rate(codec: str, sample_rate: int) -> int:
+    """Return the lowest rate of an encoder that loses nothing of a sound, else its highest."""
+    import av
+
+    rates = av.Codec(codec, "w").audio_rates or [sample_rate]
+    return min((rate for rate in rates if rate >= sample_rate), default=max(rates))
+
+
 class AudioEncoder:
     """Encodes a stream of samples as they come, in one of `AUDIO_TYPES`.
 
@@ -99,8 +107,7 @@ class AudioEncoder:
 
         container, codec = _CODECS[audio_format]
         self._container = av.open(_Sink(self._buffer), "w", format=container, container_options=_MUXERS.get(container))
-        rates = av.Codec(codec, "w").audio_rates
-        rate = min(rates, key=lambda each: (each < sample_rate, each)) if rates else sample_rate
+        rate = encoder_rate(codec, sample_rate)
         self._layout = "mono" if num_channels == 1 else "stereo"
         self._codec = self._container.add_stream(codec, rate=rate, layout=self._layout)
         self._resampler = av.AudioResampler(self._codec.format.name, self._layout, rate)

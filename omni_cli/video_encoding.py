@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-from omni_cli.encoding import clip_samples
+from omni_cli.encoding import clip_samples, encoder_rate
 from omni_cli.errors import OmniError
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ _QUALITIES: dict[Codec, tuple[tuple[str, int], ...]] = {
     ),
     "libsvtav1": (("yuv420p", 24), ("yuv420p", 14), ("yuv420p", 4)),
 }
-# Rates of AAC; sound of another rate is resampled to the next one.
-_AAC_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000)
 # For each channel. At the encoder's default a pure tone at 48 kHz comes back with 24 dB of signal to noise, and with
 # peaks of twice its height where it ends; here with 66 dB in one channel and 53 dB in two.
 _AAC_BITS_PER_S = 160_000
@@ -177,8 +175,8 @@ def _video_frame(pixels: np.ndarray, pixel_format: str) -> av.VideoFrame:
 
 
 def _audio_stream(container: av.container.OutputContainer, sound: Sound) -> Any:
-    rate = next((rate for rate in _AAC_RATES if rate >= sound.sample_rate), _AAC_RATES[-1])
-    stream: Any = container.add_stream("aac", rate=rate, layout="mono" if sound.samples.ndim == 1 else "stereo")
+    layout = "mono" if sound.samples.ndim == 1 else "stereo"
+    stream: Any = container.add_stream("aac", rate=encoder_rate("aac", sound.sample_rate), layout=layout)
     stream.codec_context.bit_rate = _AAC_BITS_PER_S * stream.codec_context.layout.nb_channels
     return stream
 

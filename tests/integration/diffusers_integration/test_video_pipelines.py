@@ -28,13 +28,13 @@ from support.videos import psnr_db, read_video
 from omni_cli.checkpoints.tiny_pipelines import video
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.conditions import get_media
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.pipeline_run import scheduler_steps
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import InputError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
+from omni_cli.models.qwen_omni.media import get_media
 from omni_cli.outputs import GenerateRequest, Video
 from omni_cli.stage.messages import Failure, RequestDone
 
