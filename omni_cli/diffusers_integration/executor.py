@@ -24,7 +24,7 @@ from omni_cli.diffusers_integration.execution import (
 from omni_cli.diffusers_integration.loading import load_pipeline
 from omni_cli.diffusers_integration.memory import PipelineMemory, check_accelerator, empty_cache, memory_errors
 from omni_cli.diffusers_integration.outputs import get_sample_rate, makes_sound
-from omni_cli.diffusers_integration.parallel import Rank, get_sharing, start_sharing, stop_sharing
+from omni_cli.diffusers_integration.parallel import Rank, check_attention, get_sharing, start_sharing, stop_sharing
 from omni_cli.diffusers_integration.pipeline_run import PipelineRunner
 from omni_cli.diffusers_integration.requests import (
     DiffusionModelOutput,
@@ -32,7 +32,7 @@ from omni_cli.diffusers_integration.requests import (
     DiffusionRequest,
     DiffusionSchedulerOutput,
 )
-from omni_cli.diffusers_integration.step_cache import StepCaches
+from omni_cli.diffusers_integration.step_cache import StepCaches, check_package
 from omni_cli.diffusers_integration.weights import PipelineAdapters
 from omni_cli.errors import CheckpointError, OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
@@ -94,6 +94,8 @@ class DiffusersPipelineExecutor:
         self.device = device or choose_device(config, self._rank.number)
         check_device(config, self.device)
         check_accelerator(config, self.device)
+        check_package(config)
+        check_attention(config)
         set_precision(config, self.device)
         self.prompt_cache_bytes = prompt_cache_bytes
         self._make_pipeline = make_pipeline

@@ -13,13 +13,12 @@ from omni_cli.checkpoints.missing import lacking
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.arguments import stage_for
 from omni_cli.diffusers_integration.memory import check_parts
-from omni_cli.diffusers_integration.parallel import check_denoiser, denoiser_classes
-from omni_cli.diffusers_integration.step_cache import check_cache
+from omni_cli.diffusers_integration.parallel import denoiser_classes
 from omni_cli.diffusers_integration.weights import check_gguf, check_lora, load_gguf, reads_gguf
 from omni_cli.errors import CheckpointError, OmniError
 
 if TYPE_CHECKING:
-    from omni_cli.diffusers_integration.modular_pipeline import ModularAdapter
+    from omni_cli.diffusers_integration.description import ModularAdapter
 
 
 def load_pipeline(
@@ -51,9 +50,7 @@ def load_pipeline(
             used = {name: part for name, part in parts.items() if name not in unused_parts}
             classes = _model_classes(used)
             if parts:
-                check_parts(config, folder, classes)
-                check_denoiser(config, folder, classes)
-                check_cache(config, folder, classes)
+                check_parts(config, classes)
                 check_gguf(config, classes)
             dtypes = {name: getattr(torch, value) for name, value in (("default", dtype), *config.torch_dtype.items())}
             models = _load_models(used, classes, dtypes, config)
@@ -91,7 +88,7 @@ def _modular(
     """
     from diffusers.modular_pipelines import ModularPipeline
 
-    from omni_cli.diffusers_integration.modular_pipeline import ModularAdapter
+    from omni_cli.diffusers_integration.description import ModularAdapter
 
     pipeline = ModularPipeline.from_pretrained(folder, trust_remote_code=trust_remote_code)
     specs = {name: pipeline.get_component_spec(name) for name in pipeline.pretrained_component_names}

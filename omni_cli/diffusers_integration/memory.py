@@ -6,7 +6,6 @@ import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from omni_cli.config.schema import DiffusionStageConfig
@@ -38,10 +37,8 @@ def check_accelerator(config: DiffusionStageConfig, device: str) -> None:
         )
 
 
-def check_parts(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
-    """Raise `StageError` for keys that the pipeline's models in `folder` cannot follow, before weights are read."""
-    import torch
-
+def check_parts(config: DiffusionStageConfig, parts: Parts) -> None:
+    """Raise `StageError` for keys that name models which the pipeline lacks, before weights are read."""
     named = [("torch_dtype", name) for name in config.torch_dtype]
     named += [("exclude_modules", name) for name in config.exclude_modules or ()]
     for key, name in named:
@@ -50,24 +47,6 @@ def check_parts(config: DiffusionStageConfig, folder: Path, parts: Parts) -> Non
                 f"stage `{config.name}`: `{key}` names `{name}`, and the pipeline loads no such model",
                 stage=config.name,
                 hint=suggest(name, parts) or f"its models are {', '.join(parts)}",
-            )
-    if any(getattr(config, key) is not None for key in _VAE_SWITCHES):
-        vae = None
-        if hasattr(parts.get("vae"), "load_config"):
-            # Without weights, for its attributes alone.
-            with torch.device("meta"):
-                vae = parts["vae"].from_config(parts["vae"].load_config(folder / "vae"))
-        _check_vae(config, vae)
-
-
-def _check_vae(config: DiffusionStageConfig, vae: object) -> None:
-    for key, switch in _VAE_SWITCHES.items():
-        if getattr(config, key) is not None and not hasattr(vae, f"use_{switch}"):
-            lack = "the pipeline has no VAE" if vae is None else f"{type(vae).__name__} has no {switch}"
-            raise StageError(
-                f"stage `{config.name}`: `{key}` cannot be followed: {lack}",
-                stage=config.name,
-                hint=f"remove `{key}` from the stage `{config.name}`",
             )
 
 
@@ -89,9 +68,15 @@ class PipelineMemory:
 
     def _switch_vae(self) -> None:
         vae = getattr(self._pipeline, "vae", None)
-        _check_vae(self._config, vae)
         for key, switch in _VAE_SWITCHES.items():
             is_on = getattr(self._config, key)
+            if is_on is not None and not hasattr(vae, f"use_{switch}"):
+                lack = "the pipeline has no VAE" if vae is None else f"{type(vae).__name__} has no {switch}"
+                raise StageError(
+                    f"stage `{self._config.name}`: `{key}` cannot be followed: {lack}",
+                    stage=self._config.name,
+                    hint=f"remove `{key}` from the stage `{self._config.name}`",
+                )
             if is_on is not None:
                 getattr(vae, f"{'enable' if is_on else 'disable'}_{switch}")()
         self._counted = [(vae, name) for name in _TILED if hasattr(vae, name)]
@@ -163,7 +148,8 @@ class PipelineMemory:
     def effective(self) -> dict[str, object]:
         """The settings in effect, read from the pipeline."""
         vae = getattr(self._pipeline, "vae", None)
-        switches = {f"vae_{name}": getattr(vae, f"use_{name}") for name in _VAE_SWITCHES.values() if _has(vae, name)}
+        values = {f"vae_{name}": getattr(vae, f"use_{name}", None) for name in _VAE_SWITCHES.values()}
+        switches = {name: value for name, value in values.items() if isinstance(value, bool)}
         types = {
             name: str(getattr(self._pipeline, name).dtype).removeprefix("torch.") for name in self._config.torch_dtype
         }
@@ -174,10 +160,6 @@ class PipelineMemory:
     @property
     def counters(self) -> dict[str, float]:
         return {"tiled_decodes": self.tiled_decodes, **self._weights.counters}
-
-
-def _has(vae: object, switch: str) -> bool:
-    return isinstance(getattr(vae, f"use_{switch}", None), bool)
 
 
 def _unmovable(pipeline: Any, offload_type: str) -> list[str]:

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,34 +104,15 @@ def visualized(pipeline: Any, prediction: torch.Tensor) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class PendingPixels:
-    """Images on the device whose bytes are being copied to the host."""
+class PendingCopies:
+    """Images or audio that are being copied to the host, and `convert`, which makes arrays of their bytes there."""
 
     copy: PendingCopy
-    shape: tuple[int, ...]
+    convert: Callable[[torch.Tensor], np.ndarray]
 
-    def ready(self) -> bool:
-        return self.copy.ready()
-
-    def get(self) -> Sequence[np.ndarray]:
-        """Return uint8 RGB or RGBA (N, H, W, 3 or 4); waits for the copy. Raises `BadOutputError`."""
-        return list(from_bytes(self.copy.get(), self.shape))
-
-
-@dataclass(frozen=True)
-class PixelsHere:
-    """Images that the pipeline copied to the host itself."""
-
-    pixels: Sequence[np.ndarray]
-
-    def ready(self) -> bool:
-        return True
-
-    def get(self) -> Sequence[np.ndarray]:
-        return self.pixels
-
-
-Pixels = PendingPixels | PixelsHere
+    def get(self) -> np.ndarray:
+        """Wait for the copy. Raises `BadOutputError` for NaN or infinite values."""
+        return self.convert(self.copy.get())
 
 
 class Frames:
@@ -182,14 +164,15 @@ class Frames:
     def _copied(self, frames: Any) -> Iterator[Sequence[np.ndarray]]:
         if frames.ndim != 4 or frames.shape[1] not in (1, 3):
             raise BadOutputError(f"the pipeline made a tensor of shape {tuple(frames.shape)} instead of RGB frames")
-        under_way: PendingPixels | None = None
+        under_way: PendingCopies | None = None
         for piece in frames.split(_frames_per_piece(3 * frames[0, 0].numel())):
-            following = PendingPixels(self._output_copy.start(to_bytes(piece)), tuple(piece.shape))
+            convert = functools.partial(from_bytes, shape=tuple(piece.shape))
+            following = PendingCopies(self._output_copy.start(to_bytes(piece)), convert)
             if under_way is not None:
-                yield under_way.get()
+                yield list(under_way.get())
             under_way = following
         if under_way is not None:
-            yield under_way.get()
+            yield list(under_way.get())
 
 
 def _frames_per_piece(frame_bytes: int) -> int:
@@ -214,29 +197,16 @@ def makes_sound(pipeline: object, call: PipelineCall) -> bool:
     return call.makes == "audio" or (not lacks_part and bool({*SOUND_FIELDS} & {*call.outputs}))
 
 
-@dataclass(frozen=True)
-class PendingSamples:
-    """Audio on the device whose samples are being copied to the host; `shape` is (N, num_samples) or
-    (N, channels, num_samples).
+def to_samples(flat: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    """Return float32 (N, num_samples), with several channels (N, num_samples, channels); `shape` is that of the
+    pipeline, (N, num_samples) or (N, channels, num_samples). Raises `BadOutputError` for NaN or infinite values.
     """
-
-    copy: PendingCopy
-    shape: tuple[int, ...]
-
-    def ready(self) -> bool:
-        return self.copy.ready()
-
-    def get(self) -> np.ndarray:
-        """Return float32 (N, num_samples), with several channels (N, num_samples, channels); waits for the copy.
-
-        Raises `BadOutputError` for NaN or infinite values.
-        """
-        samples: np.ndarray = self.copy.get().numpy().reshape(self.shape)
-        if not np.isfinite(samples).all():
-            raise BadOutputError("the audio has NaN or infinite values")
-        if samples.ndim == 2:
-            return samples
-        return samples[:, 0] if samples.shape[1] == 1 else np.ascontiguousarray(samples.swapaxes(1, 2))
+    samples: np.ndarray = flat.numpy().reshape(shape)
+    if not np.isfinite(samples).all():
+        raise BadOutputError("the audio has NaN or infinite values")
+    if samples.ndim == 2:
+        return samples
+    return samples[:, 0] if samples.shape[1] == 1 else np.ascontiguousarray(samples.swapaxes(1, 2))
 
 
 def first_field(output: object, fields: Sequence[str]) -> Any:

@@ -48,31 +48,31 @@ _LAST_S = 30.0
 _PR_SET_PDEATHSIG = 1
 
 
-def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
-    """Raise `UsageError` for parallel keys that the models in `folder` cannot follow, before weights are read."""
-    from diffusers.models.attention_dispatch import AttentionBackendName
+def check_attention(config: DiffusionStageConfig) -> None:
+    """Raise `UsageError` for an attention backend that diffusers does not know."""
+    if (backend := config.attention_backend) is not None:
+        from diffusers.models.attention_dispatch import AttentionBackendName
 
-    backend, ranks = config.attention_backend, config.num_ranks
-    if backend is None and ranks == 1:
+        names = [backend_name.value for backend_name in AttentionBackendName]
+        if backend not in names:
+            raise _refusal(config, f"diffusers has no attention backend `{backend}`", suggest(backend, names))
+
+
+def check_denoisers(config: DiffusionStageConfig, models: Sequence[Any]) -> None:
+    """Raise `UsageError` for parallel keys that a pipeline's denoisers cannot follow, and where diffusers is silent."""
+    backend, shared = config.attention_backend, config.context_parallel
+    if backend is None and config.num_ranks == 1:
         return
-    names = [backend_name.value for backend_name in AttentionBackendName]
-    if backend is not None and backend not in names:
-        raise _refusal(config, f"diffusers has no attention backend `{backend}`", suggest(backend, names))
-    models = denoiser_classes(parts)
     if not models:
         raise _refusal(config, "`attention_backend` and `context_parallel` need a pipeline with a transformer")
-    for model in empty_models(folder, models) if backend is not None else ():
-        if not _get_backends(model):
-            raise _refusal(
-                config, f"`attention_backend` has no effect: {type(model).__name__} computes its attention itself"
-            )
-    shared = config.context_parallel
-    for name, model in models.items() if ranks > 1 else ():
-        heads, degree = model.load_config(folder / name).get("num_attention_heads"), shared.ulysses_degree or 1
+    for model in models:
+        name, heads, degree = type(model).__name__, model.config.get("num_attention_heads"), shared.ulysses_degree or 1
+        if backend is not None and not _get_backends(model):
+            raise _refusal(config, f"`attention_backend` has no effect: {name} computes its attention itself")
         if isinstance(heads, int) and heads % degree and not shared.ulysses_anything:
             raise _refusal(
                 config,
-                f"`ulysses_degree: {degree}` does not divide the {heads} attention heads of {model.__name__}",
+                f"`ulysses_degree: {degree}` does not divide the {heads} attention heads of {name}",
                 f"--set {config.name}.context_parallel.ulysses_anything=true",
             )
 
@@ -99,6 +99,7 @@ def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, devic
     import torch
     from diffusers import ContextParallelConfig
 
+    check_denoisers(config, list(denoisers(pipeline)))
     try:
         if config.attention_backend is not None:
             use_attention(pipeline, config.attention_backend)
@@ -185,15 +186,6 @@ def _get_backends(model: Any) -> set[Any]:
     """Return the attention backends of a model's layers, None for the default; empty if it has no choice."""
     processors: Iterator[Any] = (getattr(module, "processor", None) for module in model.modules())
     return {each._attention_backend for each in processors if hasattr(each, "_attention_backend")}
-
-
-def empty_models(folder: Path, classes: Mapping[str, type[Any]]) -> Iterator[Any]:
-    """Make the models in `folder` from their configurations, without weights and their memory."""
-    import torch
-
-    for name, model in classes.items():
-        with torch.device("meta"):
-            yield model.from_config(model.load_config(folder / name))
 
 
 def denoiser_classes(parts: Parts) -> dict[str, type[Any]]:

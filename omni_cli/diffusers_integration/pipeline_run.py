@@ -20,15 +20,14 @@ from omni_cli.diffusers_integration.outputs import (
     BadOutputError,
     Frames,
     OutputType,
-    PendingPixels,
-    PendingSamples,
-    Pixels,
-    PixelsHere,
+    PendingCopies,
     first_field,
+    from_bytes,
     output_type_for,
     pil_to_uint8,
     to_bytes,
     to_host,
+    to_samples,
     visualized,
     with_batch_axis,
 )
@@ -87,14 +86,13 @@ class Made:
 class PendingOutputs:
     """The result of one pipeline call, which the device may not have finished yet.
 
-    There are `pixels`, `samples`, `videos` or `tensors`; of videos with sound both of the middle two. `notes` are those
-    of the call.
+    There are images, sounds, videos or tensors; videos may have sounds. `notes` are those of the call.
     """
 
     requests: Sequence[DiffusionRequest]
     times: Callable[[], DiffusionTimes]
-    pixels: Pixels | None = None
-    samples: PendingSamples | None = None
+    images: PendingCopies | Sequence[np.ndarray] = ()
+    sounds: PendingCopies | Sequence[np.ndarray] = ()
     videos: tuple[Frames, ...] = ()
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -104,7 +102,8 @@ class PendingOutputs:
 
         Their frames are copied when somebody takes them, which should happen before the next call needs the memory.
         """
-        return bool(self.videos) or all(part.ready() for part in (self.pixels, self.samples) if part is not None)
+        parts = (part for part in (self.images, self.sounds) if isinstance(part, PendingCopies))
+        return bool(self.videos) or all(part.copy.ready() for part in parts)
 
     def get(self) -> tuple[Made, DiffusionTimes]:
         """Return all outputs, and the call's times.
@@ -112,8 +111,9 @@ class PendingOutputs:
         Waits for both. Raises `BadOutputError` for NaN or infinite values.
         """
         with mark("wait for output copy"):
-            images = () if self.pixels is None else tuple(self.pixels.get())
-            sounds = () if self.samples is None else tuple(self.samples.get())
+            images, sounds = (
+                tuple(part.get() if isinstance(part, PendingCopies) else part) for part in (self.images, self.sounds)
+            )
         count = min(map(len, self.tensors.values()), default=len(self.videos or sounds or images))
         if not count or count % len(self.requests) or (self.videos and sounds and len(sounds) != count):
             raise BadOutputError(f"the pipeline made {count} outputs for {len(self.requests)} requests")
@@ -202,19 +202,19 @@ class PipelineRunner:
         notes = notes_of_call(self._pipeline, requests[0], messages, self._call)
         pending = functools.partial(PendingOutputs, requests, functools.partial(self._times, marks), notes=notes)
         if self.makes == "image":
-            return pending(pixels=self._pixels(first_field(output, IMAGE_FIELDS), marks))
+            return pending(images=self._pixels(first_field(output, IMAGE_FIELDS), marks))
         if self.makes == "audio":
-            return pending(samples=self._samples(first_field(output, AUDIO_FIELDS), marks))
+            return pending(sounds=self._samples(first_field(output, AUDIO_FIELDS), marks))
         if self.makes == "tensor":
             tensors = {name: to_host(name, value) for name, value in output.items() if value is not None}
             marks.end = self._clock.mark()
             return pending(tensors=tensors)
         videos, sound = with_batch_axis(first_field(output, VIDEO_FIELDS), first_field(output, SOUND_FIELDS))
-        samples = None if sound is None else self._samples(sound, marks)
+        sounds = () if sound is None else self._samples(sound, marks)
         marks.end = self._clock.mark()
-        return pending(samples=samples, videos=tuple(Frames(frames, self._output_copy) for frames in videos))
+        return pending(sounds=sounds, videos=tuple(Frames(frames, self._output_copy) for frames in videos))
 
-    def _samples(self, audio: Any, marks: _Marks) -> PendingSamples:
+    def _samples(self, audio: Any, marks: _Marks) -> PendingCopies:
         """Start the copy of audio to the host."""
         import torch
 
@@ -222,9 +222,9 @@ class PipelineRunner:
         flat = audio.float().reshape(-1)
         marks.end = self._clock.mark()
         with mark("output copy"):
-            return PendingSamples(self._output_copy.start(flat), tuple(audio.shape))
+            return PendingCopies(self._output_copy.start(flat), functools.partial(to_samples, shape=tuple(audio.shape)))
 
-    def _pixels(self, output: Any, marks: _Marks) -> Pixels:
+    def _pixels(self, output: Any, marks: _Marks) -> PendingCopies | list[np.ndarray]:
         """Start the copy of images to the host."""
         import torch
 
@@ -236,13 +236,15 @@ class PipelineRunner:
             output = torch.cat(output)
         if not isinstance(output, torch.Tensor):
             with mark("output copy"):
-                here = PixelsHere(pil_to_uint8(output))
+                images = pil_to_uint8(output)
             marks.end = self._clock.mark()
-            return here
+            return images
         flat = to_bytes(output)
         marks.end = self._clock.mark()
         with mark("output copy"):
-            return PendingPixels(self._output_copy.start(flat), tuple(output.shape))
+            return PendingCopies(
+                self._output_copy.start(flat), functools.partial(from_bytes, shape=tuple(output.shape))
+            )
 
     def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, object]:
         """Build exactly the arguments of the plain call. The noise comes from the CPU, the same on every device."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.config.stage_keys import CACHE_FIELDS, StepCache
-from omni_cli.diffusers_integration.parallel import Parts, denoiser_classes, denoisers, empty_models
+from omni_cli.diffusers_integration.parallel import denoisers
 from omni_cli.errors import UsageError
 
 _CONFIGURATIONS = {
@@ -33,14 +33,11 @@ _FIELDS = {"residual_diff_threshold": "threshold"} | {
 }  # fmt: skip
 
 
-def check_cache(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
-    """Raise `UsageError` for a cache that the models in `folder` cannot have, before weights are read."""
-    if config.cache.method == "none":
-        return
+def check_package(config: DiffusionStageConfig) -> None:
+    """Raise `UsageError` for a cache without its package."""
     if config.cache.method == "cache_dit" and importlib.util.find_spec("cache_dit") is None:
         hint = "install it: `pip install 'omni-cli[cache-dit]'`"
         raise _refusal(config, "it needs cache-dit, which is not installed", hint)
-    StepCaches(list(empty_models(folder, denoiser_classes(parts))), config, lambda: 0.0)
 
 
 class StepCaches:

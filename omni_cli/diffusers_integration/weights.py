@@ -32,30 +32,22 @@ _FLOAT8_CAPABILITY = (8, 9)
 
 def check_quantization(config: DiffusionStageConfig, device: str) -> None:
     """Raise `UsageError` for a quantization without its package, its file or its device."""
-    check_quantization_needs(config)
+    if config.quantization == "none":
+        return
+    package, extra = "torchao", "quantization"
+    if reads_gguf(config):
+        package = "gguf"
+    elif config.quantization in _BITSANDBYTES:
+        package = extra = "bitsandbytes"
+    if importlib.util.find_spec(package) is None:
+        raise _refusal(config, f"{package}, which is not installed", f"install it: `pip install 'omni-cli[{extra}]'`")
+    if reads_gguf(config) and not Path(config.quantization).is_file():
+        raise _refusal(config, "the file, and there is none of that name", "name a GGUF file by its path")
     if config.quantization == "float8_dynamic":
         import torch
 
         if not device.startswith("cuda") or torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
             raise _refusal(config, f"a GPU with products in float8, and the stage runs on `{device}`")
-
-
-def check_quantization_needs(config: DiffusionStageConfig) -> None:
-    """Raise `UsageError` for a quantization without its package or its file, without loading anything."""
-    if config.quantization == "none":
-        return
-    package, extra = _get_package(config)
-    if importlib.util.find_spec(package) is None:
-        raise _refusal(config, f"{package}, which is not installed", f"install it: `pip install 'omni-cli[{extra}]'`")
-    if reads_gguf(config) and not Path(config.quantization).is_file():
-        raise _refusal(config, "the file, and there is none of that name", "name a GGUF file by its path")
-
-
-def _get_package(config: DiffusionStageConfig) -> tuple[str, str]:
-    """Return the package that a quantization needs, and the extra that brings it."""
-    if reads_gguf(config):
-        return "gguf", "quantization"
-    return ("bitsandbytes",) * 2 if config.quantization in _BITSANDBYTES else ("torchao", "quantization")
 
 
 def reads_gguf(config: DiffusionStageConfig) -> bool:

@@ -19,9 +19,9 @@ from support.tiny_pipelines.check import call_named
 from omni_cli.checkpoints.tiny_pipelines import tiny_audio
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.outputs import get_sample_rate, makes_sound, waveform_for
+from omni_cli.diffusers_integration.outputs import get_sample_rate, makes_sound
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.stage import DiffusersStage
+from omni_cli.diffusers_integration.stage import DiffusersStage, waveform_for
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.media.reading import load_audio

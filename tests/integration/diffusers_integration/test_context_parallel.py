@@ -19,7 +19,7 @@ from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.contents import CallFile
 from omni_cli.diffusers_integration.execution import choose_device
-from omni_cli.diffusers_integration.parallel import check_denoiser
+from omni_cli.diffusers_integration.parallel import check_attention, check_denoisers
 from omni_cli.errors import StageError, UsageError
 from omni_cli.outputs import Event, GenerateRequest, ImageOutput, StageProgress
 
@@ -150,22 +150,22 @@ def test_tokens_that_cannot_be_divided_fail_alone(start_engine):
     assert "`--set image.context_parallel.ulysses_anything=true`" in results[0].error.hint
 
 
-def refusal(folder: Path, parts: dict[str, type], **keys: Any) -> UsageError:
+def refusal(*models: Any, **keys: Any) -> UsageError:
     with pytest.raises(UsageError) as raised:
-        check_denoiser(DiffusionStageConfig.named("image", **keys), folder, parts)
+        check_denoisers(DiffusionStageConfig.named("image", **keys), models)
     return raised.value
 
 
-def test_what_cannot_be_shared_is_refused_before_weights_are_read(tiny_image_path):
-    folder, qwen = Path(tiny_image_path), {"transformer": QwenImageTransformer2DModel}
-    two = {"ulysses_degree": 2}
-    error = refusal(folder, qwen, context_parallel={"ulysses_degree": 3})
+def test_what_cannot_be_shared_is_refused(tiny_image_path):
+    qwen = QwenImageTransformer2DModel.from_pretrained(Path(tiny_image_path) / "transformer")
+    error = refusal(qwen, context_parallel={"ulysses_degree": 3})
     assert "`ulysses_degree: 3` does not divide the 2 attention heads" in error.message
-    error = refusal(folder, qwen, attention_backend="nativ")
-    assert (error.message, error.hint) == (
+    with pytest.raises(UsageError) as raised:
+        check_attention(DiffusionStageConfig.named("image", attention_backend="nativ"))
+    assert (raised.value.message, raised.value.hint) == (
         "stage `image`: diffusers has no attention backend `nativ`", "did you mean `native`?"
     )  # fmt: skip
-    assert "need a pipeline with a transformer" in refusal(folder, {}, context_parallel=two).message
+    assert "need a pipeline with a transformer" in refusal(context_parallel={"ulysses_degree": 2}).message
 
 
 def test_what_diffusers_refuses_to_share_is_refused_in_its_words(start_engine: Any) -> None:

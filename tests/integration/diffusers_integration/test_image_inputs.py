@@ -17,6 +17,7 @@ from omni_cli.checkpoints.tiny_pipelines import tiny_image
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.diffusers_integration.stage import get_media
 from omni_cli.errors import InputError
 from omni_cli.models.qwen_omni.media import get_media
 from omni_cli.outputs import GenerateRequest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from support.tiny_pipelines.build import build
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.parallel import check_denoiser
+from omni_cli.diffusers_integration.parallel import check_denoisers
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.step_cache import check_cache
+from omni_cli.diffusers_integration.step_cache import StepCaches, check_package
 from omni_cli.errors import UsageError
 
 STEPS = 6
@@ -245,38 +244,28 @@ def test_a_cache_decides_between_compiled_blocks(folder, monkeypatch, cache, com
         executor.shutdown()
 
 
-def test_what_cannot_have_a_cache_is_refused_before_weights_are_read(folder, tmp_path):
-    def refused(parts: dict[str, type], at: Path = Path(folder), **cache: Any) -> str:
+def test_what_cannot_have_a_cache_is_refused(folder, tmp_path):
+    def refused(*models: Any, **cache: Any) -> str:
         with pytest.raises(UsageError) as raised:
-            check_cache(DiffusionStageConfig.named("image", cache=cache), at, parts)
+            StepCaches(models, DiffusionStageConfig.named("image", cache=cache), lambda: 0.0)
         return raised.value.message
 
     first_block = {"method": "first_block", "threshold": 0.1}
     start_of = "stage `image`: the cache `first_block` cannot be used: "
-    SanaTransformer2DModel(num_layers=1, caption_channels=8).save_config(tmp_path / "transformer")
-    shutil.copy(Path(folder) / "model_index.json", tmp_path)
-    assert refused({"transformer": SanaTransformer2DModel}, at=tmp_path, **first_block) == (
-        start_of + "diffusers has no caches for SanaTransformer2DModel"
-    )
+    sana = SanaTransformer2DModel(num_layers=1, caption_channels=8)
+    assert refused(sana, **first_block) == start_of + "diffusers has no caches for SanaTransformer2DModel"
     with pytest.raises(UsageError, match="SanaTransformer2DModel computes its attention itself"):
-        check_denoiser(
-            DiffusionStageConfig.named("image", attention_backend="native"),
-            tmp_path,
-            {"transformer": SanaTransformer2DModel},
-        )
-    assert refused({}, **first_block) == start_of + "the pipeline has no transformer"
+        check_denoisers(DiffusionStageConfig.named("image", attention_backend="native"), [sana])
+    assert refused(**first_block) == start_of + "the pipeline has no transformer"
+    qwen = QwenImageTransformer2DModel.from_pretrained(Path(folder) / "transformer")
     if importlib.util.find_spec("cache_dit") is not None:
-        all_blocks = refused({"transformer": QwenImageTransformer2DModel}, method="cache_dit", Fn_compute_blocks=2)
+        all_blocks = refused(qwen, method="cache_dit", Fn_compute_blocks=2)
         assert all_blocks.endswith("it has no more than the 2 blocks that are always computed")
         build(declarations()["LTX2Pipeline"], tmp_path / "ltx2")
-        parts = {"transformer": LTX2VideoTransformer3DModel}
-        other_version = refused(parts, at=tmp_path / "ltx2", method="cache_dit", Fn_compute_blocks=1)
+        ltx = LTX2VideoTransformer3DModel.from_pretrained(tmp_path / "ltx2" / "transformer")
+        other_version = refused(ltx, method="cache_dit", Fn_compute_blocks=1)
         assert "cache-dit's own code for it is for another version of diffusers and lacks " in other_version
-    check_cache(
-        DiffusionStageConfig.named("image", cache=first_block),
-        Path(folder),
-        {"transformer": QwenImageTransformer2DModel},
-    )
+    StepCaches([qwen], DiffusionStageConfig.named("image", cache=first_block), lambda: 0.0).close()
 
 
 def test_a_cache_that_would_mix_the_halves_of_guidance_is_refused(folder):
@@ -287,6 +276,6 @@ def test_a_cache_that_would_mix_the_halves_of_guidance_is_refused(folder):
 def test_a_cache_whose_package_is_missing_names_its_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as raised:
-        check_cache(DiffusionStageConfig.named("image", cache={"method": "cache_dit"}), Path(), {})
+        check_package(DiffusionStageConfig.named("image", cache={"method": "cache_dit"}))
     assert raised.value.message.endswith("it needs cache-dit, which is not installed")
     assert "omni-cli[cache-dit]" in (raised.value.hint or "")

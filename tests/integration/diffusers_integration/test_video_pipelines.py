@@ -31,7 +31,7 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.pipeline_run import scheduler_steps
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.stage import DiffusersStage
+from omni_cli.diffusers_integration.stage import DiffusersStage, get_media
 from omni_cli.errors import InputError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
 from omni_cli.models.qwen_omni.media import get_media
