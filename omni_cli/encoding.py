@@ -58,12 +58,18 @@ _MUXERS = {"mp3": {"write_xing": "0"}, "ogg": {"page_duration": "100000"}}
 _UNKNOWN_LENGTH = 0xFFFFFFFF
 
 
+def resample(samples: np.ndarray, sample_rate: int, to_rate: int) -> np.ndarray:
+    """Return float32 samples (num_samples,) or (num_samples, channels) at another rate in Hz."""
+    import soxr
+
+    resampled: np.ndarray = samples if sample_rate == to_rate else soxr.resample(samples, sample_rate, to_rate)
+    return resampled
+
+
 def encode_audio(samples: np.ndarray, sample_rate: int, audio_format: str, to_rate: int | None = None) -> bytes:
     """Encode float32 samples, of one or several channels, in one of `AUDIO_TYPES`, also at another rate: `to_rate`."""
-    if to_rate is not None and to_rate != sample_rate:
-        import soxr
-
-        samples, sample_rate = soxr.resample(samples, sample_rate, to_rate), to_rate
+    if to_rate is not None:
+        samples, sample_rate = resample(samples, sample_rate, to_rate), to_rate
     match audio_format:
         case "wav":
             return encode_wav(samples, sample_rate)

@@ -21,6 +21,7 @@ from omni_cli.diffusers_integration.messages import describe_failure, difference
 from omni_cli.diffusers_integration.outputs import Frames, get_sample_rate
 from omni_cli.diffusers_integration.parallel import Rank, Ranks
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
+from omni_cli.encoding import resample
 from omni_cli.errors import InputError, OmniError
 from omni_cli.inputs.pipeline_call import Medium, PipelineCall
 from omni_cli.outputs import AudioOutput, GenerateRequest, VideoOutput, VideoSound
@@ -300,14 +301,12 @@ def waveform_for(pipeline: Any, samples: np.ndarray, sample_rate: int, device: s
     That is (1, channels, num_samples) on `device`, at the pipeline's rate and in its VAE's type, with as many channels
     as that has. Raises `InputError` if the pipeline does not say its rate.
     """
-    import soxr
     import torch
 
     target = get_sample_rate(pipeline)
     if target is None:
         raise InputError(f"{type(pipeline).__name__} does not say the sample rate of the audio that it takes")
-    if target != sample_rate:
-        samples = soxr.resample(samples, sample_rate, target)
+    samples = resample(samples, sample_rate, target)
     rows = samples.reshape(len(samples), -1).T
     channels = getattr(pipeline.vae.config, "audio_channels", len(rows))
     if len(rows) != channels:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from omni_cli.contents import ReferenceVoice
+from omni_cli.encoding import resample
 from omni_cli.errors import InputError
 from omni_cli.families import Cloning
 from omni_cli.outputs import GenerateRequest, Message, Modality, Part
@@ -47,10 +48,7 @@ def _check(voice: ReferenceVoice, cloning: Cloning) -> None:
 
 def at_rate(voice: ReferenceVoice, rate: int) -> np.ndarray:
     """Return the samples of a recording at a model's rate in Hz."""
-    import soxr
-
-    resampled: np.ndarray = soxr.resample(voice.samples, voice.sample_rate, rate)
-    return resampled
+    return resample(voice.samples, voice.sample_rate, rate)
 
 
 def rate_notes(voices: Sequence[ReferenceVoice], rate: int) -> tuple[str, ...]:
