@@ -18,8 +18,7 @@ from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from omni_cli.checkpoints.hub import home_folder
-from omni_cli.checkpoints.lock import locked
+from omni_cli.checkpoints.hub import home_folder, locked
 from omni_cli.errors import CheckpointError, OmniError, OutputError
 from omni_cli.families import BUILTIN_PREFIX, builtins, load
 from omni_cli.files import scratch_folder

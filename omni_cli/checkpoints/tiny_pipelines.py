@@ -91,7 +91,6 @@ def edit() -> Checkpoint:
         **DecoderSizes(_TEXT_SIZE, 128, 3, 2, 1, 32).config,
         **_text_ids(tokenizer),
         "max_position_embeddings": 1024,
-        "tie_word_embeddings": False,
     }
     transformer = dict(
         in_channels=4 * latent_channels,  # four latent pixels are one token
@@ -122,24 +121,22 @@ def video(pipeline: str = "WanPipeline") -> Checkpoint:
     tokenizer, latent_channels = train_tokenizer(_VOCAB_SIZE, 512), 16
     is_from_image, is_from_video = pipeline == "WanImageToVideoPipeline", pipeline == "WanVideoToVideoPipeline"
     gains = {**_GAINS, "decoder.conv_out": 0.4}  # pixels in [-1, 1]
-    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    text = {**_T5, **ids, "feed_forward_proj": "gated-gelu"}
+    text = {**_T5, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     transformer = dict(
         num_attention_heads=2,
         attention_head_dim=32,
         # Beside the noise, the latents of an image, and a mask of the frames that it gives, four per latent frame.
         in_channels=latent_channels + (latent_channels + 4 if is_from_image else 0),
-        out_channels=latent_channels,
         text_dim=_TEXT_SIZE,
         freq_dim=64,
         ffn_dim=128,
         num_layers=2,
     )
     # Frames become one latent frame per four, and one for the first, of an eighth of their size.
-    vae = dict(base_dim=8, z_dim=latent_channels, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
+    vae = dict(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     models = {
         "text_encoder": RandomModel(transformers.UMT5EncoderModel, text, gains),
-        "vae": RandomModel(diffusers.AutoencoderKLWan, {**vae, "temperal_downsample": [False, True, True]}, gains),
+        "vae": RandomModel(diffusers.AutoencoderKLWan, vae, gains),
     }
     for name in ("transformer",) if is_from_video else ("transformer", "transformer_2"):
         models[name] = RandomModel(diffusers.WanTransformer3DModel, transformer, gains)

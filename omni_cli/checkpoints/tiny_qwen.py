@@ -69,7 +69,7 @@ class EncoderSizes(NamedTuple):
     def audio_config(self, output_dim: int) -> dict[str, object]:
         """Return the keys of an audio encoder's configuration."""
         keys = ("d_model", "encoder_ffn_dim", "encoder_layers", "encoder_attention_heads")
-        return {**dict(zip(keys, self, strict=True)), "num_mel_bins": 128, "output_dim": output_dim}
+        return {**dict(zip(keys, self, strict=True)), "output_dim": output_dim}
 
     def vision_config(self, output_dim: int) -> dict[str, object]:
         """Return the keys of a vision encoder's configuration."""
@@ -127,7 +127,6 @@ def qwen2_5_omni(sizes: OmniSizes, tokenizer: Any = None) -> Checkpoint:
         "thinker_config": _qwen2_5_thinker(sizes, tokenizer),
         "talker_config": _qwen2_5_talker(sizes, tokenizer),
         "token2wav_config": _token2wav(sizes.token2wav, num_embeds=_talker_vocab_size(sizes) - 1),
-        "enable_audio_output": True,
     }
     kind = transformers.Qwen2_5OmniForConditionalGeneration
     model = RandomModel(kind, config, _QWEN2_5_GAINS, adjust=partial(_shape_qwen2_5, tokenizer), generation=ends)
@@ -138,7 +137,7 @@ def qwen2_5_omni(sizes: OmniSizes, tokenizer: Any = None) -> Checkpoint:
 def _qwen2_5_thinker(sizes: OmniSizes, tokenizer: Any) -> dict[str, object]:
     thinker, starts_and_ends = sizes.thinker, {**stop_ids(tokenizer), "bos_token_id": tokenizer.pad_token_id}
     return {
-        **media_tokens(tokenizer, "token_index", position_id_per_seconds=25),
+        **media_tokens(tokenizer, "token_index"),
         **starts_and_ends,
         "vision_token_id": tokenizer.convert_tokens_to_ids("<|vision_pad|>"),
         "user_token_id": tokenizer.convert_tokens_to_ids("user"),
@@ -162,20 +161,16 @@ def _qwen2_5_thinker(sizes: OmniSizes, tokenizer: Any) -> dict[str, object]:
 def _qwen2_5_talker(sizes: OmniSizes, tokenizer: Any) -> dict[str, object]:
     token_id, first = tokenizer.convert_tokens_to_ids, sizes.num_codes
     return {
-        **media_tokens(tokenizer, "token_index", position_id_per_seconds=25),
+        **media_tokens(tokenizer, "token_index"),
         **sizes.talker.config,
         "vocab_size": _talker_vocab_size(sizes),
         "tts_text_pad_token_id": token_id("<|tts_pad|>"),
         "tts_text_start_token_id": token_id("<|tts_bos|>"),
         "tts_text_end_token_id": token_id("<|tts_eos|>"),
-        "tts_codec_pad_token_id": first,
-        "tts_codec_start_token_id": first + 1,
-        "tts_codec_end_token_id": first + 2,
-        "tts_codec_mask_token_id": first + 3,
+        **{f"tts_codec_{use}_token_id": first + index for index, use in enumerate(("pad", "start", "end", "mask"))},
         "embedding_size": sizes.thinker.hidden_size,
         "max_position_embeddings": sizes.max_position_embeddings,
         "rope_parameters": sizes.talker.mrope,
-        "tie_word_embeddings": False,
     }
 
 
@@ -197,20 +192,13 @@ def _token2wav(sizes: VocoderSizes, num_embeds: int) -> dict[str, object]:
             "look_backward_layers": [0, sizes.num_hidden_layers - 1],
             # One row per id that the talker can emit, so that every sampled token is in range.
             "num_embeds": num_embeds,
-            "mel_dim": _MEL_DIM,
             "enc_emb_dim": sizes.speaker_dim,
             "enc_dim": sizes.speaker_dim,
             "enc_channels": [*[channels] * 4, 3 * channels],
             "enc_attention_channels": channels // 2,
             "enc_se_channels": channels // 2,
         },
-        # 240 samples per mel frame, and two frames per code, so 50 codes are a second at 24 kHz.
-        "bigvgan_config": {
-            "mel_dim": _MEL_DIM,
-            "upsample_initial_channel": sizes.upsample_initial_channel,
-            "upsample_rates": [5, 3, 2, 2, 2, 2],
-            "upsample_kernel_sizes": [11, 7, 4, 4, 4, 4],
-        },
+        "bigvgan_config": {"upsample_initial_channel": sizes.upsample_initial_channel},
     }
 
 
@@ -251,7 +239,7 @@ def stop_ids(tokenizer: Any) -> dict[str, int]:
     return {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
 
 
-def media_tokens(tokenizer: Any, suffix: str, *, position_id_per_seconds: int) -> dict[str, int]:
+def media_tokens(tokenizer: Any, suffix: str) -> dict[str, int]:
     """Return the keys of media that thinker and talker share; `suffix` ends the names of the placeholders' ids."""
     return {
         **{f"{medium}_{suffix}": getattr(tokenizer, f"{medium}_token_id") for medium in ("audio", "image", "video")},
@@ -259,8 +247,6 @@ def media_tokens(tokenizer: Any, suffix: str, *, position_id_per_seconds: int) -
         "audio_end_token_id": tokenizer.audio_eos_token_id,
         "vision_start_token_id": tokenizer.vision_bos_token_id,
         "vision_end_token_id": tokenizer.vision_eos_token_id,
-        "position_id_per_seconds": position_id_per_seconds,
-        "seconds_per_chunk": 2,
     }
 
 

@@ -20,6 +20,8 @@ from omni_cli.checkpoints.tiny_qwen import (
 from omni_cli.checkpoints.tokenizer import TokenSet, media_roles, split_names, train_tokenizer
 
 _PATCH_SIZE = 16
+_SECONDS = {"position_id_per_seconds": 13, "seconds_per_chunk": 2}
+_CODEC_USES = ("pad", "bos", "eos_token", "nothink", "think_bos", "think_eos")
 _QWEN3_GAINS = {
     **GAINS,
     "code_predictor.lm_head": 3.0,
@@ -151,11 +153,7 @@ def qwen3_omni(sizes: Qwen3OmniSizes, tokenizer: Any = None) -> Checkpoint:
             "num_quantizers": sizes.num_code_groups,
             "sliding_window": 72,
             "rope_parameters": {**ROPE, "rope_theta": 10_000.0},
-            # A frame is 80 ms: 1,920 samples at 24 kHz.
-            "upsample_rates": [8, 5, 4, 3],
-            "upsampling_ratios": [2, 2],
         },
-        "enable_audio_output": True,
         **{f"{key}_token_id": tokenizer.convert_tokens_to_ids(token) for key, token in _QWEN3_TEXT_TOKENS.items()},
     }
     kind = transformers.Qwen3OmniMoeForConditionalGeneration
@@ -169,7 +167,8 @@ def qwen3_omni(sizes: Qwen3OmniSizes, tokenizer: Any = None) -> Checkpoint:
 def _qwen3_thinker(sizes: Qwen3OmniSizes, tokenizer: Any) -> dict[str, object]:
     hidden_size = sizes.thinker.hidden_size
     return {
-        **media_tokens(tokenizer, "token_id", position_id_per_seconds=13),
+        **media_tokens(tokenizer, "token_id"),
+        **_SECONDS,
         "user_token_id": tokenizer.convert_tokens_to_ids("user"),
         "text_config": {
             **_qwen3_decoder(sizes, sizes.thinker, sizes.thinker_experts),
@@ -195,17 +194,13 @@ def _qwen3_thinker(sizes: Qwen3OmniSizes, tokenizer: Any) -> dict[str, object]:
 def _qwen3_talker(sizes: Qwen3OmniSizes, tokenizer: Any) -> dict[str, object]:
     first = sizes.num_codes
     return {
-        **media_tokens(tokenizer, "token_id", position_id_per_seconds=13),
+        **media_tokens(tokenizer, "token_id"),
+        **_SECONDS,
         "num_code_groups": sizes.num_code_groups,
         "thinker_hidden_size": sizes.thinker.hidden_size,
         "accept_hidden_layer": sizes.accept_hidden_layer,
         "spatial_merge_size": 2,
-        "codec_pad_id": first,
-        "codec_bos_id": first + 1,
-        "codec_eos_token_id": first + 2,
-        "codec_nothink_id": first + 3,
-        "codec_think_bos_id": first + 4,
-        "codec_think_eos_id": first + 5,
+        **{f"codec_{use}_id": first + index for index, use in enumerate(_CODEC_USES)},
         "speaker_id": {"chelsie": first + 6, "ethan": first + 7, "aiden": first + 8},
         "text_config": {
             **_qwen3_decoder(sizes, sizes.talker, sizes.talker_experts),
@@ -214,7 +209,6 @@ def _qwen3_talker(sizes: Qwen3OmniSizes, tokenizer: Any) -> dict[str, object]:
         },
         "code_predictor_config": {
             **sizes.code_predictor.config,
-            "tie_word_embeddings": False,
             "vocab_size": sizes.num_codes,
             "num_code_groups": sizes.num_code_groups,
             "rope_parameters": ROPE,

@@ -75,20 +75,17 @@ def csm(sizes: CsmSizes) -> Checkpoint:
     """CSM: a frame's first code from the backbone, the others from the depth decoder, and sound from Mimi."""
     tokenizer = _train_framed(sizes.text_vocab_size, _CSM_NAMES, _CSM_TEMPLATE, frame="{} $A {}", bos=0, eos=1, pad=2)
     begin, _, audio, audio_end = tokenizer.convert_tokens_to_ids(list(_CSM_NAMES))
-    length, pad = tokenizer.model_max_length, sizes.codebook_size + 2
-    rope = {**ROPE, "rope_theta": 500_000.0}
-    shared = {"num_codebooks": sizes.num_codebooks, "vocab_size": sizes.codebook_size + 3, "rope_parameters": rope}
+    pad = sizes.codebook_size + 2
+    shared = {"num_codebooks": sizes.num_codebooks, "vocab_size": sizes.codebook_size + 3}
     config = {
         **sizes.backbone.config,
         **shared,
         "text_vocab_size": sizes.text_vocab_size,
-        "max_position_embeddings": length,
         "bos_token_id": begin,
         "pad_token_id": audio,
         "audio_token_id": audio,
         "audio_eos_token_id": audio_end,
         "codebook_pad_token_id": pad,
-        "codebook_eos_token_id": 0,
         "depth_decoder_config": {
             **sizes.depth.config,
             **shared,
@@ -191,21 +188,11 @@ def higgs_audio() -> Checkpoint:
     """Higgs Audio v2: the language model, and the codec in a folder of its own."""
     num_codebooks, codebook_size, vocab_size = 8, 64, 512
     tokenizer = _train_framed(vocab_size, _HIGGS_NAMES, _HIGGS_TEMPLATE, frame="{} $A", bos=0, eos=4, pad=1)
-    length = tokenizer.model_max_length
     begin_audio, audio, _, delay = tokenizer.convert_tokens_to_ids(_HIGGS_NAMES[7:])
     stream = {"audio_stream_bos_id": codebook_size, "audio_stream_eos_id": codebook_size + 1}
     config = {
         **DecoderSizes(128, 256, 2, 4, 2, 32).config,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 500_000.0,
-            "factor": 32.0,
-            "low_freq_factor": 0.125,
-            "high_freq_factor": 0.5,
-            "original_max_position_embeddings": length // 2,
-        },
         "vocab_size": vocab_size,
-        "max_position_embeddings": length,
         "num_codebooks": num_codebooks,
         "codebook_size": codebook_size + 2,
         **stream,
@@ -279,9 +266,6 @@ def _higgs_codec(num_codebooks: int, codebook_size: int) -> dict[str, Any]:
         },
         # A little more than these quantizers take, so that rounding takes none away.
         "target_bandwidths": [bandwidth * 1.01],
-        "sample_rate": sample_rate,
-        "semantic_sample_rate": 16_000,
-        "downsample_factor": 320,
         "codebook_size": codebook_size,
         "codebook_dim": 16,
     }
@@ -336,12 +320,10 @@ def vibevoice(sizes: VibeVoiceSizes) -> Checkpoint:
     codec = {"downsampling_ratios": ratios, "depths": [1] * (len(ratios) + 1), "num_filters": sizes.num_filters}
     config = {
         "text_config": {
-            "model_type": "qwen2",
             **sizes.backbone.config_of_whole_heads,
             "vocab_size": sizes.vocab_size,
             "max_position_embeddings": sizes.max_position_embeddings,
             "rope_parameters": ROPE,
-            "tie_word_embeddings": False,
         },
         "audio_config": {**codec, "hidden_size": sizes.acoustic_size},
         "semantic_model_config": {**codec, "hidden_size": sizes.semantic_size},

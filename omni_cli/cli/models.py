@@ -68,7 +68,7 @@ def pull(
 @models.command("list")
 def list_models(as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False) -> None:
     """List the checkpoints in the caches: downloaded and built ones, their sizes and the profiles that use them."""
-    from omni_cli.checkpoints.cached import list_cached
+    from omni_cli.checkpoints.resolve import list_cached
     from omni_cli.config.loader import load_bundled
 
     cached, configs = list_cached(), load_bundled()
@@ -105,7 +105,7 @@ def remove(
     quiet: QuietOption = False,
 ) -> None:
     """Delete a downloaded model, all its revisions, from the cache; asks before."""
-    from omni_cli.checkpoints.cached import find_cached
+    from omni_cli.checkpoints.resolve import find_cached
     from omni_cli.cli.download import confirm
 
     cached = find_cached(repo)

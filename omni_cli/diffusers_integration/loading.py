@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.checkpoints.files import MODULAR_INDEX, Component, index_file, read_components, read_object
-from omni_cli.checkpoints.missing import lacking
+from omni_cli.checkpoints.shards import lacking
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.arguments import stage_for
 from omni_cli.diffusers_integration.memory import check_parts

@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
 from omni_cli.checkpoints.files import used_files
-from omni_cli.checkpoints.missing import find_fault, lacking
+from omni_cli.checkpoints.shards import find_fault, lacking
 from omni_cli.compat.doubled_names import with_released_names
 from omni_cli.errors import CheckpointError, OmniError
 from omni_cli.stage.protocol import StageSpec

@@ -11,8 +11,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import rename_source_key
 from vllm.config import VllmConfig
 
-from omni_cli.checkpoints.missing import lacking
-from omni_cli.checkpoints.shards import shards_with_prefix
+from omni_cli.checkpoints.shards import lacking, shards_with_prefix
 from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.execution.ranges import clock_for

@@ -15,8 +15,8 @@ import torch
 from transformers import AutoTokenizer, DacFeatureExtractor, HiggsAudioV2Processor
 
 from omni_cli.checkpoints.files import read_object
-from omni_cli.checkpoints.missing import lacking, of_another_model
 from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.checkpoints.shards import lacking, of_another_model
 from omni_cli.compat.torchvision import import_with_torchaudio
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.inputs.voices import at_rate, check_voices

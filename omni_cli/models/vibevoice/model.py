@@ -15,7 +15,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 
-from omni_cli.checkpoints.missing import lacking
+from omni_cli.checkpoints.shards import lacking
 from omni_cli.execution.counters import ExecutionCounters
 from omni_cli.execution.cuda_graphs import RowGraphs
 from omni_cli.execution.graphs import GraphBackend, batch_sizes

@@ -19,8 +19,8 @@ from support.omni_process import run_omni
 from support.samples import sample
 from support.tiny_models import llama
 
-from omni_cli.checkpoints.missing import find_fault
 from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.checkpoints.shards import find_fault
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.checkpoint_fit import check_fit
 from omni_cli.errors import CheckpointError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.checkpoints.needed import needed_files
+from omni_cli.checkpoints.hub import needed_files
 
 MODEL = {"config.json": {"architectures": ["LlamaForCausalLM"]}}
 PIPELINE = {

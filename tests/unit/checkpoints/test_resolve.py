@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from omni_cli.checkpoints.build import build_folder, cache_folder
-from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind, weight_files
+from omni_cli.checkpoints.files import (
+    check_checkpoint,
+    count_parameters,
+    read_model_kind,
+    weight_files,
+)
 from omni_cli.checkpoints.hub import download, hub_cache_folder
 from omni_cli.checkpoints.resolve import find_folder, resolve_model
 from omni_cli.checkpoints.shards import shards_with_prefix
