@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from omni_cli.config.schema import EngineConfig
     from omni_cli.serve.access_log import AccessLog
-    from omni_cli.serve.limits import Limits
     from omni_cli.serve.server import Server
     from omni_cli.serve.supervisor import Engine
 
