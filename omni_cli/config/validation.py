@@ -328,16 +328,14 @@ class _Checker:
             self._add((*path, "offload"), message, "write `execution: eager` or `offload: none`")
 
     def _check_inputs(self) -> None:
-        """Report each input that names no stage, the stage itself, a cycle, or a later stage."""
+        """Report each input that names no stage, the stage itself or a later one, so that there are no cycles."""
         order = {name: position for position, name in enumerate(self.stages)}
         inputs = {name: _input(stage) for name, stage in self.stages.items()}
-        in_cycle: set[str] = set()
         for name, source in inputs.items():
             if source is None:
                 self._check_first(name)
                 continue
             path: TreePath = ("stages", name, "input")
-            cycle = _cycle(name, inputs)
             if source == name:
                 self._add(path, f"stage `{name}` takes its own output as its input")
             elif source not in self.stages:
@@ -345,10 +343,6 @@ class _Checker:
                 others = [other for other in self.stages if other != name]
                 known = f"stages are {', '.join(visible(other, 80) for other in others)}" if others else None
                 self._add(path, message, suggest(source, others) or known)
-            elif cycle:
-                if name not in in_cycle:
-                    self._add(path, f"stages feed each other in a cycle: {' -> '.join([*cycle, cycle[0]])}")
-                in_cycle.update(cycle)
             elif order[source] > order[name]:
                 hint = f"write stage `{source}` before stage `{name}`"
                 self._add(path, f"stage `{name}` takes its input from a later stage, `{source}`", hint)
@@ -383,13 +377,3 @@ def _integer(mapping: Mapping[str, object], key: str, default: Default) -> int |
 def _input(stage: object) -> str | None:
     source = stage.get("input") if isinstance(stage, dict) else None
     return source if isinstance(source, str) else None
-
-
-def _cycle(start: str, inputs: Mapping[str, str | None]) -> list[str]:
-    """Return the stages of the cycle that contains `start`, in the direction of the data; [] if there is none."""
-    stages = [start]
-    current = inputs[start]
-    while current is not None and current in inputs and current not in stages:
-        stages.append(current)
-        current = inputs[current]
-    return list(reversed(stages)) if current == start else []

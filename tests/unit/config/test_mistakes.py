@@ -225,7 +225,8 @@ SINGLE = {
     ),
     "cycle": (
         ("    kind: ar\n", "    kind: ar\n    input: vocoder\n"),
-        "8:12 'vocoder': stages feed each other in a cycle: vocoder -> thinker -> vocoder",
+        "8:12 'vocoder': stage `thinker` takes its input from a later stage, `vocoder`"
+        " (write stage `vocoder` before stage `thinker`)",
     ),
     "second stage without input": (
         ("    input: thinker\n", ""),
