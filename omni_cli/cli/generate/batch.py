@@ -14,7 +14,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Message
 
 from omni_cli.cli.artifacts import ArtifactWriter
-from omni_cli.cli.generate.options import GenerateOptions
+from omni_cli.cli.generate.command import GenerateOptions
 from omni_cli.cli.generate.printers import Printer
 from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT, BaseRun, RunOutcome
 from omni_cli.cli.serve.command import make_engine

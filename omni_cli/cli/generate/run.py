@@ -33,6 +33,7 @@ from omni_cli.outputs import (
 )
 from omni_cli.report.records import RequestRecord, WrittenOutput
 
+# Not needed to answer a wrong option.
 if TYPE_CHECKING:
     from omni_cli.engine.omni_llm import OmniLLM  # noqa: F401 - named in the base class below
 

@@ -16,6 +16,7 @@ from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
 from omni_cli.serve.limits import Limits
 
+# Imported when the server starts, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:
     import socket
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from omni_cli.serve.access_log import AccessLog
     from omni_cli.serve.server import Server
     from omni_cli.serve.supervisor import Engine
-
 
 _DEFAULT = Limits()
 DEFAULT_VIDEOS = Path("out/videos")

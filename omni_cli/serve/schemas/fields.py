@@ -9,9 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 import jiter
 from fastapi import UploadFile
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -22,6 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from starlette.datastructures import UploadFile as StarletteUploadFile
 
 from omni_cli.config.bounds import MAX_NAME_LENGTH, MAX_SEED, MIN_SEED
+from omni_cli.config.stage_keys import StrictKeys
 from omni_cli.inputs.fields import FIELDS, Part, RequestField, Route
 
 T = TypeVar("T")
@@ -40,10 +39,8 @@ def from_json(content: bytes) -> object:
     return document
 
 
-class Strict(BaseModel):
+class Strict(StrictKeys):
     """Rejects text in place of numbers, and unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     route: ClassVar[Route | None] = None
     """The route whose fields the class has, see `with_fields_of`."""
