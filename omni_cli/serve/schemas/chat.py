@@ -9,7 +9,17 @@ from pydantic import Field
 from omni_cli.config.stage_keys import TokenId, Tokens
 from omni_cli.contents import ToolUse
 from omni_cli.serve.schemas.completions import SampledText
-from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Strict, Voice, VoiceId, with_fields_of
+from omni_cli.serve.schemas.fields import (
+    ForOpenAI,
+    Ignored,
+    Items,
+    ModelBody,
+    Only,
+    Strict,
+    Voice,
+    VoiceId,
+    with_fields_of,
+)
 
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 MAX_LOGPROBS = 20
@@ -204,10 +214,9 @@ class ChatCompletionRequest(SampledText, ForOpenAI):
         return values
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(ModelBody):
     """Has `prompt` or `messages`."""
 
-    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     prompt: str | None = None
     messages: Annotated[Items[Message], Field(min_length=1, max_length=1000)] | None = None
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
@@ -227,6 +236,5 @@ class TokenizeRequest(Strict):
         return ChatCompletionRequest(**{name: getattr(self, name) for name in names})
 
 
-class DetokenizeRequest(Strict):
-    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+class DetokenizeRequest(ModelBody):
     tokens: Items[TokenId]

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Stri
 from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.config.stage_keys import Sampling, TokenId
 from omni_cli.json_schemas import check_schema
-from omni_cli.serve.schemas.fields import Ignored, Items, Only, Seed, Strict, from_json
+from omni_cli.serve.schemas.fields import Ignored, Items, ModelBody, Only, Seed, Strict, from_json
 
 TokenText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
@@ -76,8 +76,7 @@ class StreamOptions(Strict):
     """Usage so far in every chunk, as in vLLM."""
 
 
-class SampledText(Strict, Sampling):
-    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+class SampledText(ModelBody, Sampling):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     seed: Seed | None = None

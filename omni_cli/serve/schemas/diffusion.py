@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from omni_cli.config.bounds import MAX_IMAGE_SIDE
 from omni_cli.inputs.checks import check_frame_rate
-from omni_cli.serve.schemas.fields import Form, Ignored, Only, Seed, Strict, Upload, with_fields_of
+from omni_cli.serve.schemas.fields import Form, Ignored, ModelBody, Only, Seed, Upload, with_fields_of
 
 _MAX_FILES = 16
 # The most that a stranger may have made: a device's memory, not a model's ability, ends there.
@@ -42,10 +42,9 @@ def parse_size(value: str) -> tuple[int, int]:
 Size = Annotated[str, AfterValidator(_check_size), Field(json_schema_extra={"pattern": _SIZE_OR_AUTO})]
 
 
-class DiffusionBody(Strict):
+class DiffusionBody(ModelBody):
     """The fields of every route for images and videos."""
 
-    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     prompt: str = Field(min_length=1)
     size: Size | None = Field(None, description="`WIDTHxHEIGHT`. Default, also for `auto`: the profile's.")
     seed: Seed | None = None

@@ -66,6 +66,12 @@ class Strict(StrictKeys):
         }
 
 
+class ModelBody(Strict):
+    """The body of a route that a model answers."""
+
+    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+
+
 def with_fields_of(route: Route) -> Callable[[type[Body]], type[Body]]:
     """Add to a body's class the fields of requests on a route that it does not declare itself."""
 

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from omni_cli.config.stage_keys import Fraction, Temperature, Tokens
 from omni_cli.serve.schemas import chat
 from omni_cli.serve.schemas.completions import JsonObjectFormat, JsonSchema, TextFormat
-from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, Only, Seed, Strict
+from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, ModelBody, Only, Seed, Strict
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -129,8 +129,7 @@ class ResponseStreamOptions(Strict):
     include_obfuscation: Annotated[object, Only(False)] = None
 
 
-class ResponseRequest(ForOpenAI):
-    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+class ResponseRequest(ModelBody, ForOpenAI):
     input: str | Annotated[Items[InputItem], Field(min_length=1, max_length=1000)]
     instructions: str | None = None
     stream: bool | None = None

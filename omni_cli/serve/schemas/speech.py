@@ -9,7 +9,17 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from omni_cli.config.bounds import MAX_NAME_LENGTH
-from omni_cli.serve.schemas.fields import Form, Items, Only, Seed, Strict, Upload, Voice, VoiceId, with_fields_of
+from omni_cli.serve.schemas.fields import (
+    Form,
+    Items,
+    ModelBody,
+    Only,
+    Seed,
+    Upload,
+    Voice,
+    VoiceId,
+    with_fields_of,
+)
 from omni_cli.serve.voice_store import NAME_PATTERN
 
 Words = Annotated[str, Field(min_length=1)]
@@ -20,8 +30,7 @@ OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
 
 
 @with_fields_of("speech")
-class SpeechRequest(Strict):
-    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
+class SpeechRequest(ModelBody):
     input: str = Field(min_length=1, description="The text to speak.")
     voice: Voice | VoiceId | Items[Voice] | None = Field(
         None,
@@ -89,9 +98,8 @@ class VoiceUpload(Form):
 
 
 @with_fields_of("translations")
-class TranslationRequest(Form):
+class TranslationRequest(ModelBody, Form):
     file: Upload = Field(description="The sound: WAV, FLAC, MP3, Ogg, M4A, WebM, ...")
-    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     prompt: str | None = Field(None, description="Text that came before, or words that may occur.")
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] | None = Field(
         None, description="Default: `json`. The last three have times."
