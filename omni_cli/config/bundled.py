@@ -18,8 +18,7 @@ def bundled_folder() -> Path:
         if folder.is_dir():
             return folder
     raise ProfileError(
-        "the bundled profiles are missing from this installation",
-        hint="install omni-cli again, or pass a path",
+        "the bundled profiles are missing from this installation", hint="install omni-cli again, or pass a path"
     )
 
 

@@ -118,11 +118,7 @@ def _snippet(location: Location) -> list[str]:
     number = str(location.line + 1)
     gutter = " " * len(number)
     carets = "^" * max(_width(token), 1)
-    return [
-        f"{gutter} |",
-        f"{number} | {_expanded(shown)}".rstrip(),
-        f"{gutter} | {' ' * _width(before)}{carets}",
-    ]
+    return [f"{gutter} |", f"{number} | {_expanded(shown)}".rstrip(), f"{gutter} | {' ' * _width(before)}{carets}"]
 
 
 def _expanded(text: str) -> str:

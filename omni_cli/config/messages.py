@@ -77,10 +77,7 @@ def describe_error(error: Mapping[str, Any], path: TreePath, tree: Tree, models:
         return f"invalid type for {name}: expected {expected}, got {_describe_type(value)}", None
     if kind in _EXPECTED_TYPE:
         hint = _type_hint(kind, value, path in tree.quoted)
-        return (
-            f"invalid type for {name}: expected {_EXPECTED_TYPE[kind]}, got {_describe_type(value)}",
-            hint,
-        )
+        return (f"invalid type for {name}: expected {_EXPECTED_TYPE[kind]}, got {_describe_type(value)}", hint)
     if kind == "literal_error":
         key = _key_at(path, models)
         # As YAML writes them: `true` and `false`.
@@ -95,10 +92,7 @@ def describe_error(error: Mapping[str, Any], path: TreePath, tree: Tree, models:
     if kind == "finite_number":
         return f"invalid value for {name}: expected a finite number", None
     if kind in _LIMIT:
-        return (
-            f"invalid value for {name}: must be {_LIMIT[kind].format(**_plain_numbers(error['ctx']))}",
-            None,
-        )
+        return (f"invalid value for {name}: must be {_LIMIT[kind].format(**_plain_numbers(error['ctx']))}", None)
     if kind == "too_short":
         return "a profile needs at least one stage", None
     if kind == "string_too_short":

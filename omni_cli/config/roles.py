@@ -98,11 +98,7 @@ def json_schema() -> dict[str, Any]:
         merged = create_model(model.__name__, __base__=bases, __doc__=model.__doc__).model_json_schema()
         schema["$defs"] |= merged.pop("$defs", {})
         schema["$defs"][model.__name__] = merged
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_without_null(schema),
-        "title": "omni profile",
-    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_null(schema), "title": "omni profile"}
 
 
 def _without_null(node: Any) -> Any:

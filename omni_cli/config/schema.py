@@ -15,14 +15,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, PrivateAttr, StringConstraints
 from pydantic.fields import FieldInfo
 
-from omni_cli.config.bounds import (
-    MAX_FPS,
-    MAX_IMAGE_SIDE,
-    MAX_NUM_INFERENCE_STEPS,
-    MAX_SEED,
-    MAX_TOKENS,
-    MIN_SEED,
-)
+from omni_cli.config.bounds import MAX_FPS, MAX_IMAGE_SIDE, MAX_NUM_INFERENCE_STEPS, MAX_SEED, MAX_TOKENS, MIN_SEED
 from omni_cli.config.stage_keys import (
     ARGUMENT,
     DIFFUSERS_ONLY,

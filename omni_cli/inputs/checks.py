@@ -209,12 +209,5 @@ def _kind(value: object) -> str:
     """Return the JSON name of a value's type, which also makes sense for a command-line value."""
     if value is None:
         return "null"
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "text",
-        list: "a list",
-        dict: "an object",
-    }
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
     return names.get(type(value), type(value).__name__)

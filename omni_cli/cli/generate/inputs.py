@@ -40,8 +40,7 @@ def read_specs(
     for name in ("prompt", *FILE_FIELDS):
         if name in fields:
             raise UsageError(
-                f"{_label(name)} and `--requests` exclude each other",
-                hint=f"put the {name} into the lines of the file",
+                f"{_label(name)} and `--requests` exclude each other", hint=f"put the {name} into the lines of the file"
             )
     defaults = check_fields(fields, capabilities, _label)
     if "voice" in defaults:  # files of a line are relative to the folder of the lines
@@ -102,10 +101,7 @@ def _read_prompt(fields: Mapping[str, Any], capabilities: Capabilities) -> str |
         if not capabilities.needs_prompt:
             return None
         example = "a red cube" if "image" in capabilities.modalities else "hello"
-        raise UsageError(
-            "there is no prompt",
-            hint=f'give one, as `omni generate "{example}"`, or pipe it in',
-        )
+        raise UsageError("there is no prompt", hint=f'give one, as `omni generate "{example}"`, or pipe it in')
     if len(content) > MAX_STDIN_BYTES:
         raise InputError(f"the prompt on stdin is longer than {MAX_STDIN_BYTES // 2**20} MiB")
     try:

@@ -161,10 +161,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
         return tuple(
             self._records.get(index)
             or RequestRecord(
-                request.request_id,
-                outputs=tuple(self._written[index]),
-                error=unfinished,
-                place=request.place,
+                request.request_id, outputs=tuple(self._written[index]), error=unfinished, place=request.place
             )
             for index, request in enumerate(self._requests)
         )

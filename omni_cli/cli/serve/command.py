@@ -36,17 +36,12 @@ class ServeOptions(ProfileOptions):
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on. Default: loopback only.")] = "127.0.0.1"
     port: Annotated[int, option("--port", "N", "Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000
     seed: Annotated[
-        int | None,
-        option("--seed", "N", "Seed of requests without one. Default: a random one for each."),
+        int | None, option("--seed", "N", "Seed of requests without one. Default: a random one for each.")
     ] = None
     lora: LoraOption = None
     served_model_name: Annotated[
         list[str] | None,
-        option(
-            "--served-model-name",
-            "NAME",
-            "Further name of the model in requests; `*` accepts any. Repeatable.",
-        ),
+        option("--served-model-name", "NAME", "Further name of the model in requests; `*` accepts any. Repeatable."),
     ] = None
     tool_call_parser: Annotated[
         str | None,
@@ -162,8 +157,7 @@ class ServeOptions(ProfileOptions):
         _DEFAULT.max_videos_bytes
     )
     max_videos_age: Annotated[
-        float,
-        option("--max-videos-age", "SECONDS", "Time after which a video is removed.", callback=positive_seconds),
+        float, option("--max-videos-age", "SECONDS", "Time after which a video is removed.", callback=positive_seconds)
     ] = _DEFAULT.max_videos_age_s
     max_n: Annotated[int, option("--max-n", "N", "Limit of images per request.", min=1)] = _DEFAULT.max_n
 

@@ -8,14 +8,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import jiter
 from fastapi import UploadFile
-from pydantic import (
-    BeforeValidator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    create_model,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from starlette.datastructures import UploadFile as StarletteUploadFile
 

@@ -9,17 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from omni_cli.config.bounds import MAX_NAME_LENGTH
-from omni_cli.serve.schemas.fields import (
-    Form,
-    Items,
-    ModelBody,
-    Only,
-    Seed,
-    Upload,
-    Voice,
-    VoiceId,
-    with_fields_of,
-)
+from omni_cli.serve.schemas.fields import Form, Items, ModelBody, Only, Seed, Upload, Voice, VoiceId, with_fields_of
 from omni_cli.serve.voice_store import NAME_PATTERN
 
 Words = Annotated[str, Field(min_length=1)]
