@@ -153,20 +153,11 @@ def load_gate_file(path: Path) -> GateLimits:
         raise InputError(f"cannot read the gate file `{label}`: {reason}") from error
     if len(content) > MAX_BYTES:
         raise InputError(f"`{label}` is larger than {MAX_BYTES // 1024} KiB, the maximum for a gate file")
-    tree = parse_yaml(SourceText.of_text(label, text), text)
-    problems = [_reworded(item) for item in tree.diagnostics]
-    if tree.data is None or problems:
-        raise GateFileError(tuple(problems))
+    example = "a gate file starts with `version: 1` and names limits under `metrics:`"
+    tree = parse_yaml(SourceText.of_text(label, text), text, kind="gate file", example=example)
+    if tree.data is None or tree.diagnostics:
+        raise GateFileError(tuple(tree.diagnostics))
     return _GateReader(tree, tree.data).read()
-
-
-def _reworded(item: Diagnostic) -> Diagnostic:
-    """Replace "profile" in a message of the YAML reader."""
-    message = item.message.replace("a profile", "a gate file").replace("the profile", "the gate file")
-    hint = item.hint
-    if hint is not None and "profile" in hint:
-        hint = "a gate file starts with `version: 1` and names limits under `metrics:`"
-    return dataclasses.replace(item, message=message, hint=hint)
 
 
 class _GateReader:

@@ -30,6 +30,7 @@ TreePath = tuple[str | int, ...]
 MAX_BYTES = 64 * 1024
 _MAX_DEPTH = 20
 _MAX_DIGITS = 40
+PROFILE_EXAMPLE = "see `omni profiles show tiny-omni` for one"
 
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -90,10 +91,13 @@ def parse_scalar(text: str) -> object:
     return text
 
 
-def parse_yaml(source: SourceText, text: str) -> Tree:
-    """Read one YAML document; every mistake becomes a diagnostic of the tree, none is raised."""
+def parse_yaml(source: SourceText, text: str, *, kind: str = "profile", example: str = PROFILE_EXAMPLE) -> Tree:
+    """Read one YAML document; every mistake becomes a diagnostic of the tree, none is raised.
+
+    Messages name the `kind` of file, and `example` is the hint for one without a mapping.
+    """
     tree = Tree(None, values={(): Location(source)})
-    reader = _TreeReader(source, tree)
+    reader = _TreeReader(source, tree, kind)
     unprintable = find_unprintable(text)
     if unprintable is not None:
         index, message = unprintable
@@ -114,7 +118,7 @@ def parse_yaml(source: SourceText, text: str) -> Tree:
         tree.data = data
     elif () not in tree.faulty:
         what = "empty" if data is None else "not a mapping"
-        reader.refuse(tree.values[()], f"the profile is {what}", "see `omni profiles show tiny-omni` for one")
+        reader.refuse(tree.values[()], f"the {kind} is {what}", example)
     return tree
 
 
@@ -125,9 +129,10 @@ class _Stop(Exception):
 class _TreeReader:
     """Builds the tree from PyYAML's events, which take little memory and resolve nothing."""
 
-    def __init__(self, source: SourceText, tree: Tree) -> None:
+    def __init__(self, source: SourceText, tree: Tree, kind: str) -> None:
         self.source = source
         self.tree = tree
+        self.kind = kind
         self.loader: Any = None
 
     def read(self, text: str) -> Any:
@@ -140,7 +145,7 @@ class _TreeReader:
         self.loader.get_event()
         if not self.loader.check_event(StreamEndEvent):
             mark = self.loader.peek_event().start_mark
-            self.refuse(self._at(mark, 3), "a profile is one YAML document; a second one starts here")
+            self.refuse(self._at(mark, 3), f"a {self.kind} is one YAML document; a second one starts here")
         return data
 
     def here(self) -> Location:
@@ -159,11 +164,11 @@ class _TreeReader:
         if event.anchor is not None:
             self.refuse(
                 self._at(event.start_mark, len(event.anchor) + 1),
-                f"an anchor (`&{visible(event.anchor, 40)}`) is not allowed in a profile",
+                f"an anchor (`&{visible(event.anchor, 40)}`) is not allowed in a {self.kind}",
                 "write the value out where it is needed",
             )
         if event.tag is not None:
-            self._refuse_value(path, event, "a tag", "a profile holds plain values only")
+            self._refuse_value(path, event, "a tag", f"a {self.kind} holds plain values only")
         if depth > _MAX_DEPTH:
             self.refuse(self._span(event), f"nested more than {_MAX_DEPTH} levels deep")
             raise _Stop
@@ -218,7 +223,7 @@ class _TreeReader:
         if not has_characters_only(event.value):
             return None
         if key == "<<" and event.style is None:
-            self.refuse(location, "a merge key (`<<`) is not allowed in a profile", "write the keys out")
+            self.refuse(location, f"a merge key (`<<`) is not allowed in a {self.kind}", "write the keys out")
             return None
         is_profiles = not path or (path[0] == "stages" and path[2:3] != ("call",))
         number = parse_scalar(event.value) if event.style is None and not is_profiles else None
@@ -243,7 +248,7 @@ class _TreeReader:
         match = _TOKEN.match(line, mark.column)
         token = "" if match is None else match[0]
         location = self._at(mark, len(token))
-        self.refuse(location, f"{what} (`{visible(token, 40)}`) is not allowed in a profile", hint)
+        self.refuse(location, f"{what} (`{visible(token, 40)}`) is not allowed in a {self.kind}", hint)
         if path is not None:
             self.tree.faulty.add(path)
 
