@@ -106,6 +106,16 @@ def converted(types: Types, value: object, *, is_strict: bool = True) -> object:
 
 def _converted(one: ValueType, value: object, is_strict: bool) -> object:
     match one.name:
+        case "None" if value is None:
+            return value
+        case "bool" if isinstance(value, bool):
+            return value
+        case "int" if is_finite_number(value) and (isinstance(value, int) or not is_strict):
+            return value
+        case "str" if isinstance(value, str) or (isinstance(value, list | Mapping) and not is_strict):
+            return value
+        case "Literal" if value in one.choices:
+            return value
         case "float" if is_finite_number(value):
             return float(value)
         case "Any":
@@ -119,22 +129,7 @@ def _converted(one: ValueType, value: object, is_strict: bool) -> object:
             return _file(one, value, is_strict)
         case _ if isinstance(value, Mapping) and one.fields and value.keys() <= one.fields.keys():
             return {name: converted(one.fields[name], item, is_strict=is_strict) for name, item in value.items()}
-    if not _is_plain_value(one, value, is_strict):
-        raise ValueError
-    return value
-
-
-def _is_plain_value(one: ValueType, value: object, is_strict: bool) -> bool:
-    match one.name:
-        case "None":
-            return value is None
-        case "bool":
-            return isinstance(value, bool)
-        case "int":
-            return is_finite_number(value) and (isinstance(value, int) or not is_strict)
-        case "str":
-            return isinstance(value, str) or (isinstance(value, list | Mapping) and not is_strict)
-    return value in one.choices
+    raise ValueError
 
 
 def _file(one: ValueType, value: object, is_strict: bool) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -20,6 +20,7 @@ from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.outputs import (
     AudioOutput,
     GenerateRequest,
+    ImageOutput,
     Modality,
     Output,
     OutputReady,
@@ -36,6 +37,11 @@ from omni_cli.report.records import RequestRecord, WrittenOutput
 # Not needed to answer a wrong option.
 if TYPE_CHECKING:
     from omni_cli.engine.omni_llm import OmniLLM  # noqa: F401 - named in the base class below
+
+
+_MODALITIES: Mapping[type[Output], Modality] = {
+    TextOutput: "text", AudioOutput: "audio", ImageOutput: "image", VideoOutput: "video", TensorOutput: "tensor"
+}  # fmt: skip
 
 
 class RequestWorker(Protocol):
@@ -144,7 +150,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
 
     def _show(self, index: int, request_id: str, output: Output, wanted: frozenset[Modality] | None) -> None:
         """Write and show an output, if it was requested."""
-        if wanted is not None and _modality(output) not in wanted:
+        if wanted is not None and _MODALITIES[type(output)] not in wanted:
             return
         path = None if isinstance(output, TextOutput) else self._writer.write(request_id, output)
         written = WrittenOutput(output, path)
@@ -165,24 +171,6 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
             )
             for index, request in enumerate(self._requests)
         )
-
-
-def _modality(output: Output) -> Modality:
-    if isinstance(output, TextOutput):
-        return "text"
-    if isinstance(output, VideoOutput):
-        return "video"
-    if isinstance(output, TensorOutput):
-        return "tensor"
-    return "audio" if isinstance(output, AudioOutput) else "image"
-
-
-async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel running tasks and wait for their clean-up; results and failures stay in the tasks."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
 
 
 # The engine queues and batches requests itself; this bounds the decoded inputs that wait there.
@@ -221,7 +209,9 @@ class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):
         try:
             await asyncio.gather(*tasks)
         finally:
-            await cancel_all(tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)  # results and failures stay in the tasks
 
     async def _run_request(self, index: int, pending: PendingRequest, in_flight: asyncio.Semaphore) -> None:
         async with in_flight:
