@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -21,7 +23,6 @@ from omni_cli.serve.routes.chat import chat_routes
 from omni_cli.serve.routes.completions import completion_routes
 from omni_cli.serve.routes.images import image_routes
 from omni_cli.serve.routes.operations import operation_routes
-from omni_cli.serve.routes.page import PAGE_PATHS, page_routes
 from omni_cli.serve.routes.responses import response_routes
 from omni_cli.serve.routes.speech import speech_routes
 from omni_cli.serve.routes.tokens import token_routes
@@ -30,6 +31,25 @@ from omni_cli.serve.routes.videos import kept_video_routes, video_routes
 from omni_cli.serve.routes.voices import voice_routes
 from omni_cli.serve.service import Service
 from omni_cli.serve.video_jobs import VideoJobs
+
+_FOLDER = Path(__file__).with_name("page")
+_FILES = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+_PAGE_PATHS = frozenset(_FILES)
+# Answers of models are data: even a fault of the page would run no script of theirs.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+    "media-src blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 
 class _API(FastAPI):
@@ -72,7 +92,7 @@ def create_app(
     for routes in (*text_routes, *sound_routes, image_routes, operation_routes):
         api.include_router(routes(service))
     if has_page:
-        api.include_router(page_routes())
+        api.include_router(_page_routes())
     for video_router in (video_routes, kept_video_routes):
         api.include_router(video_router(service, videos))
     api.add_exception_handler(RequestValidationError, _on_invalid)
@@ -86,8 +106,24 @@ def create_app(
         api_key=api_key,
         is_loopback=is_loopback,
         allowed_origins=allowed_origins,
-        public_paths=PAGE_PATHS if has_page else frozenset(),
+        public_paths=_PAGE_PATHS if has_page else frozenset(),
     )
+
+
+def _page_routes() -> APIRouter:
+    """A page for people, which uses the other routes as any client does. It loads nothing from elsewhere."""
+    router = APIRouter()
+    for path, (name, media_type) in _FILES.items():
+        response = Response((_FOLDER / name).read_bytes(), media_type=media_type, headers=_HEADERS)
+        router.add_route(path, _always(response), methods=["GET"], include_in_schema=False)
+    return router
+
+
+def _always(response: Response) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_request: Request) -> Response:
+        return response
+
+    return answer
 
 
 def _answer(request: Request, error: APIError) -> Response:

@@ -11,9 +11,9 @@ from typing import Any
 from omni_cli.models.scores import EngineTokens
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.default_requests import another_medium, longer
-from omni_cli.verify.noise import Noise, get_noise
+from omni_cli.verify.noise import get_noise
 from omni_cli.verify.run_comparison import (
-    compare_runs,
+    Answer,
     count_rows,
     depends_row,
     limit_rows,
@@ -22,13 +22,12 @@ from omni_cli.verify.run_comparison import (
     stop_rows,
     stop_string,
 )
-from omni_cli.verify.subject import Answer, Subject
+from omni_cli.verify.subject import Subject
 from omni_cli.verify.tokens import get_probabilities, make_decoder
 from omni_cli.verify.verdicts import changed, judge_arrays, judge_tokens, worst, worst_of_each
 from omni_cli.verify_record import Check, Row, TokenProbability
 
 _FEW_TOKENS = 3
-_NO_TIES = "the server gives no log-probabilities, so a near tie cannot be told"
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,6 @@ class Checks:
         self.rows: list[Row] = []
         self.probabilities: list[TokenProbability] = []
         self._subject, self._plan, self._folder, self._say = subject, plan, folder, say
-        self._noise: Noise | None = None
         self._num_prompt_tokens: dict[str, int | None] = {}
 
     async def run(self) -> None:
@@ -69,7 +67,7 @@ class Checks:
             await self._compare_with_reference()
             async with subject:
                 await self._compare_answers()
-        self._add(await subject.mode_rows(self._alone, self._compare))
+        self._add(await subject.mode_rows(self._alone))
 
     async def _compare_answers(self) -> None:
         checks: Mapping[Check, Callable[[], Awaitable[None]]] = {
@@ -115,13 +113,13 @@ class Checks:
             if (ids := found.token_ids.get(output.request.request_id)) is not None:
                 outputs[number] = replace(output, tokens={first: EngineTokens.without_logprobs(ids)})
         wide, decode = found.results[0], make_decoder(reference.folder, reference.config)
-        self._noise = get_noise(found.results)
+        noise = subject.noise = get_noise(found.results)
         for stage in reference.token_stages:
-            row = judge_tokens(stage, outputs, wide, self._noise, decode)
+            row = judge_tokens(stage, outputs, wide, noise, decode)
             if not self._alone[0].has_logprobs and row.verdict != "not checked":
                 row = changed(row, why="by the text: the server gives no log-probabilities")
             self.rows.append(changed(row, stage=reference.row_stage or stage))
-        self.rows += [*judge_arrays(outputs, found.results, self._noise), *unknown]
+        self.rows += [*judge_arrays(outputs, found.results, noise), *unknown]
         for output, item in zip(outputs, wide, strict=True):
             name = output.request.request_id
             if isinstance(item, str):
@@ -132,22 +130,22 @@ class Checks:
 
     async def _batched(self) -> None:
         self._say("all requests at once")
-        rows = self._compare("alone = batched", self._alone, await self._ask_at_once(self._requests))
+        rows = self._subject.compare("alone = batched", self._alone, await self._ask_at_once(self._requests))
         self._say("in another order, beside long requests")
         beside = [longer(request) for request in self._requests[:2] if request.prompt]
         answers = await self._ask_at_once([*beside, *self._requests[::-1]])
-        self._add([*rows, *self._compare("alone = batched", self._alone, answers[len(beside) :][::-1])])
+        self._add([*rows, *self._subject.compare("alone = batched", self._alone, answers[len(beside) :][::-1])])
 
     async def _ask_at_once(self, requests: Sequence[GenerateRequest]) -> list[Answer]:
         return list(await asyncio.gather(*map(self._subject.ask, requests)))
 
     async def _streamed(self) -> None:
         self._say("streamed")
-        self._add(await self._subject.stream_rows(self._alone, self._compare))
+        self._add(await self._subject.stream_rows(self._alone))
 
     async def _repeat(self) -> None:
         answers = await self._ask("the same requests again", self._requests)
-        self._add(self._compare("repeat", self._alone, answers))
+        self._add(self._subject.compare("repeat", self._alone, answers))
 
     async def _seeds(self) -> None:
         """Sample in the first stage, and denoise the same answer, with one seed twice and with others."""
@@ -162,7 +160,7 @@ class Checks:
             stage = subject.denoising_stage
             answers = await self._ask("seeds", [replace(request, seed=seed) for seed in seeds])
             row = _failed_row(stage, answers)
-            self.rows.append(row or noise_row(stage, answers, self._noise, may_ignore_seeds=subject.may_ignore_seeds))
+            self.rows.append(row or noise_row(stage, answers, subject.noise, may_ignore_seeds=subject.may_ignore_seeds))
 
     async def _limits(self) -> None:
         """Check the number of choices, the counts of tokens, the maximum of tokens and a stop string of a text."""
@@ -214,7 +212,7 @@ class Checks:
             if subject.can_omit_media:
                 rows.append(depends_row(subject.stage, answers[2], answers[1], f"the {medium} changes nothing"))
             if subject.caches_prompts:
-                rows += self._compare("modalities", answers[3:], answers[1:2])
+                rows += self._subject.compare("modalities", answers[3:], answers[1:2])
         request = next((item for item in self._requests if len(item.images) > 1), None)
         if request is not None:
             request = longer(request) if subject.caches_prompts else request
@@ -223,32 +221,6 @@ class Checks:
                 rows.append(depends_row(subject.stage, one, other, "the order of the images changes nothing"))
         if rows:
             self._add([worst(rows)])
-
-    def _compare(
-        self,
-        check: Check,
-        first: Sequence[Answer],
-        second: Sequence[Answer],
-        *,
-        mode: str | None = None,
-        media_bound: float | None = None,
-    ) -> list[Row]:
-        """Return a row per stage for answers against others to the same requests. Raises the error of either."""
-        subject = self._subject
-        expected, outputs = ([answer.output for answer in answers] for answers in (first, second))
-        stages = [*expected[0].tokens]
-        if subject.last not in stages and any(output.arrays for output in expected):
-            stages.append(subject.last)
-        bound = subject.media_bound if media_bound is None else media_bound
-        rows = compare_runs(check, stages, expected, outputs, self._noise, subject.decode, mode=mode, media_bound=bound)
-        if second[0].has_logprobs:
-            return rows
-        return [
-            changed(row, why=_NO_TIES, got=None, expected=None, position=None)
-            if row.verdict == "different" and row.why is None
-            else row
-            for row in rows
-        ]
 
     def _add(self, rows: Sequence[Row]) -> None:
         """Add a row per check, stage and mode: the worst."""

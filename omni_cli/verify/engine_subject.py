@@ -32,8 +32,8 @@ from omni_cli.outputs import (
 )
 from omni_cli.verify.default_requests import MAX_TOKENS_OF_LATER_STAGES
 from omni_cli.verify.reference import Reference
-from omni_cli.verify.run_comparison import STREAMED_AUDIO_BOUND, broken, different
-from omni_cli.verify.subject import Answer, Compare, Mode, Subject
+from omni_cli.verify.run_comparison import STREAMED_AUDIO_BOUND, Answer, broken, different
+from omni_cli.verify.subject import Mode, Subject
 from omni_cli.verify.tokens import make_decoder, make_tokens
 from omni_cli.verify.verdicts import changed
 from omni_cli.verify_record import Check, Row
@@ -141,14 +141,14 @@ class EngineSubject(Subject):
             audio_chunks=np.concatenate(chunks) if chunks else None,
         )
 
-    async def stream_rows(self, alone: Sequence[Answer], compare: Compare) -> list[Row]:
+    async def stream_rows(self, alone: Sequence[Answer]) -> list[Row]:
         """Judge streams that are all made at once: their parts, and what the parts make together."""
         whole = [answer for answer in alone if isinstance(answer, EngineAnswer)]
         if all(answer.text is None and answer.audio is None for answer in whole):
             return []
         makes_audio = any(answer.audio is not None for answer in whole) or None
         streamed = await self._ask_at_once([replace(answer.request, stream_audio=makes_audio) for answer in whole])
-        rows = compare("streamed = whole", alone, streamed, media_bound=STREAMED_AUDIO_BOUND)
+        rows = self.compare("streamed = whole", alone, streamed, media_bound=STREAMED_AUDIO_BOUND)
         for pair in zip(whole, streamed, strict=True):
             name, joined, audio = pair[1].request.request_id, pair[1].audio_chunks, pair[1].audio
             for answer in pair:
@@ -170,15 +170,15 @@ class EngineSubject(Subject):
     def to_reference(self, alone: Sequence[Answer]) -> tuple[list[EngineOutput], list[Row]]:
         return [answer.output for answer in alone], []
 
-    async def mode_rows(self, alone: Sequence[Answer], compare: Compare) -> list[Row]:
+    async def mode_rows(self, alone: Sequence[Answer]) -> list[Row]:
         """Compare an engine that preempts requests, then the further modes, with these answers."""
-        rows = await self._pressed_rows(alone, compare)
+        rows = await self._pressed_rows(alone)
         for mode in self._modes:
             self._say(f"mode {mode.name}")
             try:
                 async with self._open(mode.overrides) as engine:
                     runs = [await engine.ask(answer.request) for answer in alone]
-                    rows += compare("modes", alone, runs, mode=mode.name)
+                    rows += self.compare("modes", alone, runs, mode=mode.name)
             except OmniError as error:
                 rows.append(Row(check="modes", verdict="not checked", mode=mode.name, why=error.message))
         return rows
@@ -188,7 +188,7 @@ class EngineSubject(Subject):
             self._source, [Mode("", overrides)], on_event=self._on_event, say=self._say, verbose=self._verbose
         )
 
-    async def _pressed_rows(self, alone: Sequence[Answer], compare: Compare) -> list[Row]:
+    async def _pressed_rows(self, alone: Sequence[Answer]) -> list[Row]:
         """Run requests in an engine without prefix cache and with a KV cache that holds few of them.
 
         There, many requests that grow by several blocks are preempted, and must end as one that is alone.
@@ -212,9 +212,9 @@ class EngineSubject(Subject):
                 preempted = engine._engine.stages[0].execution_counters.get("preemptions", 0)
         except OmniError as error:
             return [Row(check=modes[mode], verdict="not checked", mode=mode, why=error.message) for mode in modes]
-        rows = compare("repeat", alone, runs, mode="without prefix cache")
+        rows = self.compare("repeat", alone, runs, mode="without prefix cache")
         if preempted:
-            return rows + compare("alone = batched", [single] * len(many), many, mode="preempted")
+            return rows + self.compare("alone = batched", [single] * len(many), many, mode="preempted")
         why = "the engine preempted no request"
         return [*rows, Row(check="alone = batched", verdict="not checked", mode="preempted", why=why)]
 

@@ -7,12 +7,14 @@ counts, and whether an input changes anything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from omni_cli.errors import OmniError
 from omni_cli.models.scores import EngineOutput, EngineTokens
+from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.noise import ROUNDING, SIDES, Noise
-from omni_cli.verify.subject import Answer
 from omni_cli.verify.verdicts import Decode, changed, compare_arrays, worst
 from omni_cli.verify_record import Check, DifferentPair, MeanMax, Row, Verdict
 
@@ -22,6 +24,35 @@ STREAMED_AUDIO_BOUND = 1e-3
 # A sampled answer that would come again with this probability is no evidence about seeds.
 _SURE = 1e-3
 _NO_EFFECT = "the seed has no effect on this speech"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer to a request, or the `error` in its place; `failure` is its reason in a row.
+
+    `num_output_tokens` and `num_input_tokens` are the counts that the subject reports, None if it reports none. The
+    former must be one of `allowed_counts`, if there are any. `is_refused`: the subject does not take such a request.
+    """
+
+    request: GenerateRequest
+    result: EngineOutput | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    num_output_tokens: int | None = None
+    num_input_tokens: int | None = None
+    allowed_counts: tuple[int, ...] = ()
+    has_logprobs: bool = True
+    error: OmniError | None = None
+    failure: str | None = None
+    is_refused: bool = False
+
+    @property
+    def output(self) -> EngineOutput:
+        """The tokens and media. Raises the request's error."""
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
 
 
 def compare_runs(

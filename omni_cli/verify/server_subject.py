@@ -23,8 +23,8 @@ from omni_cli.openai_api.reading import ImagesReader, ReplyReader, ScoredToken, 
 from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.reference import Reference
-from omni_cli.verify.run_comparison import STREAMED_AUDIO_BOUND, broken, different
-from omni_cli.verify.subject import Answer, Compare, Subject
+from omni_cli.verify.run_comparison import STREAMED_AUDIO_BOUND, Answer, broken, different
+from omni_cli.verify.subject import Subject
 from omni_cli.verify.tokens import TokenIds, make_tokens
 from omni_cli.verify.verdicts import changed
 from omni_cli.verify_record import Check, Row
@@ -230,7 +230,7 @@ class ServerSubject(Subject):
             token_ids=ids,
         )
 
-    async def stream_rows(self, alone: Sequence[Answer], compare: Compare) -> list[Row]:
+    async def stream_rows(self, alone: Sequence[Answer]) -> list[Row]:
         """Judge streams, one after another, by their texts and their ends."""
         rows: list[Row] = [Row(check="streamed = whole", stage=TEXT, verdict="equal")]
         streamed = [whole for whole in alone if whole.request.task != "translate"]

@@ -5,14 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
-from omni_cli.errors import OmniError
 from omni_cli.models.scores import EngineOutput
 from omni_cli.outputs import GenerateRequest
+from omni_cli.verify.noise import Noise
 from omni_cli.verify.reference import Reference
-from omni_cli.verify.verdicts import Decode
+from omni_cli.verify.run_comparison import Answer, compare_runs
+from omni_cli.verify.verdicts import Decode, changed
 from omni_cli.verify_record import Check, Row
+
+_NO_TIES = "the server gives no log-probabilities, so a near tie cannot be told"
 
 
 @dataclass(frozen=True)
@@ -23,49 +26,6 @@ class Mode:
     overrides: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The answer to a request, or the `error` in its place; `failure` is its reason in a row.
-
-    `num_output_tokens` and `num_input_tokens` are the counts that the subject reports, None if it reports none. The
-    former must be one of `allowed_counts`, if there are any. `is_refused`: the subject does not take such a request.
-    """
-
-    request: GenerateRequest
-    result: EngineOutput | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    num_output_tokens: int | None = None
-    num_input_tokens: int | None = None
-    allowed_counts: tuple[int, ...] = ()
-    has_logprobs: bool = True
-    error: OmniError | None = None
-    failure: str | None = None
-    is_refused: bool = False
-
-    @property
-    def output(self) -> EngineOutput:
-        """The tokens and media. Raises the request's error."""
-        if self.error is not None:
-            raise self.error
-        assert self.result is not None
-        return self.result
-
-
-class Compare(Protocol):
-    """Returns a row per stage for answers against others to the same requests."""
-
-    def __call__(
-        self,
-        check: Check,
-        first: Sequence[Answer],
-        second: Sequence[Answer],
-        *,
-        mode: str | None = None,
-        media_bound: float | None = None,
-    ) -> list[Row]: ...
-
-
 class Subject(ABC):
     """Answers requests between `__aenter__` and `__aexit__`, and may be entered again.
 
@@ -74,7 +34,7 @@ class Subject(ABC):
     and `denoising_stage` depend on seeds. `media` are the fields of requests that it takes, which with `can_omit_media`
     may be left out. `caches_prompts`: equal beginnings of prompts may share work. `media_bound` is the difference of
     samples or pixels that batching may make; with `may_ignore_seeds`, media need not depend on seeds. `count_names` are
-    its words for the counts of output and input tokens.
+    its words for the counts of output and input tokens. `noise` is the reference's, once it has run.
     """
 
     checks: tuple[Check, ...]
@@ -90,6 +50,7 @@ class Subject(ABC):
     media_bound = 0.0
     count_names: tuple[str, str]
     decode: Decode
+    noise: Noise | None = None
     reference: Reference | None = None
 
     @abstractmethod
@@ -112,8 +73,8 @@ class Subject(ABC):
         """Send a request and wait for its whole answer."""
 
     @abstractmethod
-    async def stream_rows(self, alone: Sequence[Answer], compare: Compare) -> list[Row]:
-        """Ask again for these answers as streams, and judge them; `compare` compares them with the whole ones."""
+    async def stream_rows(self, alone: Sequence[Answer]) -> list[Row]:
+        """Ask again for these answers as streams, and judge them."""
 
     @abstractmethod
     def to_reference(self, alone: Sequence[Answer]) -> tuple[list[EngineOutput], list[Row]]:
@@ -123,10 +84,35 @@ class Subject(ABC):
         """Return a row on the number of choices, if a request can have several."""
         return []
 
-    async def mode_rows(self, alone: Sequence[Answer], compare: Compare) -> list[Row]:
+    async def mode_rows(self, alone: Sequence[Answer]) -> list[Row]:
         """Return rows of variants of the subject, which is closed, against these answers."""
         return []
 
     def only_text(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request without what is made after its text."""
         return request
+
+    def compare(
+        self,
+        check: Check,
+        first: Sequence[Answer],
+        second: Sequence[Answer],
+        *,
+        mode: str | None = None,
+        media_bound: float | None = None,
+    ) -> list[Row]:
+        """Return a row per stage for answers against others to the same requests. Raises the error of either."""
+        expected, outputs = ([answer.output for answer in answers] for answers in (first, second))
+        stages = [*expected[0].tokens]
+        if self.last not in stages and any(output.arrays for output in expected):
+            stages.append(self.last)
+        bound = self.media_bound if media_bound is None else media_bound
+        rows = compare_runs(check, stages, expected, outputs, self.noise, self.decode, mode=mode, media_bound=bound)
+        if second[0].has_logprobs:
+            return rows
+        return [
+            changed(row, why=_NO_TIES, got=None, expected=None, position=None)
+            if row.verdict == "different" and row.why is None
+            else row
+            for row in rows
+        ]

@@ -7,11 +7,13 @@ import os
 import secrets
 import sys
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from omni_cli.cli.chat.options import ChatOptions
 from omni_cli.cli.download import fetch_model
+from omni_cli.cli.loadtest.options import ApiKeyOption
+from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, option
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
@@ -23,6 +25,20 @@ if TYPE_CHECKING:
 
 _HOST = "127.0.0.1"
 _REQUEST_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(ProfileOptions):
+    """A profile, a model or a server to talk to."""
+
+    url: Annotated[
+        str | None,
+        option("--url", "URL", "Talk to a running OpenAI-compatible server instead; `--model` is then its model."),
+    ] = None
+    api_key: ApiKeyOption = None
+    lora: LoraOption = None
+    system: Annotated[str | None, option("--system", "TEXT", "The system message.")] = None
+    output_dir: OutputDirOption = Path("out/chat")
 
 
 def chat(options: ChatOptions) -> int:
