@@ -19,6 +19,7 @@ from omni_cli.openai_api.replies import (
     FunctionCall,
     ReplyDelta,
     ReplyMessage,
+    SpeechUsage,
     StageTime,
     TokenLogprob,
     ToolCallPiece,
@@ -69,7 +70,7 @@ class ChatReply:
         return completion
 
     def _choice(self, index: int, result: RequestResult) -> Choice:
-        text, audio = _outputs(result)
+        text, audio = get_text(result), result.audio
         message: ReplyMessage = {
             "role": "assistant",
             # A call without words has none, as from OpenAI.
@@ -130,7 +131,7 @@ class ChatReply:
 
     def end(self, result: RequestResult, index: int = 0) -> ChatCompletionChunk:
         """Build the last chunk of a choice, with its finish reason."""
-        text, audio = _outputs(result)
+        text, audio = get_text(result), result.audio
         delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self.created}} if self.wants_audio else {}
         chunk = self._chunk(delta, index, finish_reason=self._finish_reason(text, audio))
         self._add_token_ids(chunk["choices"][0], result)
@@ -175,7 +176,7 @@ class ChatReply:
         if not self.wants_token_ids:
             return
         _, *others = [trace.output_token_ids for trace in result.stages if trace.output_token_ids is not None]
-        choice["token_ids"] = list(_outputs(result)[0].token_ids)
+        choice["token_ids"] = list(get_text(result).token_ids)
         if others:
             choice["audio_token_ids"] = list(others[0])
 
@@ -202,13 +203,22 @@ def split_audio(samples: np.ndarray, sample_rate: int) -> Iterator[np.ndarray]:
 
 def usage(*results: RequestResult) -> Usage:
     """Count tokens in OpenAI's shape: the first stage's input, which the results share, and the output of all."""
-    texts = [output for result in results for output in result.outputs if isinstance(output, TextOutput)]
     return token_usage(
         prompt=results[0].stages[0].num_input_tokens or 0,
         text=sum(result.stages[0].num_output_tokens or 0 for result in results),
         audio=sum(trace.num_output_tokens or 0 for result in results for trace in result.stages[1:]),
-        reasoning=sum(text.num_reasoning_tokens for text in texts),
+        reasoning=sum(result.text.num_reasoning_tokens for result in results if result.text is not None),
     )
+
+
+def count_tokens(result: RequestResult) -> SpeechUsage:
+    """Count tokens under the names of OpenAI's newer routes."""
+    counts = usage(result)
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "output_tokens": counts["completion_tokens"],
+        "total_tokens": counts["total_tokens"],
+    }
 
 
 def token_usage(prompt: int, text: int, audio: int = 0, reasoning: int = 0) -> Usage:
@@ -247,9 +257,10 @@ def _token(item: tuple[int, float, str | None]) -> TopLogprob:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def _outputs(result: RequestResult) -> tuple[TextOutput, AudioOutput | None]:
-    text = next(output for output in result.outputs if isinstance(output, TextOutput))
-    return text, next((output for output in result.outputs if isinstance(output, AudioOutput)), None)
+def get_text(result: RequestResult) -> TextOutput:
+    """Return the text of a request that makes text."""
+    assert result.text is not None
+    return result.text
 
 
 def named(item: tuple[int, float, str | None]) -> tuple[str, float]:

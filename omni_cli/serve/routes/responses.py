@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from omni_cli.contents import ToolCallDelta
 from omni_cli.openai_api.replies import ResponseDocument
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import GenerateRequest, RequestResult, TextDelta, TextOutput, TokenLogprobs
-from omni_cli.serve.chat_reply import token_logprobs, usage
+from omni_cli.outputs import GenerateRequest, RequestResult, TextDelta, TokenLogprobs
+from omni_cli.serve.chat_reply import count_tokens, get_text, token_logprobs
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
@@ -120,21 +120,18 @@ class ResponseReply:
 
     def end(self, result: RequestResult) -> Iterator[Document]:
         """Close the last item, and yield the last events; the last one has the whole response."""
-        text = next(output for output in result.outputs if isinstance(output, TextOutput))
+        text = get_text(result)
         status = "incomplete" if text.finish_reason == "length" else "completed"
         if not self._items:  # an answer of nothing is a message without words
             yield from self._open_item("message")
         yield from self._close(status)
-        counts = usage(result)
         document = self.document(status) | {
             "completed_at": unix_now() if status == "completed" else None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": {
-                "input_tokens": counts["prompt_tokens"],
+                **count_tokens(result),
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-                "output_tokens": counts["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": text.num_reasoning_tokens},
-                "total_tokens": counts["total_tokens"],
             },
         }
         yield self._event(f"response.{status}", response=document)

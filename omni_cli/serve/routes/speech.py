@@ -17,7 +17,7 @@ from omni_cli.inputs.voices import spoken
 from omni_cli.openai_api.replies import SpeechEvent
 from omni_cli.openai_api.routes import Route
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
-from omni_cli.serve.chat_reply import split_audio, usage
+from omni_cli.serve.chat_reply import count_tokens, split_audio
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id
 from omni_cli.serve.parsed_route import RUNNING, content, errors, parsed_routes
@@ -91,16 +91,8 @@ async def _events(
             if isinstance(piece, bytes):
                 yield {"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()}
                 continue
-            tokens = usage(piece)
-            yield {
-                "type": "speech.audio.done",
-                "usage": {
-                    "input_tokens": tokens["prompt_tokens"],
-                    "output_tokens": tokens["completion_tokens"],
-                    "total_tokens": tokens["total_tokens"],
-                },
-                "finish_reason": _audio(piece).finish_reason,
-            }
+            reason = _audio(piece).finish_reason
+            yield {"type": "speech.audio.done", "usage": count_tokens(piece), "finish_reason": reason}
 
 
 async def _stream(
@@ -144,4 +136,5 @@ async def _pieces(
 
 
 def _audio(result: RequestResult) -> AudioOutput:
-    return next(output for output in result.outputs if isinstance(output, AudioOutput))
+    assert result.audio is not None
+    return result.audio

@@ -6,16 +6,16 @@ import math
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omni_cli.contents import Segment
-from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply
+from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptUsage
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import GenerateRequest, RequestResult, SpeechTask, TextDelta, TextOutput
-from omni_cli.serve.chat_reply import usage
+from omni_cli.outputs import GenerateRequest, RequestResult, SpeechTask, TextDelta
+from omni_cli.serve.chat_reply import count_tokens, get_text
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
@@ -97,21 +97,12 @@ async def _events(
                     service.note_text(exchange)
                     yield {"type": "transcript.text.delta", "delta": event.text}
                 case RequestResult():
-                    tokens = usage(event)
-                    yield {
-                        "type": "transcript.text.done",
-                        "text": _text(event).text,
-                        "usage": {
-                            "type": "tokens",
-                            "input_tokens": tokens["prompt_tokens"],
-                            "output_tokens": tokens["completion_tokens"],
-                            "total_tokens": tokens["total_tokens"],
-                        },
-                    }
+                    counts = cast(TranscriptUsage, {"type": "tokens", **count_tokens(event)})
+                    yield {"type": "transcript.text.done", "text": get_text(event).text, "usage": counts}
 
 
 def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) -> Response:
-    output = _text(result)
+    output = get_text(result)
     transcript = output.transcript
     assert transcript is not None
     match body.response_format:
@@ -160,7 +151,3 @@ def _vtt(segments: tuple[Segment, ...]) -> Iterator[str]:
 def _clock(seconds: float) -> str:
     minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds / 1000:06.3f}"
-
-
-def _text(result: RequestResult) -> TextOutput:
-    return next(output for output in result.outputs if isinstance(output, TextOutput))
