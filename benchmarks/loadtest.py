@@ -27,7 +27,7 @@ from typing import Any
 from common import interleaved, machine
 
 from omni_cli.loadtest.traffic import ClosedLoop
-from omni_cli.loadtest.workload import chat
+from omni_cli.loadtest.workload import Endpoint
 from omni_cli.openai_api.client import Client, Outcome
 from omni_cli.record import load_record
 from omni_cli.stats.blocks import request_values
@@ -99,7 +99,7 @@ def paced_server() -> Iterator[str]:
 
 
 async def overhead(url: str, concurrency: int) -> None:
-    endpoint = chat(("text",), TOKENS, ignore_eos=True)
+    endpoint = Endpoint("chat", ("text",), TOKENS, ignore_eos=True)
     body = json.dumps(endpoint.body("paced", "word " * 32, 0)).encode()
     count = REQUESTS * concurrency
     async with Client(url, api_key=None, timeout_s=60) as client:

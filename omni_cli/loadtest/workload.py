@@ -13,91 +13,81 @@ import msgspec
 from omni_cli.bench.prompts import Prompts
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.encoding import encode_wav
-from omni_cli.errors import UsageError
 from omni_cli.inputs.media.audio import read_speech
 from omni_cli.loadtest.dataset import Dataset
 from omni_cli.loadtest.slo import OF_AUDIO, OF_TEXT, SLO
 from omni_cli.openai_api.client import Target
 from omni_cli.openai_api.media import sound_form
 from omni_cli.openai_api.reading import ChatReader, ImagesReader, Reader, SpeechReader, TranscriptReader
-from omni_cli.openai_api.routes import Route
+from omni_cli.openai_api.routes import NAMED_ROUTES
 from omni_cli.record import workload_fingerprint
 
 EndpointName = Literal["chat", "speech", "images", "transcriptions"]
 
 
+# By endpoint: the reader of its answers, and the metrics that an SLO may limit.
+_ANSWERS: Mapping[EndpointName, tuple[Callable[[], Reader], tuple[str, ...]]] = {
+    "chat": (ChatReader, ("e2e", *OF_TEXT)),
+    "speech": (SpeechReader, ("e2e", *OF_AUDIO)),
+    "images": (ImagesReader, ("e2e",)),
+    "transcriptions": (TranscriptReader, ("e2e", "rtf")),
+}
+
+
 @dataclass(frozen=True)
 class Endpoint:
-    """`body(model, prompt, seed)` is one request; `metrics` are those that an SLO may limit.
+    """The called endpoint: streamed chats or speech, an image per request, or transcripts of the package's sentences.
 
-    With `sends_speech`, a request is a form with a sentence of the package as its file.
+    Chats have one message, and answers of `modalities` with `output_len` tokens of text, exactly that many with
+    `ignore_eos`.
     """
 
     name: EndpointName
-    path: str
-    body: Callable[[str, str, int], dict[str, object]]
-    reader: Callable[[], Reader]
-    metrics: tuple[str, ...]
-    sends_speech: bool = False
+    modalities: tuple[str, ...] = ("text",)
+    output_len: int = 0
+    ignore_eos: bool = False
 
+    @property
+    def path(self) -> str:
+        return NAMED_ROUTES[self.name]
 
-def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> Endpoint:
-    """Streamed chats of one message with `output_len` tokens of text, exactly that many with `ignore_eos`."""
+    @property
+    def reader(self) -> Callable[[], Reader]:
+        return _ANSWERS[self.name][0]
 
-    def body(model: str, prompt: str, seed: int) -> dict[str, object]:
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return _ANSWERS[self.name][1] + (OF_AUDIO if "audio" in self.modalities else ())
+
+    @property
+    def sends_speech(self) -> bool:
+        """True if a request is a form with a sound as its file."""
+        return self.name == "transcriptions"
+
+    def body(self, model: str, prompt: str, seed: int) -> dict[str, object]:
+        """Return one request."""
+        match self.name:
+            case "speech":
+                form = {"response_format": "pcm", "stream_format": "audio"}
+                return {"model": model, "input": prompt, "seed": seed, **form}
+            case "images":
+                return {"model": model, "prompt": prompt, "n": 1, "seed": seed, "response_format": "b64_json"}
+            case "transcriptions":
+                # It also has the seconds that were heard.
+                return {"model": model, "language": "en", "response_format": "verbose_json"}
+        sound = {"modalities": list(self.modalities), "audio": {"format": "pcm16"}}
         return {
             "model": model,
             "messages": [{"role": "user", "content": prompt}],
-            "max_completion_tokens": output_len,
+            "max_completion_tokens": self.output_len,
             "temperature": 0.0,
             "seed": seed,
             "stream": True,
             "stream_options": {"include_usage": True},
             # A field of vLLM, which OpenAI's own servers do not know.
-            **({"ignore_eos": True} if ignore_eos else {}),
-            **({"modalities": list(modalities), "audio": {"format": "pcm16"}} if "audio" in modalities else {}),
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+            **(sound if "audio" in self.modalities else {}),
         }
-
-    sound = OF_AUDIO if "audio" in modalities else ()
-    return Endpoint("chat", Route.CHAT, body, ChatReader, ("e2e", *OF_TEXT, *sound))
-
-
-def speech() -> Endpoint:
-    """Texts to speak; the speech is streamed while it is generated."""
-
-    def body(model: str, prompt: str, seed: int) -> dict[str, object]:
-        return {
-            "model": model, "input": prompt, "seed": seed, "response_format": "pcm", "stream_format": "audio",
-        }  # fmt: skip
-
-    return Endpoint("speech", Route.SPEECH, body, SpeechReader, ("e2e", *OF_AUDIO))
-
-
-def images() -> Endpoint:
-    """One image per request."""
-
-    def body(model: str, prompt: str, seed: int) -> dict[str, object]:
-        return {"model": model, "prompt": prompt, "n": 1, "seed": seed, "response_format": "b64_json"}
-
-    return Endpoint("images", Route.IMAGES, body, ImagesReader, ("e2e",))
-
-
-def transcriptions() -> Endpoint:
-    """One sentence to transcribe per request; `verbose_json` also has the seconds that were heard."""
-
-    def body(model: str, prompt: str, seed: int) -> dict[str, object]:
-        return {"model": model, "language": "en", "response_format": "verbose_json"}
-
-    metrics = ("e2e", "rtf")
-    return Endpoint("transcriptions", Route.TRANSCRIPTIONS, body, TranscriptReader, metrics, sends_speech=True)
-
-
-def parse_modalities(text: str) -> tuple[str, ...]:
-    """Parse `text,audio` as ("text", "audio"). Raises `UsageError`."""
-    names = tuple(name.strip() for name in text.split(","))
-    if not set(names) <= {"text", "audio"} or "text" not in names or len(set(names)) < len(names):
-        raise UsageError(f"invalid value for `--modalities`: `{text}`", hint="`text` or `text,audio`")
-    return names
 
 
 @dataclass(frozen=True)

@@ -34,3 +34,13 @@ class Route(StrEnum):
     SLEEP = "/sleep"
     WAKE_UP = "/wake_up"
     IS_SLEEPING = "/is_sleeping"
+
+
+NAMED_ROUTES = {
+    "chat": Route.CHAT,
+    "completions": Route.COMPLETIONS,
+    "speech": Route.SPEECH,
+    "images": Route.IMAGES,
+    "transcriptions": Route.TRANSCRIPTIONS,
+}
+"""By the names that options of `omni loadtest` and `omni verify` have for them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,14 +129,11 @@ class Checks:
 
     async def _batched(self) -> None:
         self._say("all requests at once")
-        rows = self._subject.compare("alone = batched", self._alone, await self._ask_at_once(self._requests))
+        rows = self._subject.compare("alone = batched", self._alone, await self._subject.ask_at_once(self._requests))
         self._say("in another order, beside long requests")
         beside = [longer(request) for request in self._requests[:2] if request.prompt]
-        answers = await self._ask_at_once([*beside, *self._requests[::-1]])
+        answers = await self._subject.ask_at_once([*beside, *self._requests[::-1]])
         self._add([*rows, *self._subject.compare("alone = batched", self._alone, answers[len(beside) :][::-1])])
-
-    async def _ask_at_once(self, requests: Sequence[GenerateRequest]) -> list[Answer]:
-        return list(await asyncio.gather(*map(self._subject.ask, requests)))
 
     async def _streamed(self) -> None:
         self._say("streamed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -125,7 +124,7 @@ class EngineSubject(Subject):
         if error is not None:
             is_refused = isinstance(error, InputError)
             return EngineAnswer(request=request, error=error, failure=error.message, is_refused=is_refused)
-        output = next((output for output in result.outputs if isinstance(output, TextOutput)), None)
+        output = result.text
         first = result.stages[0] if result.stages else None
         return EngineAnswer(
             request=request,
@@ -136,7 +135,7 @@ class EngineSubject(Subject):
             num_input_tokens=None if first is None else first.num_input_tokens,
             allowed_counts=() if first is None else (len(first.output_token_ids or ()),),
             text_output=output,
-            audio=next((output for output in result.outputs if isinstance(output, AudioOutput)), None),
+            audio=result.audio,
             text_deltas="".join(text),
             audio_chunks=np.concatenate(chunks) if chunks else None,
         )
@@ -147,11 +146,12 @@ class EngineSubject(Subject):
         if all(answer.text is None and answer.audio is None for answer in whole):
             return []
         makes_audio = any(answer.audio is not None for answer in whole) or None
-        streamed = await self._ask_at_once([replace(answer.request, stream_audio=makes_audio) for answer in whole])
+        streamed = await self.ask_at_once([replace(answer.request, stream_audio=makes_audio) for answer in whole])
         rows = self.compare("streamed = whole", alone, streamed, media_bound=STREAMED_AUDIO_BOUND)
-        for pair in zip(whole, streamed, strict=True):
-            name, joined, audio = pair[1].request.request_id, pair[1].audio_chunks, pair[1].audio
-            for answer in pair:
+        for answer_alone, streamed_answer in zip(whole, streamed, strict=True):
+            assert isinstance(streamed_answer, EngineAnswer)
+            name, audio, joined = answer_alone.request.request_id, streamed_answer.audio, streamed_answer.audio_chunks
+            for answer in (answer_alone, streamed_answer):
                 if answer.text is not None and answer.text_deltas != answer.text:
                     why = "the text deltas, joined, are not the text"
                     rows.append(broken("streamed = whole", self.stage, name, answer.text, answer.text_deltas, why))
@@ -160,9 +160,6 @@ class EngineSubject(Subject):
                 sizes = {"expected": f"{len(audio.samples)} samples", "got": f"{len(joined)} samples"}
                 rows.append(different("streamed = whole", self.last, name, why, **sizes))
         return rows
-
-    async def _ask_at_once(self, requests: Sequence[GenerateRequest]) -> list[EngineAnswer]:
-        return list(await asyncio.gather(*map(self.ask, requests)))
 
     def only_text(self, request: GenerateRequest) -> GenerateRequest:
         return replace(request, modalities=frozenset({"text"})) if self._makes_text else request
@@ -206,9 +203,9 @@ class EngineSubject(Subject):
         modes: dict[str, Check] = {"without prefix cache": "repeat", "preempted": "alone = batched"}
         try:
             async with self._open(self._overrides + overrides) as engine:
-                runs = await engine._ask_at_once([answer.request for answer in alone])
+                runs = await engine.ask_at_once([answer.request for answer in alone])
                 single = await engine.ask(request)
-                many = await engine._ask_at_once([request] * min(2 * num_cached // size, _MAX_PRESSED))
+                many = await engine.ask_at_once([request] * min(2 * num_cached // size, _MAX_PRESSED))
                 preempted = engine._engine.stages[0].execution_counters.get("preemptions", 0)
         except OmniError as error:
             return [Row(check=modes[mode], verdict="not checked", mode=mode, why=error.message) for mode in modes]

@@ -20,7 +20,7 @@ from omni_cli.models.scores import EngineOutput
 from omni_cli.openai_api.client import Client, RequestFailure
 from omni_cli.openai_api.media import data_url, image_part, sound_form, sound_part
 from omni_cli.openai_api.reading import ImagesReader, ReplyReader, ScoredToken, SpeechReader, TokenCounts
-from omni_cli.openai_api.routes import Route
+from omni_cli.openai_api.routes import NAMED_ROUTES, Route
 from omni_cli.outputs import GenerateRequest
 from omni_cli.verify.reference import Reference
 from omni_cli.verify.run_comparison import STREAMED_AUDIO_BOUND, Answer, broken, different
@@ -33,13 +33,6 @@ NUM_CANDIDATES = 5
 TEXT, MEDIA = "text", "media"
 """The stages that a server's answers are ascribed to."""
 REFERENCE_ROUTES = ("chat", "completions", "transcriptions")
-_PATHS = {
-    "chat": Route.CHAT,
-    "completions": Route.COMPLETIONS,
-    "speech": Route.SPEECH,
-    "images": Route.IMAGES,
-    "transcriptions": Route.TRANSCRIPTIONS,
-}
 _ROUNDING = {"speech": STREAMED_AUDIO_BOUND, "images": 1.0}
 """Differences that batching may make: of a sample, and one of a pixel's 256 values."""
 _TEXT_ROUTES = ("chat", "completions")
@@ -157,7 +150,7 @@ class ServerSubject(Subject):
         reader: SpeechReader | ImagesReader | ReplyReader = ReplyReader(streams=bool(body.get("stream")))
         if self._route in _ROUNDING:
             reader = SpeechReader() if self._route == "speech" else ImagesReader()
-        path = Route.TRANSLATIONS if request.task == "translate" else _PATHS[self._route]
+        path = Route.TRANSLATIONS if request.task == "translate" else NAMED_ROUTES[self._route]
         outcome = await self._client.post(path, content, reader, time.perf_counter())
         if outcome.failure is not None:
             return _failed(request, outcome.failure)

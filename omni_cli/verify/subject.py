@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,10 @@ class Subject(ABC):
     @abstractmethod
     async def ask(self, request: GenerateRequest) -> Answer:
         """Send a request and wait for its whole answer."""
+
+    async def ask_at_once(self, requests: Sequence[GenerateRequest]) -> list[Answer]:
+        """Send requests concurrently, in this order."""
+        return list(await asyncio.gather(*map(self.ask, requests)))
 
     @abstractmethod
     async def stream_rows(self, alone: Sequence[Answer]) -> list[Row]:

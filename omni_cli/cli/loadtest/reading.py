@@ -16,7 +16,7 @@ from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, LoadtestOptions
 from omni_cli.errors import UsageError
 from omni_cli.loadtest.dataset import Dataset, read_dataset
 from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, trace_rate
-from omni_cli.loadtest.workload import Endpoint, EndpointName, chat, images, parse_modalities, speech, transcriptions
+from omni_cli.loadtest.workload import Endpoint, EndpointName
 from omni_cli.text import visible
 
 _CONCURRENCY, _RATE = "concurrency", "request_rate"
@@ -37,17 +37,13 @@ def check_counts(urls: Sequence[str], traffics: Sequence[Traffic], num_requests:
 
 
 def read_endpoint(name: EndpointName, modalities: str, output_len: int, *, ignore_eos: bool) -> Endpoint:
-    wanted = parse_modalities(modalities)
+    """Return the endpoint to call; `modalities` are as in `text,audio`. Raises `UsageError`."""
+    names = tuple(name.strip() for name in modalities.split(","))
+    if not set(names) <= {"text", "audio"} or "text" not in names or len(set(names)) < len(names):
+        raise UsageError(f"invalid value for `--modalities`: `{modalities}`", hint="`text` or `text,audio`")
     if name != "chat" and modalities != "text":
         raise UsageError("`--modalities` applies to chats only", hint="omit it, or use `--endpoint chat`")
-    match name:
-        case "speech":
-            return speech()
-        case "images":
-            return images()
-        case "transcriptions":
-            return transcriptions()
-    return chat(wanted, output_len, ignore_eos=ignore_eos)
+    return Endpoint(name, names, output_len, ignore_eos)
 
 
 def read_traffics(

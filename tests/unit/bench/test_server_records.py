@@ -17,7 +17,7 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError
 from omni_cli.loadtest.slo import SLO
 from omni_cli.loadtest.traffic import ClosedLoop
-from omni_cli.loadtest.workload import ServerWorkload, chat
+from omni_cli.loadtest.workload import Endpoint, ServerWorkload
 from omni_cli.record import Failures, Record, Utilisation, load_record
 from omni_cli.record_file import save_record
 from omni_cli.report.bench_view import bench_view
@@ -34,7 +34,7 @@ REQUESTS = 60
 
 def workload(**changes: Any) -> ServerWorkload:
     common = dict(
-        endpoint=chat(("text",), 32, ignore_eos=True), num_requests=REQUESTS, input_len=32, output_len=32, seed=0,
+        endpoint=Endpoint("chat", output_len=32), num_requests=REQUESTS, input_len=32, output_len=32, seed=0,
         load=ClosedLoop(4).settings, slos=(SLO("ttft", 0.2),),
     )  # fmt: skip
     return ServerWorkload(**{**common, **changes})
@@ -208,6 +208,6 @@ def test_the_workload_contains_everything_that_must_be_equal() -> None:
     fingerprint = workload().describe()["fingerprint"]
     for change in (
         {"num_requests": 61}, {"input_len": 33}, {"seed": 1}, {"load": {"request_rate": "inf"}}, {"slos": ()},
-        {"tokenizer": "folder"}, {"extra_body": {"top_k": 1}}, {"endpoint": chat(("text",), 31, ignore_eos=True)},
+        {"tokenizer": "folder"}, {"extra_body": {"top_k": 1}}, {"endpoint": Endpoint("chat", output_len=31)},
     ):  # fmt: skip
         assert workload(**change).describe()["fingerprint"] != fingerprint
