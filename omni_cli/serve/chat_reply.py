@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,44 +27,39 @@ from omni_cli.openai_api.replies import (
 )
 from omni_cli.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.exchange import new_id, unix_now
+from omni_cli.serve.schemas.chat import ChatCompletionRequest, NamedTool
 
 # Speech is sent in pieces of this length, so that playback can start early.
 PIECE_S = 1.0
 
 
-@dataclass(frozen=True)
 class ChatReply:
-    """The parts and formats that one chat asked for; `echo` is the beginning of the answer, which the request has."""
+    """The reply to one chat, after the beginning of the answer that the request may have."""
 
-    model: str
-    wants_text: bool
-    wants_audio: bool
-    audio_format: str
-    wants_token_ids: bool
-    num_top_logprobs: int
-    names_tool: bool
-    wants_stage_times: bool
-    echo: str
-    seed: int
-    id: str = field(default_factory=lambda: new_id("chatcmpl"))
-    created: int = field(default_factory=unix_now)
-
-    @property
-    def audio_id(self) -> str:
-        return "audio_" + self.id.removeprefix("chatcmpl-")
+    def __init__(self, body: ChatCompletionRequest, model: str, seed: int) -> None:
+        self._body, self._model, self.seed = body, model, seed
+        self.id, self._created = new_id("chatcmpl"), unix_now()
+        self.audio_id = "audio_" + self.id.removeprefix("chatcmpl-")
+        modalities = body.modalities or ["text"]
+        self.wants_audio = "audio" in modalities
+        self._wants_text = "text" in modalities
+        self._names_tool = isinstance(body.tool_choice, NamedTool)
+        self._audio_format = "wav" if body.audio is None else body.audio.format
+        begun = body.messages[-1].content if body.echo and body.messages[-1].role == "assistant" else None
+        self._echo = begun if isinstance(begun, str) else "".join(part.text for part in begun or ())
 
     def completion(self, results: Sequence[RequestResult]) -> ChatCompletion:
         """Build the whole reply, of one choice per result."""
         completion: ChatCompletion = {
             "id": self.id,
             "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
+            "created": self._created,
+            "model": self._model,
             "choices": [self._choice(index, result) for index, result in enumerate(results)],
             "usage": usage(*results),
             "seed": self.seed,
         }
-        if self.wants_stage_times:
+        if self._body.return_stage_times:
             completion["stages"] = stage_times(results[0])
         return completion
 
@@ -74,7 +68,7 @@ class ChatReply:
         message: ReplyMessage = {
             "role": "assistant",
             # A call without words has none, as from OpenAI.
-            "content": ((self.echo + text.text) or (None if text.tool_calls else "")) if self.wants_text else None,
+            "content": ((self._echo + text.text) or (None if text.tool_calls else "")) if self._wants_text else None,
             "refusal": None,
         }
         if text.reasoning:
@@ -85,19 +79,19 @@ class ChatReply:
                 for call in text.tool_calls
             ]
         if audio is not None:
-            audio_format = "pcm" if self.audio_format == "pcm16" else self.audio_format
+            audio_format = "pcm" if self._audio_format == "pcm16" else self._audio_format
             data = encode_audio(audio.samples, audio.sample_rate, audio_format)
             message["audio"] = {
                 "id": self.audio_id,
                 "data": base64.b64encode(data).decode(),
-                "expires_at": self.created,
+                "expires_at": self._created,
                 "transcript": text.text,
             }
         logprobs, num_tokens = result.stages[0].output_logprobs, len(text.token_ids)
         choice: Choice = {
             "index": index,
             "message": message,
-            "logprobs": None if logprobs is None else _logprobs(logprobs[:num_tokens], self.num_top_logprobs),
+            "logprobs": None if logprobs is None else _logprobs(logprobs[:num_tokens], self._body.top_logprobs),
             "finish_reason": self._finish_reason(text, audio),
         }
         self._add_token_ids(choice, result)
@@ -105,7 +99,7 @@ class ChatReply:
 
     def begin(self, index: int = 0) -> ChatCompletionChunk:
         """Build the first chunk of a choice: who speaks."""
-        delta: ReplyDelta = {"role": "assistant", "content": self.echo if self.wants_text else None}
+        delta: ReplyDelta = {"role": "assistant", "content": self._echo if self._wants_text else None}
         if self.wants_audio:
             delta["audio"] = {"id": self.audio_id}
         return self._chunk(delta, index)
@@ -113,7 +107,7 @@ class ChatReply:
     def text(self, new: TextDelta, index: int = 0) -> ChatCompletionChunk:
         """Build a chunk with more text, reasoning and calls."""
         delta: ReplyDelta = {}
-        if self.wants_text and (new.text or not (new.reasoning or new.tool_calls)):
+        if self._wants_text and (new.text or not (new.reasoning or new.tool_calls)):
             delta["content"] = new.text
         if new.reasoning:
             delta["reasoning"] = delta["reasoning_content"] = new.reasoning
@@ -132,10 +126,10 @@ class ChatReply:
     def end(self, result: RequestResult, index: int = 0) -> ChatCompletionChunk:
         """Build the last chunk of a choice, with its finish reason."""
         text, audio = get_text(result), result.audio
-        delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self.created}} if self.wants_audio else {}
+        delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self._created}} if self.wants_audio else {}
         chunk = self._chunk(delta, index, finish_reason=self._finish_reason(text, audio))
         self._add_token_ids(chunk["choices"][0], result)
-        if self.wants_stage_times:
+        if self._body.return_stage_times:
             chunk["stages"] = stage_times(result)
         return chunk
 
@@ -147,7 +141,11 @@ class ChatReply:
         """Return `length` also for speech that is cut: its transcript is whole then."""
         reason = "length" if audio is not None and audio.finish_reason == "length" else text.finish_reason
         # As from OpenAI, a call that the request named ends with `stop`.
-        return "tool_calls" if text.tool_calls and reason == "stop" and not self.names_tool else reason
+        return (
+            "tool_calls"
+            if text.tool_calls and reason == "stop" and not isinstance(self._body.tool_choice, NamedTool)
+            else reason
+        )
 
     def _chunk(
         self,
@@ -159,21 +157,21 @@ class ChatReply:
         choice: ChunkChoice = {
             "index": index,
             "delta": delta,
-            "logprobs": _logprobs(logprobs, self.num_top_logprobs) if logprobs else None,
+            "logprobs": _logprobs(logprobs, self._body.top_logprobs) if logprobs else None,
             "finish_reason": finish_reason,
         }
         return {
             "id": self.id,
             "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model,
+            "created": self._created,
+            "model": self._model,
             "choices": [choice],
             "seed": self.seed,
         }
 
     def _add_token_ids(self, choice: Choice | ChunkChoice, result: RequestResult) -> None:
         """Add the tokens of every stage that made some: the text's under vLLM's name, the speech's next to them."""
-        if not self.wants_token_ids:
+        if not self._body.return_token_ids:
             return
         _, *others = [trace.output_token_ids for trace in result.stages if trace.output_token_ids is not None]
         choice["token_ids"] = list(get_text(result).token_ids)
@@ -239,15 +237,15 @@ def _piece(call: ToolCallDelta) -> ToolCallPiece:
     return piece if call.id is None else {**piece, "id": call.id, "type": "function"}
 
 
-def _logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> ChoiceLogprobs:
+def _logprobs(tokens: Sequence[TokenLogprobs], num_top: int | None) -> ChoiceLogprobs:
     return {"content": token_logprobs(tokens, num_top), "refusal": None}
 
 
-def token_logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> list[TokenLogprob]:
+def token_logprobs(tokens: Sequence[TokenLogprobs], num_top: int | None) -> list[TokenLogprob]:
     """Return log-probabilities in OpenAI's shape."""
     content: list[TokenLogprob] = []
     for candidates in tokens:  # the sampled token, then the most likely ones without it
-        top = sorted(candidates, key=lambda item: -item[1])[:num_top]
+        top = sorted(candidates, key=lambda item: -item[1])[: num_top or 0]
         content.append({**_token(candidates[0]), "top_logprobs": [_token(item) for item in top]})
     return content
 

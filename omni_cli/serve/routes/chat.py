@@ -40,7 +40,8 @@ def chat_routes(service: Service) -> APIRouter:
         """Answer a conversation."""
         exchange = Exchange.from_scope(request.scope)
         check_chat(service, body)
-        reply = _reply(service, body, service.choose_seed(body.seed, exchange))
+        model = service.config.name if body.model is None else body.model
+        reply = ChatReply(body, model, service.choose_seed(body.seed, exchange))
         generate = await service.decode(functools.partial(_generate_request, service, body, reply))
         requests = seeded_copies(generate, body.n or 1)
         if body.stream:
@@ -90,23 +91,6 @@ def _check_tools(body: ChatCompletionRequest) -> None:
         message = "`tool_choice` is `required`, and there are no `tools`"
     if message:
         raise APIError(400, message, code="invalid_value", param=param)
-
-
-def _reply(service: Service, body: ChatCompletionRequest, seed: int) -> ChatReply:
-    modalities = body.modalities or ["text"]
-    begun = body.messages[-1].content if body.echo and body.messages[-1].role == "assistant" else None
-    return ChatReply(
-        model=service.config.name if body.model is None else body.model,
-        wants_text="text" in modalities,
-        wants_audio="audio" in modalities,
-        audio_format="wav" if body.audio is None else body.audio.format,
-        wants_token_ids=bool(body.return_token_ids),
-        num_top_logprobs=body.top_logprobs or 0,
-        wants_stage_times=bool(body.return_stage_times),
-        names_tool=isinstance(body.tool_choice, NamedTool),
-        echo=begun if isinstance(begun, str) else "".join(part.text for part in begun or ()),
-        seed=seed,
-    )
 
 
 def _generate_request(

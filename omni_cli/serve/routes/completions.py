@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -34,15 +33,8 @@ def completion_routes(service: Service) -> APIRouter:
         """Continue prompts; of several completions, the first has the request's seed, each following one the next."""
         exchange = Exchange.from_scope(request.scope)
         _check(service, body)
-        reply = CompletionReply(
-            model=service.config.name if body.model is None else body.model,
-            n=body.n or 1,
-            num_logprobs=body.logprobs,
-            echoes=bool(body.echo),
-            wants_new=body.max_tokens != 0,
-            wants_token_ids=bool(body.return_token_ids),
-            seed=service.choose_seed(body.seed, exchange),
-        )
+        model = service.config.name if body.model is None else body.model
+        reply = CompletionReply(body, model, service.choose_seed(body.seed, exchange))
         requests = _generate_requests(body, reply, service.adapter(body.model))
         if body.stream:
             documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
@@ -72,7 +64,7 @@ def _generate_requests(body: CompletionRequest, reply: CompletionReply, lora: st
             prompt_token_ids=None if isinstance(prompt, str) else prompt,
             raw=True,
             add_special_tokens=body.add_special_tokens,
-            wants_prompt=reply.echoes or reply.wants_token_ids,
+            wants_prompt=bool(body.echo or body.return_token_ids),
             seed=reply.seed,
             lora=lora,
             modalities=frozenset({"text"}),
@@ -104,22 +96,13 @@ async def _stream(
         yield reply.usage([results[index] for index in range(len(requests))])
 
 
-@dataclass(frozen=True)
 class CompletionReply:
-    """The parts that one request asked for: `n` choices per prompt, with `num_logprobs` per token (None: none).
+    """The reply to one request of several prompts. Without `wants_new`, only the prompts are returned."""
 
-    Without `wants_new`, only the prompts are returned.
-    """
-
-    model: str
-    n: int
-    num_logprobs: int | None
-    echoes: bool
-    wants_new: bool
-    wants_token_ids: bool
-    seed: int
-    id: str = field(default_factory=lambda: new_id("cmpl"))
-    created: int = field(default_factory=unix_now)
+    def __init__(self, body: CompletionRequest, model: str, seed: int) -> None:
+        self.body, self._model, self.seed = body, model, seed
+        self.id, self._created = new_id("cmpl"), unix_now()
+        self.n, self.wants_new = body.n or 1, body.max_tokens != 0
 
     def whole(self, results: Sequence[RequestResult]) -> Completion:
         """Build the whole reply."""
@@ -148,8 +131,8 @@ class CompletionReply:
         return {
             "id": self.id,
             "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
+            "created": self._created,
+            "model": self._model,
             "choices": choices,
             "seed": self.seed,
         }
@@ -178,7 +161,7 @@ class CompletionParts:
         choice = self._part(output.prompt, output.text[len(self._text) :], logprobs)
         # The engine was asked for one token where the request wants none.
         choice["finish_reason"] = output.finish_reason if self._reply.wants_new else "length"
-        if self._reply.wants_token_ids and output.prompt is not None:
+        if self._reply.body.return_token_ids and output.prompt is not None:
             choice["prompt_token_ids"] = list(output.prompt.token_ids)
             choice["token_ids"] = list(output.token_ids) if self._reply.wants_new else []
         return choice
@@ -188,13 +171,13 @@ class CompletionParts:
         self._num_logprobs += len(logprobs)
         if not self._reply.wants_new:
             text, logprobs = "", ()
-        if self._reply.echoes and prompt is not None and not self._has_prompt:
+        if self._reply.body.echo and prompt is not None and not self._has_prompt:
             self._has_prompt = True
             text, logprobs = prompt.text + text, (*prompt.logprobs, *logprobs)
         return {"index": self._index, "text": text, "logprobs": self._logprobs(logprobs), "finish_reason": None}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
-        num_top = self._reply.num_logprobs
+        num_top = self._reply.body.logprobs
         if num_top is None:
             return None
         found: CompletionLogprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
