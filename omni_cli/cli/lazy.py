@@ -45,8 +45,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.lazy_commands and not args[0].startswith("-"):
             raise UsageError(
-                f"unknown command `{args[0]}`",
-                hint=suggest(args[0], self.lazy_commands) or "see `omni --help`",
+                f"unknown command `{args[0]}`", hint=suggest(args[0], self.lazy_commands) or "see `omni --help`"
             )
         return super().resolve_command(ctx, args)
 

@@ -125,8 +125,7 @@ def build(
         int, typer.Option("--seed", metavar="N", min=0, max=MAX_NUMPY_SEED, help="Seed of the random weights.")
     ] = 0,
     output_dir: Annotated[
-        Path | None,
-        typer.Option("--output-dir", metavar="DIR", help="The checkpoint's folder. Default: ./NAME."),
+        Path | None, typer.Option("--output-dir", metavar="DIR", help="The checkpoint's folder. Default: ./NAME.")
     ] = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,

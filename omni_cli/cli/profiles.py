@@ -98,11 +98,7 @@ def show(
     data = profile_data(config)
     if as_json:
         console.print_json(
-            {
-                "schema": "omni.profiles.show/1",
-                "profile": data,
-                "trust_remote_code": config.trust_remote_code,
-            }
+            {"schema": "omni.profiles.show/1", "profile": data, "trust_remote_code": config.trust_remote_code}
         )
         return
     console.print_text(to_yaml(data) + _memory_comment(config))
@@ -176,7 +172,7 @@ def _memory_comment(config: EngineConfig) -> str:
     from omni_cli.checkpoints.resolve import find_folder
     from omni_cli.engine.memory_plan import plan_profile
     from omni_cli.errors import CheckpointError
-    from omni_cli.report.generate_text import memory_lines
+    from omni_cli.report.tables import memory_lines
 
     try:
         folder = find_folder(config.model)

@@ -112,10 +112,7 @@ def _machine(facts: MachineFacts) -> list[tuple[str, str]]:
     limit = f", limited to {gib(memory.limit_bytes)}" if memory.limit_bytes else ""
     rows = [
         ("processor", f"{cpu.model}, {cpu.usable_cores} of {cpu.cores} cores usable{quota}{sets}"),
-        (
-            "memory",
-            f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} free{limit}",
-        ),
+        ("memory", f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} free{limit}"),
     ]
     for gpu in gpus.devices:
         sizes = f"{gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free"

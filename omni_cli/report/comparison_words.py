@@ -7,17 +7,7 @@ from dataclasses import dataclass, replace
 
 from omni_cli.metrics import ALLOCATED, E2E
 from omni_cli.record import Record, num_requests
-from omni_cli.report.units import (
-    count,
-    limit,
-    one_line,
-    percent,
-    percent_interval,
-    quantity,
-    ratio,
-    size_change,
-    title,
-)
+from omni_cli.report.units import count, limit, one_line, percent, percent_interval, quantity, ratio, size_change, title
 from omni_cli.report.view import Note
 from omni_cli.results import (
     BreakEven,

@@ -48,10 +48,7 @@ def result_document(record: RequestRecord) -> dict[str, object]:
     """Return one entry of `results`; for a request that an earlier run finished, that run's entry."""
     if record.earlier is not None:
         return dict(record.earlier)
-    result: dict[str, object] = {
-        "request_id": record.request_id,
-        "status": "ok" if record.error is None else "error",
-    }
+    result: dict[str, object] = {"request_id": record.request_id, "status": "ok" if record.error is None else "error"}
     if record.place is not None:
         result["place"] = record.place
     if record.error is not None:

@@ -1,10 +1,9 @@
-"""The plain text of `omni generate`: planned memory, stages, files and times."""
+"""The plain text of `omni generate`: stages, files and times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from omni_cli.machine import PlannedMemory
 from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TensorOutput, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput
 from omni_cli.report.tables import aligned
@@ -82,37 +81,3 @@ def _execution(stage: StageInfo) -> str:
 def _peak_bytes(stage: StageInfo) -> int:
     """Return device memory if the stage has a device, else host memory."""
     return stage.peak_memory_bytes.get("device") or stage.peak_memory_bytes.get("host", 0)
-
-
-_ADAPTERS = "ADAPTERS"
-_HEADER = ("STAGE", "DEVICE", "WEIGHTS", _ADAPTERS, "KV CACHE", "OTHER (ESTIMATE)")
-
-
-def memory_lines(stages: Iterable[PlannedMemory]) -> list[str]:
-    """Return the lines of the table, with a row per rank; adapters have a column if there are any."""
-    rows = [
-        (
-            stage.name,
-            stage.device,
-            memory(stage.weights_bytes) if stage.weights_bytes else "unknown",
-            _adapters(stage),
-            _cache(stage),
-            "" if stage.share_bytes is not None else memory(stage.other_bytes),
-        )
-        for stage in stages
-    ]
-    shown = [index for index, name in enumerate(_HEADER) if name != _ADAPTERS or any(row[index] for row in rows)]
-    lines = [[row[index] for index in shown] for row in (_HEADER, *rows)]
-    return aligned(lines, right=frozenset(range(2, len(shown))))
-
-
-def _adapters(stage: PlannedMemory) -> str:
-    if stage.adapters_bytes is None:
-        return "unknown"
-    return memory(stage.adapters_bytes) if stage.adapters_bytes else ""
-
-
-def _cache(stage: PlannedMemory) -> str:
-    if stage.share_bytes is not None:
-        return f"the rest of {memory(stage.share_bytes)}"
-    return "" if stage.kv_cache_bytes is None else memory(stage.kv_cache_bytes)

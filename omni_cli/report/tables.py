@@ -1,12 +1,15 @@
-"""Aligned columns of plain text that fit the terminal."""
+"""Aligned columns of plain text that fit the terminal, and the planned memory of a chain as a table."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+
+from omni_cli.machine import PlannedMemory
+from omni_cli.report.units import memory
 
 _BREAK = re.compile(r"(?<=,)(?=[^\s\d])|(?<!\d) (?![^\[]*\])| (?=\[)")
 """Where a cell may go on in the next line: not in an interval, and not between a number and its unit."""
@@ -58,3 +61,37 @@ def _folded(cell: str, width: int) -> list[str]:
 
 def _parts(cell: str) -> list[str]:
     return _BREAK.sub(r"\g<0>\n", cell).split("\n")
+
+
+_ADAPTERS = "ADAPTERS"
+_HEADER = ("STAGE", "DEVICE", "WEIGHTS", _ADAPTERS, "KV CACHE", "OTHER (ESTIMATE)")
+
+
+def memory_lines(stages: Iterable[PlannedMemory]) -> list[str]:
+    """Return the lines of the table, with a row per rank; adapters have a column if there are any."""
+    rows = [
+        (
+            stage.name,
+            stage.device,
+            memory(stage.weights_bytes) if stage.weights_bytes else "unknown",
+            _adapters(stage),
+            _cache(stage),
+            "" if stage.share_bytes is not None else memory(stage.other_bytes),
+        )
+        for stage in stages
+    ]
+    shown = [index for index, name in enumerate(_HEADER) if name != _ADAPTERS or any(row[index] for row in rows)]
+    lines = [[row[index] for index in shown] for row in (_HEADER, *rows)]
+    return aligned(lines, right=frozenset(range(2, len(shown))))
+
+
+def _adapters(stage: PlannedMemory) -> str:
+    if stage.adapters_bytes is None:
+        return "unknown"
+    return memory(stage.adapters_bytes) if stage.adapters_bytes else ""
+
+
+def _cache(stage: PlannedMemory) -> str:
+    if stage.share_bytes is not None:
+        return f"the rest of {memory(stage.share_bytes)}"
+    return "" if stage.kv_cache_bytes is None else memory(stage.kv_cache_bytes)

@@ -125,14 +125,10 @@ def get_failure(record: BisectRecord, search: Search) -> OmniError | None:
                     hint="see the reasons above; fix what keeps them from running, in branches, or read their changes",
                 )
             return OmniError(
-                f"{left} are left: the change is too small for this machine's noise",
-                hint=_hint_on_noise(record),
+                f"{left} are left: the change is too small for this machine's noise", hint=_hint_on_noise(record)
             )
         case "inconclusive":
-            return OmniError(
-                "no verdict: too noisy, or the change is close to the limit",
-                hint=_hint_on_noise(record),
-            )
+            return OmniError("no verdict: too noisy, or the change is close to the limit", hint=_hint_on_noise(record))
         case "not comparable":
             return OmniError(f"the two ends cannot be compared: {record.trials[-1].reason}")
     return None

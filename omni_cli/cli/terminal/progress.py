@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveDisplay, ProgressMode, progress_mode
 from omni_cli.outputs import Event, MemoryPlanned, RequestResult, StageLoading, StageProgress
-from omni_cli.report.generate_text import memory_lines
+from omni_cli.report.tables import memory_lines
 from omni_cli.report.units import count, seconds
 
 if TYPE_CHECKING:
@@ -119,10 +119,7 @@ class StageBoard:
     """The state of all stages, derived from events."""
 
     def __init__(
-        self,
-        stages: Sequence[tuple[str, str]],
-        num_requests: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, stages: Sequence[tuple[str, str]], num_requests: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.rows = {name: StageRow(name, kind) for name, kind in stages}
         self._num_requests = num_requests

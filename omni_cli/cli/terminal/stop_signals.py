@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from omni_cli.cli.terminal import interrupts, typed_keys
+from omni_cli.cli.terminal import interrupts
+from omni_cli.cli.terminal.live_display import show_keys
 from omni_cli.errors import DeadlineError, ExitCode, OmniError
 
 T = TypeVar("T")
@@ -97,7 +98,7 @@ def kill_now() -> None:
             child.kill()
         except psutil.NoSuchProcess:
             continue
-    typed_keys.show()
+    show_keys()
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), _SHOW_CURSOR)
     os._exit(ExitCode.INTERRUPTED)

@@ -11,7 +11,7 @@ from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, StageCon
 from omni_cli.engine.devices import Devices
 from omni_cli.engine.memory_plan import MemoryPlan, plan_memory
 from omni_cli.machine import HostMemory
-from omni_cli.report.generate_text import memory_lines
+from omni_cli.report.tables import memory_lines
 
 MIB, GIB = 1 << 20, 1 << 30
 
