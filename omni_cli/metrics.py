@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 E2E, TTFT, TPOT, ITL, ITL_MAX = "e2e_s", "ttft_s", "tpot_s", "itl_s", "itl_max_s"
-TTFP, RTF = "ttfp_s", "rtf"
+TTFP, RTF, DENOISE_STEP = "ttfp_s", "rtf", "denoise_step_s"
 GOODPUT, ATTAINMENT = "goodput_per_second", "slo_attainment"
 ALLOCATED, RESERVED, HOST_RSS = "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"
 
@@ -37,11 +37,14 @@ Row = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Metric:
-    """`description` continues the name: "time to the first token"."""
+    """`description` continues the name: "time to the first token". `is_part` is a time within a stage's request;
+    reports draw parts in the order of their declarations.
+    """
 
     name: str
     description: str
     higher_is_better: bool = False
+    is_part: bool = False
 
 
 METRICS = {
@@ -57,11 +60,11 @@ METRICS = {
         Metric("latency_s", "time of a request in a stage"),
         Metric("backbone_s", "time of a talker's step in the forward pass"),
         Metric("code_predictor_s", "time of a talker's step for all codes after the first"),
-        Metric("denoise_step_s", "time of a denoising step"),
-        Metric("text_encode_s", "time for the encoding of the prompt"),
-        Metric("vae_encode_s", "time for the encoding of input images"),
-        Metric("vae_decode_s", "time for the decoding of latents"),
-        Metric("vocoder_s", "time for the waveform"),
+        Metric("text_encode_s", "time for the encoding of the prompt", is_part=True),
+        Metric("vae_encode_s", "time for the encoding of input images", is_part=True),
+        Metric(DENOISE_STEP, "time of a denoising step", is_part=True),
+        Metric("vae_decode_s", "time for the decoding of latents", is_part=True),
+        Metric("vocoder_s", "time for the waveform", is_part=True),
         Metric("encode_s", "time for the encoding of a video file"),
         Metric("requests_per_second", "requests that were answered", higher_is_better=True),
         Metric("output_tokens_per_second", "output tokens of all requests", higher_is_better=True),

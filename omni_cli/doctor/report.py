@@ -17,36 +17,17 @@ def document(facts: MachineFacts, problems: Sequence[Problem], profiles: Sequenc
     Sizes are in bytes. A profile's `status` is `ready`, `download` (to become ready), `unknown` (until a download) or
     `missing`; its `memory` is that of each GPU that it uses, and of the host (`gpu` is null), null if unknown.
     """
-    cpu, memory, gpus = facts.cpu, facts.memory, facts.gpus
     return {
         "schema": SCHEMA,
         "omni": facts.omni,
         "python": facts.python,
-        "packages": [
-            {"name": p.name, "version": p.version, "verified": p.verified, "build": p.build}
-            for p in facts.packages.values()
-        ],
+        "packages": [_pick(item, "name", "version", "verified", "build") for item in facts.packages.values()],
         "torch": {**facts.torch.facts, "error": facts.torch.error},
-        "cpu": {
-            "model": cpu.model,
-            "architecture": cpu.architecture,
-            "cores": cpu.cores,
-            "usable_cores": cpu.usable_cores,
-            "quota_cores": cpu.quota_cores,
-            "instruction_sets": list(cpu.instruction_sets),
-        },
-        "memory": {
-            "total_bytes": memory.total_bytes,
-            "available_bytes": memory.available_bytes,
-            "limit_bytes": memory.limit_bytes,
-        },
+        "cpu": _pick(facts.cpu, "model", "architecture", "cores", "usable_cores", "quota_cores", "instruction_sets"),
+        "memory": _pick(facts.memory, "total_bytes", "available_bytes", "limit_bytes"),
         "gpus": {
-            "driver": gpus.driver,
-            "error": gpus.error,
-            "devices": [
-                {"index": d.index, "name": d.name, "total_bytes": d.total_bytes, "free_bytes": d.free_bytes}
-                for d in gpus.devices
-            ],
+            **_pick(facts.gpus, "driver", "error"),
+            "devices": [_pick(item, "index", "name", "total_bytes", "free_bytes") for item in facts.gpus.devices],
         },
         "folders": {
             name: {"path": str(f.path), "free_bytes": f.free_bytes, "writable": f.writable}
@@ -64,6 +45,11 @@ def document(facts: MachineFacts, problems: Sequence[Problem], profiles: Sequenc
         ],
         "problems": [{"message": p.message, "hint": p.hint, "blocks": sorted(p.blocks)} for p in problems],
     }
+
+
+def _pick(item: object, *names: str) -> dict[str, object]:
+    values = {name: getattr(item, name) for name in names}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def status(verdict: ProfileVerdict) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
-from omni_cli.metrics import ALLOCATED, E2E, PERCENTILES, REPORTED_MEMORY, samples_for
+from omni_cli.metrics import ALLOCATED, DENOISE_STEP, E2E, METRICS, PERCENTILES, REPORTED_MEMORY, TTFT, samples_for
 from omni_cli.record import GpuUtilisation, Record, Sample, Utilisation, Variant
 from omni_cli.report.charts import MAX_DOTS, ChartRow, Colour, Panel, Panels, Rows, Series, Shade
 from omni_cli.report.units import count, get_scale, quantity, quantity_interval, title
@@ -73,18 +73,19 @@ def waterfall_figure(record: Record) -> Figure | None:
     if not any(parts.values()):
         return None
     scale, unit = get_scale(E2E, max(sample.e2e_s for _, sample in chosen))
-    overlapping = any(sum(part.seconds for part in parts[variant.name]) > _WHOLE * run.e2e_s for variant, run in chosen)
+    overlapping = any(sum(parts[variant.name].values()) > _WHOLE * run.e2e_s for variant, run in chosen)
     bars, rows = [], []
     for variant, run in chosen:
         heading = f"{variant.name}: {quantity(E2E, run.e2e_s)}" if len(chosen) > 1 else ""
         begins_s = 0.0
-        for number, part in enumerate(parts[variant.name]):
-            takes, share = quantity(E2E, part.seconds, run.e2e_s), f"{part.seconds / run.e2e_s:.0%}"
-            bar = (begins_s / scale, part.seconds / scale)
-            colour: Colour = "muted" if part.is_rest else "accent"
-            bars.append(ChartRow(part.name, f"{takes}  {share}", "" if number else heading, (bar,), colour=colour))
-            rows.append((variant.name, part.name, takes, share))
-            begins_s += 0.0 if overlapping else part.seconds
+        for name, seconds in parts[variant.name].items():
+            takes, share = quantity(E2E, seconds, run.e2e_s), f"{seconds / run.e2e_s:.0%}"
+            bar = ((begins_s / scale, seconds / scale),)
+            colour: Colour = "muted" if name == _REST else "accent"
+            bars.append(ChartRow(name, f"{takes}  {share}", heading, bar, colour=colour))
+            rows.append((variant.name, name, takes, share))
+            begins_s += 0.0 if overlapping else seconds
+            heading = ""
     table = Table("Parts of the median run", ("Variant", "Part", "Takes", "Share"), tuple(rows), frozenset({2, 3}))
     text = "The run whose latency is the median one. "
     if overlapping:
@@ -106,12 +107,10 @@ def memory_figure(record: Record) -> Figure | None:
         return None
     scale, unit = get_scale(ALLOCATED, max(value for _, _, value in peaks))
     several = len({metric for _, metric, _ in peaks}) > 1
-    bars, seen = [], set()
-    for variant, metric, value in peaks:
-        is_new = variant.name not in seen
-        seen.add(variant.name)
-        label = title(metric) if several else variant.name
-        heading = variant.name if several and is_new else ""
+    bars = []
+    for number, (variant, metric, value) in enumerate(peaks):
+        is_new = not number or variant is not peaks[number - 1][0]
+        label, heading = (title(metric), variant.name if is_new else "") if several else (variant.name, "")
         bars.append(ChartRow(label, quantity(metric, value), heading, ((0.0, value / scale),)))
     text = "Peaks while running, the sum over the stages' processes: an upper bound, as they need not peak together."
     return Figure("Peak memory", text, Rows(tuple(bars), unit), _memory_table(record))
@@ -121,11 +120,7 @@ _WHOLE = 1.02
 """Parts whose sum exceeds this share of a request overlapped."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    name: str
-    seconds: float
-    is_rest: bool = False
+_REST = "everything else"
 
 
 def _summary_table(rows: Sequence[tuple[str, str, Summary]], caption: str, first: str = "Variant") -> Table:
@@ -170,29 +165,19 @@ def _median_run(variant: Variant) -> Sample | None:
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-def _parts(sample: Sample) -> list[_Part]:
-    """Return the parts of a run in order: its stages, or the parts of its only stage."""
-    suffix = ".latency_s"
-    parts = [_Part(name.removesuffix(suffix), value) for name, value in sample.metrics.items() if name.endswith(suffix)]
-    if not parts:
-        parts = _within_stage(sample)
-    rest = sample.e2e_s - sum(part.seconds for part in parts)
-    return [*parts, _Part("everything else", rest, is_rest=True)] if parts and rest > 0 else parts
-
-
-def _within_stage(sample: Sample) -> list[_Part]:
-    metrics, requests = sample.metrics, sample.work.get("requests", 1.0) or 1.0
-    if "ttft_s" in metrics:
-        return [_Part("until the first token", metrics["ttft_s"])]
-    steps = sample.work.get("denoise_steps", 0.0) / requests
-    parts = (
-        _Part("text encode", metrics.get("text_encode_s", 0.0)),
-        _Part("vae encode", metrics.get("vae_encode_s", 0.0)),
-        _Part(f"{steps:g} denoise steps", metrics.get("denoise_step_s", 0.0) * steps),
-        _Part("vae decode", metrics.get("vae_decode_s", 0.0)),
-        _Part("vocoder", metrics.get("vocoder_s", 0.0)),
-    )
-    return [part for part in parts if part.seconds > 0]
+def _parts(sample: Sample) -> dict[str, float]:
+    """Return the seconds of a run's parts in order: its stages, or the parts of its only stage; and of the rest."""
+    metrics, suffix = sample.metrics, ".latency_s"
+    parts = {name.removesuffix(suffix): value for name, value in metrics.items() if name.endswith(suffix)}
+    if not parts and TTFT in metrics:
+        parts = {"until the first token": metrics[TTFT]}
+    elif not parts:
+        steps = sample.work.get("denoise_steps", 0.0) / (sample.work.get("requests", 1.0) or 1.0)
+        for name in (name for name, metric in METRICS.items() if metric.is_part and metrics.get(name, 0.0) > 0):
+            times, word = (steps, f"{steps:g} denoise steps") if name == DENOISE_STEP else (1.0, title(name))
+            parts |= {word: metrics[name] * times} if times else {}
+    rest = sample.e2e_s - sum(parts.values())
+    return parts | {_REST: rest} if parts and rest > 0 else parts
 
 
 def _memory_table(record: Record) -> Table:
