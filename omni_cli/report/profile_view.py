@@ -59,13 +59,9 @@ def profile_view(profile: Profile) -> View:
     hints = [("" if hint.stage is None else f"{hint.stage}: ", hint) for hint in profile.hints]
     notes = [Paragraph(f"{one_line(stage.name)}: {note}") for stage in stages for note in stage.notes]
     trace = Paragraph(f"The trace is in {one_line(profile.trace)}; Perfetto (ui.perfetto.dev) opens it.")
-    ranges, operators = [*map(_ranges, stages)], [*map(_operators, stages)]
-    tensors, budgets = [*map(_tensors, stages)], [*map(_budgets, stages)]
-    usage = [
-        part for stage, *tables in zip(stages, tensors, budgets, strict=True) for part in (_phases(stage), *tables)
-    ]
-    copies, limits = [*map(_copies, stages)], [*map(_module_limits, stages)]
-    by_stage = zip(stages, ranges, operators, copies, tensors, budgets, limits, strict=True)
+    usage = [table for stage in stages for table in (_phases(stage), _tensors(stage), _budgets(stage))]
+    advice = [Paragraph(f"- {where}{hint.message}: {hint.advice}") for where, hint in hints]
+    of_whole = Paragraph(f"of a profiled {milliseconds(profile.e2e_s)}: {shares}")
     return View(
         kind="Profile",
         title=workload_title(profile.workload),
@@ -75,19 +71,18 @@ def profile_view(profile: Profile) -> View:
         heading=_heading(profile, device),
         notes=tuple(Note(f"{where}{hint.message}", hint.advice, "Hint") for where, hint in hints),
         sections=[
-            Section("", [overhead, Paragraph(f"of a profiled {milliseconds(profile.e2e_s)}: {shares}")], only="text"),
-            *(_stage_section(*tables) for tables in by_stage),
-            Section(
-                "",
-                [Paragraph(f"- {where}{hint.message}: {hint.advice}") for where, hint in hints],
-                "Hints",
-                only="text",
-            ),
-            Section("Where the time went", [request_figure(profile), *ranges], only="page"),
+            Section("", [overhead, of_whole], only="text"),
+            *map(_stage_section, stages),
+            Section("", advice, "Hints", only="text"),
+            Section("Where the time went", [request_figure(profile), *map(_ranges, stages)], only="page"),
             Section("Step by step", steps_figures(stages)),
-            Section("What the devices did", [activity_figure(stages), *copies, *operators], only="page"),
+            Section(
+                "What the devices did",
+                [activity_figure(stages), *map(_copies, stages), *map(_operators, stages)],
+                only="page",
+            ),
             Section("Memory", [*memory_figures(stages), *usage], only="page"),
-            Section("Limits", [_limits(stages), *limits, *map(_omitted, stages)], only="page"),
+            Section("Limits", [_limits(stages), *map(_module_limits, stages), *map(_omitted, stages)], only="page"),
             Section("What profiling cost", [overhead], only="page"),
             Section("Notes", [*notes, trace], only="page"),
             *origin_sections(profile.environment, profile.workload, profile.command),
@@ -111,28 +106,20 @@ def _heading(profile: Profile, device: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _stage_section(
-    stage: StageProfile,
-    ranges: Table | None,
-    operators: Table | None,
-    copies: Table | None,
-    tensors: Table | None,
-    budgets: Table | None,
-    limits: Table | None,
-) -> Section:
+def _stage_section(stage: StageProfile) -> Section:
     """Return all of one stage, for a text."""
     parts = [
         Lines(tuple(_activity(stage))),
-        ranges,
+        _ranges(stage),
         Lines(tuple(_steps(stage.steps))),
-        operators,
+        _operators(stage),
         Lines(tuple(_output_copies(stage))),
-        copies,
+        _copies(stage),
         Lines(tuple(_memory(stage.memory))),
-        tensors,
-        budgets,
+        _tensors(stage),
+        _budgets(stage),
         Lines(tuple(_roofline(stage))),
-        limits,
+        _module_limits(stage),
         *(Paragraph(f"note: {note}") for note in stage.notes),
     ]
     return Section("", parts, f"Stage {stage.name} ({stage.kind}, {stage.backend}, {stage.device})", only="text")

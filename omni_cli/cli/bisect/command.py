@@ -188,10 +188,7 @@ def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[Pla
     plan_variant_configs((), config, workload, source)
     fetch_model(config, quiet=options.quiet)
     workload = replace(workload, given_lengths=lengths_given_by(source.overrides))
-
-    def plan(variants: Any) -> Any:
-        return local_plan(source, workload, variants, against=None, command=command, verbose=options.verbose)
-
+    plan = partial(local_plan, source, workload, against=None, command=command, verbose=options.verbose)
     return plan, workload.describe(config)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from omni_cli.cli.download import fetch_model
 from omni_cli.cli.gate_options import check_model_based, read_fraction, read_quality
@@ -65,21 +66,25 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
             hint="choose another profile, or use `--objective e2e`",
         )
     space = plan_space(options.search or (), config, workload, source, count_usable_cores())
+    from omni_cli.bench.local import local_plan
     from omni_cli.bench.tuning import TuneLimits
-    from omni_cli.cli.tune.run import local_search, search
+    from omni_cli.cli.tune.run import SettingsSearch, search, write_profile
 
     limits = TuneLimits(max_memory_bytes, quality, bool(workload.slo) and options.objective != "goodput")
     fetch_model(config, quiet=options.quiet)
     with scratch_folder("omni-tune-") as folder:
-        wanted = local_search(
-            source,
-            workload,
+        # The inputs of a stage in the middle of the chain are the same for all settings.
+        plan = partial(
+            local_plan, source, workload, against=None, command=(), verbose=options.verbose, inputs=folder / "inputs"
+        )
+        wanted = SettingsSearch(
+            workload.describe(source.load()),
             space,
             OBJECTIVES[options.objective],
             margin,
             limits,
-            inputs=folder,
-            verbose=options.verbose,
+            lambda variants: plan(tuple(variants)),
+            partial(write_profile, source),
         )
         return search(wanted, options, command)
 

@@ -12,12 +12,10 @@ from pathlib import Path
 from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.environment import read_environment
 from omni_cli.bench.harness import RunLimits, State
-from omni_cli.bench.local import local_plan
 from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.protocol import Loading
 from omni_cli.bench.tuning import Space, TuneLimits, Tuning
 from omni_cli.bench.variant_configs import VariantConfig
-from omni_cli.bench.workload import Workload
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
@@ -74,38 +72,12 @@ class SettingsSearch:
         )
 
 
-def local_search(
-    source: ProfileSource,
-    workload: Workload,
-    space: Space,
-    objective: str,
-    margin: float,
-    limits: TuneLimits,
-    *,
-    inputs: Path,
-    verbose: bool,
-) -> SettingsSearch:
-    """A search over a profile's settings; `inputs` is a folder for the inputs of a stage in the middle of the chain."""
-
-    def plan(variants: Sequence[VariantConfig]) -> AbstractContextManager[Plan]:
-        return local_plan(
-            source,
-            workload,
-            tuple(variants),
-            against=None,
-            command=(),
-            verbose=verbose,
-            inputs=inputs / "inputs",
-        )
-
-    def profile(variant: VariantConfig) -> str:
-        """Return the complete profile, checked by loading it; variables are named in a comment."""
-        config = source.load(variant.overrides)
-        lines = [f"# Written by omni tune: {variant.name}."]
-        lines += [f"# Set in the environment: {name}={value}" for name, value in variant.environment.items()]
-        return "\n".join(lines) + "\n" + to_yaml(profile_data(config))
-
-    return SettingsSearch(workload.describe(source.load()), space, objective, margin, limits, plan, profile)
+def write_profile(source: ProfileSource, variant: VariantConfig) -> str:
+    """Return the complete profile, checked by loading it; variables are named in a comment."""
+    config = source.load(variant.overrides)
+    lines = [f"# Written by omni tune: {variant.name}."]
+    lines += [f"# Set in the environment: {name}={value}" for name, value in variant.environment.items()]
+    return "\n".join(lines) + "\n" + to_yaml(profile_data(config))
 
 
 def search(wanted: SettingsSearch, options: TuneOptions, command: tuple[str, ...]) -> ExitCode:
