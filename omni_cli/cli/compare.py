@@ -73,7 +73,7 @@ def compare(options: CompareOptions) -> int:
 
         console.print_json(msgspec.to_builtins(compare_document(result, *sources)))
     else:
-        from omni_cli.report.terminal import to_text
+        from omni_cli.report.renderers import to_text
 
         console.print_text(to_text(view))
     for note in view.notes:
@@ -153,10 +153,10 @@ def _compare(
 
 def _write_files(view: View, options: CompareOptions) -> None:
     if options.markdown is not None:
-        from omni_cli.report.markdown import to_markdown
+        from omni_cli.report.renderers import to_markdown
 
         write_report(options.markdown, to_markdown(view))
     if options.junit is not None:
-        from omni_cli.report.junit import to_junit
+        from omni_cli.report.renderers import to_junit
 
         write_report(options.junit, to_junit(view, view.title))

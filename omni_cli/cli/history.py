@@ -122,7 +122,7 @@ def check(
     limit = None if max_regression is None else read_fraction("--max-regression", max_regression)
     from omni_cli.history_folder import utc
     from omni_cli.report.history_view import history_view
-    from omni_cli.report.markdown import to_markdown
+    from omni_cli.report.renderers import to_markdown
     from omni_cli.results import EXIT_CODES
     from omni_cli.stats.history import judged
 
@@ -147,7 +147,7 @@ def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) ->
 
 def _print(document: HistoryRecord, *, as_json: bool) -> None:
     from omni_cli.report.history_view import history_view
-    from omni_cli.report.terminal import to_text
+    from omni_cli.report.renderers import to_text
 
     if as_json:
         import msgspec

@@ -8,7 +8,6 @@ from dataclasses import replace
 from omni_cli.errors import ExitCode
 from omni_cli.metrics import E2E
 from omni_cli.record import Variant
-from omni_cli.report.charts import ChartRow, Rows, Trade, Trades
 from omni_cli.report.comparison_words import (
     Labels,
     break_even_sentence,
@@ -27,6 +26,7 @@ from omni_cli.report.units import count, limit, metric_title, one_line, quantity
 from omni_cli.report.view import (
     Case,
     Changes,
+    ChartRow,
     Element,
     Figure,
     Limit,
@@ -34,9 +34,12 @@ from omni_cli.report.view import (
     Note,
     Outcome,
     Paragraph,
+    Rows,
     Section,
     Table,
     Tone,
+    Trade,
+    Trades,
     Verdict,
     View,
     sentence,

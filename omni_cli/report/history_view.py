@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from omni_cli.metrics import get_unit
-from omni_cli.report.charts import Panel, Panels, Series, Shade
 from omni_cli.report.units import (
     count,
     get_scale,
@@ -21,7 +20,23 @@ from omni_cli.report.units import (
     quantity,
     quantity_interval,
 )
-from omni_cli.report.view import Element, Figure, Lines, Note, Paragraph, Section, Table, Tone, Verdict, View, sentence
+from omni_cli.report.view import (
+    Element,
+    Figure,
+    Lines,
+    Note,
+    Panel,
+    Panels,
+    Paragraph,
+    Section,
+    Series,
+    Shade,
+    Table,
+    Tone,
+    Verdict,
+    View,
+    sentence,
+)
 from omni_cli.results import Difference, HistoryChange, HistoryRecord, HistorySeries
 from omni_cli.text import visible
 

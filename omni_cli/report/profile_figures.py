@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from omni_cli.metrics import E2E
 from omni_cli.profile_record import Profile, Span, StageProfile
-from omni_cli.report.charts import ChartRow, Colour, Panel, Panels, Rows, Series, Shade
 from omni_cli.report.units import count, get_scale, memory, one_line, quantity
-from omni_cli.report.view import Figure, Table
+from omni_cli.report.view import ChartRow, Colour, Figure, Panel, Panels, Rows, Series, Shade, Table
 
 MAX_PARTS = 400
 """Maximum number of bars in one row of the waterfall; the shortest are left out."""

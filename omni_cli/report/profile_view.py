@@ -21,8 +21,8 @@ from omni_cli.profile_record import (
     StageProfile,
     Step,
 )  # fmt: skip
-from omni_cli.report.environment import get_device, origin_sections, workload_title
 from omni_cli.report.profile_figures import activity_figure, memory_figures, request_figure, steps_figures
+from omni_cli.report.shared_parts import get_device, origin_sections, workload_title
 from omni_cli.report.units import (
     count,
     memory,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from omni_cli.report.charts import Trade, Trades
-from omni_cli.report.environment import get_device, origin_sections, short_title, workload_title
+from omni_cli.report.shared_parts import get_device, origin_sections, short_title, workload_title
 from omni_cli.report.units import count, get_scale, limit, one_line, quantity, ratio, seconds, title
-from omni_cli.report.view import Element, Figure, Paragraph, Section, Table, Tone, Verdict, View
+from omni_cli.report.view import Element, Figure, Paragraph, Section, Table, Tone, Trade, Trades, Verdict, View
 from omni_cli.results import MEASURES, Outputs
 from omni_cli.text import visible
 from omni_cli.tune_record import Standing, TuneRecord

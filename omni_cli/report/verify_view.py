@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from omni_cli.record import KeptOutput
-from omni_cli.report.environment import get_device, origin_sections
-from omni_cli.report.outputs import get_medium
+from omni_cli.report.shared_parts import get_device, get_medium, origin_sections
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count, seconds
 from omni_cli.report.view import Blink, Case, Element, Gallery, Outcome, Section, Table, Tone, Verdict, View, Words

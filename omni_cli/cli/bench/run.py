@@ -26,10 +26,8 @@ from omni_cli.record_file import with_digest
 from omni_cli.report.bench_view import LABELS, bench_view
 from omni_cli.report.comparison_view import comparison_view
 from omni_cli.report.comparison_words import disturbance_warnings, get_failure, not_comparable
-from omni_cli.report.environment import short_title
-from omni_cli.report.junit import to_junit
-from omni_cli.report.markdown import to_markdown
-from omni_cli.report.terminal import to_text
+from omni_cli.report.renderers import to_junit, to_markdown, to_text
+from omni_cli.report.shared_parts import short_title
 from omni_cli.report.units import quantity, ratio, seconds
 from omni_cli.report.view import View
 from omni_cli.stats.estimate import MIN_BLOCKS

@@ -22,7 +22,7 @@ from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OmniError
 from omni_cli.record_file import save_record, with_digest
 from omni_cli.report.bench_view import request_text, slo_text
-from omni_cli.report.environment import workload_title
+from omni_cli.report.shared_parts import workload_title
 from omni_cli.report.tables import aligned
 from omni_cli.stats.saturation import (
     MIN_WINDOWS,

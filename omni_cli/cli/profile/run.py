@@ -25,7 +25,7 @@ from omni_cli.profiling.chrome_trace import merged_trace
 from omni_cli.profiling.session import ProfilingRun, RecordedSession
 from omni_cli.record_file import save_record, with_digest
 from omni_cli.report.profile_view import profile_view, saved_text
-from omni_cli.report.terminal import to_text
+from omni_cli.report.renderers import to_text
 from omni_cli.report.units import seconds
 
 if TYPE_CHECKING:

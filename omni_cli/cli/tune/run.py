@@ -26,7 +26,7 @@ from omni_cli.config.yaml_tree import to_yaml
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
 from omni_cli.files import cannot_write, check_writable
 from omni_cli.record_file import utc_now, with_digest
-from omni_cli.report.terminal import to_text
+from omni_cli.report.renderers import to_text
 from omni_cli.report.tune_view import tune_view
 from omni_cli.report.units import count, seconds
 from omni_cli.stats.race import Race, concluded

@@ -41,9 +41,7 @@ from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.openai_api.client import Client, find_targets, parse_url
 from omni_cli.outputs import GenerateRequest, StageLoading
 from omni_cli.record_file import save_record, utc_now, with_digest
-from omni_cli.report.junit import to_junit
-from omni_cli.report.markdown import to_markdown
-from omni_cli.report.terminal import to_text
+from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.units import seconds
 from omni_cli.report.verify_view import probabilities_text, verify_view
 from omni_cli.verify.checks import Checks, VerifyPlan

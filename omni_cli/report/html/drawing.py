@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from omni_cli.report.charts import Chart, ChartRow, Panel, Panels, Rows, Series, Trade, Trades, keep_some
 from omni_cli.report.html.svg import ACCENT, COLOURS, INK, LINE, MUTED, PAPER, SOFT, Drawing, Sheet, draw
+from omni_cli.report.view import Chart, ChartRow, Panel, Panels, Rows, Series, Trade, Trades, keep_some
 
 _LETTER = 7.3
 """Width in pixels of an average letter at the figures' size; a little more than most fonts need."""

@@ -22,8 +22,8 @@ from omni_cli.record import Failures, Record, Utilisation, load_record
 from omni_cli.record_file import save_record
 from omni_cli.report.bench_view import bench_view
 from omni_cli.report.comparison_words import disturbance_warnings
-from omni_cli.report.environment import short_title
-from omni_cli.report.terminal import to_text
+from omni_cli.report.renderers import to_text
+from omni_cli.report.shared_parts import short_title
 from omni_cli.stats.blocks import summarise
 from omni_cli.stats.comparable import disturbances, work_differences
 from omni_cli.stats.verdicts import ComparisonSpec, own_report

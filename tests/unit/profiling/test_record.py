@@ -29,7 +29,7 @@ from omni_cli.profiling.chrome_trace import stage_seconds
 from omni_cli.profiling.hints import find_hints
 from omni_cli.record_file import save_record
 from omni_cli.report.profile_view import profile_view
-from omni_cli.report.terminal import to_text
+from omni_cli.report.renderers import to_text
 from omni_cli.stage.recording import (
     Attention,
     Linear,

@@ -17,9 +17,7 @@ from omni_cli.report import units
 from omni_cli.report.bench_view import smaller_is_better_json, variant_section
 from omni_cli.report.comparison_view import comparison_view
 from omni_cli.report.comparison_words import Labels, comparison_notes, gate_failure
-from omni_cli.report.junit import to_junit
-from omni_cli.report.markdown import to_markdown
-from omni_cli.report.terminal import to_text
+from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.view import Verdict, View
 from omni_cli.results import RecordOrigin
 from omni_cli.stats.blocks import summarise

@@ -21,10 +21,8 @@ from omni_cli.record_file import save_record
 from omni_cli.report.bench_view import LABELS, bench_view
 from omni_cli.report.comparison_view import comparison_view
 from omni_cli.report.html.page import render_page
-from omni_cli.report.junit import to_junit
-from omni_cli.report.markdown import to_markdown
 from omni_cli.report.profile_view import profile_view
-from omni_cli.report.terminal import to_text
+from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.tune_view import tune_view
 from omni_cli.report.verify_view import verify_view
 from omni_cli.stats.verdicts import compare_within, own_report

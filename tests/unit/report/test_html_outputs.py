@@ -18,7 +18,7 @@ from omni_cli.bench.outputs import MAX_OUTPUTS, kept_outputs
 from omni_cli.cli.report_documents import load_view
 from omni_cli.record import RATE, KeptOutput, load_record
 from omni_cli.record_file import save_record
-from omni_cli.report import outputs
+from omni_cli.report import shared_parts
 from omni_cli.report.html.page import render_page
 
 GREY = np.full((32, 48, 3), 100, np.uint8)
@@ -103,7 +103,7 @@ def test_bytes_that_are_no_image_and_no_sound_are_not_shown(tmp_path: Path, kind
 
 def test_outputs_beyond_the_limit_of_a_page_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = kept_outputs({f"{i}.image.0": GREY for i in range(2)}, None)
-    monkeypatch.setattr(outputs, "MAX_BYTES", 3 * len(kept[0].data))
+    monkeypatch.setattr(shared_parts, "MAX_BYTES", 3 * len(kept[0].data))
     page = page_with(tmp_path, kept, kept)
     assert len(page.all("img")) == 2
     assert "2 more outputs would make the page larger than" in page.text

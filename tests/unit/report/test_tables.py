@@ -9,8 +9,8 @@ from support.bench_records import ABBA, record, variant
 
 from omni_cli.report.comparison_view import comparison_view
 from omni_cli.report.comparison_words import Labels
+from omni_cli.report.renderers import to_text
 from omni_cli.report.tables import aligned
-from omni_cli.report.terminal import to_text
 from omni_cli.stats.verdicts import compare_within
 
 ROWS = [

@@ -13,11 +13,11 @@ from omni_cli.cli.report_documents import load_view
 from omni_cli.errors import InputError
 from omni_cli.record import Variant
 from omni_cli.record_file import save_record
-from omni_cli.report.charts import Trade, Trades
 from omni_cli.report.html.drawing import draw_chart
 from omni_cli.report.html.page import render_page
-from omni_cli.report.terminal import to_text
+from omni_cli.report.renderers import to_text
 from omni_cli.report.tune_view import tune_view
+from omni_cli.report.view import Trade, Trades
 from omni_cli.tune_record import Round
 
 
