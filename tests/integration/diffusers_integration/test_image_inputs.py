@@ -19,7 +19,6 @@ from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import get_media
 from omni_cli.errors import InputError
-from omni_cli.models.qwen_omni.media import get_media
 from omni_cli.outputs import GenerateRequest
 
 STAGE = DiffusionStageConfig.named("image", num_inference_steps=4, max_num_seqs=4)

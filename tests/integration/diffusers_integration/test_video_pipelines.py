@@ -34,7 +34,6 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionS
 from omni_cli.diffusers_integration.stage import DiffusersStage, get_media
 from omni_cli.errors import InputError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
-from omni_cli.models.qwen_omni.media import get_media
 from omni_cli.outputs import GenerateRequest, Video
 from omni_cli.stage.messages import Failure, RequestDone
 
