@@ -25,16 +25,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tune_calibration import are_ranked
 
 from omni_cli.bench.harness import RunLimits
+from omni_cli.bench.local import local_plan
 from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.tuning import TuneLimits, Tuning, plan_space
 from omni_cli.bench.workload import Workload
-from omni_cli.cli.tune.run import SettingsSearch, TuneProgress, local_search
+from omni_cli.cli.tune.run import SettingsSearch, TuneProgress, write_profile
 from omni_cli.config.bundled import find_profile
 from omni_cli.stats.race import MIN_ROUNDS, Race, get_race
 from omni_cli.stats.sequential import ALPHA
@@ -157,8 +159,17 @@ async def _measure(case: Case, folder: Path, end_s: float) -> None:
     source = ProfileSource(str(find_profile(case.profile)), case.overrides, None, None, False)
     space = plan_space(case.searches, source.load(), case.workload, source, 2)
     with tempfile.TemporaryDirectory() as inputs:
-        wanted = local_search(
-            source, case.workload, space, "e2e_s", case.margin, TuneLimits(), inputs=Path(inputs), verbose=False
+        plan = partial(
+            local_plan, source, case.workload, against=None, command=(), verbose=False, inputs=Path(inputs) / "inputs"
+        )
+        wanted = SettingsSearch(
+            case.workload.describe(source.load()),
+            space,
+            "e2e_s",
+            case.margin,
+            TuneLimits(),
+            lambda variants: plan(tuple(variants)),
+            partial(write_profile, source),
         )
         search = _tuning(Tuning, case, wanted, folder / "search")
         every = _tuning(Exhaustive, case, wanted, folder / "exhaustive")

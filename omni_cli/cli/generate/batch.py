@@ -14,7 +14,6 @@ from pathlib import Path
 from starlette.types import ASGIApp, Message
 
 from omni_cli.cli.artifacts import ArtifactWriter
-from omni_cli.cli.generate.command import GenerateOptions
 from omni_cli.cli.generate.printers import Printer
 from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT, BaseRun, RunOutcome
 from omni_cli.cli.serve.command import make_engine
@@ -101,22 +100,31 @@ class BatchFileRun(BaseRun[Supervisor, BatchLine | BadRequest]):
 
 
 def run_batch(
-    path: Path, config: EngineConfig, options: GenerateOptions, progress: ProgressDisplay, began_s: float
+    path: Path,
+    config: EngineConfig,
+    progress: ProgressDisplay,
+    began_s: float,
+    *,
+    replicas: int | None,
+    output_dir: Path,
+    timeout_s: float | None,
+    prints_answers: bool,
+    verbose: bool,
 ) -> RunOutcome:
     """Answer a batch file in the batch's own form. Raises `OmniError` if no line could run."""
-    log, limits = AccessLog(None if options.verbose else StringIO()), Limits(timeout_s=math.inf)
-    engine = make_engine(config, options.replicas, limits, log, verbose=options.verbose)
-    settings = ServerSettings(None, True, 0, limits, options.output_dir, served_model_names=("*",), seed=config.seed)
+    log, limits = AccessLog(None if verbose else StringIO()), Limits(timeout_s=math.inf)
+    engine = make_engine(config, replicas, limits, log, verbose=verbose)
+    settings = ServerSettings(None, True, 0, limits, output_dir, served_model_names=("*",), seed=config.seed)
     server, lines = Server(engine, config, settings, log), list(read_batch(path))
-    writer, printer = ArtifactWriter(options.output_dir, ()), Printer(progress, verbose=options.verbose)
+    writer, printer = ArtifactWriter(output_dir, ()), Printer(progress, verbose=verbose)
     run = BatchFileRun(server.supervisor, lines, writer=writer, printer=printer, progress=progress)
     run.app = server.app
-    outcome = asyncio.run(run.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
+    outcome = asyncio.run(run.run(timeout_s=timeout_s, waited_s=time.monotonic() - began_s))
     records = []
     for record in outcome.records:
         answer = record.earlier or {"response": None, "error": {"code": "not_run", "message": str(record.error)}}
         line = {"id": new_id("batch_req"), "custom_id": record.request_id, **answer}
         records.append(replace(record, earlier=line))
-        if not options.as_json:
+        if prints_answers:
             console.print_text(json.dumps(line))
     return replace(outcome, records=tuple(records))

@@ -118,7 +118,17 @@ def generate(options: GenerateOptions) -> int:
         from omni_cli.cli.generate.batch import run_batch
 
         fetch_model(config, quiet=options.quiet)
-        outcome = run_batch(requests, config, options, _choose_progress(config, 0, options), began_s)
+        outcome = run_batch(
+            requests,
+            config,
+            _choose_progress(config, 0, options),
+            began_s,
+            replicas=options.replicas,
+            output_dir=options.output_dir,
+            timeout_s=options.timeout,
+            prints_answers=not options.as_json,
+            verbose=options.verbose,
+        )
         _show_end(outcome, config, options)
         return outcome.exit_code
     specs = read_specs(options.set_fields(), requests, capabilities)
