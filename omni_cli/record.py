@@ -328,19 +328,16 @@ def _requests_problem(sample: Sample) -> str | None:
 
 
 def _utilisation_problem(load: Utilisation) -> str | None:
-    count = len(load.end_s)
-    required = (load.busy_cores, load.own_cores, load.stolen_cores)
     of_gpus = [
         series
         for gpu in load.gpus
         for series in (gpu.utilisation_percent, gpu.sm_clock_mhz, gpu.temperature_c, gpu.power_w)
     ]
-    lengths = {len(series) for series in (*required, *of_gpus)} | {len(gpu.throttled) for gpu in load.gpus}
-    lengths |= {len(series) for series in (load.held_back, load.cpu_mhz) if series}
-    if lengths != {count}:
+    known = [series for series in (load.held_back, load.cpu_mhz) if series]
+    together = [load.end_s, load.busy_cores, load.own_cores, load.stolen_cores, *known, *of_gpus]
+    if len({len(series) for series in together} | {len(gpu.throttled) for gpu in load.gpus}) > 1:
         return "its series are of different lengths"
-    series = (*required, load.held_back, load.cpu_mhz, *of_gpus, load.end_s, load.block_end_s)
-    values = [load.interval_s, load.cost_s, load.usable_cores, *(value for part in series for value in part)]
+    values = [load.interval_s, load.cost_s, load.usable_cores, *itertools.chain(*together, load.block_end_s)]
     if not all(0 <= value <= _MAX_SECONDS for value in values):
         return "a value is out of range"
     if any(later <= earlier for earlier, later in itertools.pairwise(load.end_s)):

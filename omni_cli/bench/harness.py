@@ -263,11 +263,10 @@ class Harness:
         """Keep all variants loaded, and interleave their iterations."""
         round_s = sum(self._typical_s.values())
         limits = self.limits
-        if limits.num_iters is not None:
-            return self._interleaved_block, schedule_for_count(limits.num_iters, round_s)
-        if limits.time_budget_s is None:
-            return self._interleaved_block, schedule_for_count(self._per_load(self._start_s), round_s)
-        return self._interleaved_block, schedule_for_time(round_s, self._budget_s(round_s))
+        if limits.num_iters is None and limits.time_budget_s is not None:
+            return self._interleaved_block, schedule_for_time(round_s, self._budget_s(round_s))
+        num_iters = limits.num_iters or self._per_load(self._start_s)
+        return self._interleaved_block, schedule_for_count(num_iters, round_s)
 
     def _budget_s(self, round_s: float) -> float:
         """Return the time for measuring, if a round takes `round_s`; infinite without a limit."""

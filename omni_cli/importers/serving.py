@@ -194,12 +194,9 @@ def _aiperf_row(item: AIPerfRequest) -> Row | FailedRun:
 
 def _scale(metric: str, unit: object) -> float:
     """Return the seconds of a unit. Raises `InputError`."""
-    try:
-        return _SCALES[str(unit)]
-    except KeyError:
-        raise InputError(
-            f"`{metric}` has the unit `{visible(str(unit), 40)}`: known are {', '.join(_SCALES)}"
-        ) from None
+    if str(unit) not in _SCALES:
+        raise InputError(f"`{metric}` has the unit `{visible(str(unit), 40)}`: known are {', '.join(_SCALES)}")
+    return _SCALES[str(unit)]
 
 
 def _aiperf_failure(error: Any) -> FailedRun:

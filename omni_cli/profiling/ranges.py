@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -62,13 +63,15 @@ def range_times(recordings: Sequence[Recording]) -> tuple[RangeTime, ...]:
 
 
 def _totals(ranges: Sequence[Range]) -> dict[str, _Total]:
-    totals: dict[str, _Total] = {}
+    """By name, in the order in which the first ranges of the names end."""
+    totals: dict[str, _Total] = defaultdict(_Total)
+    ended: list[Range] = []
     opened: list[Range] = []
     for item in ranges:
         while opened and opened[-1].ended_ns <= item.began_ns:
-            opened.pop()
+            ended.append(opened.pop())
         taken_ns = item.ended_ns - item.began_ns
-        total = totals.setdefault(base_name(item.name), _Total())
+        total = totals[base_name(item.name)]
         total.calls_ns.append(taken_ns)
         total.own_ns += taken_ns
         if opened:
@@ -76,7 +79,7 @@ def _totals(ranges: Sequence[Range]) -> dict[str, _Total]:
         else:
             total.outer_ns += taken_ns
         opened.append(item)
-    return totals
+    return {base_name(item.name): totals[base_name(item.name)] for item in (*ended, *reversed(opened))}
 
 
 def step_indices(recording: Recording) -> list[int]:

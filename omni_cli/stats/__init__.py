@@ -1,1 +1,4 @@
-"""From records to estimates, comparisons and verdicts. Imports NumPy only; runs and prints nothing."""
+"""From records to verdicts, with NumPy only; runs and prints nothing.
+
+Read top-down: `verdicts` (records), `compare` (two variants), `blocks` (pairs), `estimate` (an interval), `gate`.
+"""
