@@ -357,7 +357,7 @@ class Harness:
         times: list[float] = []
         for number in range(max(self.limits.num_iters_warmup, 1)):
             ran = await self._one(variant, number, "warming up", None)
-            self.builder.warmed_up(variant, number, ran)
+            self.builder.measured[variant].ran(number, ran)
             times.append(_seconds(ran))
         self._next_number[variant] = max(self._next_number[variant], len(times))
         # The first iteration is not representative; of two, take the second.

@@ -45,8 +45,10 @@ class Measured:
         self.stages = stages
         self.execution_counters = {stage.name: stage.execution_counters for stage in stages}
 
-    def ran(self, ran: Ran) -> dict[str, dict[str, float]]:
-        """Return the counts of each stage in the iteration that has just ended."""
+    def ran(self, number: int, ran: Ran) -> dict[str, dict[str, float]]:
+        """Note the iteration that has just ended; return the counts of each stage in it."""
+        if ran.output_sha256 is not None:
+            self.hashes.setdefault(number, ran.output_sha256)
         before, self.execution_counters = self.execution_counters, ran.execution_counters
         return {name: since(before.get(name, {}), counters) for name, counters in ran.execution_counters.items()}
 
@@ -62,6 +64,18 @@ class Measured:
             COUNTERS_KEY: self.execution_counters,
             "accounted": {kind: median_share(shares) for kind, shares in self.accounted.items()},
         }
+
+    def to_variant(self, outputs: tuple[KeptOutput, ...] = ()) -> Variant:
+        return Variant(
+            name=self.variant_config.name,
+            settings=dict(self.variant_config.settings),
+            effective=self.effective(),
+            samples=tuple(self.samples),
+            memory=self.memory,
+            output_sha256=self.hashes.get(0),
+            outputs=outputs,
+            error=self.error,
+        )
 
 
 @dataclass
@@ -99,16 +113,11 @@ class RecordBuilder:
         """Return the file for the outputs of iteration `number`; None for those that are only hashed."""
         return self.folder / f"{variant}-{number}.npz" if number < MAX_OUTPUT_FILES else None
 
-    def warmed_up(self, variant: int, number: int, ran: Ran) -> None:
-        self._keep(variant, number, ran)
-        self.measured[variant].ran(ran)
-
     def sampled(self, variant: int, number: int, ran: Ran, *, block: int, position: int) -> Sample:
-        self._keep(variant, number, ran)
         measured = self.measured[variant]
         sample = Sample(
             block=block, position=position, number=number, e2e_s=ran.e2e_s, metrics=ran.metrics, work=ran.work,
-            execution_counters=measured.ran(ran), requests=ran.requests, failures=ran.failures,
+            execution_counters=measured.ran(number, ran), requests=ran.requests, failures=ran.failures,
         )  # fmt: skip
         measured.samples.append(sample)
         for kind, share in ran.accounted.items():
@@ -116,14 +125,10 @@ class RecordBuilder:
         measured.memory = get_memory(ran.memory)
         return sample
 
-    def _keep(self, variant: int, number: int, ran: Ran) -> None:
-        if ran.output_sha256 is not None:
-            self.measured[variant].hashes.setdefault(number, ran.output_sha256)
-
     def check(self) -> None:
         """Mark a variant as failed if requests failed or the parts of its times do not add up."""
         for measured in self.measured:
-            measured.error = _variant_record(measured, ()).failure or unaccounted(measured.accounted)
+            measured.error = measured.to_variant().failure or unaccounted(measured.accounted)
 
     def record(self) -> Record:
         """Return the record so far, without summaries and verdicts, but with the comparison of the outputs."""
@@ -133,7 +138,7 @@ class RecordBuilder:
             environment=self.environment,
             workload=self.workload,
             variants=tuple(
-                _variant_record(measured, self._kept_outputs(index)) for index, measured in enumerate(self.measured)
+                measured.to_variant(self._kept_outputs(index)) for index, measured in enumerate(self.measured)
             ),
             sampling=self.sampling,
             utilisation=self.utilisation,
@@ -190,19 +195,6 @@ class RecordBuilder:
             if mine is not None:
                 self._kept[variant] = kept_outputs(mine, first)
         return self._kept.get(variant, ())
-
-
-def _variant_record(measured: Measured, outputs: tuple[KeptOutput, ...]) -> Variant:
-    return Variant(
-        name=measured.variant_config.name,
-        settings=dict(measured.variant_config.settings),
-        effective=measured.effective(),
-        samples=tuple(measured.samples),
-        memory=measured.memory,
-        output_sha256=measured.hashes.get(0),
-        outputs=outputs,
-        error=measured.error,
-    )
 
 
 def get_memory(stages: Mapping[str, StagePeaks]) -> Memory:

@@ -100,13 +100,13 @@ def outputs(session: RecordBuilder) -> dict:
 
 def test_outputs_that_are_equal_unknown_and_apart(session: RecordBuilder) -> None:
     assert outputs(session) == {"identical": None, "max_abs_diff": None}
-    session.warmed_up(0, 0, ran(sha="x"))
-    session.warmed_up(1, 0, ran(sha="x"))
+    session.measured[0].ran(0, ran(sha="x"))
+    session.measured[1].ran(0, ran(sha="x"))
     assert outputs(session) == {"identical": True, "max_abs_diff": 0.0}
     for variant, value in ((0, 0.5), (1, 0.25)):
         save_arrays(session.output_file(variant, 0), {"0.audio.0": np.array([0.1], np.float32)})
         save_arrays(session.output_file(variant, 1), {"0.audio.0": np.array([value], np.float32)})
-        session.warmed_up(variant, 1, ran(sha=f"y{variant}"))
+        session.measured[variant].ran(1, ran(sha=f"y{variant}"))
     found = outputs(session)
     (spread,) = found.pop("means").values()
     assert spread == {"n": 1, "mean": pytest.approx(6.0206), "ci95": None}
@@ -118,7 +118,7 @@ def test_only_hashes_of_later_outputs_are_left_to_say_that_they_differ(session: 
     assert session.output_file(0, MAX_OUTPUT_FILES) is None
     for variant in (0, 1):
         save_arrays(session.output_file(variant, 0), {"0.audio.0": np.array([0.1], np.float32)})
-        session.warmed_up(variant, 0, ran(sha="x"))
+        session.measured[variant].ran(0, ran(sha="x"))
         session.sampled(variant, MAX_OUTPUT_FILES, ran(sha=f"y{variant}"), block=0, position=variant)
     assert outputs(session) == {"identical": False, "max_abs_diff": None}
 
