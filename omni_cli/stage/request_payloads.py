@@ -12,16 +12,14 @@ from omni_cli.stage.payloads import (
     PayloadError,
     PayloadLimits,
     decode_additional_information,
-    decode_prompt_embeds,
     encode_additional_information,
-    encode_prompt_embeds,
     get_integer,
     get_integers,
     get_tensor,
 )
 
+_EMBEDS = "prompt_embeds"
 WANTS_HIDDEN_STATES = "omni_wants_hidden_states"
-PROMPT_EMBEDS = "omni_prompt_embeds"
 ADDITIONAL_INFORMATION = "omni_additional_information"
 # In the information: `decode_embeds` is only a beginning (`Arrived`).
 MORE_EMBEDS_FOLLOW = "more_embeds_follow"
@@ -39,10 +37,7 @@ def payload_arguments(
 
     Raises `PayloadError` for what the worker would reject, because a request that is rejected here fails alone.
     """
-    return {
-        PROMPT_EMBEDS: encode_prompt_embeds(prompt_embeds, limits),
-        ADDITIONAL_INFORMATION: encode_additional_information(information, limits),
-    }
+    return {ADDITIONAL_INFORMATION: encode_additional_information({_EMBEDS: prompt_embeds, **information}, limits)}
 
 
 @dataclass
@@ -68,7 +63,10 @@ class RequestPayload:
             _check_positions(self.information)
         if self.prompt_embeds is None:
             return
-        size = self.prompt_embeds.shape[1:]
+        rows = get_tensor({_EMBEDS: self.prompt_embeds}, _EMBEDS, num_dims=2)
+        if not rows.numel() or not rows.is_floating_point():
+            raise PayloadError(f"{_EMBEDS}: expected rows of floats, got {tuple(rows.shape)} of {rows.dtype}")
+        size = rows.shape[1:]
         tail = get_tensor({"decode_embeds": self.prompt_embeds[:0], **self.information}, "decode_embeds", num_dims=2)
         if tail.shape[1:] != size:
             raise PayloadError(
@@ -154,10 +152,6 @@ def read_request_payload(
 ) -> RequestPayload:
     """Return the payload of a new request, empty if it carries none. Raises `PayloadError`."""
     extra = getattr(sampling_params, "extra_args", None) or getattr(pooling_params, "extra_kwargs", None) or {}
-    embeds = extra.get(PROMPT_EMBEDS)
-    information = extra.get(ADDITIONAL_INFORMATION)
-    return RequestPayload(
-        wants_hidden_states=bool(extra.get(WANTS_HIDDEN_STATES)),
-        prompt_embeds=None if embeds is None else decode_prompt_embeds(embeds, limits),
-        information={} if information is None else decode_additional_information(information, limits),
-    )
+    raw = extra.get(ADDITIONAL_INFORMATION)
+    information = {} if raw is None else decode_additional_information(raw, limits)
+    return RequestPayload(bool(extra.get(WANTS_HIDDEN_STATES)), information.pop(_EMBEDS, None), information)

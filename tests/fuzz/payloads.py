@@ -18,11 +18,9 @@ from omni_cli.stage.payloads import (
     PayloadError,
     PayloadLimits,
     decode_additional_information,
-    decode_prompt_embeds,
     encode_additional_information,
-    encode_prompt_embeds,
 )
-from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION, PROMPT_EMBEDS, read_request_payload
+from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION, read_request_payload
 
 DTYPES = ["float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
 ITEMSIZES = dict(zip(DTYPES, [4, 2, 2, 8, 4, 1, 1], strict=True))
@@ -31,8 +29,9 @@ SIZES = [0, 1, 2, 3, -1, 5, 2**16, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63,
 ITEMS = [0, 1, -1, 2**63, 2**64 - 1, -(2**63), 0.5, float("nan"), float("inf"), "", "a", "日本" * 9, "\ud7ff", 10**6]
 ODD_ITEMS = [None, True, [1], {"a": 1}, b"x"]
 NAMES = [
-    "x", "codec_token_ids", "decode_embeds", "tokens_without_embedding", "more_embeds_follow", "mrope_positions",
-    "prompt_token_ids", "output_token_ids", "hidden_states", "token_ids", "image_grid_thw", "", "a" * 300,
+    "x", "codec_token_ids", "prompt_embeds", "decode_embeds", "tokens_without_embedding", "more_embeds_follow",
+    "mrope_positions", "prompt_token_ids", "output_token_ids", "hidden_states", "token_ids", "image_grid_thw", "",
+    "a" * 300,
 ]  # fmt: skip
 TIGHT = PayloadLimits(max_payload_bytes=160, max_payload_tensor_bytes=48, max_payload_entries=2, max_payload_items=4)
 # Beyond what a payload brings: the exception, the dicts, and what Python keeps of them.
@@ -43,16 +42,14 @@ BYTES_A_BYTE = 32  # of lists: a text of two characters is three bytes, and 72 a
 class Case(NamedTuple):
     door: str
     raw: bytes
-    other: bytes | None
     limits: PayloadLimits
 
 
-def _seeds() -> tuple[list[bytes], list[bytes]]:
+def _seeds() -> list[bytes]:
     floats = torch.arange(12.0)
-    embeds = [encode_prompt_embeds(floats.reshape(shape).to(dtype)) for shape, dtype in
-              [((3, 4), torch.float32), ((1, 12), torch.bfloat16), ((12, 1), torch.float16)]]  # fmt: skip
     information = [
         {"x": floats},
+        {"prompt_embeds": floats.reshape(3, 4)}, {"prompt_embeds": floats.reshape(1, 12).to(torch.bfloat16)},
         {"codec_token_ids": list(range(40))},
         {"decode_embeds": floats.reshape(3, 4), "tokens_without_embedding": [2], "more_embeds_follow": [1],
          "mrope_positions": torch.zeros(3, 5, dtype=torch.int64)},
@@ -63,23 +60,19 @@ def _seeds() -> tuple[list[bytes], list[bytes]]:
         {"empty": torch.empty(0, 4), "none": []},
         {str(number): [number] for number in range(20)},
     ]  # fmt: skip
-    return embeds, [encode_additional_information(values) for values in information]
+    return [encode_additional_information(values) for values in information]
 
 
-EMBEDS, INFORMATION = _seeds()
+INFORMATION = _seeds()
 
 
 def cases(rng: random.Random) -> Iterator[Case]:
     while True:
-        door = rng.choice(("embeds", "information", "information", "request", "stage_output"))
+        door = rng.choice(("information", "request", "stage_output"))
         limits = TIGHT if rng.random() < 0.2 else DEFAULT_LIMITS
         structured = rng.random() < 0.4
-        if door == "embeds":
-            raw = msgspec.msgpack.encode(_tensor_fields(rng)) if structured else damaged(rng, EMBEDS)
-            yield Case(door, raw, None, limits)
-            continue
         raw = _information(rng) if structured else damaged(rng, INFORMATION)
-        yield Case(door, raw, rng.choice(EMBEDS) if door == "request" else None, limits)
+        yield Case(door, raw, limits)
 
 
 def _tensor_fields(rng: random.Random) -> dict[str, Any]:
@@ -150,7 +143,7 @@ def check_memory(case: Case) -> str:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     decoded = None  # noqa: F841 - it had to live until the peak was read
-    arrived = len(case.raw) + len(case.other or b"")
+    arrived = len(case.raw)
     assert peak <= FIXED_BYTES + BYTES_A_BYTE * arrived, f"{peak} bytes allocated for {arrived} bytes"
     return check(case)
 
@@ -160,11 +153,10 @@ class _Params(NamedTuple):
 
 
 def _decode(case: Case) -> Any:
-    if case.door == "embeds":
-        return decode_prompt_embeds(case.raw, case.limits)
     if case.door == "request":
-        extra = {PROMPT_EMBEDS: case.other, ADDITIONAL_INFORMATION: case.raw}
-        return read_request_payload(_Params(extra), None, case.limits).information
+        payload = read_request_payload(_Params({ADDITIONAL_INFORMATION: case.raw}), None, case.limits)
+        embeds = {} if payload.prompt_embeds is None else {"prompt_embeds": payload.prompt_embeds}
+        return {**payload.information, **embeds}
     decoded = decode_additional_information(case.raw, case.limits)
     if case.door == "stage_output":
         (ReplyRows if "token_ids" in decoded else ThinkerOutput).from_information(decoded)
@@ -176,10 +168,6 @@ def _compare(case: Case, decoded: Any) -> None:
     limits = case.limits
     assert len(case.raw) <= limits.max_payload_bytes
     said = msgspec.msgpack.decode(case.raw)
-    if case.door == "embeds":
-        assert decoded.ndim == 2
-        _compare_tensor(decoded, said, limits)
-        return
     entries = said["entries"]
     assert decoded.keys() == entries.keys() and len(entries) <= limits.max_payload_entries
     num_items = 0

@@ -19,9 +19,7 @@ from omni_cli.stage.payloads import (
     PayloadError,
     PayloadLimits,
     decode_additional_information,
-    decode_prompt_embeds,
     encode_additional_information,
-    encode_prompt_embeds,
 )
 from omni_cli.stage.request_payloads import RequestPayload
 
@@ -37,9 +35,9 @@ def test_memory_is_bounded_by_the_payload() -> None:
 
 
 def test_a_tensor_costs_one_copy_of_its_bytes() -> None:
-    raw = encode_prompt_embeds(torch.zeros(1000, 1000))
+    raw = encode_additional_information({"rows": torch.zeros(1000, 1000)})
     tracemalloc.start()
-    decode_prompt_embeds(raw)
+    decode_additional_information(raw)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < len(raw) + 64 * 1024
@@ -131,6 +129,12 @@ def test_limits_come_from_the_profile() -> None:
 def test_information_must_have_the_expected_type(information: dict, message: str) -> None:
     with pytest.raises(PayloadError, match=message):
         RequestPayload(prompt_embeds=torch.zeros(2, 4), information=information)
+
+
+@pytest.mark.parametrize("rows", [[1], torch.zeros(6), torch.zeros(0, 3), torch.zeros(2, 3, dtype=torch.int32)])
+def test_prompt_embeds_must_be_rows_of_floats(rows: object) -> None:
+    with pytest.raises(PayloadError, match="prompt_embeds: expected"):
+        RequestPayload(prompt_embeds=rows)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["prompt_token_ids", "output_token_ids", "hidden_states"])

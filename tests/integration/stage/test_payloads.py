@@ -12,9 +12,7 @@ from omni_cli.stage.payloads import (
     PayloadError,
     PayloadLimits,
     decode_additional_information,
-    decode_prompt_embeds,
     encode_additional_information,
-    encode_prompt_embeds,
 )
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -40,9 +38,9 @@ def test_lists_and_a_transposed_tensor_come_back():
     assert torch.equal(back["view"], values["view"])
 
 
-def raw_embeds(**fields):
+def raw_rows(**fields):
     good = {"data": b"\0" * 24, "shape": (2, 3), "dtype": "float32"}
-    return msgspec.msgpack.encode({**good, **fields})
+    return msgspec.msgpack.encode({"entries": {"rows": {**good, **fields}}})
 
 
 @pytest.mark.parametrize(
@@ -51,25 +49,21 @@ def raw_embeds(**fields):
         ({"shape": (2, -3)}, "negative size"),
         ({"shape": (2, 4)}, "is 32 bytes, got 24"),
         ({"shape": (2**62, 2**62)}, "at most"),
-        ({"shape": (0, 3), "data": b""}, "both at least 1"),
-        ({"shape": (6,)}, r"\(num_tokens, size\)"),
-        ({"dtype": "complex64"}, "float type"),
         ({"dtype": "float128"}, "unknown dtype"),
-        ({"dtype": "int32"}, "float type"),
         ({"data": b"\0" * 23}, "got 23"),
-        ({"data": "text"}, r"at `\$.data`"),
+        ({"data": "text"}, r"at `\$\[...\].data`"),
         ({"extra": 1}, "unknown field"),
     ],
 )
-def test_malformed_prompt_embeds_are_refused(fields, message):
+def test_malformed_tensors_are_refused(fields, message):
     with pytest.raises(PayloadError, match=message):
-        decode_prompt_embeds(raw_embeds(**fields))
+        decode_additional_information(raw_rows(**fields))
 
 
 def test_limits_are_checked_before_decoding():
-    embeds = encode_prompt_embeds(torch.zeros(4, 4))
-    with pytest.raises(PayloadError, match=r"64 bytes in prompt_embeds .* at most 63"):
-        decode_prompt_embeds(embeds, PayloadLimits(max_payload_tensor_bytes=63))
+    rows = encode_additional_information({"rows": torch.zeros(4, 4)})
+    with pytest.raises(PayloadError, match=r"64 bytes in rows .* at most 63"):
+        decode_additional_information(rows, PayloadLimits(max_payload_tensor_bytes=63))
     entries = encode_additional_information({str(i): [i] for i in range(3)})
     with pytest.raises(PayloadError, match="3 entries, at most 2"):
         decode_additional_information(entries, PayloadLimits(max_payload_entries=2))
@@ -81,9 +75,8 @@ def test_limits_are_checked_before_decoding():
 @settings(max_examples=300, deadline=None)
 @given(raw=st.binary(max_size=200))
 def test_random_bytes_end_in_a_payload_error(raw):
-    for decode in (decode_prompt_embeds, decode_additional_information):
-        with pytest.raises(PayloadError):
-            decode(raw)
+    with pytest.raises(PayloadError):
+        decode_additional_information(raw)
 
 
 @settings(max_examples=300, deadline=None)
