@@ -149,20 +149,9 @@ class OmniRunnerMixin(VllmRunner):
         for request in scheduler_output.scheduled_new_reqs:
             self._begin_request(request)
         arrived: Mapping[str, Arrived] = getattr(scheduler_output, "omni_arrived", {})
-        self._check_plan(scheduler_output.num_scheduled_tokens, arrived)
         for request_id, embeds in arrived.items():
             self.request_payloads[request_id].append_embeds(embeds.rows, is_last=embeds.is_last)
         return super()._update_states(scheduler_output)
-
-    def _check_plan(self, counts: Mapping[str, int], arrived: Mapping[str, Arrived]) -> None:
-        """Raise `ValueError`, naming the request, if the scheduler and this worker disagree about the requests."""
-        known = self.request_payloads.keys()
-        if not (counts.keys() <= known and arrived.keys() <= known):
-            unknown = min((counts.keys() | arrived.keys()) - known)
-            raise ValueError(f"request {unknown}: a step is planned for it, and this worker does not know it")
-        if min(counts.values(), default=1) < 1:
-            empty = min(counts, key=lambda request_id: counts[request_id])
-            raise ValueError(f"request {empty}: a step is planned for it with none of its tokens")
 
     def _begin_request(self, request: NewRequestData) -> None:
         self.request_payloads[request.req_id] = read_request_payload(

@@ -1,12 +1,11 @@
-"""Runs token2wav on vLLM with a model that answers wrongly, and its runner with plans that are wrong; a script.
+"""Runs token2wav on vLLM with a model that answers wrongly; a script.
 
 Reads a JSON task from stdin: `model`. Writes JSON to the path in argv: `alone`, the number of samples of each request;
-`rounds`, by what was wrong with the second request, what became of each; `plans`, what the runner said of each plan.
+`rounds`, by what was wrong with the second request, what became of each.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 from collections.abc import Callable
@@ -54,8 +53,6 @@ def main() -> None:
         answers["rounds"][name] = run(stage, name)
     runner._diffuse = sample
     answers["after"] = run(stage, "after")
-    runner._diffuse = whole
-    answers["plans"] = plans(stage, runner)
     running = [request.request_id for batch in stage._scheduler._batches for request in batch.requests]
     answers["left"] = [*stage.active, *stage._scheduler._waiting, *running]
     Path(sys.argv[1]).write_text(json.dumps(answers))
@@ -89,35 +86,6 @@ def finish(stage: Any) -> dict[str, Any]:
 def run(stage: Any, prefix: str) -> dict[str, Any]:
     add(stage, prefix)
     return finish(stage)
-
-
-def plans(stage: Any, runner: Any) -> dict[str, Any]:
-    """A plan of vLLM's scheduler, made wrong in several ways, and then as it is."""
-    from vllm.v1.core.sched.output import SchedulerOutput
-
-    from omni_cli.vllm_integration.schedulers import Arrived
-
-    add(stage, "plan")
-    core = stage.engine.engine_core.engine_core
-    plan = core.scheduler.schedule()
-    first = next(iter(plan.num_scheduled_tokens))
-    wrong = {name: copy.copy(plan) for name in ("unknown request", "zero tokens", "rows for nobody")}
-    wrong["unknown request"].num_scheduled_tokens = {**plan.num_scheduled_tokens, "ghost": 3}
-    wrong["zero tokens"].num_scheduled_tokens = {**plan.num_scheduled_tokens, first: 0}
-    wrong["rows for nobody"].omni_arrived = {"ghost": Arrived(runner.input_ids.gpu[:0], True)}
-    said: dict[str, Any] = {"first": first}
-    for name, each in wrong.items():
-        try:
-            runner.execute_model(each)
-        except ValueError as error:
-            said[name] = str(error)
-    said["empty batch"] = len(runner.execute_model(SchedulerOutput.make_empty()).req_ids)
-    output = runner.execute_model(plan).get_output()
-    stage.engine.engine_core.engine_core.scheduler.update_from_output(plan, output)
-    said["as it is"] = [made.shape[0] for made in output.pooler_output]
-    for name in CODES:
-        stage.abort(f"plan {name}")
-    return said
 
 
 if __name__ == "__main__":

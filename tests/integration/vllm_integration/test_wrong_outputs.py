@@ -1,4 +1,4 @@
-"""A model's wrong answer to one request fails that request; a scheduler's wrong plan ends the step and is named.
+"""A model's wrong answer to one request fails that request.
 
 Real parts of vLLM and the real token2wav; what its model returns is spoilt on the way to the runner.
 """
@@ -46,31 +46,3 @@ def test_unassignable_answers_fail_their_batch_and_the_stage_continues(answers, 
 def test_nothing_is_left_of_any(answers):
     assert answers["after"] == answers["alone"] and len(answers["alone"]) == 3
     assert answers["left"] == []
-
-
-@pytest.fixture(scope="module")
-def planned(tiny_omni_path: Path, tmp_path_factory: Any) -> dict[str, Any]:
-    return answer_of("wrong_plans", {"model": str(tiny_omni_path)}, tmp_path_factory.mktemp("plans"))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("zero tokens", "request {second}: a step is planned for it with none of its tokens"),
-        ("never begun", "request {second}: a step is planned for it, and this worker does not know it"),
-        ("nobody's", "request ghost: a step is planned for it, and this worker does not know it"),
-    ],
-)
-def test_a_wrong_plan_ends_the_step_and_names_the_request(planned, wrong, message):
-    made = planned["rounds"][wrong]
-    assert made["error"] == message.format(second=made["second"])
-    assert len(set(planned["alone"].values())) == 3
-
-
-def test_a_wrong_plan_at_a_worker_names_the_request_and_changes_nothing(answers):
-    plans, alone = answers["plans"], answers["alone"]
-    assert plans["unknown request"] == "request ghost: a step is planned for it, and this worker does not know it"
-    assert plans["rows for nobody"] == plans["unknown request"]
-    assert plans["zero tokens"] == f"request {plans['first']}: a step is planned for it with none of its tokens"
-    assert plans["empty batch"] == 0
-    assert plans["as it is"] == [alone["first"], alone["second"], alone["third"]]
