@@ -39,27 +39,13 @@ def graph_key(value: object, tensors: list[torch.Tensor]) -> Hashable:
 
 def with_tensors(value: Any, replacement: Iterator[torch.Tensor]) -> Any:
     """Replace the tensors in `value`, in the order of `graph_key`, by the next ones of `replacement`."""
-    if isinstance(value, torch.Tensor):
-        return next(replacement)
-    if isinstance(value, dict):
-        return {name: with_tensors(item, replacement) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [with_tensors(item, replacement) for item in value]
-        # A named tuple takes its fields as separate arguments.
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+    return _pytree.tree_map_only(torch.Tensor, lambda _: next(replacement), value)
 
 
 def named_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
     """Yield every leaf of an argument with its name, such as `img_shapes[0][1]`."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from named_leaves(item, f"{name}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from named_leaves(item, f"{name}[{index}]")
-    else:
-        yield name, value
+    for path, leaf in _pytree.tree_leaves_with_path(value):
+        yield name + _pytree.keystr(path), leaf
 
 
 def argument_leaves(

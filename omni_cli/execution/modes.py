@@ -118,27 +118,10 @@ class GraphMode(_ReplacedForward):
 
     execution: Execution = "cudagraph"
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        backend: GraphBackend,
-        *,
-        stage: str,
-        device: torch.device,
-        max_graphs: int,
-        clone_outputs: bool = True,
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, backend: GraphBackend, **keys: Any) -> None:
+        """`keys` are those of `GraphManager`."""
         super().__init__(module)
-        self.graphs = GraphManager(
-            module,
-            backend,
-            stage=stage,
-            device=device,
-            counters=self.counters,
-            max_graphs=max_graphs,
-            clone_outputs=clone_outputs,
-            execution=self.execution,
-        )
+        self.graphs = GraphManager(module, backend, counters=self.counters, execution=self.execution, **keys)
         self._replace(module, self._call)
 
     def _call(self, *args: object, **kwargs: object) -> object:
@@ -242,17 +225,11 @@ class CompiledGraphMode(GraphMode):
     execution: Execution = "compile_cudagraph"
 
     def __init__(
-        self,
-        module: torch.nn.Module,
-        backend: GraphBackend,
-        *,
-        stage: str,
-        beside: Sequence[torch.nn.Module] = (),
-        **keys: Any,
+        self, module: torch.nn.Module, backend: GraphBackend, *, beside: Sequence[torch.nn.Module] = (), **keys: Any
     ) -> None:
-        self._compiled = CompiledMode(module, stage=stage, beside=beside)
+        self._compiled = CompiledMode(module, stage=keys["stage"], beside=beside)
         self._compiled_forward: Callable[..., object] = module.forward
-        super().__init__(module, backend, stage=stage, **keys)
+        super().__init__(module, backend, **keys)
         regions = self._compiled.counters.compiled_regions
         self._compiled.counters = self.counters
         self.counters.compiled_regions = regions
@@ -318,14 +295,8 @@ def make_execution_mode(
     index = torch.device(device).index
     exact = torch.device("cuda", torch.cuda.current_device() if index is None else index)
     graphed = GraphMode if mode == "cudagraph" else functools.partial(CompiledGraphMode, beside=beside)
-    return graphed(
-        module,
-        CudaGraphBackend(exact),
-        stage=stage,
-        device=exact,
-        max_graphs=max_graphs,
-        clone_outputs=clone_outputs,
-    )
+    keys: dict[str, Any] = {"stage": stage, "device": exact, "max_graphs": max_graphs, "clone_outputs": clone_outputs}
+    return graphed(module, CudaGraphBackend(exact), **keys)
 
 
 def require_cuda(*, stage: str, device: str, execution: Execution = "cudagraph") -> None:

@@ -265,19 +265,21 @@ class ReplicatedEngine:
             self._stages.update(status.replica, status.stages)
         return num_up
 
-    def _check_deployed(self) -> None:
+    def _application(self) -> Any:
+        """Return Ray Serve's status of this engine's application; None if there is none."""
         from ray import serve
 
-        application = serve.status().applications.get(self._name)
+        return serve.status().applications.get(self._name)
+
+    def _check_deployed(self) -> None:
+        application = self._application()
         if application is not None and application.status == "DEPLOY_FAILED":
             raise ray_failure("the replicas", application.deployments[_DEPLOYMENT].message)
 
     def _count(self) -> int:
         if self._handle is None:
             return 0  # closed meanwhile
-        from ray import serve
-
-        application = serve.status().applications.get(self._name)
+        application = self._application()
         deployment = None if application is None else application.deployments.get(_DEPLOYMENT)
         self._num_up = 0 if deployment is None else deployment.replica_states.get("RUNNING", 0)
         return self._num_up

@@ -187,29 +187,25 @@ class StageClient:
         source = stacks_in(self._scratch)
         if self._ended.is_set() or not source.exists():
             return None  # without the handler the signal would kill
+        size, copy = -1, None
         try:
-            return await self._copy_of_stacks(source)
+            os.killpg(self._process.pid, SIGNAL)
+            for _ in range(_STACKS_TRIES):
+                await asyncio.sleep(_STACKS_WAIT_S)
+                before, size = size, source.stat().st_size
+                if size and size == before:
+                    break
+            if not size:
+                return None
+            number, name = tempfile.mkstemp(prefix=f"omni-{self.name}-stacks-", suffix=".txt")
+            os.close(number)
+            copy = Path(name)
+            shutil.copyfile(source, copy)
         except OSError:  # the process has just ended, or the disk is full: no reason to end other stages
+            if copy is not None:
+                copy.unlink()
             return None
-
-    async def _copy_of_stacks(self, source: Path) -> Path | None:
-        os.killpg(self._process.pid, SIGNAL)
-        size = -1
-        for _ in range(_STACKS_TRIES):
-            await asyncio.sleep(_STACKS_WAIT_S)
-            before, size = size, source.stat().st_size
-            if size and size == before:
-                break
-        if not size:
-            return None
-        number, path = tempfile.mkstemp(prefix=f"omni-{self.name}-stacks-", suffix=".txt")
-        os.close(number)
-        try:
-            shutil.copyfile(source, path)
-        except OSError:
-            Path(path).unlink()
-            raise
-        return Path(path)
+        return copy
 
     def kill(self) -> None:
         """Kill the process and its descendants now."""
