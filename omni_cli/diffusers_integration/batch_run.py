@@ -113,11 +113,10 @@ class BatchRun:
         called, self._under_way = self._under_way, None
         if called is None:
             return
-        error, outputs, times = called.error, None, None
-        notes = () if called.outputs is None else called.outputs.notes
+        error, outputs = called.error, list[DiffusionOutput]()
         if called.outputs is not None:
             try:
-                outputs, times = called.outputs.get()
+                outputs = called.outputs.get()
             except Exception as raised:  # noqa: BLE001 - errors of the device during the call are raised here
                 error = self._error(raised, called.group)
         for index, (request, is_aborted) in enumerate(zip(called.group, called.aborted, strict=True)):
@@ -126,10 +125,7 @@ class BatchRun:
             elif error is not None:
                 self._finish(DiffusionOutput(request.request_id, "error", error=error))
             else:
-                assert outputs is not None
-                own = outputs.of(index, len(called.group))
-                parts = (own.images, own.sounds, own.videos, own.tensors)
-                self._finish(DiffusionOutput(request.request_id, "stop", *parts, times=times, notes=notes))
+                self._finish(outputs[index])
 
 
 class DiffusionScheduler:

@@ -107,10 +107,11 @@ class DiffusersPipelineExecutor:
         # Requests of the running batch, and those of them that were aborted.
         self._current: frozenset[str] = frozenset()
         self._aborted: set[str] = set()
-        self._pipeline: Any = None
+        # None after `shutdown`, the denoiser's mode also for a pipeline without one.
+        self.pipeline: Any = None
+        self.denoiser: ExecutionMode | None = None
         self._runner: PipelineRunner | None = None
         self._memory: PipelineMemory | None = None
-        self._denoiser: ExecutionMode | None = None
         self._output_copy = make_output_copy(config.output_copy, self.device)
         self._load_model()
 
@@ -134,9 +135,9 @@ class DiffusersPipelineExecutor:
         self._precision = precision_in(pipeline)
         # Before hooks and caches, which find their modules by their classes.
         adapters = PipelineAdapters(pipeline, self.config)
-        self._denoiser = prepare_execution(pipeline, self.config, self.device)
-        if self._denoiser is not None:
-            self._denoiser.reason = self._why_execution
+        self.denoiser = prepare_execution(pipeline, self.config, self.device)
+        if self.denoiser is not None:
+            self.denoiser.reason = self._why_execution
         # After compilation, because caches decide between compiled blocks.
         caches = StepCaches.of(pipeline, self.config)
         self._runner = PipelineRunner(
@@ -154,7 +155,7 @@ class DiffusersPipelineExecutor:
         # Last: hooks that offload weights wrap what runs.
         self._memory = PipelineMemory(pipeline, self.config, self.device)
         start_sharing(pipeline, self.config, self._rank, self.device)
-        self._pipeline = pipeline
+        self.pipeline = pipeline
 
     @property
     def effective(self) -> Mapping[str, object]:
@@ -163,7 +164,7 @@ class DiffusersPipelineExecutor:
         if runner is None or self._memory is None:
             return {}
         values: dict[str, object] = {
-            "execution": "eager" if self._denoiser is None else self._denoiser.execution,
+            "execution": "eager" if self.denoiser is None else self.denoiser.execution,
             "device": self.device,
             "dtype": self.dtype,
             "batching": self.config.batching,
@@ -172,12 +173,12 @@ class DiffusersPipelineExecutor:
             "output_type": runner.output_type,
             "step_callback": runner.step_callback,
             **self._memory.effective,
-            **get_sharing(self._pipeline),
+            **get_sharing(self.pipeline),
             **runner.step_caches.effective,
             **runner.adapters.effective,
         }
-        if self._denoiser is not None and self._denoiser.reason is not None:
-            values["execution_reason"] = self._denoiser.reason
+        if self.denoiser is not None and self.denoiser.reason is not None:
+            values["execution_reason"] = self.denoiser.reason
         if self.dropped_arguments:
             values["dropped_arguments"] = list(self.dropped_arguments)
         return values
@@ -188,19 +189,9 @@ class DiffusersPipelineExecutor:
         return self.call.makes or "image"
 
     @property
-    def pipeline(self) -> Any:
-        """The pipeline that runs; None after `shutdown`."""
-        return self._pipeline
-
-    @property
-    def denoiser(self) -> ExecutionMode | None:
-        """Effective execution mode of the denoiser, if it has one."""
-        return self._denoiser
-
-    @property
     def execution_counters(self) -> dict[str, float]:
         """Counts of the denoiser's calls, what they took from caches, tiled decodes and copies since loading."""
-        execution = {} if self._denoiser is None else self._denoiser.counters.as_dict()
+        execution = {} if self.denoiser is None else self.denoiser.counters.as_dict()
         memory = {} if self._memory is None else self._memory.counters
         caches = {} if self._runner is None else self._runner.step_caches.counters
         return {**execution, **self._output_copy.counters.as_dict(), **memory, **caches}
@@ -208,14 +199,14 @@ class DiffusersPipelineExecutor:
     def resolve(self, request: DiffusionRequest) -> DiffusionRequest:
         """Fill in the stage's and the pipeline's values and check the request; raises `InputError`."""
         self._check_ready()
-        return resolve_request(request, self.config, self._pipeline, self.call)
+        return resolve_request(request, self.config, self.pipeline, self.call)
 
     def compile_or_warm_up_model(self) -> None:
         """Choose the execution mode if the stage leaves it open, and compile or capture in advance; see `warm_up`."""
-        if self.config.execution is None and self._denoiser is not None:
+        if self.config.execution is None and self.denoiser is not None:
             # Also for weights that are loaded again.
-            self.config = self.config.model_copy(update=choose_mode(self, self._denoiser))
-            self._why_execution = self._denoiser.reason
+            self.config = self.config.model_copy(update=choose_mode(self, self.denoiser))
+            self._why_execution = self.denoiser.reason
         warm_up(self)
 
     def execute_model(
@@ -329,9 +320,9 @@ class DiffusersPipelineExecutor:
             assert self._runner is not None
             if self._runner.prompt_cache is not None:
                 self._runner.prompt_cache.clear()
-            if self._denoiser is not None:
+            if self.denoiser is not None:
                 # Graphs have the weights' addresses in them.
-                self._denoiser.forget()
+                self.denoiser.forget()
             if level == 2:
                 self._release()
             elif self.device != "cpu" and self._memory is not None:
@@ -373,11 +364,11 @@ class DiffusersPipelineExecutor:
     def _release(self) -> None:
         if self._runner is not None:
             self._runner.close()
-        if self._denoiser is not None:
-            self._denoiser.close()
+        if self.denoiser is not None:
+            self.denoiser.close()
         if self._memory is not None:
             self._memory.close()
-        self._runner = self._denoiser = self._memory = self._pipeline = None
+        self._runner = self.denoiser = self._memory = self.pipeline = None
         stop_sharing()
         # A pipeline has reference cycles; collect now, so that its weights are freed.
         gc.collect()

@@ -32,7 +32,7 @@ from omni_cli.diffusers_integration.outputs import (
     with_batch_axis,
 )
 from omni_cli.diffusers_integration.parallel import find_denoiser
-from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionTimes
+from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionTimes
 from omni_cli.diffusers_integration.step_cache import StepCaches
 from omni_cli.diffusers_integration.weights import PipelineAdapters
 from omni_cli.execution.ranges import Clock, Consecutive, mark
@@ -63,26 +63,6 @@ class _Marks:
 
 
 @dataclass(frozen=True)
-class Made:
-    """Outputs of one call: equally many for each request, one after another; rows of `tensors` likewise."""
-
-    images: tuple[np.ndarray, ...] = ()
-    sounds: tuple[np.ndarray, ...] = ()
-    videos: tuple[Frames, ...] = ()
-    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-    def of(self, index: int, num_requests: int) -> Made:
-        """Return the outputs of one request."""
-
-        def own(outputs: T) -> T:
-            count = len(outputs) // num_requests
-            return outputs[index * count : (index + 1) * count]
-
-        tensors = {name: own(rows) for name, rows in self.tensors.items()}
-        return Made(own(self.images), own(self.sounds), own(self.videos), tensors)
-
-
-@dataclass(frozen=True)
 class PendingOutputs:
     """The result of one pipeline call, which the device may not have finished yet.
 
@@ -105,19 +85,30 @@ class PendingOutputs:
         parts = (part for part in (self.images, self.sounds) if isinstance(part, PendingCopies))
         return bool(self.videos) or all(part.copy.ready() for part in parts)
 
-    def get(self) -> tuple[Made, DiffusionTimes]:
-        """Return all outputs, and the call's times.
+    def get(self) -> list[DiffusionOutput]:
+        """Return the output of each request, of which there are equally many, one after another.
 
-        Waits for both. Raises `BadOutputError` for NaN or infinite values.
+        Waits for copies and times. Raises `BadOutputError` for NaN or infinite values.
         """
         with mark("wait for output copy"):
             images, sounds = (
                 tuple(part.get() if isinstance(part, PendingCopies) else part) for part in (self.images, self.sounds)
             )
+        num_requests = len(self.requests)
         count = min(map(len, self.tensors.values()), default=len(self.videos or sounds or images))
-        if not count or count % len(self.requests) or (self.videos and sounds and len(sounds) != count):
-            raise BadOutputError(f"the pipeline made {count} outputs for {len(self.requests)} requests")
-        return Made(images, sounds, self.videos, self.tensors), self.times()
+        if not count or count % num_requests or (self.videos and sounds and len(sounds) != count):
+            raise BadOutputError(f"the pipeline made {count} outputs for {num_requests} requests")
+
+        def share(index: int, outputs: T) -> T:
+            each = len(outputs) // num_requests
+            return outputs[index * each : (index + 1) * each]
+
+        times, made = self.times(), []
+        for index, request in enumerate(self.requests):
+            parts = (share(index, images), share(index, sounds), share(index, self.videos))
+            tensors = {name: share(index, rows) for name, rows in self.tensors.items()}
+            made.append(DiffusionOutput(request.request_id, "stop", *parts, tensors, times, notes=self.notes))
+        return made
 
 
 class PipelineRunner:

@@ -47,7 +47,7 @@ def test_cudagraph_equals_eager_bit_for_bit(folders, model):
     for execution in ("eager", "cudagraph"):
         executor = start(folders[model], execution=execution)
         executor.compile_or_warm_up_model()
-        pipeline = executor._pipeline
+        pipeline = executor.pipeline
         module = getattr(pipeline, "transformer", None) or pipeline.unet
         made[execution] = [
             predictions(executor, module, DiffusionRequest.from_arguments(str(seed), "a red cat", seed, arguments))
@@ -74,7 +74,7 @@ def test_cudagraph_equals_eager_bit_for_bit(folders, model):
 def test_an_image_does_not_depend_on_sizes_in_between(folders, model, execution):
     executor = start(folders[model], execution=execution)
     executor.compile_or_warm_up_model()
-    module = getattr(executor._pipeline, "transformer", None) or executor._pipeline.unet
+    module = getattr(executor.pipeline, "transformer", None) or executor._pipeline.unet
 
     def made(prompt: str, **size: int) -> list[torch.Tensor]:
         return predictions(executor, module, DiffusionRequest("0", prompt, seed=1, **size))[1]
@@ -101,7 +101,7 @@ def test_graphs_that_nobody_asked_for_end_with_a_failed_capture(folders):
     def read_on_host(_module, args):
         args[0].sum().item()
 
-    hook = executor._pipeline.transformer.norm_out.register_forward_pre_hook(read_on_host)
+    hook = executor.pipeline.transformer.norm_out.register_forward_pre_hook(read_on_host)
     other_size = {"height": 32, "width": 96}
     run(executor, DiffusionRequest.from_arguments("fails", "a red cat", 1, other_size))
     hook.remove()

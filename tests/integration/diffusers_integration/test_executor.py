@@ -699,7 +699,7 @@ def test_eager_calls_and_copies_are_counted_and_a_cpu_copies_nothing(folders):
 def test_sleep_refuses_requests_until_wake_up(folders, plain, level):
     executor = start(folders["qwen_image"])
     request = executor.resolve(DiffusionRequest("0", "a cat", seed=9))
-    transformer = weakref.ref(executor._pipeline.transformer)
+    transformer = weakref.ref(executor.pipeline.transformer)
     executor.sleep(level)
     assert executor.is_sleeping
     executor.check_health()
@@ -724,10 +724,10 @@ def test_a_pipeline_from_elsewhere_is_used_and_made_again_after_level_2(folders,
         return made[-1]
 
     executor = DiffusersPipelineExecutor(STAGE, "no such model", "float32", "cpu", make_pipeline=make_pipeline)
-    assert executor._pipeline is made[0]
+    assert executor.pipeline is made[0]
     executor.sleep(2)
     executor.wake_up()
-    assert executor._pipeline is made[1]
+    assert executor.pipeline is made[1]
     request = DiffusionRequest("0", "a cat", seed=9)
     np.testing.assert_array_equal(make_image(executor, request), plain_image(plain["qwen_image"], "a cat", 9))
     executor.shutdown()
@@ -757,7 +757,7 @@ def test_nothing_is_left_after_shutdown(folders):
     threads = set(threading.enumerate())
     executor = start(folders["qwen_image"])
     make_image(executor, DiffusionRequest("0", "a cat"))
-    pipeline = executor._pipeline
+    pipeline = executor.pipeline
     left = [weakref.ref(part) for part in (pipeline.transformer, pipeline.vae, pipeline.text_encoder)]
     del pipeline
     executor.shutdown()
