@@ -9,7 +9,7 @@ import av
 import numpy as np
 import pytest
 
-from omni_cli.encoding import AudioEncoder, encode_audio
+from omni_cli.encoding import AudioEncoder, encode_audio, encoder_rate
 
 OWN_RATE = 24_000
 
@@ -43,3 +43,8 @@ def test_a_file_states_its_rate_and_lasts_as_long(audio_format: str) -> None:
         # Opus is always played at 48 kHz; frames are whole, and MP3 and AAC have the encoder's delay.
         assert {frame.sample_rate for frame in frames} == {48_000 if audio_format == "opus" else 16_000}
         assert sum(frame.samples for frame in frames) / frames[0].sample_rate == pytest.approx(2, abs=0.2)
+
+
+def test_a_rate_beyond_an_encoders_is_its_highest() -> None:
+    assert [encoder_rate("libmp3lame", rate) for rate in (24_000, 96_000)] == [24_000, 48_000]
+    assert [encoder_rate("libopus", rate) for rate in (22_050, 96_000)] == [24_000, 48_000]
