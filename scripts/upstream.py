@@ -29,11 +29,7 @@ INTEGRATION = Path("tests/integration")
 TESTS = {
     "Seams": ("vllm_integration/test_seams.py", "vllm_integration/test_v2_seams.py"),
     "References": (
-        "test_reference.py",
-        "test_qwen3_reference.py",
-        "test_csm_reference.py",
-        "test_vibevoice_reference.py",
-        "test_higgs_audio_reference.py",
+        *sorted(path.name for path in (ROOT / INTEGRATION).glob("test_*reference.py")),
         "models/test_glm_image.py",
         "models/test_language_models.py",
     ),

@@ -29,7 +29,7 @@ Weights = Mapping[str, Parts]
 """By the stage's name."""
 
 NUM_BRANCHES = "num_branches"
-"""A key of a decoder: of the stage's role (`families.py`)."""
+"""The key of a decoder's configuration that has the `num_branches` of the stage's role (see `StageRole`)."""
 
 Decoders = Mapping[str, Mapping[str, Any]]
 """The configuration of each AR stage's language model, by the stage's name; those that were found."""
@@ -119,7 +119,7 @@ def _in_files(config: EngineConfig, stage: StageConfig, family: Family, folder: 
     role = family.role(stage.name)
     wanted = _wanted(role)
     if not wanted and entry_file(folder) == "config.json":
-        # Stages that do not say what they load are taken to share the checkpoint evenly.
+        # Roles without `needed_weights` are assumed to load equal shares of the checkpoint.
         sharing = sum(not _wanted(family.role(other.name)) for other in config.stages)
         whole = loaded_bytes(folder, ITEMSIZES[config.dtype])
         return {} if whole is None else {"": whole // sharing}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.references import csm_reference
+from support.references import family_reference
 
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_speech import CsmSizes, MimiSizes, csm
@@ -43,7 +43,9 @@ def requests() -> list[GenerateRequest]:
 def references() -> dict[str, SpokenText]:
     from omni_cli.checkpoints.resolve import resolve_model
 
-    reference = csm_reference(resolve_model("builtin:tiny-csm"), MAX_TOKENS)
+    reference = family_reference(
+        "tiny-csm", resolve_model("builtin:tiny-csm"), f"backbone.sampling.max_tokens={MAX_TOKENS}"
+    )
     return {request.request_id: reference.speak(request) for request in requests()}
 
 
@@ -179,7 +181,7 @@ OTHER = CsmSizes(
 @pytest.mark.nightly
 def test_other_sizes_with_split_prompts_and_a_small_cache_equal_the_reference(start_brief_engine, tmp_path):
     csm(OTHER).write(tmp_path / "csm", seed=5)
-    reference = csm_reference(tmp_path / "csm", MAX_TOKENS)
+    reference = family_reference("tiny-csm", tmp_path / "csm", f"backbone.sampling.max_tokens={MAX_TOKENS}")
     block_bytes = 2 * 3 * 3 * 64 * 4 * 32
     engine = start_brief_engine(
         "tiny-csm",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.media_samples import tone
-from support.references import higgs_audio_reference
+from support.references import family_reference
 from vllm import SamplingParams
 
 from omni_cli.checkpoints.resolve import resolve_model
@@ -52,7 +52,7 @@ REQUESTS = [
 
 @pytest.fixture(scope="module")
 def references() -> dict[str, DelayedSpeech]:
-    reference = higgs_audio_reference(resolve_model("builtin:tiny-higgs-audio"), *LIMITS)
+    reference = family_reference("tiny-higgs-audio", resolve_model("builtin:tiny-higgs-audio"), *LIMITS)
     return {request.request_id: reference.speak(request) for request in REQUESTS}
 
 
@@ -251,7 +251,7 @@ def median_code(probabilities: torch.Tensor, *args: object, **kwargs: object) ->
 @pytest.mark.parametrize("request_", [REQUESTS[0], REQUESTS[1], REQUESTS[4]], ids=lambda request: request.request_id)
 def test_which_codes_are_drawn_again_is_as_in_transformers(released, request_, monkeypatch):
     """With random numbers of a half on both sides, every code is the same; transformers' logits lead to them."""
-    reference = higgs_audio_reference(released, *LIMITS)
+    reference = family_reference("tiny-higgs-audio", released, *LIMITS)
     model, inputs = reference._model, reference._inputs(request_)
     model.generation_config.ras_win_len = WINDOW
     monkeypatch.setattr(torch, "multinomial", median_code)

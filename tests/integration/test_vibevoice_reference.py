@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.media_samples import tone
-from support.references import vibevoice_reference
+from support.references import family_reference
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.contents import ReferenceVoice
@@ -40,7 +40,7 @@ REQUESTS = [
 
 @pytest.fixture(scope="module")
 def references() -> dict[str, Speech]:
-    reference = vibevoice_reference(resolve_model("builtin:tiny-vibevoice"), *LIMITS)
+    reference = family_reference("tiny-vibevoice", resolve_model("builtin:tiny-vibevoice"), *LIMITS)
     return {request.request_id: reference.speak(request) for request in REQUESTS}
 
 

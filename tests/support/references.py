@@ -12,13 +12,10 @@ import numpy as np
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
 from omni_cli.families import builtins, load
-from omni_cli.models.csm.reference import CsmReference
-from omni_cli.models.higgs_audio.reference import HiggsAudioReference
 from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
 from omni_cli.models.scores import Way
 from omni_cli.models.transcription.reference import TranscriptionReference
-from omni_cli.models.vibevoice.reference import VibeVoiceReference
 from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
 from support.media_samples import clip, image_of, tone
 from support.omni_requests import FEW_STEPS
@@ -43,8 +40,9 @@ def limits(codec_max_tokens: int) -> tuple[str, ...]:
 def omni_reference(profile: str, folder: str | Path, codec_max_tokens: int, *settings: str) -> Qwen2_5OmniReference:
     """The reference of a Qwen-Omni checkpoint, with a profile's settings."""
     few_steps = (FEW_STEPS,) if profile == "tiny-omni" else ()
-    config = load_profile(profile, overrides=(*limits(codec_max_tokens), *few_steps, *settings))
-    reference: Qwen2_5OmniReference = load(str(builtins()[profile].reference))(Path(folder), config, WAY)
+    reference: Qwen2_5OmniReference = family_reference(
+        profile, folder, *limits(codec_max_tokens), *few_steps, *settings
+    )
     return reference
 
 
@@ -53,17 +51,10 @@ def spoken_by(reference: Qwen2_5OmniReference, requests: Iterable[GenerateReques
     return {request.request_id: reference.speak(request) for request in requests}
 
 
-def csm_reference(folder: str | Path, max_tokens: int) -> CsmReference:
-    config = load_profile("tiny-csm", overrides=(f"backbone.sampling.max_tokens={max_tokens}",))
-    return CsmReference(Path(folder), config, WAY)
-
-
-def vibevoice_reference(folder: str | Path, *settings: str) -> VibeVoiceReference:
-    return VibeVoiceReference(Path(folder), load_profile("tiny-vibevoice", overrides=settings), WAY)
-
-
-def higgs_audio_reference(folder: str | Path, *settings: str) -> HiggsAudioReference:
-    return HiggsAudioReference(Path(folder), load_profile("tiny-higgs-audio", overrides=settings), WAY)
+def family_reference(profile: str, folder: str | Path, *settings: str) -> Any:
+    """The reference of a family, which a profile of one of its built-in checkpoints names."""
+    config = load_profile(profile, overrides=settings)
+    return load(str(builtins()[profile].reference))(Path(folder), config, WAY)
 
 
 class LanguageReference:

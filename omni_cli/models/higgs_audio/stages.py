@@ -25,7 +25,7 @@ from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
 from omni_cli.vllm_integration.stage import ActiveRequest
 
 _GREEDY = "greedy codes that repeat are not drawn again, though the checkpoint's `ras_win_len` asks for it"
-# Those that apply to every codebook.
+# Sampling settings that apply to every codebook.
 _SAMPLING = {"temperature", "top_k", "top_p", "max_tokens", "min_tokens", "ignore_eos", "logprobs"}
 
 

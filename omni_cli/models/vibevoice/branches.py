@@ -17,13 +17,14 @@ from torch import nn
 from omni_cli.execution.cuda_graphs import RowGraphs
 from omni_cli.execution.graphs import GraphBackend, batch_sizes
 
-# Positions of a block, which belongs to one branch.
+# Positions per block; a block belongs to one branch.
 _BLOCK = 64
-# The block of rows without a request.
+# The block that rows without a request write to.
 _SPARE = 0
-# A graph reads a fixed number of blocks of each branch: this many, or as many as the next smaller one times the other.
+# Graphs read a fixed number of blocks per branch: the smallest graph two, and each larger one four times as many as the
+# one before it.
 _FIRST_WIDTH, _WIDER = 2, 4
-# Fewer rows take as long: the weights are read once.
+# The smallest batch of a graph: a step with fewer rows takes as long, because it reads the weights once as well.
 _SMALLEST = 4
 
 

@@ -13,7 +13,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from support.fake_graphs import FakeBackend  # noqa: E402
 from support.media_samples import tone  # noqa: E402
-from support.references import vibevoice_reference  # noqa: E402
+from support.references import family_reference  # noqa: E402
 from support.stage_specs import get_spec  # noqa: E402
 
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
@@ -39,7 +39,7 @@ REQUESTS = [
 
 @pytest.fixture(scope="module")
 def references():
-    reference = vibevoice_reference(resolve_model("builtin:tiny-vibevoice"), *LIMITS)
+    reference = family_reference("tiny-vibevoice", resolve_model("builtin:tiny-vibevoice"), *LIMITS)
     return {request.request_id: reference.speak(request) for request in REQUESTS}
 
 

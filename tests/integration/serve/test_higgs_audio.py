@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 from support.omni_server import CHAT, SPEECH, OmniServer
-from support.references import higgs_audio_reference
+from support.references import family_reference
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.higgs_audio.reference import HiggsAudioReference
@@ -27,7 +27,7 @@ def server(start_server: Any) -> OmniServer:
 
 @pytest.fixture(scope="module")
 def reference() -> HiggsAudioReference:
-    return higgs_audio_reference(resolve_model("builtin:tiny-higgs-audio"), *LIMITS)
+    return family_reference("tiny-higgs-audio", resolve_model("builtin:tiny-higgs-audio"), *LIMITS)
 
 
 def units(waveform: np.ndarray) -> np.ndarray:

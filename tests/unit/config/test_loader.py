@@ -18,32 +18,7 @@ from omni_cli.config.yaml_tree import parse_scalar, to_yaml
 from omni_cli.errors import ExitCode, ProfileError
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 
-NAMES = [
-    "flux.2-klein",
-    "glm-image",
-    "ltx-2",
-    "qwen-image",
-    "qwen-image-edit",
-    "qwen2.5-omni-3b",
-    "qwen2.5-omni-7b",
-    "qwen3-omni-30b-a3b",
-    "small-omni",
-    "stable-audio",
-    "tiny-audio",
-    "tiny-csm",
-    "tiny-edit",
-    "tiny-glm-image",
-    "tiny-higgs-audio",
-    "tiny-image",
-    "tiny-omni",
-    "tiny-qwen3-omni",
-    "tiny-vibevoice",
-    "tiny-video",
-    "vibevoice-1.5b",
-    "wan2.2-i2v",
-    "wan2.2-t2v",
-    "z-image-turbo",
-]
+NAMES = sorted(path.stem for path in (Path(__file__).parents[3] / "profiles").glob("*.yaml"))
 
 
 def test_the_bundled_profiles() -> None:
