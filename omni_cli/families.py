@@ -68,8 +68,8 @@ class StageRole:
     each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
     configuration describes a vision or audio encoder. A checkpoint in whose config.json the key `enabled_key` is false
     lacks the stage. `decoder` leads to the configuration of an AR stage's language model: `KEY.KEY` of config.json,
-    `FOLDER/KEY` of a component's. Beside a request's keys and values, that
-    model has those of `num_branches` sequences as long, within the same memory.
+    `FOLDER/KEY` of a component's. Beside a request's keys and values, that model has those of `num_branches` further
+    sequences of the same length, within the same memory.
     """
 
     name: str
@@ -119,15 +119,15 @@ class Family:
 
     `entry_file` contains the name in a checkpoint. A family without `architectures` takes all that no other family
     names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name of a
-    built-in checkpoint to a function of an output folder and a seed; a built checkpoint is kept until that function's
-    module, or one that it imports, changes. `profile` is a function of a checkpoint folder and a `Machine`; it returns
-    the stages of a profile, as YAML would contain them. `inner_architectures` are those that vLLM looks up while it
-    builds one of `vllm_models`. `published` maps repo ids of the Hugging Face hub to their needs, for `omni doctor`.
-    `prompt_frame` is the text around the words of a generated prompt, for models that need the tokens of a
-    conversation's turns. `unsaved_parts` are those that a pipeline's index names and its folder lacks, because the
-    pipeline makes them itself. `check` is a function of a `GenerateRequest` and an `EngineConfig` that
-    raises `InputError` for what can be rejected before anything is loaded. `reference` is the class that computes the
-    family's outputs with transformers or diffusers (`omni_cli.models.reference.FamilyReference`), for `omni verify`.
+    built-in checkpoint to a function of an output folder and a seed; a built checkpoint is kept until a module beside
+    that function's, or of `omni_cli.checkpoints`, changes. `profile` is a function of a checkpoint folder and a
+    `Machine`; it returns the stages of a profile, as YAML would contain them. `inner_architectures` are those that vLLM
+    looks up while it builds one of `vllm_models`. `published` maps repo ids of the Hugging Face hub to their needs, for
+    `omni doctor`. `prompt_frame` is the text around the words of a generated prompt, for models that need the tokens of
+    a conversation's turns. `unsaved_parts` are those that a pipeline's index names and its folder lacks, because the
+    pipeline makes them itself. `check` is a function of a `GenerateRequest` and an `EngineConfig` that raises
+    `InputError` for what can be rejected before anything is loaded. `reference` is the class that computes the family's
+    outputs with transformers or diffusers (`omni_cli.models.reference.FamilyReference`), for `omni verify`.
     """
 
     name: str

@@ -5,7 +5,6 @@ Imports nothing heavy until something is built.
 
 from __future__ import annotations
 
-import ast
 import filecmp
 import functools
 import hashlib
@@ -161,47 +160,25 @@ def _cache_unusable(reason: str) -> OutputError:
 
 @functools.cache
 def _fingerprint(name: str) -> str:
-    """Hash everything that may change the built bytes: the builder's modules and the libraries."""
+    """Hash everything that may change the built bytes: the modules beside the builder, this folder, the libraries."""
     digest = hashlib.sha256(name.encode())
-    sources = _imported(builtins()[name].builtins[name].partition(":")[0])
-    if not sources:
+    builder = _find_module(builtins()[name].builtins[name].partition(":")[0])
+    if builder is None:
         raise CheckpointError(f"the builder of `{BUILTIN_PREFIX}{name}` is not installed")
-    for _, source in sorted(sources.items()):
-        digest.update(source)
+    for source in sorted({*builder.parent.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
+        digest.update(source.read_bytes())
     for package in _PACKAGES:
         digest.update(f"{package}=={_version(package)}".encode())
     return digest.hexdigest()[:12]
 
 
-def _imported(builder: str) -> dict[str, bytes]:
-    """Return the sources of a module and of its imports from its own package and omni, found without running them."""
-    packages = (builder.partition(".")[0], "omni_cli")
-    sources: dict[str, bytes] = {}
-    pending = {builder}
-    while pending:
-        module = pending.pop()
-        origin = _origin(module)
-        if origin is None or module in sources:
-            continue
-        sources[module] = origin.read_bytes()
-        for node in ast.walk(ast.parse(sources[module])):
-            if isinstance(node, ast.ImportFrom):
-                base = importlib.util.resolve_name("." * node.level + (node.module or ""), module.rpartition(".")[0])
-                names = {base, *(f"{base}.{alias.name}" for alias in node.names)}
-            else:
-                names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
-            pending.update(name for name in names if name.partition(".")[0] in packages)
-    return sources
-
-
-def _origin(module: str) -> Path | None:
-    """Return the file of a module; None for a class or function, and for a module that is not installed."""
-    package, *parts = module.split(".")
+def _find_module(name: str) -> Path | None:
+    """Return the file of a module; None if it is not installed."""
+    package, *parts = name.split(".")
     # Only the package: looking up the whole name would import everything in front of it.
     spec = importlib.util.find_spec(package)
-    folders = [] if spec is None else spec.submodule_search_locations or []
-    stems = [Path(folder, *parts) for folder in folders]
-    files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py")]
+    roots = [] if spec is None else spec.submodule_search_locations or []
+    files = [Path(root, *parts).with_suffix(".py") for root in roots]
     return next((file for file in files if file.is_file()), None)
 
 
