@@ -121,13 +121,14 @@ class Family:
     names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name of a
     built-in checkpoint to a function of an output folder and a seed; a built checkpoint is kept until a module beside
     that function's, or of `omni_cli.checkpoints`, changes. `profile` is a function of a checkpoint folder and a
-    `Machine`; it returns the stages of a profile, as YAML would contain them. `inner_architectures` are those that vLLM
-    looks up while it builds one of `vllm_models`. `published` maps repo ids of the Hugging Face hub to their needs, for
-    `omni doctor`. `prompt_frame` is the text around the words of a generated prompt, for models that need the tokens of
-    a conversation's turns. `unsaved_parts` are those that a pipeline's index names and its folder lacks, because the
-    pipeline makes them itself. `check` is a function of a `GenerateRequest` and an `EngineConfig` that raises
-    `InputError` for what can be rejected before anything is loaded. `reference` is the class that computes the family's
-    outputs with transformers or diffusers (`omni_cli.models.reference.FamilyReference`), for `omni verify`.
+    `Machine`; it returns the keys of a profile's stages, by name; `kind`, `backend` and `input` follow from the roles.
+    `inner_architectures` are those that vLLM looks up while it builds one of `vllm_models`. `published` maps repo ids
+    of the Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text around the words of a
+    generated prompt, for models that need the tokens of a conversation's turns. `unsaved_parts` are those that a
+    pipeline's index names and its folder lacks, because the pipeline makes them itself. `check` is a function of a
+    `GenerateRequest` and an `EngineConfig` that raises `InputError` for what can be rejected before anything is loaded.
+    `reference` is the class that computes the family's outputs with transformers or diffusers
+    (`omni_cli.models.reference.FamilyReference`), for `omni verify`.
     """
 
     name: str

@@ -21,8 +21,7 @@ import torch
 from omni_cli.execution.modes import make_execution_mode
 from omni_cli.execution.precision import arithmetic, use_precision
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
-from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity
-from omni_cli.models.qwen2_5_omni.token2wav.velocity import Layout
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import Layout, PackedVelocity
 
 REPEATS = 20
 

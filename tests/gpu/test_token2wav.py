@@ -18,10 +18,9 @@ from omni_cli.execution.modes import make_execution_mode
 from omni_cli.execution.precision import arithmetic, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
-from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity
 from omni_cli.models.qwen2_5_omni.token2wav.platform import VocoderInput
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import PackedVelocity, Velocity
 
 if torch.cuda.is_available():
     from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform, GeluLinear

@@ -851,10 +851,6 @@ OVERRIDES = [
         "omni_cli.models.qwen2_5_omni.token2wav.velocity",
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
     ),
-    (
-        "omni_cli.models.qwen2_5_omni.token2wav.packed_velocity",
-        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
-    ),
     ("omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
     ("omni_cli.models.qwen2_5_omni.talker", "vllm.model_executor.models.qwen2"),
     ("omni_cli.models.glm_image.prior_model", "vllm.model_executor.models.glm4"),
@@ -864,8 +860,8 @@ OVERRIDES = [
     ("omni_cli.vllm_integration.diffusion_runner", "vllm.v1.worker.gpu_model_runner"),
     ("omni_cli.models.codec.code_predictor", QWEN3_OMNI),
     ("omni_cli.models.qwen3_omni.connectors", QWEN3_OMNI),
-    ("omni_cli.models.qwen3_omni.talker", "vllm.model_executor.models.qwen3_moe"),
-    ("omni_cli.models.qwen3_omni.thinker", "vllm.model_executor.models.qwen3_omni_moe_thinker"),
+    ("omni_cli.models.qwen3_omni.model", "vllm.model_executor.models.qwen3_moe"),
+    ("omni_cli.models.qwen3_omni.model", "vllm.model_executor.models.qwen3_omni_moe_thinker"),
     ("omni_cli.models.qwen2_5_omni.token2wav.model", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
 ]
 

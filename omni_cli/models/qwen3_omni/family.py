@@ -59,9 +59,9 @@ FAMILY = Family(
         ),
     ),
     vllm_models={
-        THINKER: f"{_HERE}.thinker:Qwen3OmniMoeThinkerForSpeech",
-        TALKER: f"{_HERE}.talker:Qwen3OmniMoeTalkerForConditionalGeneration",
-        CODE2WAV: f"{_HERE}.talker:Qwen3OmniMoeCode2WavForDiffusion",
+        THINKER: f"{_HERE}.model:Qwen3OmniMoeThinkerForSpeech",
+        TALKER: f"{_HERE}.model:Qwen3OmniMoeTalkerForConditionalGeneration",
+        CODE2WAV: f"{_HERE}.model:Qwen3OmniMoeCode2WavForDiffusion",
     },
     builtins={"tiny-qwen3-omni": "omni_cli.checkpoints.tiny_qwen3:tiny_qwen3_omni"},
     # The language model inside the thinker.

@@ -21,7 +21,7 @@ from omni_cli.models.qwen3_omni.connectors import (
     thinker_to_talker,
 )
 from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
-from omni_cli.models.qwen3_omni.thinker import pad_together
+from omni_cli.models.qwen3_omni.model import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.voices import note_on_voice
 from omni_cli.outputs import GenerateRequest

@@ -27,7 +27,6 @@ from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket, buckets  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedVocoder  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.platform import (  # noqa: E402
     CpuPlatform,
     Platform,
@@ -37,7 +36,7 @@ from omni_cli.models.qwen2_5_omni.token2wav.platform import (  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import PackedVelocity, Velocity  # noqa: E402
 
 
 def token2wav(vocoder_channels: int = 64) -> Qwen2_5OmniToken2WavModel:

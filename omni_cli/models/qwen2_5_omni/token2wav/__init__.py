@@ -9,8 +9,8 @@
     batch of requests
       denoising.py           noise and conditions (codes, speaker), packed (`Layout`); four evaluations of the DiT per
                              step, and a part of a Runge-Kutta step after each
-        velocity.py          an evaluation with `batching: exact`: transformers' layers, one request per batch
-        packed_velocity.py   an evaluation with `batching: padded`: blocks of all requests in one row
+        velocity.py          an evaluation; with `batching: exact`: transformers' layers, one request per batch; with
+                             `batching: padded`: blocks of all requests in one row
     mel spectrograms; of a stream's chunk with `padded` also its ChunkState, which the next chunk continues from
       Vocoder (platform.py)  BigVGAN on the frames of the requested codes, and some before and after them
     waveform, 24 kHz float32 on the host

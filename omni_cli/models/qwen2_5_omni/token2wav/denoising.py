@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
-from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity
 from omni_cli.models.qwen2_5_omni.token2wav.request import ChunkState, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.token2wav.velocity import EVALUATIONS_PER_STEP, Layout, Velocity
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import EVALUATIONS_PER_STEP, Layout, PackedVelocity, Velocity
 
 
 class Conditioner:

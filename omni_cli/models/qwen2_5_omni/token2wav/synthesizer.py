@@ -16,10 +16,9 @@ from omni_cli.execution.precision import arithmetic, get_precision, reduce_weigh
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket, buckets
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
-from omni_cli.models.qwen2_5_omni.token2wav.packed_velocity import PackedVelocity
 from omni_cli.models.qwen2_5_omni.token2wav.platform import CpuPlatform, Platform, VocoderInput
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.token2wav.velocity import PackedVelocity, Velocity
 
 MAX_BUCKETS = 64
 # Four seconds of guided speech. Graphs are captured ahead for batches of up to `max_num_seqs` such requests.
