@@ -31,7 +31,7 @@ _FEATURES: dict[str, tuple[object, ...]] = {
     # Others change the weights of the base model when PEFT loads the adapter.
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", "mica", "lora_ga"),
 }
-# Experts that a router chooses among, one by one or as one tensor; not those that every token passes.
+# Experts that a router chooses among, one by one or as one tensor; not shared experts, which every token passes.
 EXPERTS = re.compile(r"\.experts(\.|$)")
 
 

@@ -293,7 +293,7 @@ _UNUSED = {
 
 
 def needed_files(folder: Path, names: Iterable[str]) -> list[str]:
-    """Return those of a repository's files that a chain loads; its JSON files are in `folder` already.
+    """Select the files of a repository that a chain loads; its JSON files are in `folder` already.
 
     Per folder one format (safetensors, if there is one) in one variant. Of a pipeline, only the components that its
     index names. Raises `CheckpointError` if the JSON files do not name a model class.

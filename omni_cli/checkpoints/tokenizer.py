@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizer like Qwen2's, trained on a text of its own; the special tokens have the last ids."""
+"""Byte-level BPE tokenizer like Qwen2's, trained on the text in this module; the special tokens have the last ids."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class StepStage(InputEmbedsStage):
 
 @dataclass(frozen=True)
 class RowsPrompt:
-    """The input rows (num_tokens, hidden_size) of a prompt without token ids; the worker makes those of frames.
+    """The input rows (num_tokens, hidden_size) of a prompt without token ids; the worker makes the rows of frames.
 
     `more` is what the worker's frames need beside the rows.
     """

@@ -181,7 +181,7 @@ def thinker_to_talker(
 def more_embeds(
     reply: ReplyRows, *, config: object, embed: Callable[[Sequence[int]], torch.Tensor], is_last: bool
 ) -> torch.Tensor:
-    """Build the rows (num_rows, embedding_size) after those of `thinker_to_talker` and of earlier calls."""
+    """Build the rows (num_rows, embedding_size) that follow the rows of `thinker_to_talker` and of earlier calls."""
     rows = _rows(reply.token_ids, reply.hidden_states, config, embed)
     return torch.cat([rows, _ending(config, embed)]) if is_last else rows
 

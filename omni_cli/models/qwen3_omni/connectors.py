@@ -132,7 +132,7 @@ def thinker_to_talker(
 
 
 def more_embeds(token_ids: Sequence[int], *, config: Any, embed: Embed, is_last: bool) -> torch.Tensor:
-    """Build the rows (num_rows, embedding_size) after those of `thinker_to_talker` and of earlier calls."""
+    """Build the rows (num_rows, embedding_size) that follow the rows of `thinker_to_talker` and of earlier calls."""
     return embed([*token_ids, *(_ending(config) if is_last else ())])
 
 

@@ -60,7 +60,7 @@ class Qwen3ThinkerStage(OmniThinkerStage):
         return request.wants_stage_output and bool(request.audio or request.images or request.videos)
 
     def _new_tokens(self, active: ActiveRequest) -> list[int]:
-        """Return the tokens to send: those that were or will be an input of the model, all except the last."""
+        """Return the new tokens to send: all except the last, which may never be an input of the model."""
         begin = active.context.get("num_sent", 0)
         active.context["num_sent"] = max(begin, len(active.token_ids) - 1)
         return active.token_ids[begin : active.context["num_sent"]]

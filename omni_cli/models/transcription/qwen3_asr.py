@@ -23,7 +23,7 @@ class Qwen3ASR(Qwen3ASRForConditionalGeneration):
 
 
 def fill_windows(first: nn.Module, last: nn.Module, num_frames: int) -> None:
-    """Let convolutions that halve three times see windows of `num_frames`, and return as many as without that."""
+    """Pad the windows of convolutions that halve three times to `num_frames`, and cut off the padding's outputs."""
     num_given = num_frames
 
     def fill(_: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:

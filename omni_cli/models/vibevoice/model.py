@@ -25,7 +25,7 @@ from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsModel
 
 
 class VibeVoiceSpeaker(InputEmbedsModel):
-    """vLLM's Qwen2 samples control tokens; `speak` turns the hidden states of those that are sound into samples.
+    """vLLM's Qwen2 samples control tokens; `speak` turns the hidden states of sound tokens into samples.
 
     Steps and guidance are those of the stage, which come as `num_diffusion_steps` and `cfg_scale` of the config, else
     those of the generation config.

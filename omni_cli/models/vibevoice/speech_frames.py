@@ -36,7 +36,7 @@ class SpokenFrames(RequestFrames):
 
 
 class SpeechStore(FrameStore):
-    """The frames of all requests in a worker. A frame is made once; its step, when vLLM repeats it, gives the same."""
+    """The frames of all requests in a worker. A frame is made once; if vLLM repeats its step, it is returned again."""
 
     guides = True
     _model: Any
@@ -126,9 +126,11 @@ class SpeechStore(FrameStore):
         return made
 
     def _look_ahead(self, requests: list[SpokenFrames]) -> torch.Tensor | None:
-        """Note the state of each diffusion's branch; return those of the control tokens', None if nothing guides them.
+        """Advance both branches of each request by one row in one batch.
 
-        Both are of inputs that are known before the token, so that one batch has them; sound keeps the first.
+        Note the state of the diffusion's branch; return the states of the control tokens' branch, None if there is no
+        guidance. The input rows of both branches are known before the token is sampled. A request whose token is sound
+        keeps the row of the diffusion's branch.
         """
         branches, first = self._model.branches, self._model.embed_tokens(self._begin_id)[0]
         slots = [request.slot for request in requests]

@@ -38,7 +38,7 @@ class VoicedPrompt:
 
     @property
     def decode_embeds(self) -> torch.Tensor:
-        """No rows: the worker makes those of later steps."""
+        """No rows: the worker makes the input rows of later steps."""
         return torch.zeros_like(self.prompt_embeds[:1])
 
     def information(self) -> dict[str, object]:
@@ -47,7 +47,7 @@ class VoicedPrompt:
 
 
 class SpeakerStage(StepStage):
-    """Speaks a text; tokens are controls, and those that stand for sound come with its samples."""
+    """Speaks a text: tokens control the speech, and a token that means sound comes with its samples."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, SpeakerConfig)
