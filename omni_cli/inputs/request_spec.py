@@ -108,7 +108,7 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
     sampling.update({name: checked[name] for name in OPTIONS_OF_SAMPLING if name in checked})
     voices = checked.get("voice", ())
     recordings = tuple(voice for voice in voices if isinstance(voice, Path))
-    attributes = {name: value for name, value in checked.items() if name in _fields_in("request", "speech")}
+    attributes = {name: checked[name] for name in _fields_in("request", "speech") if name in checked}
     attributes |= {"request_id": request_id, "speaker": None if recordings or not voices else voices[0]}
     request = GenerateRequest(
         **attributes,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.cli.generate.command import GenerateOptions
+from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.loader import load_profile

@@ -1,0 +1,71 @@
+"""The options of `omni generate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, TimeoutOption, argument, option
+from omni_cli.inputs.fields import FIELDS
+
+T = TypeVar("T")
+
+
+def _with_request_fields(options: type[T]) -> type[T]:
+    """Add an option for each field of a request that has one, by the field's name."""
+    declared: list[tuple[str, Any, Any]] = []
+    for row in FIELDS.values():
+        if row.option is not None:
+            flags, metavar, text = row.option.flags, row.option.metavar, row.option.help
+            info = option(flags, metavar, text) if flags else argument(metavar or "", text)
+            kind = bool if row.type is bool else row.type | None
+            declared.append((row.name, Annotated[kind, info], False if row.type is bool else None))
+    made = make_dataclass(options.__name__, declared, bases=(options,), frozen=True, kw_only=True)
+    made.__module__, made.__doc__ = options.__module__, options.__doc__
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ProfileOptions):
+    """A file of requests, and options for running and showing requests."""
+
+    requests: Annotated[
+        Path | None,
+        option(
+            "--requests",
+            "FILE.jsonl",
+            "Many requests, one JSON object per line, or OpenAI's batch form; a field that a line lacks has the "
+            "value of its option.",
+        ),
+    ] = None
+    lora: LoraOption = None
+    replicas: Annotated[
+        int | None,
+        option(
+            "--replicas",
+            "N",
+            "Run `--requests` on N engines through Ray Data: on the cluster of RAY_ADDRESS, else on this machine. "
+            "Finished requests are not run again.",
+            min=1,
+        ),
+    ] = None
+    help_inputs: Annotated[
+        bool,
+        option(
+            "--help-inputs", None, "List the inputs and outputs of the profile, without loading the model, and exit."
+        ),
+    ] = False
+    output_dir: OutputDirOption = Path("out")
+    timeout: TimeoutOption = None
+
+
+@_with_request_fields
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(RunOptions):
+    """The options of `omni generate`: one request, by the names of its fields in a JSONL file, and those of a run."""
+
+    def set_fields(self) -> dict[str, Any]:
+        """Return the fields that are set."""
+        values = {row.name: getattr(self, row.name) for row in FIELDS.values() if row.option is not None}
+        return {name: value for name, value in values.items() if not (value is None or value is False or value == [])}
