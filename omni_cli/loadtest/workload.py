@@ -15,7 +15,7 @@ from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.encoding import encode_wav
 from omni_cli.inputs.media.audio import read_speech
 from omni_cli.loadtest.dataset import Dataset
-from omni_cli.loadtest.slo import OF_AUDIO, OF_TEXT, SLO
+from omni_cli.loadtest.window import OF_AUDIO, OF_TEXT, SLO
 from omni_cli.openai_api.client import Target
 from omni_cli.openai_api.media import sound_form
 from omni_cli.openai_api.reading import ChatReader, ImagesReader, Reader, SpeechReader, TranscriptReader

@@ -66,7 +66,7 @@ def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
         read_tokenizer,
         read_traffics,
     )
-    from omni_cli.loadtest.slo import parse_slos
+    from omni_cli.loadtest.window import parse_slos
     from omni_cli.loadtest.workload import ServerWorkload
 
     output_len = options.output_len or DEFAULT_LEN
@@ -101,8 +101,8 @@ def _find_max_rate(
 ) -> int:
     from omni_cli.cli.loadtest.max_rate import find_max_rate
     from omni_cli.cli.loadtest.reading import check_max_rate
-    from omni_cli.loadtest.slo import get_window
     from omni_cli.loadtest.traffic import MIN_REQUESTS, OpenLoop
+    from omni_cli.loadtest.window import get_window
     from omni_cli.stats.saturation import MIN_WINDOWS
 
     target = check_max_rate(options)

@@ -15,7 +15,7 @@ from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.cli.tune.run import SettingsSearch
 from omni_cli.errors import UsageError
 from omni_cli.loadtest.plan import server_plan
-from omni_cli.loadtest.slo import parse_slos
+from omni_cli.loadtest.window import parse_slos
 from omni_cli.loadtest.workload import ServerWorkload
 from omni_cli.openai_api.client import parse_url
 

@@ -95,7 +95,7 @@ def verify_profile(options: VerifyOptions) -> int:
         )
         return Checks(engine, plan, folder, say)
 
-    return _run_checks(start, subject, options, ("omni", *sys.argv[1:]), began_s)
+    return _run_checks(start, subject, options, began_s)
 
 
 def _read_requests(
@@ -154,7 +154,7 @@ def verify_server(options: VerifyOptions) -> int:
         client = Client(url, api_key=options.api_key, timeout_s=_REQUEST_TIMEOUT_S)
         return Checks(ServerSubject(client, options.route, target.model, reference), plan, folder, say)
 
-    return _run_checks(start, subject, options, ("omni", *without_key(sys.argv[1:])), began_s)
+    return _run_checks(start, subject, options, began_s)
 
 
 def _read_for_server(options: VerifyOptions) -> tuple[GenerateRequest, ...]:
@@ -189,7 +189,6 @@ def _run_checks(
     start: Callable[[Path, Callable[[str], None]], Checks],
     subject: dict[str, Any],
     options: VerifyOptions,
-    command: Sequence[str],
     began_s: float,
 ) -> ExitCode:
     """Run the checks that `start` makes with a folder for files and a function that shows progress.
@@ -213,7 +212,7 @@ def _run_checks(
         raise stopped
     record = VerifyRecord(
         created=utc_now(),
-        command=tuple(command),
+        command=("omni", *without_key(sys.argv[1:])),
         environment=environment,
         subject=subject,
         rows=tuple(checking.rows),

@@ -15,8 +15,8 @@ from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError
-from omni_cli.loadtest.slo import SLO
 from omni_cli.loadtest.traffic import ClosedLoop
+from omni_cli.loadtest.window import SLO
 from omni_cli.loadtest.workload import Endpoint, ServerWorkload
 from omni_cli.record import Failures, Record, Utilisation, load_record
 from omni_cli.record_file import save_record

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_cli.errors import UsageError
-from omni_cli.loadtest.slo import COLUMNS, parse_slos
+from omni_cli.loadtest.window import COLUMNS, parse_slos
 
 ALL = tuple(COLUMNS)
 

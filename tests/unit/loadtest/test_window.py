@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.loadtest.slo import SLO
-from omni_cli.loadtest.window import Window, num_pixels, window_metrics, window_work
+from omni_cli.loadtest.window import SLO, Window, num_pixels, window_metrics, window_work
 from omni_cli.metrics import E2E, ITL_MAX, TTFT, goodput
 from omni_cli.openai_api.client import Outcome, RequestFailure
 from omni_cli.openai_api.reading import SAMPLE_RATE, ServerAnswer
