@@ -390,14 +390,6 @@ class RequestResult:
     rtf: float | None = None
     notes: tuple[str, ...] = ()
 
-    @property
-    def text(self) -> TextOutput | None:
-        return next((output for output in self.outputs if isinstance(output, TextOutput)), None)
-
-    @property
-    def audio(self) -> AudioOutput | None:
-        return next((output for output in self.outputs if isinstance(output, AudioOutput)), None)
-
 
 Event = (
     MemoryPlanned | StageLoading | StageFailed | StageProgress | TextDelta | AudioChunk | OutputReady | RequestResult

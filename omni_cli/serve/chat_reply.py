@@ -64,7 +64,7 @@ class ChatReply:
         return completion
 
     def _choice(self, index: int, result: RequestResult) -> Choice:
-        text, audio = get_text(result), result.audio
+        text, audio = get_text(result), get_audio(result)
         message: ReplyMessage = {
             "role": "assistant",
             # A call without words has none, as from OpenAI.
@@ -125,7 +125,7 @@ class ChatReply:
 
     def end(self, result: RequestResult, index: int = 0) -> ChatCompletionChunk:
         """Build the last chunk of a choice, with its finish reason."""
-        text, audio = get_text(result), result.audio
+        text, audio = get_text(result), get_audio(result)
         delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self._created}} if self.wants_audio else {}
         chunk = self._chunk(delta, index, finish_reason=self._finish_reason(text, audio))
         self._add_token_ids(chunk["choices"][0], result)
@@ -201,11 +201,12 @@ def split_audio(samples: np.ndarray, sample_rate: int) -> Iterator[np.ndarray]:
 
 def usage(*results: RequestResult) -> Usage:
     """Count tokens in OpenAI's shape: the first stage's input, which the results share, and the output of all."""
+    texts = [output for result in results for output in result.outputs if isinstance(output, TextOutput)]
     return token_usage(
         prompt=results[0].stages[0].num_input_tokens or 0,
         text=sum(result.stages[0].num_output_tokens or 0 for result in results),
         audio=sum(trace.num_output_tokens or 0 for result in results for trace in result.stages[1:]),
-        reasoning=sum(result.text.num_reasoning_tokens for result in results if result.text is not None),
+        reasoning=sum(text.num_reasoning_tokens for text in texts),
     )
 
 
@@ -257,8 +258,12 @@ def _token(item: tuple[int, float, str | None]) -> TopLogprob:
 
 def get_text(result: RequestResult) -> TextOutput:
     """Return the text of a request that makes text."""
-    assert result.text is not None
-    return result.text
+    return next(output for output in result.outputs if isinstance(output, TextOutput))
+
+
+def get_audio(result: RequestResult) -> AudioOutput | None:
+    """Return the speech of a request; None if it makes none."""
+    return next((output for output in result.outputs if isinstance(output, AudioOutput)), None)
 
 
 def named(item: tuple[int, float, str | None]) -> tuple[str, float]:

@@ -124,7 +124,7 @@ class EngineSubject(Subject):
         if error is not None:
             is_refused = isinstance(error, InputError)
             return EngineAnswer(request=request, error=error, failure=error.message, is_refused=is_refused)
-        output = result.text
+        output = next((output for output in result.outputs if isinstance(output, TextOutput)), None)
         first = result.stages[0] if result.stages else None
         return EngineAnswer(
             request=request,
@@ -135,7 +135,7 @@ class EngineSubject(Subject):
             num_input_tokens=None if first is None else first.num_input_tokens,
             allowed_counts=() if first is None else (len(first.output_token_ids or ()),),
             text_output=output,
-            audio=result.audio,
+            audio=next((output for output in result.outputs if isinstance(output, AudioOutput)), None),
             text_deltas="".join(text),
             audio_chunks=np.concatenate(chunks) if chunks else None,
         )

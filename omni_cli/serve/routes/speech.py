@@ -136,5 +136,4 @@ async def _pieces(
 
 
 def _audio(result: RequestResult) -> AudioOutput:
-    assert result.audio is not None
-    return result.audio
+    return next(output for output in result.outputs if isinstance(output, AudioOutput))
