@@ -126,16 +126,21 @@ class EngineSubject(Subject):
             return EngineAnswer(request=request, error=error, failure=error.message, is_refused=is_refused)
         output = next((output for output in result.outputs if isinstance(output, TextOutput)), None)
         first = result.stages[0] if result.stages else None
+        sounds = [(number, item) for number, item in enumerate(result.outputs) if isinstance(item, AudioOutput)]
+        arrays = {name: array for name, array in output_arrays([result]).items() if ".tokens." not in name}
+        tokens = {trace.name: _get_tokens(trace) for trace in result.stages if trace.output_token_ids is not None}
+        rates = {f"0.audio.{number}": sound.sample_rate for number, sound in sounds}
+        num_input = None if first is None else first.num_input_tokens
         return EngineAnswer(
             request=request,
-            result=get_output(request, result),
+            result=EngineOutput(request, tokens, arrays, rates, num_input),
             text=None if output is None else output.text,
             finish_reason=None if output is None else output.finish_reason,
             num_output_tokens=None if first is None else first.num_output_tokens,
-            num_input_tokens=None if first is None else first.num_input_tokens,
+            num_input_tokens=num_input,
             allowed_counts=() if first is None else (len(first.output_token_ids or ()),),
             text_output=output,
-            audio=next((output for output in result.outputs if isinstance(output, AudioOutput)), None),
+            audio=sounds[0][1] if sounds else None,
             text_deltas="".join(text),
             audio_chunks=np.concatenate(chunks) if chunks else None,
         )
@@ -248,23 +253,6 @@ class EngineSubject(Subject):
                 row = Row(check="tokenizer", stage=stage.name, verdict="different", why=why)
                 return [changed(row, expected=expected, got=got)]
         return [Row(check="tokenizer", stage=stage.name, verdict="equal", why=stage.effective.get("tokenizer"))]
-
-
-def get_output(request: GenerateRequest, result: RequestResult) -> EngineOutput:
-    """Return a result as what checks compare."""
-    rates = {
-        f"0.audio.{number}": output.sample_rate
-        for number, output in enumerate(result.outputs)
-        if isinstance(output, AudioOutput)
-    }
-    traces = [trace for trace in result.stages if trace.output_token_ids is not None]
-    return EngineOutput(
-        request,
-        {trace.name: _get_tokens(trace) for trace in traces},
-        {name: array for name, array in output_arrays([result]).items() if ".tokens." not in name},
-        rates,
-        result.stages[0].num_input_tokens if result.stages else None,
-    )
 
 
 def _get_tokens(trace: StageTrace) -> EngineTokens:

@@ -85,7 +85,7 @@ class Reference:
         """
         if self.family.reference is None:
             return ReferenceAnswer(why=f"the model family `{self.family.name}` has no reference")
-        ways = get_ways(self.config.dtype, low_memory=self.low_memory)
+        ways = _get_ways(self.config.dtype, low_memory=self.low_memory)
         _check_memory(self.folder, ways)
         sendable = tuple(replace(output, request=sendable_request(output.request)) for output in outputs)
         work = Work(self.family.reference, str(self.folder), self.source, self.overrides, ways, sendable)
@@ -95,7 +95,7 @@ class Reference:
             return ReferenceAnswer(why=error.message)
 
 
-def get_ways(dtype: str, *, low_memory: bool = False) -> tuple[Way, ...]:
+def _get_ways(dtype: str, *, low_memory: bool = False) -> tuple[Way, ...]:
     """Return the ways to run a reference of a type: in a wider one first, then in its own with either attention."""
     ways = (Way(_WIDER[dtype], noise_dtype=dtype), Way(dtype, noise_dtype=dtype), Way(dtype, "eager", dtype))
     return tuple(replace(way, low_memory=low_memory) for way in ways)
