@@ -128,16 +128,16 @@ class Client:
             error = msgspec.json.decode(body)["error"]
         except (msgspec.DecodeError, KeyError, TypeError):
             return RequestFailure(
-                kind, self._shown(body.decode(errors="replace").strip() or response.reason or "no reason")
+                kind, self._make_safe(body.decode(errors="replace").strip() or response.reason or "no reason")
             )
         code = error.get("code") if isinstance(error, dict) else None
         # vLLM repeats the status in `code`.
         if isinstance(code, str) and code.isidentifier():
             kind = f"{kind} {code}"
-        return RequestFailure(kind, self._shown(error_message(error)))
+        return RequestFailure(kind, self._make_safe(error_message(error)))
 
     def _failure(self, error: Exception) -> RequestFailure:
-        message = self._shown(str(error) or type(error).__name__)
+        message = self._make_safe(str(error) or type(error).__name__)
         match error:
             case AnswerError():
                 return RequestFailure(error.kind, message)
@@ -155,7 +155,7 @@ class Client:
                 return RequestFailure("invalid answer", message)
         return RequestFailure("connection lost", message)
 
-    def _shown(self, text: str) -> str:
+    def _make_safe(self, text: str) -> str:
         """Return the text on one line, without the key, which servers may repeat if it is wrong."""
         if self._api_key:
             text = text.replace(self._api_key, "***")

@@ -221,7 +221,7 @@ class _EventReader(Generic[E]):
     def feed(self, chunk: bytes, at_s: float) -> None:
         for data in self._events.feed(chunk):
             if data != _DONE:
-                event = _decoded(data, self._decoder)
+                event = _decode(data, self._decoder)
                 if event.error is not None:
                     raise AnswerError("error in the stream", error_message(event.error))
                 self._take(event, at_s)
@@ -281,7 +281,7 @@ class ReplyReader(_EventReader["Reply"]):
 
     def finish(self) -> None:
         if not self.streams:
-            self.replies = [_decoded(bytes(self._body), _REPLY)]
+            self.replies = [_decode(bytes(self._body), _REPLY)]
         if not self.replies:
             raise AnswerError("incomplete answer", "the stream has no events")
 
@@ -320,7 +320,7 @@ class ImagesReader(_DocumentReader):
     """Reader of all images."""
 
     def finish(self) -> None:
-        document = _decoded(bytes(self._body), _IMAGES)
+        document = _decode(bytes(self._body), _IMAGES)
         try:
             self.answer.images = [base64.b64decode(item.b64_json, validate=True) for item in document.data]
         except binascii.Error as error:
@@ -333,7 +333,7 @@ class TranscriptReader(_DocumentReader):
     """Reader of a transcript, and of the seconds that were heard."""
 
     def finish(self) -> None:
-        document = _decoded(bytes(self._body), _TRANSCRIPT)
+        document = _decode(bytes(self._body), _TRANSCRIPT)
         self.answer.content, self.answer.heard_s = [document.text], document.duration
 
 
@@ -363,7 +363,7 @@ _CHUNK = msgspec.json.Decoder(_Chunk)
 _IMAGES = msgspec.json.Decoder(_Images)
 
 
-def _decoded(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def _decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

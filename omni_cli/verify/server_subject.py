@@ -153,14 +153,14 @@ class ServerSubject(Subject):
         path = Route.TRANSLATIONS if request.task == "translate" else NAMED_ROUTES[self._route]
         outcome = await self._client.post(path, content, reader, time.perf_counter())
         if outcome.failure is not None:
-            return _failed(request, outcome.failure)
+            return _answer_failure(request, outcome.failure)
         try:
             if isinstance(reader, ReplyReader):
                 return self._read_text(request, reader)
             return _read_media(request, reader)
         except (ValueError, IndexError, EOFError, wave.Error) as error:
             message = f"not a response of this route: {type(error).__name__}: {error}"
-            return _failed(request, RequestFailure("invalid answer", message))
+            return _answer_failure(request, RequestFailure("invalid answer", message))
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
         shared: dict[str, Any] = {"model": self._model}
@@ -292,7 +292,7 @@ def _message(answer: Answer) -> str:
     return (answer.failure or "").partition(": ")[2]
 
 
-def _failed(request: GenerateRequest, failure: RequestFailure) -> RouteAnswer:
+def _answer_failure(request: GenerateRequest, failure: RequestFailure) -> RouteAnswer:
     why = f"{failure.kind}: {failure.message}"
     is_gone = failure.kind in ("connection refused", "connection lost", "timeout")
     hint = "the server has stopped or hangs: see its log" if is_gone else None
