@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,9 @@ class Checks:
             self._requests, rows = await subject.prepare(self._plan.requests, are_defaults=self._plan.are_defaults)
             self.rows += rows
             self._alone = await self._ask("alone", self._requests)
-            self._outputs = [answer.output for answer in self._alone]
+            for answer in self._alone:
+                if answer.error is not None:
+                    raise answer.error
             if not self._plan.low_memory:
                 await self._compare_with_reference()
                 await self._compare_answers()
@@ -66,7 +69,9 @@ class Checks:
             await self._compare_with_reference()
             async with subject:
                 await self._compare_answers()
-        self._add(await subject.mode_rows(self._alone))
+        async with aclosing(subject.mode_rows(self._alone)) as modes:
+            async for rows in modes:
+                self._add(rows)
 
     async def _compare_answers(self) -> None:
         checks: Mapping[Check, Callable[[], Awaitable[None]]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,18 +172,19 @@ class EngineSubject(Subject):
     def to_reference(self, alone: Sequence[Answer]) -> tuple[list[EngineOutput], list[Row]]:
         return [answer.output for answer in alone], []
 
-    async def mode_rows(self, alone: Sequence[Answer]) -> list[Row]:
+    async def mode_rows(self, alone: Sequence[Answer]) -> AsyncGenerator[list[Row], None]:
         """Compare an engine that preempts requests, then the further modes, with these answers."""
-        rows = await self._pressed_rows(alone)
+        yield await self._pressed_rows(alone)
         for mode in self._modes:
             self._say(f"mode {mode.name}")
             try:
                 async with self._open(mode.overrides) as engine:
-                    runs = [await engine.ask(answer.request) for answer in alone]
-                    rows += self.compare("modes", alone, runs, mode=mode.name)
+                    rows = self.compare(
+                        "modes", alone, [await engine.ask(answer.request) for answer in alone], mode=mode.name
+                    )
             except OmniError as error:
-                rows.append(Row(check="modes", verdict="not checked", mode=mode.name, why=error.message))
-        return rows
+                rows = [Row(check="modes", verdict="not checked", mode=mode.name, why=error.message)]
+            yield rows
 
     def _open(self, overrides: tuple[str, ...]) -> EngineSubject:
         return EngineSubject(

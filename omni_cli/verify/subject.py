@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -89,9 +89,10 @@ class Subject(ABC):
         """Return a row on the number of choices, if a request can have several."""
         return []
 
-    async def mode_rows(self, alone: Sequence[Answer]) -> list[Row]:
-        """Return rows of variants of the subject, which is closed, against these answers."""
-        return []
+    async def mode_rows(self, alone: Sequence[Answer]) -> AsyncGenerator[list[Row], None]:
+        """Yield rows of variants of the subject, which is closed, against these answers, as soon as one is done."""
+        return
+        yield []
 
     def only_text(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request without what is made after its text."""
