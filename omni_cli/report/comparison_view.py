@@ -244,7 +244,9 @@ def _how_measured(item: Comparison) -> str:
 
 
 def _pair_notes(pair: Pair, result: ComparisonResult) -> list[Element]:
-    parts: list[Element] = [Paragraph(_how_measured(item), only="page") for item in pair.comparisons[:1]]
+    facts = [_how_measured(item) for item in pair.comparisons[:1]]
+    facts += [f"{title(item.metric)}: {item.reason}" for item in pair.comparisons if item.reason]
+    parts: list[Element] = [Paragraph(". ".join(facts), only="page")] if facts else []
     if by := format_distances(pair.outputs):
         parts.append(Paragraph(f"Outputs differ: {by}"))
     differences = (*pair.differences, *result.differences)
@@ -252,8 +254,7 @@ def _pair_notes(pair: Pair, result: ComparisonResult) -> list[Element]:
     parts.append(Changes(rows, only=None if pair.differences else "text"))
     if work := work_sentence(pair):
         parts.append(Paragraph(work))
-    reasons = [f"{title(item.metric)}: {item.reason}" for item in pair.comparisons if item.reason]
-    return [*parts, *(Paragraph(text, only="page") for text in reasons)]
+    return parts
 
 
 def get_mismatches(result: ComparisonResult, labels: Labels) -> Table | None:

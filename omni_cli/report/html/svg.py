@@ -23,12 +23,12 @@ WIDE, NARROW = 880, 358
 """Widths in pixels: a column on a desktop, and a phone's 390 pixels without the margins."""
 
 # Placeholders that no drawing contains otherwise; the page's style sheet maps them to colours, light and dark.
-INK, MUTED, LINE, ACCENT, SOFT, PAPER, BAD = (f"#0{digit}0{digit}0{digit}" for digit in "1234567")
-COLOURS = {"ink": INK, "muted": MUTED, "line": LINE, "accent": ACCENT, "soft": SOFT, "bad": BAD}
-_VARIABLES = {
-    INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", ACCENT: "var(--accent)", SOFT: "var(--soft)",
-    PAPER: "var(--paper)", BAD: "var(--bad)",
-}  # fmt: skip
+COLOURS = {
+    name: f"#0{digit}0{digit}0{digit}"
+    for digit, name in enumerate(("ink", "muted", "line", "accent", "soft", "paper", "bad"), start=1)
+}
+INK, MUTED, LINE, ACCENT, SOFT, PAPER, BAD = COLOURS.values()
+_VARIABLES = {colour: f"var(--{name})" for name, colour in COLOURS.items()}
 
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -99,15 +99,12 @@ class Sheet:
         )
 
 
-def draw(name: str, height: int, paint: Callable[[Sheet], None], *, narrow_height: int | None = None) -> Drawing:
+def draw(name: str, height: int, paint: Callable[[Sheet], None]) -> Drawing:
     """Let `paint` draw on a wide and on a narrow sheet. `name` makes the ids of its elements unique in the page."""
-    return Drawing(
-        wide=_drawn(f"{name}-w", WIDE, height, paint),
-        narrow=_drawn(f"{name}-n", NARROW, narrow_height or height, paint),
-    )
+    return Drawing(*(_draw_sheet(f"{name}-{end}", width, height, paint) for end, width in (("w", WIDE), ("n", NARROW))))
 
 
-def _drawn(name: str, width: int, height: int, paint: Callable[[Sheet], None]) -> Markup:
+def _draw_sheet(name: str, width: int, height: int, paint: Callable[[Sheet], None]) -> Markup:
     stream = io.StringIO()
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}), warnings.catch_warnings():
         # Matplotlib measures with its own font, which may lack a letter that the reader's browser has.
