@@ -64,8 +64,8 @@ def compare(options: CompareOptions) -> int:
     margin = read_fraction("--margin", options.margin)
     if options.self_check:
         return _check_itself(options.a, options.b, limits, as_json=options.as_json)
-    result, view, sources = _compare(options, limits, margin)
-    _write_files(view, options)
+    result, view, suite, sources = _compare(options, limits, margin)
+    _write_files(view, suite, options)
     if options.as_json:
         import msgspec
 
@@ -105,8 +105,8 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
 
 def _compare(
     options: CompareOptions, limits: GateLimits | None, margin: float
-) -> tuple[ComparisonResult, View, tuple[RecordOrigin, RecordOrigin]]:
-    """Return the findings, their view with the disturbances of the two machines, and the two files."""
+) -> tuple[ComparisonResult, View, str, tuple[RecordOrigin, RecordOrigin]]:
+    """Return the findings, their view with the disturbances of the two machines, their name, and the two files."""
     from omni_cli.importers.building import Imported
     from omni_cli.importers.files import load_newest
     from omni_cli.report.comparison_view import comparison_view
@@ -148,10 +148,10 @@ def _compare(
     for name, record in disturbed:
         warned = disturbance_warnings(disturbances(record), record)
         notes += [replace(note, message=f"{name}: {note.message}") for note in warned]
-    return result, comparison_view(result, Labels(*names), notes), sources
+    return result, comparison_view(result, Labels(*names), notes), f"{names[1]} against {names[0]}", sources
 
 
-def _write_files(view: View, options: CompareOptions) -> None:
+def _write_files(view: View, suite: str, options: CompareOptions) -> None:
     if options.markdown is not None:
         from omni_cli.report.renderers import to_markdown
 
@@ -159,4 +159,4 @@ def _write_files(view: View, options: CompareOptions) -> None:
     if options.junit is not None:
         from omni_cli.report.renderers import to_junit
 
-        write_report(options.junit, to_junit(view, view.title))
+        write_report(options.junit, to_junit(view, suite))

@@ -62,25 +62,22 @@ def activity_figure(stages: Sequence[StageProfile]) -> Figure | None:
     scale, unit = get_scale(E2E, max(stage.activity.capacity_s for stage in stages) or 1.0)
     bars, rows = [], []
     for stage in stages:
-        activity = stage.activity
-        heading = f"{stage.name}: {_device(stage)}, busy {activity.busy_fraction:.0%}"
-        parts = [
-            ("busy", activity.busy_s),
-            *((f"idle: {cause}", seconds) for cause, seconds in activity.idle_s.items()),
-        ]
-        for number, (label, seconds) in enumerate(parts):
+        name, activity, gaps = one_line(stage.name), stage.activity, stage.launch_gaps
+        device = count(activity.num_threads, "thread") if activity.device == "cpu" else activity.device
+        heading = f"{stage.name}: {device}, busy {activity.busy_fraction:.0%}"
+        idle = {f"idle: {cause}": seconds for cause, seconds in activity.idle_s.items()}
+        for label, seconds in {"busy": activity.busy_s, **idle}.items():
+            colour: Colour = "muted" if label in idle else "accent"
             share = _share(seconds, activity.capacity_s)
             time = quantity(E2E, seconds, activity.capacity_s)
-            colour: Colour = "muted" if number else "accent"
-            bars.append(
-                ChartRow(
-                    label, f"{time}  {share:.0%}", "" if number else heading, ((0.0, seconds / scale),), colour=colour
-                )
-            )
-            rows.append(
-                (one_line(stage.name), one_line(label), quantity(E2E, seconds, activity.capacity_s), f"{share:.1%}")
-            )
-        rows += _gap_rows(stage)
+            bar = ((0.0, seconds / scale),)
+            bars.append(ChartRow(label, f"{time}  {share:.0%}", heading, bar, colour=colour))
+            rows.append((name, one_line(label), time, f"{share:.1%}"))
+            heading = ""
+        if gaps is not None:
+            what = f"{count(gaps.count, 'launch gap')} within steps"
+            of_steps = f"{gaps.fraction_of_steps:.1%} of the steps"
+            rows.append((name, what, quantity(E2E, gaps.total_s), of_steps))
     table = Table(
         "Busy and idle time per iteration", ("Stage", "What", "Time", "Share"), tuple(rows), frozenset({2, 3})
     )
@@ -165,25 +162,6 @@ def _bar(name: str, spans: Sequence[Span], scale: float, *, strong: bool = False
 def _base_name(span: Span) -> str:
     """Shorten `denoising step 3` to `denoising step`."""
     return re.sub(r" \d+$", "", span.name)
-
-
-def _gap_rows(stage: StageProfile) -> list[tuple[str, str, str, str]]:
-    gaps = stage.launch_gaps
-    if gaps is None:
-        return []
-    return [
-        (
-            one_line(stage.name),
-            f"{count(gaps.count, 'launch gap')} within steps",
-            quantity(E2E, gaps.total_s),
-            f"{gaps.fraction_of_steps:.1%} of the steps",
-        )
-    ]
-
-
-def _device(stage: StageProfile) -> str:
-    activity = stage.activity
-    return f"{count(activity.num_threads, 'thread')}" if activity.device == "cpu" else activity.device
 
 
 def _share(part: float, whole: float) -> float:
