@@ -13,6 +13,7 @@ from omni_cli.cli.terminal import console
 from omni_cli.errors import InputError, OmniError
 
 if TYPE_CHECKING:
+    from omni_cli.report.view import View
     from omni_cli.results import HistoryRecord
 
 history = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -84,8 +85,10 @@ def show(
     quiet: QuietOption = False,
 ) -> None:
     """Show every series of a history, and its steps with the commits that they lie between."""
+    from omni_cli.report.history_view import history_view
+
     document = _read(folder, metric, allow_difference)
-    _print(document, as_json=as_json)
+    _print(document, history_view(document), as_json=as_json)
 
 
 @history.command("check")
@@ -129,12 +132,12 @@ def check(
     moment = "" if since is None else utc(since, "`--since`")
     document = judged(_read(folder, metric or [E2E], allow_difference), limit, moment)
     assert document.verdict is not None  # as just judged
+    view = history_view(document)
     if markdown is not None:
-        write_report(markdown, to_markdown(history_view(document)))
-    _print(document, as_json=as_json)
-    failure = history_view(document).failure
-    if failure is not None:
-        console.print_error(OmniError(failure.message, hint=failure.hint))
+        write_report(markdown, to_markdown(view))
+    _print(document, view, as_json=as_json)
+    if view.failure is not None:
+        console.print_error(OmniError(view.failure.message, hint=view.failure.hint))
     return EXIT_CODES[document.verdict]
 
 
@@ -145,8 +148,7 @@ def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) ->
     return get_history(read_folder(folder), str(folder), metrics, allowed or ())
 
 
-def _print(document: HistoryRecord, *, as_json: bool) -> None:
-    from omni_cli.report.history_view import history_view
+def _print(document: HistoryRecord, view: View, *, as_json: bool) -> None:
     from omni_cli.report.renderers import to_text
 
     if as_json:
@@ -154,4 +156,4 @@ def _print(document: HistoryRecord, *, as_json: bool) -> None:
 
         console.print_json(msgspec.to_builtins(document))
     else:
-        console.print_text(to_text(history_view(document)))
+        console.print_text(to_text(view))
