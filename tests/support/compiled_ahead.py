@@ -49,7 +49,9 @@ def main() -> None:
     config = Qwen2_5OmniBigVGANConfig(
         upsample_initial_channel=160, upsample_rates=[5, 3], upsample_kernel_sizes=[11, 7]
     )
-    packed = PackedBigVGAN(Qwen2_5OmniToken2WavBigVGANModel(config).eval(), vocoder_kernels.FusedActivation, plain_mean)
+    packed: Any = PackedBigVGAN(
+        Qwen2_5OmniToken2WavBigVGANModel(config).eval(), vocoder_kernels.FusedActivation, plain_mean
+    )
     with torch.inference_mode():
         vocoder_kernels.compile_ahead(packed.activations())
         counts = [_num_compiled()]

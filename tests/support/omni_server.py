@@ -59,7 +59,7 @@ class OmniServer:
         self.ready: dict[str, Any] = self._ready_line() if wait else {}
 
     def _ready_line(self) -> dict[str, Any]:
-        out = self.process.popen.stdout
+        out: Any = self.process.popen.stdout
         readable, _, _ = select.select([out], [], [], TIMEOUT_S)
         assert readable, "it never became ready"
         line = out.readline()

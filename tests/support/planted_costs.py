@@ -7,6 +7,7 @@ one of 32 MiB. Each happens whenever the range is entered, whether anybody recor
 
 import os
 import time
+from typing import Any
 
 from omni_cli.execution import ranges
 
@@ -44,7 +45,7 @@ def _bytes(count):
     return torch.ones(count, dtype=torch.uint8)
 
 
-_sources = []
+_sources: list[Any] = []
 
 
 def _source():

@@ -13,14 +13,15 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from omni_cli.execution import ranges
 
 _kind, _place, _stage = os.environ["PLANTED_FAULT"].split("@")
 _when = os.environ.get("PLANTED_WHEN")
 _mark = ranges.mark
-_done = []
-_waited = []
+_done: list[Any] = []
+_waited: list[Any] = []
 # Entries of the range that do not wait: what brings the moment may need some of them. Less than the time limit of a
 # hung stage.
 _GOES_ON = 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from omni_cli.profile_record import (
     Activity,
     Budget,
@@ -58,7 +60,7 @@ def small_profile() -> Profile:
     )
 
 
-def _stage(name: str, kind: str, latency_s: float) -> StageProfile:
+def _stage(name: str, kind: Literal["ar", "diffusion"], latency_s: float) -> StageProfile:
     return StageProfile(
         name=name, kind=kind, backend="vllm", device="cpu", load_s=2.0,
         latency_s=latency_s, unprofiled_latency_s=latency_s * 0.93,

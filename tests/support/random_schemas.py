@@ -39,8 +39,8 @@ def _with_reference(random: Random) -> Schema:
 def _schema(random: Random, depth: int) -> Schema:
     leaves = (_number, _number, _text, _text, _constant, _mixed)
     nested = (_object, _object, _array, _tuple, _any_of, _one_of, _all_of)
-    make = random.choice(leaves if depth == 0 else (*leaves, *nested, *nested))
-    schema = make(random) if make in leaves else make(random, depth - 1)  # type: ignore[operator]
+    make: Any = random.choice(leaves if depth == 0 else (*leaves, *nested, *nested))
+    schema: Schema = make(random) if make in leaves else make(random, depth - 1)
     if random.random() < 0.1:
         schema = schema | random.choice(
             [

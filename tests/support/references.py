@@ -57,12 +57,17 @@ def family_reference(profile: str, folder: str | Path, *settings: str) -> Any:
     return load(str(builtins()[profile].reference))(Path(folder), config, WAY)
 
 
+def reference_config(folder: Path, stages: dict[str, Any]) -> EngineConfig:
+    fields: dict[str, Any] = {"version": 1, "name": "reference", "dtype": "float32", "stages": stages}
+    return EngineConfig(model=str(folder), **fields)
+
+
 class LanguageReference:
     """A language model in transformers."""
 
     def __init__(self, folder: Path) -> None:
-        stages: Any = {"model": {"kind": "ar"}}
-        config = EngineConfig(version=1, name="reference", model=str(folder), dtype="float32", stages=stages)
+        stages = {"model": {"kind": "ar"}}
+        config = reference_config(folder, stages)
         self._reference = LanguageModelReference(folder, config, WAY)
 
     def tokens(self, prompt: str, max_tokens: int, *, samples: bool = False, **media: Sequence[int]) -> list[int]:
@@ -81,8 +86,8 @@ class TranscriptionReferenceAlone:
     """A speech recognition model in transformers."""
 
     def __init__(self, folder: Path) -> None:
-        stages: Any = {"transcriber": {"kind": "ar"}}
-        config = EngineConfig(version=1, name="reference", model=str(folder), dtype="float32", stages=stages)
+        stages = {"transcriber": {"kind": "ar"}}
+        config = reference_config(folder, stages)
         self._reference = TranscriptionReference(folder, config, WAY)
 
     def tokens(self, **fields: Any) -> tuple[list[int], int]:

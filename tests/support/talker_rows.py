@@ -40,7 +40,7 @@ def main() -> None:
         "later one starved": lambda: runs.run(starving("talker ends first")),
         "aborted": lambda: runs.run(aborting_first()),
     }
-    results = {way: ways[way]() for way in task.get("ways", ways)}
+    results: dict[str, Any] = {way: ways[way]() for way in task.get("ways", ways)}
     if config.has_ranks_elsewhere:
         results["shared_memory"] = shared_memory()
     stage.close()

@@ -6,6 +6,7 @@ import io
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -27,7 +28,8 @@ class ReadVideo:
 
 def read_video(content: bytes | Path) -> ReadVideo:
     content = content.read_bytes() if isinstance(content, Path) else content
-    with av.open(io.BytesIO(content)) as container:
+    opened: Any = av.open(io.BytesIO(content))
+    with opened as container:
         stream = container.streams.video[0]
         decoded = list(container.decode(stream))
         audio = next(iter(container.streams.audio), None)

@@ -86,7 +86,7 @@ if {PLANTED!r} in os.environ:
 '''
 
 
-class WarmPopen(subprocess.Popen):
+class WarmPopen(subprocess.Popen[str]):
     """A child of the fork server of `forked`, not of this process; it leads a session."""
 
     def __init__(self, arguments: Sequence[str], shared_memory: Path | None, **options: Any) -> None:
@@ -102,9 +102,9 @@ class WarmPopen(subprocess.Popen):
         self._process.start()
         for end in ends:
             end.close()
-        self.pid = self._process.pid
+        self.pid = self._process.pid  # type: ignore[assignment]  # it runs
         self._child_created = True
-        self._close_pipe_fds(*pipes)
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]  # of subprocess.Popen
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         if self.returncode is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from typing import Any
 
 
 def main() -> None:
@@ -25,8 +26,8 @@ def main() -> None:
     found = {}
     for given in config.stages:
         if given.backend == "vllm":
-            stage = load_stage(get_spec(given, resolve_model(config.model)), lambda report: None)
-            reports = []
+            stage: Any = load_stage(get_spec(given, resolve_model(config.model)), lambda report: None)
+            reports: list[Any] = []
             step = stage.step
 
             def kept(step=step, reports=reports):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from support.tiny_pipelines.language import MODELS, PROCESSORS, model
 from support.tiny_pipelines.page import is_modular
@@ -27,7 +27,7 @@ class Part:
     given: Mapping[str, object] = field(default_factory=dict)
 
 
-def part(kind: str | None = None, **given: object) -> Part:
+def part(kind: Any = None, **given: Any) -> Part:
     return Part(kind, given)
 
 
@@ -44,7 +44,7 @@ class TinyPipeline:
     parts: Mapping[str, object] = field(default_factory=dict)
     prepare: Callable[[Any], None] | None = None
     write: Callable[[Path], None] | None = None
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     is_tiled: bool = False
 
 
@@ -131,7 +131,7 @@ def _class(name: str, module: object) -> type | None:
     return found if inspect.isclass(found) else None
 
 
-def _small(kind: type) -> dict[str, object]:
+def _small(kind: Any) -> dict[str, object]:
     """Constructor arguments of a class of diffusers: its own sizes, else those of every class."""
     if hasattr(kind, "set_timesteps") or "scheduling" in kind.__module__:
         return dict(SCHEDULERS.get(kind.__name__, {}))
