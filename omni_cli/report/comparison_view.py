@@ -289,7 +289,7 @@ def _forest(pairs: Sequence[Pair], labels: Labels) -> Figure | None:
             )
     if not rows:
         return None
-    margin = pairs[0].comparisons[0].margin
+    margin = next(item.margin for pair in pairs for item in pair.comparisons)
     text = (
         "Each diamond is the ratio of the medians, the bar its 95% interval. Within the shaded band, "
         f"{limit(margin)} to either side of 1, a ratio counts as no difference."

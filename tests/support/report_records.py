@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -143,5 +144,11 @@ def server_record() -> Record:
             )
         )  # fmt: skip
     server = Variant(name="http://127.0.0.1:8000", settings={"model": "tiny-omni"}, samples=tuple(samples))
-    workload = {"endpoint": "chat", "input_len": 32, "input_unit": "words", "output_len": 32, "slo": {"ttft": 0.2}}
+    workload: dict[str, Any] = {
+        "endpoint": "chat",
+        "input_len": 32,
+        "input_unit": "words",
+        "output_len": 32,
+        "slo": {"ttft": 0.2},
+    }
     return record(server, kind="server", load={"concurrency": 4}, num_requests=60, **workload)
