@@ -171,7 +171,7 @@ def _small_text() -> Iterator[TinyPipeline]:
     deep = {"text_encoder": part("Qwen3VLModel", num_hidden_layers=36)}
     yield TinyPipeline("Ideogram4Pipeline", {**_TEXT, "guidance_schedule": [7.0, 7.0]}, deep)
     yield TinyPipeline("OmniGenPipeline", _TEXT, {"vae": part(**EIGHTH)})
-    yield TinyPipeline("GlmImagePipeline", _TEXT, write=tiny_glm_image)
+    yield TinyPipeline("GlmImagePipeline", _TEXT, write=lambda folder: tiny_glm_image(folder, 0))
     yield TinyPipeline("Kandinsky5T2IPipeline", PROMPT, {"vae": part(**EIGHTH)})
     changed = {"vae": part(**EIGHTH), "transformer": part(visual_cond=True)}
     yield TinyPipeline("Kandinsky5I2IPipeline", {**PROMPT, **IMAGE}, changed)
