@@ -1,4 +1,4 @@
-"""What a user is told about a request: notes on what a pipeline changes, and its exception as a stage's error."""
+"""Sentences on a request: notes on what a pipeline changes about it, and the error for a pipeline's exception."""
 
 from __future__ import annotations
 

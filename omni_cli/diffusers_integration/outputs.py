@@ -1,4 +1,4 @@
-"""Outputs of a pipeline on their way to the host: images and frames as uint8 RGB, byte-identical to diffusers' own
+"""Outputs of a pipeline, copied to the host: images and frames as uint8 RGB, byte-identical to diffusers' own
 `output_type="pil"`, and audio with its sample rate.
 """
 

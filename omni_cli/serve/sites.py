@@ -90,7 +90,7 @@ def _is_same(page: SplitResult, host: SplitResult) -> bool:
 
 
 def split_url(url: str) -> SplitResult:
-    """Return the parts of a URL; for what is none, those of `invalid:`."""
+    """Return the parts of a URL, or those of `invalid:`."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # is parsed only here
