@@ -12,6 +12,6 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     lengths, requests = {"cpu": 4096, "cuda": 4096}, {"cpu": 8, "cuda": 32}
     settings = decoder_settings(read_config(folder), machine, max_model_len=lengths, max_num_seqs=requests)
     return {
-        "writer": {"kind": "ar", "backend": "vllm", **settings, "sampling": {"temperature": 0.0, "max_tokens": 64}},
-        "painter": {"kind": "diffusion", "backend": "vllm", "input": "writer", "num_inference_steps": 4},
+        "writer": {**settings, "sampling": {"temperature": 0.0, "max_tokens": 64}},
+        "painter": {"num_inference_steps": 4},
     }
