@@ -75,7 +75,7 @@ def to_markdown(view: View) -> str:
 def _part(part: Element, section: Section) -> str:
     """Format a part; what only a terminal can show is empty. Under a heading, sentences are items of a list."""
     match part:
-        case LimitList(rows=rows):
+        case LimitList(rows=rows) if rows:
             columns = ("Gated", "A", "B", "Change [95% CI]", "Limit", "Verdict")
             cells = [[*map(cell, (item.case, item.a, item.b, item.change, item.limit))] for item in rows]
             verdicts = [item.verdict if item.verdict == "pass" else f"**{item.verdict}**" for item in rows]

@@ -33,7 +33,14 @@ def render_page(views: Sequence[View]) -> str:
 
 def _get_sections(view: View) -> list[tuple[Section, list[Element]]]:
     """Return a view's sections with parts that the templates know."""
-    return [(section, [_simplify(part) for part in parts]) for section, parts in view.sections_for("page")]
+    found = view.sections_for("page")
+    shown = [(section, [_simplify(part) for part in parts if _has_rows(part)]) for section, parts in found]
+    return [(section, parts) for section, parts in shown if parts]
+
+
+def _has_rows(part: Element) -> bool:
+    """False for a gate that judged nothing: its reasons are in the verdict."""
+    return not isinstance(part, LimitList) or bool(part.rows)
 
 
 def _simplify(part: Element) -> Element:
