@@ -149,7 +149,7 @@ def test_precision_is_that_of_a_plain_pipeline_in_this_type(folders, plain, monk
     assert not torch.backends.cudnn.allow_tf32, "convolutions, too"
     same = plain["stable_diffusion"]
     if precision == "bfloat16":
-        same = DiffusionPipeline.from_pretrained(folders["stable_diffusion"], torch_dtype=torch.bfloat16)
+        same = DiffusionPipeline.from_pretrained(folders["stable_diffusion"], dtype=torch.bfloat16)
         same.set_progress_bar_config(disable=True)
     made = make_image(executor, DiffusionRequest("0", "a red cat", seed=11))
     np.testing.assert_array_equal(made, plain_image(same, "a red cat", 11))
