@@ -210,7 +210,7 @@ def test_a_local_checkpoint_is_measured_by_its_files(tmp_path: Path) -> None:
 
 def test_without_a_size_a_stage_needs_a_small_cache_and_with_a_share_all_of_it(tmp_path: Path) -> None:
     folder = language_model(tmp_path / "model", {"w": ("BF16", GIB)})
-    assert needed(judge(text_config(folder), machine(host=host(100)))) == {None: 2.6}
+    assert needed(judge(text_config(folder), machine(host=host(100)))) == {None: 2.7}
     assert judge(text_config(folder), machine(host=host(100, free_gib=2))).missing
     assert needed(judge(text_config(folder, gpu_memory_utilization=0.5), machine(80))) == {None: 0.6, 0: 40.0}
 
