@@ -42,7 +42,7 @@ from common import interleaved, machine, machine_line, ratio_of_pairs
 # stdout is for the result; vLLM logs there.
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
 
-from omni_cli.compat.libraries import prepare_libraries
+from omni_cli.core.compat.libraries import prepare_libraries
 
 prepare_libraries()
 
@@ -51,13 +51,13 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.output_processor import OutputProcessor
 
+from omni_cli.backends.vllm.device_settings import execution_args
+from omni_cli.backends.vllm.outputs import OmniOutputProcessor, TextEngine
+from omni_cli.backends.vllm.registry import register_models, resolve_in_process
+from omni_cli.backends.vllm.stage import VllmStage
 from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
-from omni_cli.vllm_integration.device_settings import execution_args
-from omni_cli.vllm_integration.outputs import OmniOutputProcessor, TextEngine
-from omni_cli.vllm_integration.registry import register_models, resolve_in_process
-from omni_cli.vllm_integration.stage import VllmStage
 
 STOCK, WITHOUT, WITH = "stock", "without", "with"
 GOALS = {WITHOUT: 0.99, WITH: 0.97}

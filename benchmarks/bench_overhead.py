@@ -37,16 +37,16 @@ from pathlib import Path
 
 from common import Ratio, interleaved, machine, machine_line, ratio_of_pairs
 
-from omni_cli.bench.loaded_workload import run_all
-from omni_cli.bench.outputs import hash_arrays, output_arrays
-from omni_cli.bench.prompts import Prompts
-from omni_cli.bench.protocol import Close, Failed, Load, Loaded, Loading, Ran, Run
-from omni_cli.bench.variant_worker import VariantWorker
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.outputs import GenerateRequest, RequestResult
-from omni_cli.record import load_record
+from omni_cli.measure.bench.loaded_workload import run_all
+from omni_cli.measure.bench.outputs import hash_arrays, output_arrays
+from omni_cli.measure.bench.prompts import Prompts
+from omni_cli.measure.bench.protocol import Close, Failed, Load, Loaded, Loading, Ran, Run
+from omni_cli.measure.bench.variant_worker import VariantWorker
+from omni_cli.records.record import load_record
+from omni_cli.requests.outputs import GenerateRequest, RequestResult
 
 PROFILE, STAGE = "tiny-image", "diffusion"
 INPUT_LEN = 32

@@ -61,7 +61,7 @@ def _serve(model: str, connection: Connection) -> None:
 
 class _HuggingFace:
     def __init__(self, model: str) -> None:
-        from omni_cli.compat.torchvision import ensure_torchvision_importable
+        from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
         ensure_torchvision_importable()
         import torch

@@ -14,7 +14,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.stage_client import StageClient
-from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
 from omni_cli.stage.messages import AddRequest, Failure, Report, RequestDone, StageReady
 from omni_cli.stage.protocol import StageSpec
 

@@ -7,7 +7,7 @@ thinker of the same checkpoint, in the profile's sizes and with CUDA graphs if i
 with vLLM's default, an engine core in a separate process, and once in one process, its fastest mode. Every run is a new
 process; the checkpoint is built before, and one unmeasured run of each fills the page cache and vLLM's own caches.
 
-If torchvision does not import next to a CPU build of torch (`omni_cli.compat.torchvision`), three lines before the
+If torchvision does not import next to a CPU build of torch (`omni_cli.core.compat.torchvision`), three lines before the
 script work around that; the output mentions it.
 """
 
@@ -55,9 +55,9 @@ print(json.dumps({
 
 # On a CPU vLLM spawns its processes: each of them imports the script again, and this with it.
 TORCHVISION_WORKAROUND = """
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
-from omni_cli.vllm_integration.registry import resolve_in_process
+from omni_cli.backends.vllm.registry import resolve_in_process
 resolve_in_process("Qwen2_5OmniModel")
 """
 

@@ -31,10 +31,10 @@ from pathlib import Path
 import numpy as np
 from common import Ratio, machine_line, ratio_of_pairs
 
+from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
+from omni_cli.backends.diffusers.loading import load_pipeline
+from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.loading import load_pipeline
-from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.engine.process.preload import keep_freed_memory
 
 PROMPT = "a red cat on a mat"
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def _build(folder: Path) -> None:
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     from diffusers.utils import logging

@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from omni_cli.metrics import E2E, HOST_RSS
-from omni_cli.record import Record, Variant, load_record
+from omni_cli.records.metrics import E2E, HOST_RSS
+from omni_cli.records.record import Record, Variant, load_record
 from omni_cli.stats.compare import memory_peaks
 
 MIB = 2**20

@@ -46,8 +46,8 @@ import numpy as np
 from common import machine, machine_line, wilson
 
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.record import Record, Sample, StoppingPlan, Variant, load_record, workload_fingerprint
-from omni_cli.record_file import save_record
+from omni_cli.records.record import Record, Sample, StoppingPlan, Variant, load_record, workload_fingerprint
+from omni_cli.records.record_file import save_record
 from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.gate import judge
 from omni_cli.stats.sequential import plan_looks
@@ -250,9 +250,9 @@ def _pairs_of_loads(record: Record, options: argparse.Namespace) -> Iterator[tup
 
 async def _measure_loads(count: int, blocks: int) -> Record:
     """Real stages in real variants' processes, all loaded at once; one run of each per block."""
-    from omni_cli.bench.protocol import Load
-    from omni_cli.bench.variant_configs import VariantConfig
-    from omni_cli.bench.variant_process import VariantProcess
+    from omni_cli.measure.bench.protocol import Load
+    from omni_cli.measure.bench.variant_configs import VariantConfig
+    from omni_cli.measure.bench.variant_process import VariantProcess
 
     load = Load(
         profile="tiny-image", overrides=(), model=None, seed=None, trust_remote_code=False, stage="diffusion",

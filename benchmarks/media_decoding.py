@@ -20,10 +20,10 @@ import psutil
 from common import interleaved, machine_line
 from PIL import Image
 
-from omni_cli.encoding import encode_wav
-from omni_cli.inputs.media.audio import decode_audio
-from omni_cli.inputs.media.images import decode_image
-from omni_cli.inputs.media.reading import MediaReader, in_memory
+from omni_cli.requests.encoding import encode_wav
+from omni_cli.requests.media.audio import decode_audio
+from omni_cli.requests.media.images import decode_image
+from omni_cli.requests.media.reading import MediaReader, in_memory
 
 GOAL_MS = 10.0
 

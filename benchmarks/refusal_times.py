@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from omni_cli.video_encoding import encode_video
+from omni_cli.requests.video_encoding import encode_video
 
 REQUESTS = {
     "wrong size": ["-p", "tiny-image", "--width", "65", "a cat"],

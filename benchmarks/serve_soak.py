@@ -30,8 +30,8 @@ from typing import Any
 
 from serve_common import CHAT, IMAGES, SPEECH, TRANSCRIPTIONS, Holdings, Server, chat, content_type, form, post
 
-from omni_cli.encoding import encode_wav
-from omni_cli.inputs.media.audio import read_speech
+from omni_cli.requests.encoding import encode_wav
+from omni_cli.requests.media.audio import read_speech
 
 GARBAGE_SHARE = 0.05
 FIRST = 200

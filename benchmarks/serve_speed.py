@@ -51,7 +51,7 @@ def timed(call: Callable[[], object]) -> float:
 def measure_added(rounds: int, profile: str) -> str:
     from omni_cli.config.loader import load_profile
     from omni_cli.engine.omni_llm import OmniLLM
-    from omni_cli.outputs import GenerateRequest
+    from omni_cli.requests.outputs import GenerateRequest
 
     body = chat("hello", max_tokens=4, ignore_eos=True)
     text = frozenset({"text"})

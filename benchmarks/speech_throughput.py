@@ -23,12 +23,12 @@ from common import interleaved, machine_line, ratio_of_medians
 
 from omni_cli.checkpoints.files import read_family
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.compat.libraries import prepare_libraries
+from omni_cli.config.families import load
 from omni_cli.config.loader import load_profile
+from omni_cli.core.compat.libraries import prepare_libraries
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.families import load
 from omni_cli.models.scores import Way
-from omni_cli.outputs import AudioOutput, GenerateRequest
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 
 GOAL = 3.0
 OMNI, TRANSFORMERS = "omni", "transformers"

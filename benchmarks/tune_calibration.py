@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 from common import wilson
 
-from omni_cli.bench.tuning import MAX_TOGETHER, get_groups
+from omni_cli.measure.bench.tuning import MAX_TOGETHER, get_groups
 from omni_cli.stats.estimate import TRIM
 from omni_cli.stats.race import MIN_ROUNDS, Batch, Race, student_quantile
 from omni_cli.stats.sequential import ALPHA, spent

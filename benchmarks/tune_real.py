@@ -31,16 +31,16 @@ from pathlib import Path
 import numpy as np
 from tune_calibration import are_ranked
 
-from omni_cli.bench.harness import RunLimits
-from omni_cli.bench.local import local_plan
-from omni_cli.bench.profile_source import ProfileSource
-from omni_cli.bench.tuning import TuneLimits, Tuning, plan_space
-from omni_cli.bench.workload import Workload
 from omni_cli.cli.tune.run import SettingsSearch, TuneProgress, write_profile
 from omni_cli.config.bundled import find_profile
+from omni_cli.measure.bench.harness import RunLimits
+from omni_cli.measure.bench.local import local_plan
+from omni_cli.measure.bench.profile_source import ProfileSource
+from omni_cli.measure.bench.tuning import TuneLimits, Tuning, plan_space
+from omni_cli.measure.bench.workload import Workload
+from omni_cli.records.tune_record import TuneRecord, load_tune_record
 from omni_cli.stats.race import MIN_ROUNDS, Race, get_race
 from omni_cli.stats.sequential import ALPHA
-from omni_cli.tune_record import TuneRecord, load_tune_record
 
 PATIENCE = 4.0
 

@@ -16,7 +16,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from omni_cli.version import read_commit
+from omni_cli.core.version import read_commit
 
 PROFILES = (
     "tiny-omni", "tiny-qwen3-omni", "tiny-image", "tiny-glm-image", "tiny-audio", "tiny-video", "tiny-csm",

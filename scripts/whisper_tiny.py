@@ -106,7 +106,7 @@ def as_transformers(tensors: Iterator[tuple[str, np.ndarray]]) -> Iterator[tuple
 def convert(source: Path, folder: Path) -> None:
     """Write CTranslate2's weights and the tokenizer as transformers' own files."""
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     import torch

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from omni_cli.compat.libraries import prepare_libraries  # isort: skip
+from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
 
 prepare_libraries()
 
@@ -37,17 +37,17 @@ from omni_checkpoint import SEVEN_B, TOKENIZER_SIZE
 from transformers import Qwen2_5OmniConfig
 from vllm.platforms import current_platform
 
-from omni_cli.bench.prompts import Prompts
+from omni_cli.backends.execution.counters import since
 from omni_cli.checkpoints.tiny import quiet_transformers
 from omni_cli.checkpoints.tiny_qwen import OmniSizes, qwen2_5_omni, write_bpe
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.config.schema import ARStageConfig
-from omni_cli.execution.counters import since
+from omni_cli.measure.bench.prompts import Prompts
 from omni_cli.models.qwen2_5_omni.family import FAMILY
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
-from omni_cli.outputs import GenerateRequest
-from omni_cli.record import Record, Sample, Variant, workload_fingerprint
-from omni_cli.record_file import save_record
+from omni_cli.records.record import Record, Sample, Variant, workload_fingerprint
+from omni_cli.records.record_file import save_record
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import RequestDone
 from omni_cli.stage.payloads import decode_additional_information
 from omni_cli.stage.protocol import StageSpec

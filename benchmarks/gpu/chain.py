@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from omni_cli.compat.libraries import prepare_libraries  # isort: skip
+from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
 
 prepare_libraries()
 
@@ -47,15 +47,15 @@ from environment import kit_command, kit_environment
 from qwen3_folder import write_folder
 from random_weights import install
 
-from omni_cli.bench.prompts import Prompts
+from omni_cli.backends.execution.counters import since
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.execution.counters import since
-from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult, StageTrace, TextDelta
-from omni_cli.record import Record, Sample, Variant, workload_fingerprint
-from omni_cli.record_file import save_record
+from omni_cli.measure.bench.prompts import Prompts
+from omni_cli.records.record import Record, Sample, Variant, workload_fingerprint
+from omni_cli.records.record_file import save_record
+from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult, StageTrace, TextDelta
 from omni_cli.stats.blocks import summarise
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable  # isort: skip
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable  # isort: skip
 
 ensure_torchvision_importable()
 
@@ -31,9 +31,9 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration as PredictorModel,
 )
 
+from omni_cli.backends.execution.cuda_graphs import CudaGraphBackend
+from omni_cli.backends.execution.ranges import clock_for
 from omni_cli.checkpoints.tiny_qwen3 import Qwen3OmniSizes, qwen3_omni
-from omni_cli.execution.cuda_graphs import CudaGraphBackend
-from omni_cli.execution.ranges import clock_for
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling, PredictorGraphs
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from omni_cli.execution.copies import CopyCounters, OutputCopy, make_output_copy
-from omni_cli.execution.ranges import clock_for
-from omni_cli.record import COUNTERS_KEY, Sample, Variant
+from omni_cli.backends.execution.copies import CopyCounters, OutputCopy, make_output_copy
+from omni_cli.backends.execution.ranges import clock_for
+from omni_cli.records.record import COUNTERS_KEY, Sample, Variant
 
 RAW = "raw copy_"
 SIDES = (RAW, "output_copy=sync", "output_copy=async")

@@ -18,8 +18,8 @@ from token2wav_batching import SAMPLING, SIZES, make_model  # isort: skip
 
 import torch
 
-from omni_cli.execution.modes import make_execution_mode
-from omni_cli.execution.precision import arithmetic, use_precision
+from omni_cli.backends.execution.modes import make_execution_mode
+from omni_cli.backends.execution.precision import arithmetic, use_precision
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import Layout, PackedVelocity
 

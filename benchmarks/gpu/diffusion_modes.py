@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
@@ -68,8 +68,8 @@ from sides import (
     settings_of,
 )
 
-from omni_cli.record import COUNTERS_KEY, Record, StoppingPlan, Variant, workload_fingerprint
-from omni_cli.record_file import save_record
+from omni_cli.records.record import COUNTERS_KEY, Record, StoppingPlan, Variant, workload_fingerprint
+from omni_cli.records.record_file import save_record
 from omni_cli.stats.blocks import summarise
 
 MIN_BLOCKS = 8

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omni_cli.bench.environment import read_environment
+from omni_cli.measure.bench.environment import read_environment
 
 _LONGEST = 100
 

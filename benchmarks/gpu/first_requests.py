@@ -20,10 +20,10 @@ from pathlib import Path
 
 from chain import MODELS, SAMPLE_RATE, _config, _request, _words_in
 
-from omni_cli.bench.prompts import Prompts
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.omni_llm import OmniLLM
+from omni_cli.measure.bench.prompts import Prompts
 
 _WAYS = {"whole": False, "streamed": True}
 

@@ -9,8 +9,8 @@ import numpy as np
 from copies import RAW, WORK, Copies
 from measure import Busy, Measured
 
-from omni_cli.metrics import E2E
-from omni_cli.record import Record, Variant
+from omni_cli.records.metrics import E2E
+from omni_cli.records.record import Record, Variant
 from omni_cli.stats.blocks import block_medians
 from omni_cli.stats.compare import Comparison, compare_variants
 from omni_cli.stats.estimate import get_centre

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
@@ -36,8 +36,8 @@ from random_weights import fill
 from sides import call_pipeline, made_by, on_host, stage_of
 from vllm_omni_side import VllmOmni
 
-from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 
 SIZES = {"big": (60, 24, 1024), "small": (16, 12, 512)}  # blocks, attention heads, pixels each way
 OTHERS = ("flux.2-klein", "z-image", "qwen-image-edit", "wan2.2-t2v-a14b")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from sides import Call, Side
 
-from omni_cli.record import Memory, Sample
+from omni_cli.records.record import Memory, Sample
 from omni_cli.stats.output_quality import get_quality, get_worst
 
 OUTPUT_SEEDS = (0, 1)
@@ -103,7 +103,7 @@ def interleave(
 
 
 def _execution_counters(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
-    from omni_cli.execution.counters import since
+    from omni_cli.backends.execution.counters import since
 
     return {"execution_counters": {name: since(before, after)}} if after else {}
 

@@ -13,7 +13,7 @@ import argparse
 import zlib
 from pathlib import Path
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable  # isort: skip
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable  # isort: skip
 
 ensure_torchvision_importable()
 

@@ -28,7 +28,7 @@ from typing import Any
 # As in a stage: without it, what asks torch for its devices while it is imported makes ranks unable to use them.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
@@ -40,13 +40,13 @@ from measure import Measured, distance, forget_peaks, peaks, relative
 from models import PipelineModel
 from sides import PROMPT, stage_of
 
+from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
+from omni_cli.backends.diffusers.parallel import Rank, Ranks
+from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.parallel import Rank, Ranks
-from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.outputs import GenerateRequest
-from omni_cli.record import Memory, Sample
-from omni_cli.record_file import save_record
+from omni_cli.records.record import Memory, Sample
+from omni_cli.records.record_file import save_record
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AddRequest, Failure
 from omni_cli.stage.protocol import StageSpec
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable  # isort: skip
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable  # isort: skip
 
 ensure_torchvision_importable()
 

@@ -38,7 +38,7 @@ def register() -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.v1.worker import gpu_worker
 
-    from omni_cli.vllm_integration.weights import WHOLE
+    from omni_cli.backends.vllm.weights import WHOLE
 
     class RandomWeights(BaseModelLoader):
         def download_model(self, model_config: object) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from models import PipelineModel, Token2WavModel, twin, twin_pipeline
 
+from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.execution.ranges import clock_for
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, Execution
-from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.execution.ranges import clock_for
 
 PLAIN = "plain"
 _OUTPUT_FIELDS = {"image": "images", "video": "frames", "sound": "audios"}  # of the outputs of diffusers' pipelines
@@ -216,7 +216,7 @@ class Token2Wav:
         self.denoiser = self._module.code2wav_dit_model
         self._prepared = None
         if execution is not None:
-            from omni_cli.execution.modes import make_execution_mode
+            from omni_cli.backends.execution.modes import make_execution_mode
 
             self._prepared = make_execution_mode(self.denoiser, execution, stage=model.name, device=device)
         config = module.config.dit_config

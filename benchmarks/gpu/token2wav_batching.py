@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
@@ -30,8 +30,8 @@ from transformers.audio_utils import mel_filter_bank
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_cli.execution.modes import make_execution_mode
-from omni_cli.execution.precision import use_precision
+from omni_cli.backends.execution.modes import make_execution_mode
+from omni_cli.backends.execution.precision import use_precision
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler

@@ -32,7 +32,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from omni_cli.compat.libraries import prepare_libraries  # isort: skip
+from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
 
 prepare_libraries()
 
@@ -42,15 +42,15 @@ from environment import kit_command, kit_environment
 from omni_checkpoint import TOKENIZER_SIZE, drawn_on_device
 from transformers import VibeVoiceForConditionalGeneration, VibeVoiceProcessor
 
-from omni_cli.bench.prompts import Prompts
+from omni_cli.backends.execution.counters import since
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_speech import VibeVoiceSizes, vibevoice
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.execution.counters import since
-from omni_cli.outputs import AudioChunk, GenerateRequest, RequestResult, StageTrace
-from omni_cli.record import Record, Sample, Variant, workload_fingerprint
-from omni_cli.record_file import save_record
+from omni_cli.measure.bench.prompts import Prompts
+from omni_cli.records.record import Record, Sample, Variant, workload_fingerprint
+from omni_cli.records.record_file import save_record
+from omni_cli.requests.outputs import AudioChunk, GenerateRequest, RequestResult, StageTrace
 from omni_cli.stats.blocks import summarise
 
 # The released configuration's; of the head and the tokenizers of sound, transformers' defaults are.

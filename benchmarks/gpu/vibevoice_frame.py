@@ -20,17 +20,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omni_cli.compat.libraries import prepare_libraries  # isort: skip
+from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
 
 prepare_libraries()
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from omni_cli.backends.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.checkpoints.files import read_family, read_model_kind
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
-from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.models.vibevoice.stage import SpeakerStage
 from omni_cli.stage.protocol import StageSpec
 

@@ -25,8 +25,8 @@ import torch
 from environment import kit_command, kit_environment
 from models import twin
 
-from omni_cli.execution.modes import ExecutionMode, make_execution_mode
-from omni_cli.execution.precision import arithmetic, use_precision
+from omni_cli.backends.execution.modes import ExecutionMode, make_execution_mode
+from omni_cli.backends.execution.precision import arithmetic, use_precision
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.platform import CudaPlatform
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Vocoder, VocoderInput
 

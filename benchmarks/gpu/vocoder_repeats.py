@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
@@ -25,7 +25,7 @@ from measure import interleave, note_repeats, start
 from models import models
 from sides import PLAIN, Call, Token2Wav
 
-from omni_cli.record_file import save_record
+from omni_cli.records.record_file import save_record
 
 SIDES = {"cudnn=default": False, "cudnn=deterministic": True}
 METRICS = ("e2e_s", "vocoder_s", "denoise_loop_s")

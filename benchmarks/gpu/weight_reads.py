@@ -4,7 +4,7 @@
 
 The file has 16 GiB with 28 layers; it is written first, to a temporary folder, and removed. Sides alternate. Each line
 has the ways' seconds and rate: numbers of threads and of tensors ahead, and the size of the largest tensor so read.
-`omni_cli/vllm_integration/weights.py` has the settings that the profiles' stages use.
+`omni_cli/backends/vllm/weights.py` has the settings that the profiles' stages use.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from omni_cli.compat.libraries import prepare_libraries  # isort: skip
+from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
 
 prepare_libraries()
 
-from omni_cli.vllm_integration import weights
+from omni_cli.backends.vllm import weights
 
 _HIDDEN, _INNER, _KEYS, _VOCABULARY = 3584, 18944, 512, 152064
 _LAYER = {

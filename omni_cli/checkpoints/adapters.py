@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from omni_cli.checkpoints.files import read_header, read_object, weight_shapes
+from omni_cli.config.families import StageRole
 from omni_cli.config.schema import ARStageConfig, StageConfig
 from omni_cli.config.stage_keys import Adapter
-from omni_cli.errors import CheckpointError
-from omni_cli.families import StageRole
+from omni_cli.core.errors import CheckpointError
 
 # vLLM's default of `max_lora_rank`, and the values that it can have.
 DEFAULT_RANK, _RANKS = 16, (8, 16, 32, 64, 128, 256, 320, 512)

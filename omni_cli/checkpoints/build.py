@@ -18,9 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from omni_cli.checkpoints.hub import home_folder, locked
-from omni_cli.errors import CheckpointError, OmniError, OutputError
-from omni_cli.families import BUILTIN_PREFIX, builtins, load
-from omni_cli.files import scratch_folder
+from omni_cli.config.families import BUILTIN_PREFIX, builtins, load
+from omni_cli.core.errors import CheckpointError, OmniError, OutputError
+from omni_cli.core.files import scratch_folder
 
 # These packages, besides our own code, determine the bytes of a built folder.
 _PACKAGES = ("transformers", "diffusers", "tokenizers", "safetensors", "torch", "numpy")
@@ -76,7 +76,7 @@ def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] =
 
 def _build(name: str, folder: Path, seed: int, target: Path) -> None:
     try:
-        from omni_cli.compat.libraries import prepare_libraries
+        from omni_cli.core.compat.libraries import prepare_libraries
 
         prepare_libraries()
         load(builtins()[name].builtins[name])(folder, seed)

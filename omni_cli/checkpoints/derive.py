@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.checkpoints.files import read_dtype, read_family, read_object
-from omni_cli.errors import CheckpointError
-from omni_cli.families import Family, Machine, load
+from omni_cli.config.families import Family, Machine, load
+from omni_cli.core.errors import CheckpointError
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHTS = ("*.safetensors", "*.bin")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_cli.errors import CheckpointError
-from omni_cli.families import EntryFile, Family, StageRole, get_family
+from omni_cli.config.families import EntryFile, Family, StageRole, get_family
+from omni_cli.core.errors import CheckpointError
 
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MODULAR_INDEX = "modular_model_index.json"

@@ -23,7 +23,7 @@ from omni_cli.checkpoints.files import (
     read_object,
     used_files,
 )
-from omni_cli.errors import CheckpointError, OmniError, OutputError
+from omni_cli.core.errors import CheckpointError, OmniError, OutputError
 
 if TYPE_CHECKING:
     from huggingface_hub.utils.tqdm import tqdm

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from omni_cli.checkpoints.build import build_in_cache, cached_folder
 from omni_cli.checkpoints.files import REPO_ID, check_checkpoint, read_family
 from omni_cli.checkpoints.hub import download, hub_cache_folder
-from omni_cli.errors import CheckpointError, OutputError
-from omni_cli.families import BUILTIN_PREFIX, builtins
+from omni_cli.config.families import BUILTIN_PREFIX, builtins
+from omni_cli.core.errors import CheckpointError, OutputError
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, HFCacheInfo

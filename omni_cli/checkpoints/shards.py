@@ -17,7 +17,7 @@ from omni_cli.checkpoints.files import (
     weight_files,
     weight_shapes,
 )
-from omni_cli.errors import CheckpointError
+from omni_cli.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch

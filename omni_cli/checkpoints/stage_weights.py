@@ -17,9 +17,9 @@ from omni_cli.checkpoints.files import (
     read_family,
     read_object,
 )
+from omni_cli.config.families import BUILTIN_PREFIX, Family, StageRole, published_needs
 from omni_cli.config.schema import DiffusionStageConfig, EngineConfig, StageConfig
-from omni_cli.errors import CheckpointError
-from omni_cli.families import BUILTIN_PREFIX, Family, StageRole, published_needs
+from omni_cli.core.errors import CheckpointError
 
 Parts = Mapping[str, int]
 """Bytes in memory by part: the components of a pipeline, or all that the stage loads as one."""

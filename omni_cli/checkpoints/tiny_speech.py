@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from omni_cli.checkpoints.tiny import ROPE, Checkpoint, DecoderSizes, RandomModel, State, builder
 from omni_cli.checkpoints.tokenizer import TokenSet, split_names, train_tokenizer
 from omni_cli.checkpoints.weights import DECODER_GAINS, shape_head
-from omni_cli.compat.torchvision import import_with_torchaudio
+from omni_cli.core.compat.torchvision import import_with_torchaudio
 
 # One turn per message: the speaker's number, the text, and its audio if it is known.
 _CSM_TEMPLATE = """\

@@ -16,9 +16,9 @@ from typer.main import get_group
 from omni_cli import __version__
 from omni_cli.cli.lazy import LazyCommand, LazyGroup
 from omni_cli.cli.terminal import console, interrupts
-from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
-from omni_cli.machine import allow_open_files, known_failure
-from omni_cli.text import suggest
+from omni_cli.core.errors import ExitCode, OmniError, OutputError, UsageError
+from omni_cli.core.machine import allow_open_files, known_failure
+from omni_cli.core.text import suggest
 
 _COMPLETION = "_OMNI_COMPLETE"  # set by shells
 _MAX_WORDS = 10_000  # more would take seconds to parse
@@ -103,7 +103,7 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:
     if value:
-        from omni_cli.version import read_commit
+        from omni_cli.core.version import read_commit
 
         commit = read_commit()
         console.print_text(f"omni {__version__}" + (f" ({commit[:12]})" if commit else ""))

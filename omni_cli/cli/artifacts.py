@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from omni_cli.encoding import encode_npy, encode_png, encode_wav
-from omni_cli.files import cannot_write, check_writable, write_whole
-from omni_cli.outputs import AudioOutput, ImageOutput, TensorOutput, VideoOutput
+from omni_cli.core.files import cannot_write, check_writable, write_whole
 from omni_cli.report.records import preview_path
+from omni_cli.requests.encoding import encode_npy, encode_png, encode_wav
+from omni_cli.requests.outputs import AudioOutput, ImageOutput, TensorOutput, VideoOutput
 
 _MAX_STEM_LENGTH = 80
 # Windows opens a device for these names, in any folder and with any suffix.

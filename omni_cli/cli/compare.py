@@ -18,13 +18,13 @@ from omni_cli.cli.gate_options import (
 )
 from omni_cli.cli.options import argument, option
 from omni_cli.cli.terminal import console
-from omni_cli.errors import ExitCode, InputError, OmniError, UsageError
-from omni_cli.verify_record import is_verify_record
+from omni_cli.core.errors import ExitCode, InputError, OmniError, UsageError
+from omni_cli.records.verify_record import is_verify_record
 
 if TYPE_CHECKING:
     from omni_cli.config.gate_limits import GateLimits
+    from omni_cli.records.results import RecordOrigin
     from omni_cli.report.view import Note, View
-    from omni_cli.results import RecordOrigin
     from omni_cli.stats.verdicts import ComparisonResult
 
 _EDITED_HINT = "measure again with `omni bench --output-json FILE`; records must not be edited by hand"
@@ -85,7 +85,7 @@ def compare(options: CompareOptions) -> int:
 
 def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json: bool) -> ExitCode:
     """Report A against A of a single variant. Raises `NoiseError` for a limit that cannot be judged there."""
-    from omni_cli.record import load_record
+    from omni_cli.records.record import load_record
     from omni_cli.report.bench_view import self_check_json, self_check_text
     from omni_cli.stats.compare import refuse_limits_below, self_check
 
@@ -107,12 +107,12 @@ def _compare(
     options: CompareOptions, limits: GateLimits | None, margin: float
 ) -> tuple[ComparisonResult, View, str, tuple[RecordOrigin, RecordOrigin]]:
     """Return the findings, their view with the disturbances of the two machines, their name, and the two files."""
-    from omni_cli.importers.building import Imported
-    from omni_cli.importers.files import load_newest
+    from omni_cli.records.importers.building import Imported
+    from omni_cli.records.importers.files import load_newest
+    from omni_cli.records.results import RecordOrigin
     from omni_cli.report.comparison_view import comparison_view
     from omni_cli.report.comparison_words import Labels, disturbance_warnings
     from omni_cli.report.view import Note
-    from omni_cli.results import RecordOrigin
     from omni_cli.stats.comparable import disturbances
     from omni_cli.stats.gate import check_limits
     from omni_cli.stats.verdicts import compare_records, compare_within

@@ -9,7 +9,7 @@ import typer
 from omni_cli.cli.options import JsonOption, ModelOption, ProfileOption, VerboseOption
 from omni_cli.cli.profile_choice import choose_profile
 from omni_cli.cli.terminal import console
-from omni_cli.errors import ExitCode
+from omni_cli.core.errors import ExitCode
 
 TINY_PROFILES = frozenset({"tiny-omni", "tiny-image"})
 
@@ -29,7 +29,7 @@ def doctor(
     """
     from omni_cli.checkpoints.build import cache_folder
     from omni_cli.config.loader import load_bundled, load_profile
-    from omni_cli.doctor import checkup, report
+    from omni_cli.measure.doctor import checkup, report
 
     facts = checkup.inspect_machine(cache_folder())
     if install:

@@ -12,7 +12,7 @@ import typer
 
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.cli.terminal.live_display import REFRESH_PER_SECOND, LiveLine
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
 from omni_cli.report.units import count, memory, size
 
 if TYPE_CHECKING:

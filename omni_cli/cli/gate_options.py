@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from omni_cli.cli.options import DisplayOptions, option
-from omni_cli.errors import OmniError, OutputError, UsageError
-from omni_cli.files import write_whole
+from omni_cli.core.errors import OmniError, OutputError, UsageError
+from omni_cli.core.files import write_whole
 
 if TYPE_CHECKING:
     from omni_cli.config.gate_limits import GateLimits, QualityLimit
-    from omni_cli.record import Record
+    from omni_cli.records.record import Record
 
 DEFAULT_MARGIN = "2%"
 _WEIGHTS = re.compile(r"[a-z_]+=")
@@ -97,7 +97,7 @@ class GateOptions(DisplayOptions):
 def read_quality(text: str) -> QualityLimit:
     """Parse `psnr_db>=40`. Raises `UsageError`."""
     from omni_cli.config.gate_limits import parse_quality
-    from omni_cli.results import MEASURES
+    from omni_cli.records.results import MEASURES
 
     try:
         return parse_quality(text, MEASURES)
@@ -107,7 +107,7 @@ def read_quality(text: str) -> QualityLimit:
 
 def check_model_based(limits: Iterable[QualityLimit], names: Collection[str]) -> None:
     """Raise `UsageError` for a limit on a measure of a model without its weights."""
-    from omni_cli.results import MODEL_BASED_MEASURES
+    from omni_cli.records.results import MODEL_BASED_MEASURES
 
     for limit in limits:
         if limit.metric in MODEL_BASED_MEASURES and limit.metric not in names:

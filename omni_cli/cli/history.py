@@ -10,11 +10,11 @@ import typer
 from omni_cli.cli.gate_options import AllowDifferenceOption, read_fraction, write_report
 from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption, option
 from omni_cli.cli.terminal import console
-from omni_cli.errors import InputError, OmniError
+from omni_cli.core.errors import InputError, OmniError
 
 if TYPE_CHECKING:
+    from omni_cli.records.results import HistoryRecord
     from omni_cli.report.view import View
-    from omni_cli.results import HistoryRecord
 
 history = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -42,8 +42,8 @@ def add(
     quiet: QuietOption = False,
 ) -> None:
     """Add records to a history. A measurement that it has already is not added again."""
-    from omni_cli.history_folder import keep
-    from omni_cli.importers.files import in_order, load_any
+    from omni_cli.records.history_folder import keep
+    from omni_cli.records.importers.files import in_order, load_any
     from omni_cli.stats.verdicts import failed_variants, own_report
 
     # All are read before any is written: a broken one changes nothing.
@@ -120,13 +120,13 @@ def check(
     (inconclusive: too few records, or too noisy for the limit), 4 (not comparable: the first record of another
     machine, other versions or another workload), 6 (the newest record failed, or some of its runs or requests did).
     """
-    from omni_cli.metrics import E2E
+    from omni_cli.records.metrics import E2E
 
     limit = None if max_regression is None else read_fraction("--max-regression", max_regression)
-    from omni_cli.history_folder import utc
+    from omni_cli.records.history_folder import utc
+    from omni_cli.records.results import EXIT_CODES
     from omni_cli.report.history_view import history_view
     from omni_cli.report.renderers import to_markdown
-    from omni_cli.results import EXIT_CODES
     from omni_cli.stats.history import judged
 
     moment = "" if since is None else utc(since, "`--since`")
@@ -142,7 +142,7 @@ def check(
 
 
 def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) -> HistoryRecord:
-    from omni_cli.history_folder import read_folder
+    from omni_cli.records.history_folder import read_folder
     from omni_cli.stats.history import get_history
 
     return get_history(read_folder(folder), str(folder), metrics, allowed or ())

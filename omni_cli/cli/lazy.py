@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from omni_cli.errors import UsageError
-from omni_cli.text import suggest
+from omni_cli.core.errors import UsageError
+from omni_cli.core.text import suggest
 
 
 @dataclass(frozen=True)

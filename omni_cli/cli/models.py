@@ -11,11 +11,11 @@ import typer
 from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.config.bounds import MAX_NUMPY_SEED
-from omni_cli.errors import UsageError
-from omni_cli.families import builtins
+from omni_cli.config.families import builtins
+from omni_cli.core.errors import UsageError
+from omni_cli.core.text import suggest
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import size
-from omni_cli.text import suggest
 
 models = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 

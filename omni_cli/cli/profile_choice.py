@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.options import DEFAULT_PROFILE, ProfileOptions
 from omni_cli.cli.terminal import console
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from omni_cli.bench.profile_source import ProfileSource
-    from omni_cli.families import Machine
+    from omni_cli.config.families import Machine
+    from omni_cli.measure.bench.profile_source import ProfileSource
 
 
 def profile_source(options: ProfileOptions, lora: Sequence[str] | None = None) -> ProfileSource:
@@ -25,8 +25,8 @@ def profile_source(options: ProfileOptions, lora: Sequence[str] | None = None) -
 
     `lora` are those of `--lora`.
     """
-    from omni_cli.bench.profile_source import ProfileSource
     from omni_cli.config.bundled import find_profile
+    from omni_cli.measure.bench.profile_source import ProfileSource
 
     path = find_profile(choose_profile(options.profile, options.model, quiet=options.quiet))
     overrides = tuple(options.set_ or ())
@@ -110,7 +110,7 @@ def _in_memory(text: str) -> str:
 
 def this_machine() -> Machine:
     """Describe this machine by its devices."""
+    from omni_cli.config.families import Machine
     from omni_cli.engine.devices import has_cuda_device
-    from omni_cli.families import Machine
 
     return Machine("cuda" if has_cuda_device() else "cpu")

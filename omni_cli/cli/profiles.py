@@ -21,7 +21,7 @@ from omni_cli.cli.options import (
 )
 from omni_cli.cli.profile_choice import choose_profile, derive
 from omni_cli.cli.terminal import console
-from omni_cli.errors import ExitCode, OutputError, UsageError
+from omni_cli.core.errors import ExitCode, OutputError, UsageError
 from omni_cli.report.tables import aligned
 
 if TYPE_CHECKING:
@@ -170,8 +170,8 @@ def _memory_comment(config: EngineConfig) -> str:
     if all(stage.kind != "ar" for stage in config.stages):
         return ""
     from omni_cli.checkpoints.resolve import find_folder
+    from omni_cli.core.errors import CheckpointError
     from omni_cli.engine.memory_plan import plan_profile
-    from omni_cli.errors import CheckpointError
     from omni_cli.report.tables import memory_lines
 
     try:
@@ -191,7 +191,7 @@ def _check(name_or_path: str) -> dict[str, object]:
     from omni_cli.config.bundled import find_profile
     from omni_cli.config.diagnostics import InvalidProfileError
     from omni_cli.config.loader import check_profile
-    from omni_cli.errors import ProfileError
+    from omni_cli.core.errors import ProfileError
 
     entry: dict[str, object] = {"path": name_or_path, "valid": True, "diagnostics": []}
     try:

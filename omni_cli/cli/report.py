@@ -11,7 +11,7 @@ import typer
 from omni_cli.cli.gate_options import refuse_failed, write_report
 from omni_cli.cli.options import QuietOption, VerboseOption
 from omni_cli.cli.terminal import console
-from omni_cli.errors import OmniError, OutputError, UsageError
+from omni_cli.core.errors import OmniError, OutputError, UsageError
 
 RecordsArgument = Annotated[
     list[Path],
@@ -56,7 +56,7 @@ def report(
 
 def _write_smaller_is_better(output: Path, records: list[Path]) -> None:
     _check_output(output, records)
-    from omni_cli.record import load_record
+    from omni_cli.records.record import load_record
     from omni_cli.report.bench_view import smaller_is_better_json
     from omni_cli.stats.blocks import get_summaries
 

@@ -6,15 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omni_cli.errors import InputError
-from omni_cli.history_folder import Kept, read_folder
-from omni_cli.importers.building import Imported
-from omni_cli.importers.files import load_foreign
-from omni_cli.profile_record import SCHEMA as PROFILE_SCHEMA
-from omni_cli.profile_record import load_profile_record
-from omni_cli.record import SCHEMA as BENCH_SCHEMA
-from omni_cli.record import load_record
-from omni_cli.record_file import Kind, read_document, read_json
+from omni_cli.core.errors import InputError
+from omni_cli.core.text import visible
+from omni_cli.records.history_folder import Kept, read_folder
+from omni_cli.records.importers.building import Imported
+from omni_cli.records.importers.files import load_foreign
+from omni_cli.records.profile_record import SCHEMA as PROFILE_SCHEMA
+from omni_cli.records.profile_record import load_profile_record
+from omni_cli.records.record import SCHEMA as BENCH_SCHEMA
+from omni_cli.records.record import load_record
+from omni_cli.records.record_file import Kind, read_document, read_json
+from omni_cli.records.results import COMPARE_SCHEMA, HISTORY_SCHEMA, CompareRecord, HistoryRecord
+from omni_cli.records.tune_record import SCHEMAS as TUNE_SCHEMAS
+from omni_cli.records.tune_record import load_tune_record
+from omni_cli.records.verify_record import SCHEMA as VERIFY_SCHEMA
+from omni_cli.records.verify_record import load_verify_record
 from omni_cli.report.bench_view import bench_view
 from omni_cli.report.comparison_view import view_of_document
 from omni_cli.report.history_view import history_view
@@ -22,14 +28,8 @@ from omni_cli.report.profile_view import profile_view
 from omni_cli.report.tune_view import tune_view
 from omni_cli.report.verify_view import verify_view
 from omni_cli.report.view import View
-from omni_cli.results import COMPARE_SCHEMA, HISTORY_SCHEMA, CompareRecord, HistoryRecord
 from omni_cli.stats.history import get_history
 from omni_cli.stats.verdicts import own_report
-from omni_cli.text import visible
-from omni_cli.tune_record import SCHEMAS as TUNE_SCHEMAS
-from omni_cli.tune_record import load_tune_record
-from omni_cli.verify_record import SCHEMA as VERIFY_SCHEMA
-from omni_cli.verify_record import load_verify_record
 
 _SOURCES = (
     "`omni bench --output-json FILE`, `omni profile`, `omni tune`, `omni verify --output-json FILE` and "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from omni_cli.errors import ProfileError
-from omni_cli.text import suggest, visible
+from omni_cli.core.errors import ProfileError
+from omni_cli.core.text import suggest, visible
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")

@@ -14,8 +14,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from omni_cli.errors import ProfileError
-from omni_cli.text import visible, visible_character
+from omni_cli.core.errors import ProfileError
+from omni_cli.core.text import visible, visible_character
 
 # Line ends according to YAML 1.1, and so to PyYAML's line numbers.
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")

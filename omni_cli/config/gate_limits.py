@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cli.config.diagnostics import Diagnostic, Location, SourceText, in_source_order, render_all
-from omni_cli.errors import InputError, UsageError
-from omni_cli.metrics import E2E
-from omni_cli.results import MEASURES
-from omni_cli.text import suggest, visible
+from omni_cli.core.errors import InputError, UsageError
+from omni_cli.core.text import suggest, visible
+from omni_cli.records.metrics import E2E
+from omni_cli.records.results import MEASURES
 
 if TYPE_CHECKING:
     from omni_cli.config.yaml_tree import Tree

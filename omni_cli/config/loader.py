@@ -20,8 +20,8 @@ from omni_cli.config.yaml_tree import (
     parse_scalar,
     parse_yaml,
 )
-from omni_cli.errors import ProfileError
-from omni_cli.text import suggest, visible
+from omni_cli.core.errors import ProfileError
+from omni_cli.core.text import suggest, visible
 
 
 def load_profile(

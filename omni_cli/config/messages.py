@@ -12,7 +12,7 @@ from omni_cli.config.roles import family_roles, get_stage_class
 from omni_cli.config.schema import PROFILE_KEYS, STAGE_MODELS, ARStageConfig, StageConfig
 from omni_cli.config.stage_keys import ContextParallel, Sampling, StrictKeys, notes_on
 from omni_cli.config.yaml_tree import Tree, TreePath, parse_scalar
-from omni_cli.text import suggest, visible
+from omni_cli.core.text import suggest, visible
 
 _EXPECTED_TYPE = {
     "int_type": "an integer",

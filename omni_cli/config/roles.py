@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError, create_model
 
+from omni_cli.config.families import BUILTIN_PREFIX, Family, StageRole, builtins, families, get_family, load
 from omni_cli.config.schema import STAGE_MODELS, EngineConfig, StageConfig
-from omni_cli.errors import CheckpointError
-from omni_cli.families import BUILTIN_PREFIX, Family, StageRole, builtins, families, get_family, load
-from omni_cli.text import suggest
+from omni_cli.core.errors import CheckpointError
+from omni_cli.core.text import suggest
 
 
 def find_family(model: object) -> Family | None:

@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr, StringConstraints
 from pydantic.fields import FieldInfo
 
 from omni_cli.config.bounds import MAX_FPS, MAX_IMAGE_SIDE, MAX_NUM_INFERENCE_STEPS, MAX_SEED, MAX_TOKENS, MIN_SEED
+from omni_cli.config.families import BUILTIN_PREFIX, builtins
 from omni_cli.config.stage_keys import (
     ARGUMENT,
     DIFFUSERS_ONLY,
@@ -37,9 +38,8 @@ from omni_cli.config.stage_keys import (
     has_effect,
     notes_on,
 )
-from omni_cli.errors import InputError
-from omni_cli.families import BUILTIN_PREFIX, builtins
-from omni_cli.text import suggest
+from omni_cli.core.errors import InputError
+from omni_cli.core.text import suggest
 
 CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
 Execution = Literal["eager", "compile", "cudagraph", "compile_cudagraph"]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from omni_cli.config.diagnostics import Diagnostic
+from omni_cli.config.families import BUILTIN_PREFIX, builtins
 from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.roles import find_family, find_stage_class
 from omni_cli.config.schema import (
@@ -20,8 +21,7 @@ from omni_cli.config.schema import (
 )
 from omni_cli.config.stage_keys import CACHE_FIELDS, CACHES_BETWEEN_BLOCKS, Adapter, Backend, has_effect, notes_on
 from omni_cli.config.yaml_tree import Tree, TreePath
-from omni_cli.families import BUILTIN_PREFIX, builtins
-from omni_cli.text import suggest, visible
+from omni_cli.core.text import suggest, visible
 
 Checked = TypeVar("Checked", bound=BaseModel)
 Default = TypeVar("Default")

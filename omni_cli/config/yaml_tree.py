@@ -23,7 +23,7 @@ from yaml.events import (
 from yaml.reader import Reader
 
 from omni_cli.config.diagnostics import Diagnostic, Location, SourceText
-from omni_cli.text import visible
+from omni_cli.core.text import visible
 
 TreePath = tuple[str | int, ...]
 

@@ -9,10 +9,10 @@ from omni_cli.checkpoints.adapters import check_adapters
 from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_shapes
 from omni_cli.checkpoints.hub import download
 from omni_cli.checkpoints.resolve import find_folder
+from omni_cli.config.families import BUILTIN_PREFIX, Family, families
 from omni_cli.config.schema import EngineConfig, StageConfig
+from omni_cli.core.errors import CheckpointError
 from omni_cli.engine.devices import check_devices
-from omni_cli.errors import CheckpointError
-from omni_cli.families import BUILTIN_PREFIX, Family, families
 
 _INCOMPLETE = "the folder is incomplete: download or copy it again"
 _HINT = "choose the profile of this checkpoint (`--profile`), or another checkpoint (`--model`)"

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.config.families import Reference, StageRole, get_family_of_stages, load
 from omni_cli.config.schema import EngineConfig
+from omni_cli.core.errors import CheckpointError, DeadlineError, OmniError
 from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, ChildCall, ForkServer
-from omni_cli.errors import CheckpointError, DeadlineError, OmniError
-from omni_cli.families import Reference, StageRole, get_family_of_stages, load
-from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.media.reading import ChooseFrames
-from omni_cli.inputs.pipeline_call import PipelineCall
+from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.media.reading import ChooseFrames
+from omni_cli.requests.pipeline_call import PipelineCall
 from omni_cli.stage.messages import Failure
 
 _calls: dict[tuple[Reference, str], PipelineCall] = {}
@@ -61,7 +61,7 @@ def _choose(
     model: str, backends: frozenset[str], options: tuple[Any, ...], verbose: bool, total: int, fps: float
 ) -> Any:
     server = ForkServer(backends, verbose=verbose)
-    return _ask("omni_cli.vllm_integration.video_frames:choose_frames", (model, total, fps, dict(options)), server)
+    return _ask("omni_cli.backends.vllm.video_frames:choose_frames", (model, total, fps, dict(options)), server)
 
 
 def _ask(reference: Reference, arguments: tuple[Any, ...], server: ForkServer, timeout_s: float | None = None) -> Any:

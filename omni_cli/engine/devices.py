@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig
-from omni_cli.errors import StageError, UsageError
-from omni_cli.machine import Gpu, read_gpus, visible_devices
+from omni_cli.core.errors import StageError, UsageError
+from omni_cli.core.machine import Gpu, read_gpus, visible_devices
 
 INSTALL_RAY = "install the extra `ray`: `pip install 'omni-cli[ray]'`"
 NO_RAY_ON_CPU = "current platform cpu does not support ray."

@@ -25,9 +25,9 @@ from omni_cli.checkpoints.stage_weights import (
 )
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig, StageConfig
 from omni_cli.config.stage_keys import DENOISERS
+from omni_cli.core.errors import OmniError, StageError
+from omni_cli.core.machine import Gpu, HostMemory, PlannedMemory, read_memory
 from omni_cli.engine.devices import Devices, read_devices
-from omni_cli.errors import OmniError, StageError
-from omni_cli.machine import Gpu, HostMemory, PlannedMemory, read_memory
 
 # A process with torch and its libraries, on the host; a CUDA context takes about as much on its device.
 _PROCESS_BYTES = 600 << 20

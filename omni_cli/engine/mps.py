@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 
 from omni_cli.config.schema import EngineConfig
+from omni_cli.core.errors import StageError, UsageError
 from omni_cli.engine.devices import has_cuda_device
-from omni_cli.errors import StageError, UsageError
 from omni_cli.stage.protocol import StageSpec
 
 _CONTROL = "nvidia-cuda-mps-control"

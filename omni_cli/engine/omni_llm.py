@@ -17,6 +17,7 @@ from typing import Any
 from omni_cli.checkpoints.files import read_family, read_model_kind
 from omni_cli.config.roles import for_family
 from omni_cli.config.schema import EngineConfig
+from omni_cli.core.errors import OmniError, StageError
 from omni_cli.engine.checkpoint_fit import check_fit, check_start
 from omni_cli.engine.describing import provide_in_child
 from omni_cli.engine.devices import check_sleep, load_groups
@@ -25,8 +26,7 @@ from omni_cli.engine.mps import MpsServer
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.stage_client import StageClient, watch
 from omni_cli.engine.request_run import RequestRun
-from omni_cli.errors import OmniError, StageError
-from omni_cli.outputs import (
+from omni_cli.requests.outputs import (
     Event,
     GenerateRequest,
     MemoryPlanned,

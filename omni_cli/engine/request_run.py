@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequ
 
 import numpy as np
 
+from omni_cli.core.errors import StageError
 from omni_cli.engine.process.stage_client import StageClient
-from omni_cli.errors import StageError
-from omni_cli.outputs import (
+from omni_cli.requests.outputs import (
     AudioChunk,
     AudioOutput,
     Event,

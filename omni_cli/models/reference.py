@@ -18,9 +18,9 @@ from PIL import Image
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
-from omni_cli.machine import read_memory
+from omni_cli.core.machine import read_memory
 from omni_cli.models.scores import EngineOutput, EngineTokens, Expected, NoReferenceError, TokenScores, Way
-from omni_cli.outputs import GenerateRequest, Message, Part
+from omni_cli.requests.outputs import GenerateRequest, Message, Part
 
 
 class FamilyReference(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from omni_cli.errors import StageError
-from omni_cli.families import load
+from omni_cli.config.families import load
+from omni_cli.core.errors import StageError
 from omni_cli.stage.messages import Report
 from omni_cli.stage.protocol import Stage, StageSpec
 

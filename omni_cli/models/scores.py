@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 Attention = Literal["sdpa", "eager"]
 

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from omni_cli.errors import OmniError, UsageError
+from omni_cli.core.errors import OmniError, UsageError
+from omni_cli.core.text import visible
 from omni_cli.openai_api.reading import AnswerError, Reader, ServerAnswer, error_message
 from omni_cli.openai_api.routes import Route
-from omni_cli.text import visible
 
 _KEEP_ALIVE_S = 4.0
 """Shorter than servers keep an idle connection (uvicorn: 5 s), because one that closes during a request is an error."""

@@ -8,11 +8,20 @@ from dataclasses import replace
 
 import msgspec
 
-from omni_cli.metrics import ALLOCATED, DENOISE_STEP, E2E, METRICS, PERCENTILES, REPORTED_MEMORY, TTFT, samples_for
-from omni_cli.record import GpuUtilisation, Record, Sample, Utilisation, Variant
+from omni_cli.records.metrics import (
+    ALLOCATED,
+    DENOISE_STEP,
+    E2E,
+    METRICS,
+    PERCENTILES,
+    REPORTED_MEMORY,
+    TTFT,
+    samples_for,
+)
+from omni_cli.records.record import GpuUtilisation, Record, Sample, Utilisation, Variant
+from omni_cli.records.results import Summary
 from omni_cli.report.units import count, get_scale, quantity, quantity_interval, title
 from omni_cli.report.view import MAX_DOTS, ChartRow, Colour, Element, Figure, Panel, Panels, Rows, Series, Shade, Table
-from omni_cli.results import Summary
 
 MAX_TABLE_BLOCKS = 200
 

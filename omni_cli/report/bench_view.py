@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from omni_cli.metrics import (
+from omni_cli.core.text import visible
+from omni_cli.records.metrics import (
     ALLOCATED,
     E2E,
     HOST_RSS,
@@ -16,16 +17,15 @@ from omni_cli.metrics import (
     is_total,
     samples_for,
 )
-from omni_cli.record import Record, Variant, get_counters, get_failures, is_of_server, num_requests
+from omni_cli.records.record import Record, Variant, get_counters, get_failures, is_of_server, num_requests
+from omni_cli.records.results import SelfCheck, Summary
 from omni_cli.report.bench_figures import latency_parts, memory_figure, utilisation_figure, waterfall_figure
 from omni_cli.report.comparison_view import comparison_parts, comparison_verdict, get_mismatches, get_pairs
 from omni_cli.report.comparison_words import Labels, comparison_notes, disturbance_warnings
 from omni_cli.report.shared_parts import get_device, mapping, origin_sections, output_parts, workload_title
 from omni_cli.report.units import count, one_line, percent, quantity, quantity_interval, ratio, title
 from omni_cli.report.view import Element, Note, Paragraph, Section, Table, Verdict, View
-from omni_cli.results import SelfCheck, Summary
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonResult
-from omni_cli.text import visible
 
 LABELS = Labels("baseline", "this run")
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from omni_cli.errors import ExitCode
-from omni_cli.metrics import E2E
-from omni_cli.record import Variant
+from omni_cli.core.errors import ExitCode
+from omni_cli.records.metrics import E2E
+from omni_cli.records.record import Variant
+from omni_cli.records.results import (
+    MEASURES,
+    CompareRecord,
+    Comparison,
+    Difference,
+    GateResult,
+    MeasureMean,
+    MemoryPeak,
+)
 from omni_cli.report.comparison_words import (
     Labels,
     break_even_sentence,
@@ -44,7 +53,6 @@ from omni_cli.report.view import (
     View,
     sentence,
 )
-from omni_cli.results import MEASURES, CompareRecord, Comparison, Difference, GateResult, MeasureMean, MemoryPeak
 from omni_cli.stats.output_quality import get_worst
 from omni_cli.stats.verdicts import ComparisonResult, Pair
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from omni_cli.metrics import ALLOCATED, E2E
-from omni_cli.record import Record, num_requests
-from omni_cli.report.units import count, limit, one_line, percent, percent_interval, quantity, ratio, size_change, title
-from omni_cli.report.view import Note
-from omni_cli.results import (
+from omni_cli.records.metrics import ALLOCATED, E2E
+from omni_cli.records.record import Record, num_requests
+from omni_cli.records.results import (
     BreakEven,
     Comparison,
     Difference,
@@ -19,6 +17,8 @@ from omni_cli.results import (
     MeasureMean,
     Outputs,
 )
+from omni_cli.report.units import count, limit, one_line, percent, percent_interval, quantity, ratio, size_change, title
+from omni_cli.report.view import Note
 from omni_cli.stats.comparable import Disturbance
 from omni_cli.stats.verdicts import ComparisonResult, Pair
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.errors import OutputError
-from omni_cli.inputs.request_spec import RequestSpec
+from omni_cli.core.errors import OutputError
 from omni_cli.report.generate_json import result_document
 from omni_cli.report.records import RequestRecord
+from omni_cli.requests.request_spec import RequestSpec
 
 FILE_NAME = "results.jsonl"
 

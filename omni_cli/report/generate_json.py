@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.contents import Transcript
-from omni_cli.errors import OmniError
-from omni_cli.inputs.fields import FIELDS
-from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TensorOutput, TextOutput, VideoOutput
+from omni_cli.core.errors import OmniError
 from omni_cli.report.records import RequestRecord, WrittenOutput, preview_path
+from omni_cli.requests.contents import Transcript
+from omni_cli.requests.fields import FIELDS
+from omni_cli.requests.outputs import AudioOutput, StageInfo, StageTrace, TensorOutput, TextOutput, VideoOutput
 
 SCHEMA = "omni.generate/1"
 

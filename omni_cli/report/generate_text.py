@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TensorOutput, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count, memory, milliseconds, sample_rate, seconds
+from omni_cli.requests.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TensorOutput, VideoOutput
 
 
 def file_line(written: WrittenOutput) -> str:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from omni_cli.metrics import get_unit
+from omni_cli.core.text import visible
+from omni_cli.records.metrics import get_unit
+from omni_cli.records.results import Difference, HistoryChange, HistoryRecord, HistorySeries
 from omni_cli.report.units import (
     count,
     get_scale,
@@ -37,8 +39,6 @@ from omni_cli.report.view import (
     View,
     sentence,
 )
-from omni_cli.results import Difference, HistoryChange, HistoryRecord, HistorySeries
-from omni_cli.text import visible
 
 _TONES: dict[str, Tone] = {"pass": "good", "regression": "bad", "failed": "bad"}
 _HINTS = {

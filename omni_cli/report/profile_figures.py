@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from omni_cli.metrics import E2E
-from omni_cli.profile_record import Profile, Span, StageProfile
+from omni_cli.records.metrics import E2E
+from omni_cli.records.profile_record import Profile, Span, StageProfile
 from omni_cli.report.units import count, get_scale, memory, one_line, quantity
 from omni_cli.report.view import ChartRow, Colour, Figure, Panel, Panels, Rows, Series, Shade, Table
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from omni_cli.metrics import E2E
-from omni_cli.profile_record import (
+from omni_cli.records.metrics import E2E
+from omni_cli.records.profile_record import (
     Budget,
     CopyPlace,
     LargeTensor,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_cli.errors import OmniError
-from omni_cli.outputs import Output, StageTrace
+from omni_cli.core.errors import OmniError
+from omni_cli.requests.outputs import Output, StageTrace
 
 
 def preview_path(video: Path) -> Path:

@@ -7,7 +7,7 @@ import shlex
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
-from omni_cli.record import KeptOutput, Record, Variant
+from omni_cli.records.record import KeptOutput, Record, Variant
 from omni_cli.report.units import count, memory, one_line
 from omni_cli.report.view import Code, Element, Facts, Gallery, Medium, Paragraph, Section
 

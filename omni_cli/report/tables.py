@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from omni_cli.machine import PlannedMemory
+from omni_cli.core.machine import PlannedMemory
 from omni_cli.report.units import memory
 
 _BREAK = re.compile(r"(?<=,)(?=[^\s\d])|(?<!\d) (?![^\[]*\])| (?=\[)")

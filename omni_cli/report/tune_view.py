@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from omni_cli.core.text import visible
+from omni_cli.records.results import MEASURES, Outputs
+from omni_cli.records.tune_record import Standing, TuneRecord
 from omni_cli.report.shared_parts import get_device, origin_sections, short_title, workload_title
 from omni_cli.report.units import count, get_scale, limit, one_line, quantity, ratio, seconds, title
 from omni_cli.report.view import Element, Figure, Paragraph, Section, Table, Tone, Trade, Trades, Verdict, View
-from omni_cli.results import MEASURES, Outputs
-from omni_cli.text import visible
-from omni_cli.tune_record import Standing, TuneRecord
 
 _MEMORY = "peak_bytes"
 _STATES = {"best": "best", "no worse": "within the margin", "worse": "worse", "open": "open", "infeasible": "-"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from omni_cli.metrics import E2E, get_unit, higher_is_better
+from omni_cli.records.metrics import E2E, get_unit, higher_is_better
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 

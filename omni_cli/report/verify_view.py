@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from omni_cli.record import KeptOutput
+from omni_cli.core.text import visible
+from omni_cli.records.record import KeptOutput
+from omni_cli.records.verify_record import DifferentPair, Row, TokenProbability, VerifyComparison, VerifyRecord
 from omni_cli.report.shared_parts import get_device, get_medium, origin_sections
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count, seconds
 from omni_cli.report.view import Blink, Case, Element, Gallery, Outcome, Section, Table, Tone, Verdict, View, Words
-from omni_cli.text import visible
-from omni_cli.verify_record import DifferentPair, Row, TokenProbability, VerifyComparison, VerifyRecord
 
 _TOKEN_WIDTH = 24
 _MAX_PROBABILITIES = 200

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from omni_cli import __version__
-from omni_cli.errors import OmniError
+from omni_cli.core.errors import OmniError
 from omni_cli.serve.errors import APIError, as_api_error, validation_error
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.middleware import RequestMiddleware

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from omni_cli.contents import ToolCallDelta
-from omni_cli.encoding import encode_audio, encode_pcm16
 from omni_cli.openai_api.replies import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -25,7 +23,9 @@ from omni_cli.openai_api.replies import (
     TopLogprob,
     Usage,
 )
-from omni_cli.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
+from omni_cli.requests.contents import ToolCallDelta
+from omni_cli.requests.encoding import encode_audio, encode_pcm16
+from omni_cli.requests.outputs import AudioOutput, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.exchange import new_id, unix_now
 from omni_cli.serve.schemas.chat import ChatCompletionRequest, NamedTool
 

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from omni_cli.contents import ToolCall
-from omni_cli.outputs import Message, Part
+from omni_cli.requests.contents import ToolCall
+from omni_cli.requests.outputs import Message, Part
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.schemas import chat

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pydantic_core import ErrorDetails
 from starlette.responses import JSONResponse
 
-from omni_cli.errors import DeadlineError, OmniError, StageError, UsageError
+from omni_cli.core.errors import DeadlineError, OmniError, StageError, UsageError
+from omni_cli.core.text import suggest
 from omni_cli.openai_api.replies import ErrorReply
-from omni_cli.text import suggest
 
 RETRY_AFTER_S = 1
 # A message may quote a request's text.

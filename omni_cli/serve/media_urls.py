@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, unquote, urljoin
 
 import aiohttp
 
-from omni_cli.errors import InputError, UsageError
+from omni_cli.core.errors import InputError, UsageError
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.sites import DEFAULT_PORTS, split_url
 

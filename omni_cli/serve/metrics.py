@@ -9,7 +9,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.process_collector import ProcessCollector
 
-from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageInfo, StageProgress, TextDelta, VideoOutput
+from omni_cli.requests.outputs import (
+    AudioOutput,
+    ImageOutput,
+    RequestResult,
+    StageInfo,
+    StageProgress,
+    TextDelta,
+    VideoOutput,
+)
 from omni_cli.serve.exchange import Exchange
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)

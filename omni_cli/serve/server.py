@@ -19,8 +19,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.errors import UsageError
-from omni_cli.outputs import Event
+from omni_cli.core.errors import UsageError
+from omni_cli.requests.outputs import Event
 from omni_cli.serve.access_log import AccessLog, LibraryMessages
 from omni_cli.serve.app import create_app
 from omni_cli.serve.exchange import Exchange

@@ -15,12 +15,20 @@ from typing import Literal, TypeVar
 from omni_cli.config.bounds import MAX_SEED, NUM_RANDOM_SEEDS
 from omni_cli.config.loader import load_bundled
 from omni_cli.config.schema import EngineConfig
+from omni_cli.core.errors import DeadlineError, OmniError, StageError
 from omni_cli.engine.describing import get_capabilities
-from omni_cli.errors import DeadlineError, OmniError, StageError
-from omni_cli.inputs.capabilities import Capabilities, cloning_profiles
-from omni_cli.inputs.media.reading import media_pool
 from omni_cli.models.voices import openai_voices
-from omni_cli.outputs import Event, GenerateRequest, Modality, RequestResult, StageProgress, TextOutput, audio_seconds
+from omni_cli.requests.capabilities import Capabilities, cloning_profiles
+from omni_cli.requests.media.reading import media_pool
+from omni_cli.requests.outputs import (
+    Event,
+    GenerateRequest,
+    Modality,
+    RequestResult,
+    StageProgress,
+    TextOutput,
+    audio_seconds,
+)
 from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.chat_reply import ChatReply
 from omni_cli.serve.conversation import Transcripts

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
 from omni_cli.serve.errors import APIError
 
 DEFAULT_PORTS = {"http": 80, "https": 443}

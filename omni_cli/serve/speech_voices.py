@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from omni_cli.contents import ReferenceVoice
-from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.voices import check_voices
+from omni_cli.core.errors import InputError, UsageError
+from omni_cli.requests.contents import ReferenceVoice
+from omni_cli.requests.voices import check_voices
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.schemas.fields import voice_name

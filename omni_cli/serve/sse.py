@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from starlette.responses import StreamingResponse
 
-from omni_cli.errors import OmniError
+from omni_cli.core.errors import OmniError
 from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.errors import APIError, as_api_error
 from omni_cli.serve.exchange import Exchange

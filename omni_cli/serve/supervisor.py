@@ -8,8 +8,8 @@ from contextlib import aclosing
 from enum import Enum
 from typing import Protocol
 
-from omni_cli.errors import OmniError, StageError
-from omni_cli.outputs import Event, GenerateRequest, StageFailed, StageInfo
+from omni_cli.core.errors import OmniError, StageError
+from omni_cli.requests.outputs import Event, GenerateRequest, StageFailed, StageInfo
 from omni_cli.serve.errors import unavailable
 from omni_cli.serve.metrics import Metrics
 

@@ -20,10 +20,10 @@ from typing import IO, Literal
 
 import msgspec
 
-from omni_cli.errors import OmniError, UsageError
-from omni_cli.files import cannot_write, check_writable, remove_left_behind, write_whole
+from omni_cli.core.errors import OmniError, UsageError
+from omni_cli.core.files import cannot_write, check_writable, remove_left_behind, write_whole
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import GenerateRequest, RequestResult, StageProgress, VideoOutput
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, StageProgress, VideoOutput
 from omni_cli.serve.errors import APIError, as_api_error, queue_full
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import MIB, Limits

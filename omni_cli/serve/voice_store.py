@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from omni_cli.files import cannot_write, check_writable, remove_left_behind, write_whole
+from omni_cli.core.files import cannot_write, check_writable, remove_left_behind, write_whole
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 _NAME = re.compile(NAME_PATTERN)

@@ -10,9 +10,17 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 import numpy as np
 
-from omni_cli.contents import CallFile, ToolCallDelta, changed_items
-from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError, UsageError
-from omni_cli.outputs import AudioOutput, GenerateRequest, PromptTokens, TextOutput, TokenLogprobs, VideoOutput
+from omni_cli.core.errors import (
+    CheckpointError,
+    DeadlineError,
+    InputError,
+    OmniError,
+    OutputError,
+    StageError,
+    UsageError,
+)
+from omni_cli.requests.contents import CallFile, ToolCallDelta, changed_items
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, PromptTokens, TextOutput, TokenLogprobs, VideoOutput
 from omni_cli.stage.recording import RecordingCommand, RecordingReport
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
-from omni_cli.text import visible
+from omni_cli.core.text import visible
 
 if TYPE_CHECKING:
     import torch

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from omni_cli.config.families import Family
 from omni_cli.config.schema import ARStageConfig, StageConfig
 from omni_cli.config.stage_keys import Dtype
-from omni_cli.families import Family
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 
 

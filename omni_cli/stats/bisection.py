@@ -25,7 +25,7 @@ from statistics import NormalDist, fmean
 import msgspec
 import numpy as np
 
-from omni_cli.results import Bounds, GateVerdict
+from omni_cli.records.results import Bounds, GateVerdict
 from omni_cli.stats.sequential import ALPHA
 
 MORE_TIME = 4.0

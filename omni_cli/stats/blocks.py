@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from omni_cli.metrics import ATTAINMENT, COUNTED, E2E, PERCENTILES, WAITS, get_percentile, is_total
-from omni_cli.record import Sample, Variant, requests_of
-from omni_cli.results import Bounds, Summary
+from omni_cli.records.metrics import ATTAINMENT, COUNTED, E2E, PERCENTILES, WAITS, get_percentile, is_total
+from omni_cli.records.record import Sample, Variant, requests_of
+from omni_cli.records.results import Bounds, Summary
 from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, attainment_interval, get_centre
 from omni_cli.stats.sequential import ALPHA
 

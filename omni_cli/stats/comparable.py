@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from omni_cli.metrics import E2E
-from omni_cli.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server
-from omni_cli.results import Difference
+from omni_cli.records.metrics import E2E
+from omni_cli.records.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server
+from omni_cli.records.results import Difference
 from omni_cli.stats.blocks import get_values, request_values
 
 # The subject of the measurement (omni's version and commit), and conditions that cannot be chosen (load, clocks).

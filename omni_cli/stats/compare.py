@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from omni_cli.errors import ExitCode, OmniError
-from omni_cli.metrics import COUNTED, E2E, HOST_RSS, REPORTED_MEMORY, higher_is_better
-from omni_cli.record import Sample, StoppingPlan, Variant, get_counters
-from omni_cli.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
+from omni_cli.core.errors import ExitCode, OmniError
+from omni_cli.records.metrics import COUNTED, E2E, HOST_RSS, REPORTED_MEMORY, higher_is_better
+from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters
+from omni_cli.records.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
 from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks, shared_metrics
 from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, get_centre, get_difference, of_counts
 from omni_cli.stats.sequential import ALPHA, blocks_needed, level_at, minimum_detectable

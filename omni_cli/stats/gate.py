@@ -15,10 +15,11 @@ import msgspec
 from msgspec import UNSET
 
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
-from omni_cli.errors import UsageError
-from omni_cli.metrics import ALLOCATED, GATED_MEMORY, HOST_RSS, higher_is_better
-from omni_cli.record import Record
-from omni_cli.results import (
+from omni_cli.core.errors import UsageError
+from omni_cli.core.text import suggest, visible
+from omni_cli.records.metrics import ALLOCATED, GATED_MEMORY, HOST_RSS, higher_is_better
+from omni_cli.records.record import Record
+from omni_cli.records.results import (
     Comparison,
     Difference,
     GateMetric,
@@ -33,7 +34,6 @@ from omni_cli.stats.blocks import metric_names
 from omni_cli.stats.compare import Compared
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import blocks_needed, minimum_detectable
-from omni_cli.text import suggest, visible
 
 _LEVEL = 0.05
 # The verdict of a gate is the first of these that any of its parts has.

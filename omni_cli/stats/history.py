@@ -23,10 +23,10 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 
-from omni_cli.history_folder import Kept
-from omni_cli.metrics import GATED_MEMORY, higher_is_better
-from omni_cli.record import Variant
-from omni_cli.results import (
+from omni_cli.records.history_folder import Kept
+from omni_cli.records.metrics import GATED_MEMORY, higher_is_better
+from omni_cli.records.record import Variant
+from omni_cli.records.results import (
     Bounds,
     Difference,
     GateVerdict,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET
 
-from omni_cli.errors import InputError
-from omni_cli.record import PROMPT, RATE, SHEET_COLUMNS, KeptOutput, Record, Variant
-from omni_cli.results import MeasureMean, Outputs
+from omni_cli.core.errors import InputError
+from omni_cli.records.record import PROMPT, RATE, SHEET_COLUMNS, KeptOutput, Record, Variant
+from omni_cli.records.results import MeasureMean, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS, get_centre, share_interval
 
 _PEAK = 255.0

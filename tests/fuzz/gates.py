@@ -10,7 +10,7 @@ import yaml
 from fuzz.documents import bombs, damage, json_text, mutate, yaml_text
 from fuzz.profiles import scratch
 from omni_cli.config.gate_limits import load_gate_file
-from omni_cli.errors import OmniError
+from omni_cli.core.errors import OmniError
 
 ORIGINALS = [
     b"version: 1\ndescription: limits\nmax_regression: 5%\nmax_memory_regression: 2%\noutputs: identical\n"

@@ -17,10 +17,10 @@ from PIL import Image
 
 from fuzz.documents import damage
 from fuzz.profiles import scratch
-from omni_cli.errors import InputError
-from omni_cli.inputs.files import load_tensor
-from omni_cli.inputs.media.reading import load_audio, load_image, load_sound, load_video
-from omni_cli.video_encoding import Sound, encode_video
+from omni_cli.core.errors import InputError
+from omni_cli.requests.files import load_tensor
+from omni_cli.requests.media.reading import load_audio, load_image, load_sound, load_video
+from omni_cli.requests.video_encoding import Sound, encode_video
 
 READERS: Mapping[str, Callable[[Path], object]] = {
     "image": lambda path: load_image(path, _no_warning),

@@ -17,7 +17,7 @@ from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import profile_data
 from omni_cli.config.yaml_tree import to_yaml
-from omni_cli.errors import ProfileError
+from omni_cli.core.errors import ProfileError
 
 # Without their comments, which take most of the time and none of the damage that matters.
 ORIGINALS = [yaml_text(yaml.safe_load(path.read_bytes())).encode() for path in bundled_profiles().values()] + [

@@ -22,11 +22,11 @@ from omni_cli.cli.compare import CompareOptions, compare
 from omni_cli.cli.report import report
 from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.errors import OmniError
-from omni_cli.profile_record import load_profile_record
-from omni_cli.record import Failures, Record, load_record
-from omni_cli.record_file import get_digest, with_digest
-from omni_cli.results import RecordOrigin
+from omni_cli.core.errors import OmniError
+from omni_cli.records.profile_record import load_profile_record
+from omni_cli.records.record import Failures, Record, load_record
+from omni_cli.records.record_file import get_digest, with_digest
+from omni_cli.records.results import RecordOrigin
 from omni_cli.stats.verdicts import ComparisonSpec, compare_document, compare_within
 
 BOMBS = bombs()

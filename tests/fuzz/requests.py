@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from fuzz.documents import bombs, damage, json_text, mutate
 from fuzz.profiles import scratch
 from omni_cli.config.loader import load_profile
+from omni_cli.core.errors import OmniError
 from omni_cli.engine.describing import get_capabilities
-from omni_cli.errors import OmniError
-from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.jsonl import read_requests
-from omni_cli.inputs.request_spec import BadRequest
+from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.jsonl import read_requests
+from omni_cli.requests.request_spec import BadRequest
 
 REQUESTS = [
     {"request_id": "a", "prompt": "hello", "seed": 1, "modalities": ["text", "audio"], "speaker": "Chelsie",

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from fuzz.msgpack_mutation import damaged
-from omni_cli.contents import CallFile
-from omni_cli.outputs import AudioOutput, GenerateRequest, TextOutput, VideoOutput
+from omni_cli.requests.contents import CallFile
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, TextOutput, VideoOutput
 from omni_cli.stage.messages import (
     AddRequest,
     AppendInput,

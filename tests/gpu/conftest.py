@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
+from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 
 STEPS = 4
 

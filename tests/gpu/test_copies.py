@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from omni_cli.errors import OmniError
-from omni_cli.execution.copies import AsyncCopy, CudaBackend, make_output_copy
+from omni_cli.backends.execution.copies import AsyncCopy, CudaBackend, make_output_copy
+from omni_cli.core.errors import OmniError
 
 DEVICE = "cuda:0"
 MIB = 1 << 20

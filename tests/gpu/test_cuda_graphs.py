@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omni_cli.errors import StageError
-from omni_cli.execution.modes import GraphMode, make_execution_mode
+from omni_cli.backends.execution.modes import GraphMode, make_execution_mode
+from omni_cli.core.errors import StageError
 
 MIB = 1 << 20
 

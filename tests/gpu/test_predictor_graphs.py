@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.code_predictors import CODEBOOKS, CODES, MAX_BATCH, WIDTH, code_predictor, reference_predictor
 
-from omni_cli.execution.cuda_graphs import CudaGraphBackend
+from omni_cli.backends.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.models.codec.code_predictor import CodePredictor, PredictorGraphs
 
 

@@ -14,8 +14,8 @@ from support.plain_activation import fused_and_plain
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
 
-from omni_cli.execution.modes import make_execution_mode
-from omni_cli.execution.precision import arithmetic, reduce_weights, use_precision
+from omni_cli.backends.execution.modes import make_execution_mode
+from omni_cli.backends.execution.precision import arithmetic, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
 from omni_cli.models.qwen2_5_omni.token2wav.platform import VocoderInput

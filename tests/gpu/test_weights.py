@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 
 
 def test_weights_read_ahead_are_the_same_in_the_same_order(monkeypatch: pytest.MonkeyPatch):
-    from omni_cli.vllm_integration import weights
+    from omni_cli.backends.vllm import weights
 
     monkeypatch.setattr(weights, "_LARGEST_BYTES", 1 << 20)
     large = torch.rand(1 << 19)

@@ -16,11 +16,11 @@ from support.chromium import Chromium, find_chromium
 from support.omni_process import ROOT, Ended, run_omni
 from support.omni_requests import BRIEF_SPEECH
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.outputs import Event, GenerateRequest, RequestResult
+from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult
 
 # Before anything in this process imports torchvision, which transformers and diffusers do.
 ensure_torchvision_importable()

@@ -11,8 +11,8 @@ from support.omni_requests import BRIEF_SPEECH
 
 from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.errors import InputError
-from omni_cli.outputs import (
+from omni_cli.core.errors import InputError
+from omni_cli.requests.outputs import (
     AudioOutput,
     GenerateRequest,
     ImageOutput,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from support.samples import sample
 
-from omni_cli.errors import InputError
-from omni_cli.outputs import GenerateRequest, Message, Part, RequestResult, TextOutput
+from omni_cli.core.errors import InputError
+from omni_cli.requests.outputs import GenerateRequest, Message, Part, RequestResult, TextOutput
 
 TEXT: Any = frozenset({"text"})
 

@@ -12,7 +12,7 @@ from support.references import family_reference
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_speech import CsmSizes, MimiSizes, csm
 from omni_cli.models.csm.reference import SpokenText
-from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
+from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MAX_TOKENS = 40

@@ -14,14 +14,14 @@ from support.media_samples import tone
 from support.references import family_reference
 from vllm import SamplingParams
 
+from omni_cli.backends.vllm.code_runner import Draws
+from omni_cli.backends.vllm.hidden_states import ComputedSpan
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.contents import ReferenceVoice
 from omni_cli.models.higgs_audio.delayed_frames import CODES_BEFORE, DelayedFrames, RepeatLimit, read_repeat_limit
 from omni_cli.models.higgs_audio.family import FAMILY
 from omni_cli.models.higgs_audio.reference import DelayedSpeech
-from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
-from omni_cli.vllm_integration.code_runner import Draws
-from omni_cli.vllm_integration.hidden_states import ComputedSpan
+from omni_cli.requests.contents import ReferenceVoice
+from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LIMITS = ("backbone.sampling.max_tokens=40",)

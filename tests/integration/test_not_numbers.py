@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from support.omni_requests import BRIEF_SPEECH
 from transformers import AutoTokenizer
 
-from omni_cli.errors import StageError
-from omni_cli.outputs import GenerateRequest, RequestResult, TextOutput
+from omni_cli.core.errors import StageError
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextOutput
 
 pytestmark = pytest.mark.slow
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from support.omni_process import run_omni
 
-from omni_cli.compat.libraries import prepare_libraries
+from omni_cli.core.compat.libraries import prepare_libraries
 
 prepare_libraries()
 
 import torch  # noqa: E402
 from support.tiny_models import llama  # noqa: E402
 
+from omni_cli.backends.diffusers.loading import load_pipeline  # noqa: E402
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.schema import DiffusionStageConfig  # noqa: E402
-from omni_cli.diffusers_integration.loading import load_pipeline  # noqa: E402
-from omni_cli.errors import CheckpointError  # noqa: E402
+from omni_cli.core.errors import CheckpointError  # noqa: E402
 from omni_cli.models.qwen2_5_omni.connectors import load_speakers  # noqa: E402
 
 

@@ -16,7 +16,7 @@ from support.samples import sample
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_qwen3 import ExpertSizes, Qwen3OmniSizes, qwen3_omni
 from omni_cli.models.qwen2_5_omni.reference import SpokenResult
-from omni_cli.outputs import GenerateRequest, Message, Part, RequestResult
+from omni_cli.requests.outputs import GenerateRequest, Message, Part, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CODEC_MAX_TOKENS = 24

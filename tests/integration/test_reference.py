@@ -12,7 +12,7 @@ from support.samples import sample
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_qwen import OmniSizes, qwen2_5_omni
 from omni_cli.models.qwen2_5_omni.reference import SpokenResult
-from omni_cli.outputs import RequestResult
+from omni_cli.requests.outputs import RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CODEC_MAX_TOKENS = 48

@@ -13,8 +13,8 @@ import pytest
 from support.omni_requests import BRIEF_SPEECH
 from support.samples import sample
 
-from omni_cli.errors import InputError, StageError
-from omni_cli.outputs import (
+from omni_cli.core.errors import InputError, StageError
+from omni_cli.requests.outputs import (
     AudioChunk,
     AudioOutput,
     Event,

@@ -10,9 +10,9 @@ from support.media_samples import tone
 from support.references import family_reference
 
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.contents import ReferenceVoice
 from omni_cli.models.vibevoice.reference import Speech
-from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
+from omni_cli.requests.contents import ReferenceVoice
+from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LIMITS = ("speaker.sampling.max_tokens=20",)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_cli.record import Memory, Record, Sample, Variant, workload_fingerprint
+from omni_cli.records.record import Memory, Record, Sample, Variant, workload_fingerprint
 
 ENVIRONMENT: dict[str, Any] = {
     "machine": {"cpu": "Test 1", "usable_cores": 2},

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 

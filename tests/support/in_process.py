@@ -13,7 +13,7 @@ import psutil
 
 from omni_cli.cli.app import run
 from omni_cli.engine.process.fork_server import ForkServer
-from omni_cli.inputs.media.reading import media_pool
+from omni_cli.requests.media.reading import media_pool
 from support.omni_process import Ended, files_below
 
 

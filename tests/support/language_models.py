@@ -18,7 +18,7 @@ MAX_TOKENS = 12
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     Path(sys.argv[1]).write_text(json.dumps({name: answers(**model) for name, model in task.items()}))
@@ -28,9 +28,9 @@ def answers(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     from stage_specs import get_spec
 
     from omni_cli.checkpoints.derive import derive_profile
+    from omni_cli.config.families import Machine
     from omni_cli.config.schema import EngineConfig
     from omni_cli.engine.memory_plan import plan_start
-    from omni_cli.families import Machine
     from omni_cli.models.registry import load_stage
 
     plan = plan_start(EngineConfig.model_validate(derive_profile(Path(folder), Machine("cpu"), folder)), Path(folder))
@@ -46,7 +46,7 @@ def answers(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def run(stage: Any, requests: Sequence[dict[str, Any]]) -> list[Any]:
     """Token ids, or the error."""
-    from omni_cli.errors import OmniError
+    from omni_cli.core.errors import OmniError
     from omni_cli.stage.messages import Failure, RequestDone
 
     done: dict[str, Any] = {}
@@ -69,7 +69,7 @@ def stage_request(
 ) -> Any:
     from media_samples import clip, image_of, tone
 
-    from omni_cli.outputs import GenerateRequest
+    from omni_cli.requests.outputs import GenerateRequest
 
     return GenerateRequest(
         request_id,

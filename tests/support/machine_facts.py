@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from omni_cli.doctor.checkup import MachineFacts
-from omni_cli.doctor.packages import VERIFIED, Package, TorchProbe
-from omni_cli.machine import Cpu, Folder, Gpu, Gpus, HostMemory
+from omni_cli.core.machine import Cpu, Folder, Gpu, Gpus, HostMemory
+from omni_cli.measure.doctor.checkup import MachineFacts
+from omni_cli.measure.doctor.packages import VERIFIED, Package, TorchProbe
 
 CPU_BUILDS = {"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu", "vllm": None, "torchaudio": None}
 H200 = Gpus(devices=(Gpu(0, "NVIDIA H200", 150 * 10**9, 149 * 10**9, "GPU-1a"),), driver="570.10")

@@ -23,7 +23,7 @@ from typing import Any
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     with tempfile.TemporaryDirectory() as work:
@@ -40,10 +40,10 @@ def chains(work: Path, profiles: list[str], models: list[str], **_: object) -> I
 
     from omni_cli.checkpoints.derive import derive_profile
     from omni_cli.checkpoints.resolve import resolve_model
+    from omni_cli.config.families import Machine
     from omni_cli.config.loader import load_profile
     from omni_cli.config.schema import EngineConfig
     from omni_cli.engine.memory_plan import plan_start
-    from omni_cli.families import Machine
 
     for name in profiles:
         config = load_profile(name)
@@ -111,8 +111,8 @@ def error_of(stage: Any, model: str) -> str | None:
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader import get_model
 
-    from omni_cli.errors import CheckpointError
-    from omni_cli.vllm_integration.weights import naming_missing_weights
+    from omni_cli.backends.vllm.weights import naming_missing_weights
+    from omni_cli.core.errors import CheckpointError
 
     config = copy.deepcopy(stage.engine.vllm_config)
     config.model_config.model = model

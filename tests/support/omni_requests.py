@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 # Of ten, which would be most of the time that a test of the chain takes.
 FEW_STEPS = "token2wav.num_inference_steps=4"

@@ -127,7 +127,7 @@ class OmniServer:
 
     def media_processes(self) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "omni_cli.inputs.media.worker" in child.cmdline()]
+        return [child for child in children if "omni_cli.requests.media.worker" in child.cmdline()]
 
     def wait_until(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
         deadline = time.monotonic() + timeout_s

@@ -21,15 +21,15 @@ TIMEOUT_S = 100
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     import rank_diffusion  # noqa: F401 - imported once, for all processes
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
 
-    from omni_cli.execution.stacks import stacks_in
-    from omni_cli.vllm_integration.device_settings import use_whole_float32
-    from omni_cli.vllm_integration.workers import prepare_ranks
+    from omni_cli.backends.execution.stacks import stacks_in
+    from omni_cli.backends.vllm.device_settings import use_whole_float32
+    from omni_cli.backends.vllm.workers import prepare_ranks
 
     prepare_ranks(2, "ranks")
     use_whole_float32()
@@ -65,7 +65,7 @@ def run_engine(pipe: Any, model: str, arguments: dict[str, Any]) -> None:
 def make_engine(engine_cls: Any, **arguments: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
-    from omni_cli.vllm_integration.device_settings import with_given_cache
+    from omni_cli.backends.vllm.device_settings import with_given_cache
 
     given = {"dtype": "float32", "enforce_eager": True, "disable_log_stats": True, "max_model_len": 256}
     given |= {"max_num_seqs": 8, "kv_cache_memory_bytes": 16 << 20}
@@ -109,7 +109,7 @@ def check_stacks(num_ranks: int) -> None:
     """Send the ranks the signal on which a hung stage's processes write their stacks."""
     import psutil
 
-    from omni_cli.execution.stacks import SIGNAL, stacks_in
+    from omni_cli.backends.execution.stacks import SIGNAL, stacks_in
 
     ranks = [child for child in psutil.Process().children() if not any("tracker" in word for word in child.cmdline())]
     assert len(ranks) == num_ranks, ranks

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any
 
-from omni_cli.execution import ranges
+from omni_cli.backends.execution import ranges
 
 WAIT_S = 0.06
 HELD_BYTES = 200 * 2**20

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from omni_cli.execution import ranges
+from omni_cli.backends.execution import ranges
 
 _kind, _place, _stage = os.environ["PLANTED_FAULT"].split("@")
 _when = os.environ.get("PLANTED_WHEN")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from omni_cli.profile_record import (
+from omni_cli.records.profile_record import (
     Activity,
     Budget,
     Copies,

@@ -20,12 +20,12 @@ from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
-from omni_cli.vllm_integration.diffusion_runner import DiffusionInput, DiffusionModel
+from omni_cli.backends.vllm.diffusion_runner import DiffusionInput, DiffusionModel
 
 if current_platform.is_cpu():
-    from omni_cli.vllm_integration.cpu import CPUDiffusionWorker as DiffusionWorker
+    from omni_cli.backends.vllm.cpu import CPUDiffusionWorker as DiffusionWorker
 else:
-    from omni_cli.vllm_integration.gpu import GPUDiffusionWorker as DiffusionWorker
+    from omni_cli.backends.vllm.gpu import GPUDiffusionWorker as DiffusionWorker
 
 ARCHITECTURE = "RankDiffusion"
 NUM_LAYERS, SIZE, WIDTH = 4, 48, 96

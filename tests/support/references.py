@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from omni_cli.config.families import builtins, load
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
-from omni_cli.families import builtins, load
 from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
 from omni_cli.models.scores import Way
 from omni_cli.models.transcription.reference import TranscriptionReference
-from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
 from support.media_samples import clip, image_of, tone
 from support.omni_requests import FEW_STEPS
 from support.transcriptions import stage_request

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
-from omni_cli.encoding import encode_png, encode_wav
-from omni_cli.record import Failures, KeptOutput, Memory, Record, Sample, Variant
-from omni_cli.results import BreakEven, Comparison, MeasureMean, Outputs
+from omni_cli.records.record import Failures, KeptOutput, Memory, Record, Sample, Variant
+from omni_cli.records.results import BreakEven, Comparison, MeasureMean, Outputs
+from omni_cli.records.tune_record import Candidate, Round, TuneRecord
+from omni_cli.records.verify_record import DifferentPair, MeanMax, Row, VerifyRecord
+from omni_cli.requests.encoding import encode_png, encode_wav
 from omni_cli.stats.race import concluded
 from omni_cli.stats.verdicts import ComparisonSpec
-from omni_cli.tune_record import Candidate, Round, TuneRecord
-from omni_cli.verify_record import DifferentPair, MeanMax, Row, VerifyRecord
 from support.bench_records import pair, record
 
 EVIL = "<script>alert(1)</script>"

@@ -11,7 +11,7 @@ import inspect
 import re
 from typing import Any
 
-from omni_cli.compat.torchvision import import_with_torchaudio
+from omni_cli.core.compat.torchvision import import_with_torchaudio
 
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 LOADER = "vllm.model_executor.model_loader.default_loader:DefaultModelLoader"
@@ -843,10 +843,10 @@ IMPORTED = [
 ]
 
 OVERRIDES = [
-    ("omni_cli.vllm_integration.runner_mixins", "vllm.v1.worker.gpu_model_runner"),
-    ("omni_cli.vllm_integration.workers", "vllm.v1.worker.gpu_worker"),
-    ("omni_cli.vllm_integration.outputs", "vllm.v1.engine.output_processor"),
-    ("omni_cli.vllm_integration.schedulers", "vllm.v1.core.sched.scheduler"),
+    ("omni_cli.backends.vllm.runner_mixins", "vllm.v1.worker.gpu_model_runner"),
+    ("omni_cli.backends.vllm.workers", "vllm.v1.worker.gpu_worker"),
+    ("omni_cli.backends.vllm.outputs", "vllm.v1.engine.output_processor"),
+    ("omni_cli.backends.vllm.schedulers", "vllm.v1.core.sched.scheduler"),
     (
         "omni_cli.models.qwen2_5_omni.token2wav.velocity",
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
@@ -856,8 +856,8 @@ OVERRIDES = [
     ("omni_cli.models.glm_image.prior_model", "vllm.model_executor.models.glm4"),
     ("omni_cli.models.glm_image.prior_model", "transformers.models.glm_image.modeling_glm_image"),
     ("omni_cli.models.glm_image.prompts", "transformers.models.glm_image.modeling_glm_image"),
-    ("omni_cli.vllm_integration.code_runner", "vllm.v1.worker.gpu_model_runner"),
-    ("omni_cli.vllm_integration.diffusion_runner", "vllm.v1.worker.gpu_model_runner"),
+    ("omni_cli.backends.vllm.code_runner", "vllm.v1.worker.gpu_model_runner"),
+    ("omni_cli.backends.vllm.diffusion_runner", "vllm.v1.worker.gpu_model_runner"),
     ("omni_cli.models.codec.code_predictor", QWEN3_OMNI),
     ("omni_cli.models.qwen3_omni.connectors", QWEN3_OMNI),
     ("omni_cli.models.qwen3_omni.model", "vllm.model_executor.models.qwen3_moe"),

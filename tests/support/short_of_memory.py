@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
+from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 
 _ROOM_BYTES = 96 << 20
 

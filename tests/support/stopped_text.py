@@ -18,15 +18,15 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1,
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     from stage_specs import get_spec
 
+    from omni_cli.backends.vllm.text_stage import TextStage
     from omni_cli.config.schema import ARStageConfig
-    from omni_cli.outputs import GenerateRequest
+    from omni_cli.requests.outputs import GenerateRequest
     from omni_cli.stage.messages import RequestDone, TextChunk
-    from omni_cli.vllm_integration.text_stage import TextStage
 
     class DraftingStage(TextStage):
         def engine_args(self) -> dict[str, object]:

@@ -22,7 +22,7 @@ MOST_STEPS = 20_000
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     from stage_specs import get_spec
@@ -61,7 +61,7 @@ class Feed:
     """One request's rows: those that are still to come, in order."""
 
     def __init__(self, stage: Any, request: dict[str, Any], *, whole: bool) -> None:
-        from omni_cli.outputs import GenerateRequest
+        from omni_cli.requests.outputs import GenerateRequest
         from omni_cli.stage.payloads import encode_additional_information
 
         self.stage, self.id, self.is_done = stage, request["id"], False

@@ -22,16 +22,16 @@ from typing import Any
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
 
+    from omni_cli.backends.vllm.device_settings import with_given_cache
+    from omni_cli.backends.vllm.outputs import TextEngine
+    from omni_cli.backends.vllm.registry import register_models, resolve_in_process
     from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
-    from omni_cli.vllm_integration.device_settings import with_given_cache
-    from omni_cli.vllm_integration.outputs import TextEngine
-    from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 
     ranks = _prepare_ranks(task["engine"])
     register_models()
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _prepare_ranks(engine: dict[str, Any]) -> int:
-    from omni_cli.vllm_integration.workers import prepare_ranks
+    from omni_cli.backends.vllm.workers import prepare_ranks
 
     ranks: int = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
     if ranks > 1:
@@ -130,7 +130,7 @@ def _be_late(runner: Any) -> None:
     from vllm.v1.outputs import AsyncModelRunnerOutput
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    from omni_cli.execution.copies import AsyncCopy
+    from omni_cli.backends.execution.copies import AsyncCopy
 
     runner.output_copy = AsyncCopy(LateDevice(bytes_per_s=1e6))
     sample_tokens, vllms = runner.sample_tokens, CPUModelRunner.sample_tokens
@@ -171,7 +171,7 @@ def _worker() -> str:
     from vllm.platforms import current_platform
 
     device = "cpu.CPU" if current_platform.is_cpu() else "gpu.GPU"
-    return f"omni_cli.vllm_integration.{device}ARWorker"
+    return f"omni_cli.backends.vllm.{device}ARWorker"
 
 
 def _count_drafts(engine: Any) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     Path(sys.argv[1]).write_text(json.dumps(answers(**task)))
@@ -26,9 +26,9 @@ def answers(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     from stage_specs import get_spec
 
     from omni_cli.checkpoints.derive import derive_profile
+    from omni_cli.config.families import Machine
     from omni_cli.config.schema import EngineConfig
     from omni_cli.engine.memory_plan import plan_start
-    from omni_cli.families import Machine
     from omni_cli.models.registry import load_stage
 
     plan = plan_start(EngineConfig.model_validate(derive_profile(Path(folder), Machine("cpu"), folder)), Path(folder))
@@ -44,7 +44,7 @@ def answers(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def run(stage: Any, requests: Sequence[dict[str, Any]]) -> list[Any]:
     """Return what each request gives, or its error."""
-    from omni_cli.errors import OmniError
+    from omni_cli.core.errors import OmniError
     from omni_cli.stage.messages import Failure, RequestDone, TextChunk
 
     done: dict[str, Any] = {}
@@ -77,8 +77,8 @@ def run(stage: Any, requests: Sequence[dict[str, Any]]) -> list[Any]:
 
 def stage_request(request_id: str, **fields: Any) -> Any:
     """Return a greedy request."""
-    from omni_cli.inputs.media.reading import load_audio
-    from omni_cli.outputs import GenerateRequest
+    from omni_cli.requests.media.reading import load_audio
+    from omni_cli.requests.outputs import GenerateRequest
 
     seed, seconds, file = fields.pop("seed", None), fields.pop("seconds", 0.5), fields.pop("file", None)
     sounds = (load_audio(Path(file), lambda note: None),) if file else ()

@@ -68,7 +68,7 @@ def start_warm(descriptor, pid):
             channel.close()
             note("python")
             return pid
-        if channel.fileno() != -1 and words[-1] == "omni_cli.bench.variant_worker":
+        if channel.fileno() != -1 and words[-1] == "omni_cli.measure.bench.variant_worker":
             wanted = dict(os.fsdecode(entry).split("=", 1) for entry in environment)
             if of_libraries(wanted) == of_libraries(os.environ):
                 ends = [others[index] if others[index] != -1 else number for number, index in enumerate((0, 3, 5))]

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def main() -> None:
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     from stage_specs import get_spec

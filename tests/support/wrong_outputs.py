@@ -25,7 +25,7 @@ WRONG: dict[str, Callable[[list[Any]], Any]] = {
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.libraries import prepare_libraries
+    from omni_cli.core.compat.libraries import prepare_libraries
 
     prepare_libraries()
     import torch
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def add(stage: Any, prefix: str) -> None:
-    from omni_cli.outputs import GenerateRequest
+    from omni_cli.requests.outputs import GenerateRequest
     from omni_cli.stage.payloads import encode_additional_information
 
     for name, codes in CODES.items():

@@ -36,7 +36,7 @@ def test_every_name_exists(page: str, path: str, name: str) -> None:
 def test_the_path_of_a_stranger_is_complete() -> None:
     questions = re.findall(r"^\| ([A-Z][^|]*\?) \| .*`", TEXT, flags=re.MULTILINE)
     assert len(questions) == 13
-    assert not defines(ROOT / "omni_cli/families.py", "Family.missing")
+    assert not defines(ROOT / "omni_cli/config/families.py", "Family.missing")
 
 
 def test_the_diagram_of_the_rooms_is_the_checked_contract() -> None:
@@ -71,4 +71,4 @@ def test_the_diagrams_name_classes_that_exist() -> None:
 def test_the_entry_point_group_is_the_one_in_use() -> None:
     (group,) = re.findall(r'\[project\.entry-points\."([\w.]+)"\]', TEXT)
     assert f'[project.entry-points."{group}"]' in (ROOT / "pyproject.toml").read_text()
-    assert f'GROUP = "{group}"' in (ROOT / "omni_cli/families.py").read_text()
+    assert f'GROUP = "{group}"' in (ROOT / "omni_cli/config/families.py").read_text()

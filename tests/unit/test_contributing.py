@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from omni_cli.profile_record import Budget
-from omni_cli.profiling import hints
+from omni_cli.measure.profiling import hints
+from omni_cli.records.profile_record import Budget
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -33,7 +33,7 @@ def test_every_make_target_exists() -> None:
 
 @pytest.fixture
 def where_hints_are_tested() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("profile_tests", ROOT / "tests/unit/profiling/test_record.py")
+    spec = importlib.util.spec_from_file_location("profile_tests", ROOT / "tests/unit/measure/profiling/test_record.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from omni_cli.bench.bisect import SearchFolder
-from omni_cli.bench.commits import CommitInfo
 from omni_cli.cli.report_documents import load_view
-from omni_cli.record import load_record
-from omni_cli.record_file import get_digest, save_record
-from omni_cli.tune_record import load_tune_record
+from omni_cli.measure.bench.bisect import SearchFolder
+from omni_cli.measure.bench.commits import CommitInfo
+from omni_cli.records.record import load_record
+from omni_cli.records.record_file import get_digest, save_record
+from omni_cli.records.tune_record import load_tune_record
 
 CREATED = "2026-11-20T12:00:00Z"
 SAMPLE = {"block": 0, "position": 0, "e2e_s": 0.1, "engagement": {"talker": {"graph_replays": 8.0}}}

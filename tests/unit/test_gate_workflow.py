@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from omni_cli.cli.app import run
-from omni_cli.errors import ExitCode
+from omni_cli.core.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())

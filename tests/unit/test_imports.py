@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(omni_cli.__file__).parent
 HEAVY = ["torch", "torchvision", "vllm", "diffusers", "transformers", "accelerate"]
-TORCH_FREE = ["cli", "config", "doctor", "inputs", "report", "serve"]
-TORCH_FREE_MODULES = ["errors", "outputs", "families", "checkpoints.resolve", "checkpoints.derive", "engine.omni_llm"]
+TORCH_FREE = ["cli", "config", "measure.doctor", "records", "report", "requests", "serve"]
+TORCH_FREE_MODULES = ["core.errors", "checkpoints.resolve", "checkpoints.derive", "engine.omni_llm"]
 
 BLOCKED_IMPORT = """
 import importlib, json, sys
@@ -56,7 +56,7 @@ def python(program: str, argument: object) -> subprocess.CompletedProcess[str]:
 
 
 def modules_of(name: str) -> list[str]:
-    found = pkgutil.walk_packages([str(ROOT / name)], prefix=f"omni_cli.{name}.")
+    found = pkgutil.walk_packages([str(ROOT / name.replace(".", "/"))], prefix=f"omni_cli.{name}.")
     return [f"omni_cli.{name}", *(module.name for module in found)]
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli import machine
-from omni_cli.errors import UsageError
-from omni_cli.machine import allow_open_files, known_failure
+from omni_cli.core import machine
+from omni_cli.core.errors import UsageError
+from omni_cli.core.machine import allow_open_files, known_failure
 
 
 @pytest.fixture

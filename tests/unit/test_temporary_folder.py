@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli import files as module
-from omni_cli.errors import OmniError
-from omni_cli.files import scratch_folder, temporary_folder
+from omni_cli.core import files as module
+from omni_cli.core.errors import OmniError
+from omni_cli.core.files import scratch_folder, temporary_folder
 
 
 def test_the_usual_folder_while_names_in_it_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_a_scratch_folder_is_removed_or_was_renamed(tmp_path: Path) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-from omni_cli.files import scratch_folder
+from omni_cli.core.files import scratch_folder
 with scratch_folder("omni-", Path(sys.argv[1])) as folder:
     (folder / "file").touch()
     print(flush=True)

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from omni_cli import __version__
-from omni_cli.doctor.packages import VERIFIED
+from omni_cli.measure.doctor.packages import VERIFIED
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from omni_cli.cli.bench.options import BenchOptions
 from omni_cli.cli.download import fetch_model
 from omni_cli.cli.profile_choice import profile_source
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
 
 
 def bench(options: BenchOptions) -> int:
@@ -21,18 +21,18 @@ def bench(options: BenchOptions) -> int:
     if options.vary and options.against:
         hint = "choose one of them"
         raise UsageError("`--vary` and `--against` cannot be combined", hint=hint)
-    from omni_cli.bench.workload import lengths_given_by, measured_stages
+    from omni_cli.measure.bench.workload import lengths_given_by, measured_stages
 
     source = profile_source(options)
     config = source.load()
     measured_stages(config, options.stage)
     workload = options.workload(options.stage, config)
     limits = options.limits(options.max_memory_regression)
-    from omni_cli.bench.quality import parse_weights
+    from omni_cli.measure.bench.quality import parse_weights
 
     weights = parse_weights(options.weights)
-    from omni_cli.bench.local import load_variant_config, local_plan, plan_variant_configs
     from omni_cli.cli.bench.run import measure, read_spec
+    from omni_cli.measure.bench.local import load_variant_config, local_plan, plan_variant_configs
 
     variants = plan_variant_configs(tuple(options.vary or ()), config, workload, source)
     overrides = [*source.overrides, *(text for variant in variants for text in variant.overrides)]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 from omni_cli.cli.gate_options import GateOptions, MaxMemoryRegressionOption, check_output_files
 from omni_cli.cli.options import ProfileOptions, TimeoutOption, argument, option
 from omni_cli.cli.terminal import console
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from omni_cli.bench.workload import Workload
     from omni_cli.config.schema import EngineConfig
+    from omni_cli.measure.bench.workload import Workload
 
 DEFAULT_BUDGET_S = 60.0
 MAX_BATCH_SIZE = 4096
@@ -59,7 +59,7 @@ class WorkloadOptions(ProfileOptions):
 
     def workload(self, stage: str, config: EngineConfig) -> Workload:
         """The requested work. Raises `UsageError` or `InputError` for a wrong file, before anything is loaded."""
-        from omni_cli.bench.workload import Workload, describe_requests
+        from omni_cli.measure.bench.workload import Workload, describe_requests
 
         if self.requests is None:
             batch_size, input_len = self.batch_size or DEFAULT_BATCH_SIZE, self.input_len or DEFAULT_INPUT_LEN

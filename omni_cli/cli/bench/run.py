@@ -9,20 +9,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO
 
-from omni_cli.bench.benchmark import Benchmark, Plan
-from omni_cli.bench.harness import RunLimits
-from omni_cli.bench.variant_process import VariantError
 from omni_cli.cli.bench.options import MeasureOptions
 from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction, refuse_failed, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.errors import ExitCode, OmniError
-from omni_cli.loadtest.plan import hint_on
-from omni_cli.metrics import E2E
-from omni_cli.record import get_failures, load_record
-from omni_cli.record_file import with_digest
+from omni_cli.core.errors import ExitCode, OmniError
+from omni_cli.measure.bench.benchmark import Benchmark, Plan
+from omni_cli.measure.bench.harness import RunLimits
+from omni_cli.measure.bench.variant_process import VariantError
+from omni_cli.measure.loadtest.plan import hint_on
+from omni_cli.records.metrics import E2E
+from omni_cli.records.record import get_failures, load_record
+from omni_cli.records.record_file import with_digest
 from omni_cli.report.bench_view import LABELS, bench_view
 from omni_cli.report.comparison_view import comparison_view
 from omni_cli.report.comparison_words import disturbance_warnings, get_failure, not_comparable
@@ -34,8 +34,8 @@ from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
 if TYPE_CHECKING:
-    from omni_cli.bench.harness import State
-    from omni_cli.bench.protocol import Loading
+    from omni_cli.measure.bench.harness import State
+    from omni_cli.measure.bench.protocol import Loading
 
 
 def read_spec(

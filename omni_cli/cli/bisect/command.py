@@ -16,12 +16,12 @@ from omni_cli.cli.download import fetch_model
 from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction
 from omni_cli.cli.options import DisplayOptions, TimeoutOption, argument, option
 from omni_cli.cli.terminal import console
-from omni_cli.errors import ExitCode, OmniError, UsageError
-from omni_cli.metrics import E2E
+from omni_cli.core.errors import ExitCode, OmniError, UsageError
+from omni_cli.records.metrics import E2E
 from omni_cli.report.units import count
 
 if TYPE_CHECKING:
-    from omni_cli.bench.bisect import Bisection, Criterion, PlanMaker
+    from omni_cli.measure.bench.bisect import Bisection, Criterion, PlanMaker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def bisect(options: BisectOptions) -> int:
     """
     options.check()
     limit = options.limit()
-    from omni_cli.bench.bisect import Criterion
+    from omni_cli.measure.bench.bisect import Criterion
 
     is_timed = limit is not None and options.max_memory_regression is None
     criterion = Criterion((options.metric or E2E) if is_timed else None, limit)
@@ -142,16 +142,16 @@ def bisect(options: BisectOptions) -> int:
 
 def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     """Build the search. Raises `OmniError` for a wrong commit, profile or program."""
-    from omni_cli.bench.bisect import Bisection, SearchFolder
-    from omni_cli.bench.commits import Worktrees, commits_between, get_repository
-    from omni_cli.bench.local import Program, program_plan
     from omni_cli.checkpoints.build import cache_folder
     from omni_cli.cli.bisect.report import BisectProgress
-    from omni_cli.record_file import get_digest
+    from omni_cli.measure.bench.bisect import Bisection, SearchFolder
+    from omni_cli.measure.bench.commits import Worktrees, commits_between, get_repository
+    from omni_cli.measure.bench.local import Program, program_plan
+    from omni_cli.records.record_file import get_digest
 
     command = ("omni", *sys.argv[1:])
     if options.command is None:
-        from omni_cli.bench.commits import find_commit
+        from omni_cli.measure.bench.commits import find_commit
 
         repository, _ = (find_commit(ref).repository for ref in (options.good, options.bad))
         plan, workload = _profile_plan(options, command)
@@ -177,9 +177,9 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
 
 def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[PlanMaker, dict[str, Any]]:
     """Return the planner of a profile's comparisons and the record's description of its workload."""
-    from omni_cli.bench.local import local_plan, plan_variant_configs
-    from omni_cli.bench.workload import lengths_given_by, measured_stages
     from omni_cli.cli.profile_choice import profile_source
+    from omni_cli.measure.bench.local import local_plan, plan_variant_configs
+    from omni_cli.measure.bench.workload import lengths_given_by, measured_stages
 
     source = profile_source(options)
     config = source.load()

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from omni_cli.bench.local import CPU_TIME, WALL_TIME
 from omni_cli.cli.bench.run import BenchProgress
 from omni_cli.cli.terminal import console
-from omni_cli.errors import OmniError
-from omni_cli.record_file import with_digest
+from omni_cli.core.errors import OmniError
+from omni_cli.measure.bench.local import CPU_TIME, WALL_TIME
+from omni_cli.records.record_file import with_digest
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count, percent, percent_interval, title
 from omni_cli.stats.bisection import BROKEN
@@ -19,8 +19,8 @@ from omni_cli.stats.sequential import ALPHA
 from omni_cli.stats.verdicts import ComparisonSpec
 
 if TYPE_CHECKING:
-    from omni_cli.bench.bisect import BisectRecord, BisectResult
-    from omni_cli.bench.commits import CommitInfo
+    from omni_cli.measure.bench.bisect import BisectRecord, BisectResult
+    from omni_cli.measure.bench.commits import CommitInfo
     from omni_cli.stats.bisection import NextTrial, Search, Trial
 
 _VERDICTS = {

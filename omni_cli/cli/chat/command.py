@@ -16,7 +16,7 @@ from omni_cli.cli.loadtest.options import ApiKeyOption
 from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, option
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
-from omni_cli.errors import ExitCode, UsageError
+from omni_cli.core.errors import ExitCode, UsageError
 
 # Imported when the conversation begins, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:

@@ -22,15 +22,15 @@ import numpy as np
 
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
-from omni_cli.encoding import encode_wav
-from omni_cli.errors import InputError, OmniError, UsageError
-from omni_cli.files import cannot_write, write_whole
-from omni_cli.loadtest.dataset import read_image, read_sound
+from omni_cli.core.errors import InputError, OmniError, UsageError
+from omni_cli.core.files import cannot_write, write_whole
+from omni_cli.core.text import suggest, visible
+from omni_cli.measure.loadtest.dataset import read_image, read_sound
 from omni_cli.openai_api.client import Client, Outcome
 from omni_cli.openai_api.reading import SAMPLE_RATE, ChatReader
 from omni_cli.openai_api.routes import Route
 from omni_cli.report.units import milliseconds, seconds
-from omni_cli.text import suggest, visible
+from omni_cli.requests.encoding import encode_wav
 
 COMMANDS = {
     "/image": "FILE: show an image with the next message",

@@ -20,11 +20,11 @@ from omni_cli.cli.serve.command import make_engine
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.config.schema import EngineConfig
-from omni_cli.errors import InputError, OmniError, UsageError
-from omni_cli.inputs.jsonl import claim_id, parse_object, read_lines
-from omni_cli.inputs.request_spec import BadRequest
+from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.openai_api.routes import Route
 from omni_cli.report.records import RequestRecord
+from omni_cli.requests.jsonl import claim_id, parse_object, read_lines
+from omni_cli.requests.request_spec import BadRequest
 from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.limits import Limits

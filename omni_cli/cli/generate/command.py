@@ -11,7 +11,7 @@ from omni_cli.cli.download import fetch_model
 from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
-from omni_cli.errors import ExitCode, UsageError
+from omni_cli.core.errors import ExitCode, UsageError
 
 # Imported when a run begins, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from omni_cli.cli.terminal.progress import ProgressDisplay
     from omni_cli.config.schema import EngineConfig
     from omni_cli.engine.omni_llm import OmniLLM
-    from omni_cli.inputs.capabilities import Capabilities
-    from omni_cli.inputs.request_spec import BadRequest, RequestSpec
+    from omni_cli.requests.capabilities import Capabilities
+    from omni_cli.requests.request_spec import BadRequest, RequestSpec
 
 
 def generate(options: GenerateOptions) -> int:
@@ -33,7 +33,7 @@ def generate(options: GenerateOptions) -> int:
     """
     from omni_cli.cli.generate.inputs import decode_specs, fit_to_requests, read_specs
     from omni_cli.engine.describing import get_capabilities
-    from omni_cli.inputs.jsonl import read_lines
+    from omni_cli.requests.jsonl import read_lines
 
     replicas, requests = options.replicas, options.requests
     if replicas is not None and requests is None:
@@ -117,9 +117,9 @@ def run_on_replicas(
     from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate.replicated_run import ReplicatedRun
     from omni_cli.engine.process.fork_server import ForkServer
-    from omni_cli.inputs.request_spec import RequestSpec
-    from omni_cli.replicas.batch_job import BatchJob
+    from omni_cli.engine.replicas.batch_job import BatchJob
     from omni_cli.report.finished import FinishedRequests
+    from omni_cli.requests.request_spec import RequestSpec
 
     ForkServer.end_spare()  # the engines run below Ray
     finished = FinishedRequests(options.output_dir, config)

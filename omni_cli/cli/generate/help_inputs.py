@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 
 from omni_cli.cli.terminal import console
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
-from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.fields import FIELDS
-from omni_cli.inputs.pipeline_call import SOUND_FIELDS
-from omni_cli.inputs.value_types import FileKind, described
 from omni_cli.report.tables import aligned
+from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.fields import FIELDS
+from omni_cli.requests.pipeline_call import SOUND_FIELDS
+from omni_cli.requests.value_types import FileKind, described
 
 SCHEMA = "omni.inputs/1"
 

@@ -11,13 +11,13 @@ from typing import Any
 from omni_cli.cli.generate.run import PendingRequest
 from omni_cli.cli.terminal import console
 from omni_cli.config.schema import DiffusionStageConfig, EngineConfig, ImageSize, StageConfig
-from omni_cli.contents import get_items
+from omni_cli.core.errors import InputError, UsageError
 from omni_cli.engine.describing import frame_chooser
-from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.jsonl import read_requests
-from omni_cli.inputs.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, get_spec
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.contents import get_items
+from omni_cli.requests.jsonl import read_requests
+from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.requests.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, get_spec
 
 MAX_STDIN_BYTES = 16 * 1024 * 1024
 # Decoded inputs beyond this size are dropped, and decoded again when their request begins.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, TimeoutOption, argument, option
-from omni_cli.inputs.fields import FIELDS
+from omni_cli.requests.fields import FIELDS
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from unicodedata import category
 
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.progress import ProgressDisplay
-from omni_cli.errors import OmniError
-from omni_cli.outputs import StageInfo, TextOutput
+from omni_cli.core.errors import OmniError
 from omni_cli.report.generate_text import cut_text, file_line, loaded_lines
 from omni_cli.report.records import RequestRecord, WrittenOutput
+from omni_cli.requests.outputs import StageInfo, TextOutput
 
 
 class Printer:

@@ -11,12 +11,12 @@ from omni_cli.cli.generate.printers import Printer
 from omni_cli.cli.generate.run import BaseRun
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.progress import ProgressDisplay
-from omni_cli.inputs.request_spec import BadRequest, RequestSpec
-from omni_cli.outputs import RequestResult, StageLoading
-from omni_cli.replicas.batch_job import BatchAnswer, BatchJob
+from omni_cli.engine.replicas.batch_job import BatchAnswer, BatchJob
 from omni_cli.report.finished import FinishedRequests
 from omni_cli.report.records import RequestRecord
 from omni_cli.report.units import count
+from omni_cli.requests.outputs import RequestResult, StageLoading
+from omni_cli.requests.request_spec import BadRequest, RequestSpec
 
 
 class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):

@@ -14,10 +14,10 @@ from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.printers import Printer
 from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
-from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
-from omni_cli.inputs.media.reading import media_pool
-from omni_cli.inputs.request_spec import BadRequest
-from omni_cli.outputs import (
+from omni_cli.core.errors import ExitCode, OmniError, OutputError, UsageError
+from omni_cli.report.records import RequestRecord, WrittenOutput
+from omni_cli.requests.media.reading import media_pool
+from omni_cli.requests.outputs import (
     AudioOutput,
     GenerateRequest,
     ImageOutput,
@@ -32,7 +32,7 @@ from omni_cli.outputs import (
     TextOutput,
     VideoOutput,
 )
-from omni_cli.report.records import RequestRecord, WrittenOutput
+from omni_cli.requests.request_spec import BadRequest
 
 # Not needed to answer a wrong option.
 if TYPE_CHECKING:

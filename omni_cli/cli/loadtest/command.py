@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from omni_cli.cli.loadtest.options import DEFAULT_LEN, MAX_REQUESTS, LoadtestOptions, without_key
 from omni_cli.cli.terminal import console
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from omni_cli.bench.benchmark import Plan
-    from omni_cli.loadtest.traffic import Traffic
-    from omni_cli.loadtest.workload import ServerWorkload
+    from omni_cli.measure.bench.benchmark import Plan
+    from omni_cli.measure.loadtest.traffic import Traffic
+    from omni_cli.measure.loadtest.workload import ServerWorkload
 
 
 def loadtest(options: LoadtestOptions) -> int:
@@ -31,7 +31,7 @@ def loadtest(options: LoadtestOptions) -> int:
     limits = options.limits()
     from omni_cli.cli.bench.run import measure, read_spec
     from omni_cli.cli.loadtest.reading import check_counts
-    from omni_cli.loadtest.plan import server_plan
+    from omni_cli.measure.loadtest.plan import server_plan
     from omni_cli.openai_api.client import parse_url
 
     urls = [parse_url(text) for text in options.url]
@@ -66,8 +66,8 @@ def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
         read_tokenizer,
         read_traffics,
     )
-    from omni_cli.loadtest.window import parse_slos
-    from omni_cli.loadtest.workload import ServerWorkload
+    from omni_cli.measure.loadtest.window import parse_slos
+    from omni_cli.measure.loadtest.workload import ServerWorkload
 
     output_len = options.output_len or DEFAULT_LEN
     called = read_endpoint(options.endpoint, options.modalities, output_len, ignore_eos=options.ignore_eos)
@@ -101,8 +101,8 @@ def _find_max_rate(
 ) -> int:
     from omni_cli.cli.loadtest.max_rate import find_max_rate
     from omni_cli.cli.loadtest.reading import check_max_rate
-    from omni_cli.loadtest.traffic import MIN_REQUESTS, OpenLoop
-    from omni_cli.loadtest.window import get_window
+    from omni_cli.measure.loadtest.traffic import MIN_REQUESTS, OpenLoop
+    from omni_cli.measure.loadtest.window import get_window
     from omni_cli.stats.saturation import MIN_WINDOWS
 
     target = check_max_rate(options)

@@ -12,15 +12,15 @@ from typing import Literal
 
 import msgspec
 
-from omni_cli.bench.benchmark import Benchmark, Plan
-from omni_cli.bench.harness import RunLimits
-from omni_cli.bench.variant_process import VariantError
 from omni_cli.cli.bench.run import BenchProgress
 from omni_cli.cli.loadtest.options import LoadtestOptions, without_key
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
-from omni_cli.errors import ExitCode, OmniError
-from omni_cli.record_file import save_record, with_digest
+from omni_cli.core.errors import ExitCode, OmniError
+from omni_cli.measure.bench.benchmark import Benchmark, Plan
+from omni_cli.measure.bench.harness import RunLimits
+from omni_cli.measure.bench.variant_process import VariantError
+from omni_cli.records.record_file import save_record, with_digest
 from omni_cli.report.bench_view import request_text, slo_text
 from omni_cli.report.shared_parts import workload_title
 from omni_cli.report.tables import aligned

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from omni_cli.bench.prompts import token_counter
-from omni_cli.bench.variant_configs import MAX_VARIANTS, split_values
 from omni_cli.cli.gate_options import read_fraction
 from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, LoadtestOptions
-from omni_cli.errors import UsageError
-from omni_cli.loadtest.dataset import Dataset, read_dataset
-from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, trace_rate
-from omni_cli.loadtest.workload import Endpoint, EndpointName
-from omni_cli.text import visible
+from omni_cli.core.errors import UsageError
+from omni_cli.core.text import visible
+from omni_cli.measure.bench.prompts import token_counter
+from omni_cli.measure.bench.variant_configs import MAX_VARIANTS, split_values
+from omni_cli.measure.loadtest.dataset import Dataset, read_dataset
+from omni_cli.measure.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, trace_rate
+from omni_cli.measure.loadtest.workload import Endpoint, EndpointName
 
 _CONCURRENCY, _RATE = "concurrency", "request_rate"
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from omni_cli.cli.download import fetch_model
 from omni_cli.cli.profile.options import ProfilingOptions
 from omni_cli.cli.profile_choice import profile_source
-from omni_cli.errors import ExitCode
+from omni_cli.core.errors import ExitCode
 
 
 def profile(options: ProfilingOptions) -> ExitCode:
@@ -18,8 +18,8 @@ def profile(options: ProfilingOptions) -> ExitCode:
     operators, copies, steps unlike the others, memory by phase, and how near the machine's limits each stage comes.
     Profiled and unprofiled iterations alternate, so that it also reports how much slower profiling makes them.
     """
-    from omni_cli.bench.workload import lengths_given_by, measured_stages
     from omni_cli.engine.devices import check_devices
+    from omni_cli.measure.bench.workload import lengths_given_by, measured_stages
 
     source = profile_source(options)
     config = source.load()

@@ -10,28 +10,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_cli.bench.environment import read_environment
 from omni_cli.cli.artifacts import ArtifactWriter, folder_if_used
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.progress import print_stage_warnings
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
-from omni_cli.errors import ExitCode, OutputError
-from omni_cli.files import scratch_folder, write_whole
-from omni_cli.outputs import Event, StageLoading
-from omni_cli.profile_record import Profile
-from omni_cli.profiling.build import About, build_profile, read_traces
-from omni_cli.profiling.chrome_trace import merged_trace
-from omni_cli.profiling.session import ProfilingRun, RecordedSession
-from omni_cli.record_file import save_record, with_digest
+from omni_cli.core.errors import ExitCode, OutputError
+from omni_cli.core.files import scratch_folder, write_whole
+from omni_cli.measure.bench.environment import read_environment
+from omni_cli.measure.profiling.build import About, build_profile, read_traces
+from omni_cli.measure.profiling.chrome_trace import merged_trace
+from omni_cli.measure.profiling.session import ProfilingRun, RecordedSession
+from omni_cli.records.profile_record import Profile
+from omni_cli.records.record_file import save_record, with_digest
 from omni_cli.report.profile_view import profile_view, saved_text
 from omni_cli.report.renderers import to_text
 from omni_cli.report.units import seconds
+from omni_cli.requests.outputs import Event, StageLoading
 
 if TYPE_CHECKING:
-    from omni_cli.bench.workload import Workload
     from omni_cli.cli.profile.options import ProfilingOptions
     from omni_cli.config.schema import EngineConfig
+    from omni_cli.measure.bench.workload import Workload
 
 TRACE_NAME = "trace.json.gz"
 RECORD_NAME = "profile.json"

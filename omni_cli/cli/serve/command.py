@@ -13,7 +13,7 @@ from omni_cli.cli.download import fetch_model
 from omni_cli.cli.options import LoraOption, ProfileOptions, option, positive_seconds
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
-from omni_cli.errors import ExitCode, UsageError
+from omni_cli.core.errors import ExitCode, UsageError
 from omni_cli.serve.limits import Limits
 
 # Imported when the server starts, so that `--help` and usage errors are fast.
@@ -260,7 +260,7 @@ def make_engine(config: EngineConfig, replicas: int | None, limits: Limits, log:
 
         return OmniLLM(config, verbose=verbose)
     from omni_cli.engine.process.fork_server import ForkServer
-    from omni_cli.replicas.replicated_engine import ReplicatedEngine
+    from omni_cli.engine.replicas.replicated_engine import ReplicatedEngine
 
     ForkServer.end_spare()  # the engines run below Ray
     return ReplicatedEngine(config, replicas, max_requests=limits.max_requests, on_log_event=log.event, verbose=verbose)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from omni_cli.cli.terminal import interrupts
-from omni_cli.errors import ExitCode, OmniError, OutputError
+from omni_cli.core.errors import ExitCode, OmniError, OutputError
 
 ERROR_SCHEMA = "omni.error/1"
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveDisplay, ProgressMode, progress_mode
-from omni_cli.outputs import Event, MemoryPlanned, RequestResult, StageLoading, StageProgress
 from omni_cli.report.tables import memory_lines
 from omni_cli.report.units import count, seconds
+from omni_cli.requests.outputs import Event, MemoryPlanned, RequestResult, StageLoading, StageProgress
 
 if TYPE_CHECKING:
     from rich.table import Table

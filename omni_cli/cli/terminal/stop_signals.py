@@ -16,7 +16,7 @@ import psutil
 
 from omni_cli.cli.terminal import interrupts
 from omni_cli.cli.terminal.live_display import show_keys
-from omni_cli.errors import DeadlineError, ExitCode, OmniError
+from omni_cli.core.errors import DeadlineError, ExitCode, OmniError
 
 T = TypeVar("T")
 

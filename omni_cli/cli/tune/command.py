@@ -11,9 +11,9 @@ from omni_cli.cli.download import fetch_model
 from omni_cli.cli.gate_options import check_model_based, read_fraction, read_quality
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
-from omni_cli.errors import ExitCode, UsageError
-from omni_cli.files import scratch_folder
-from omni_cli.machine import count_usable_cores
+from omni_cli.core.errors import ExitCode, UsageError
+from omni_cli.core.files import scratch_folder
+from omni_cli.core.machine import count_usable_cores
 
 
 def tune(options: TuneOptions) -> ExitCode:
@@ -42,9 +42,9 @@ def tune(options: TuneOptions) -> ExitCode:
 
 
 def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...]) -> ExitCode:
-    from omni_cli.bench.tuning import plan_space
-    from omni_cli.bench.workload import lengths_given_by
     from omni_cli.engine.describing import get_capabilities
+    from omni_cli.measure.bench.tuning import plan_space
+    from omni_cli.measure.bench.workload import lengths_given_by
 
     source = profile_source(options)
     config = source.load()
@@ -66,9 +66,9 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
             hint="choose another profile, or use `--objective e2e`",
         )
     space = plan_space(options.search or (), config, workload, source, count_usable_cores())
-    from omni_cli.bench.local import local_plan
-    from omni_cli.bench.tuning import TuneLimits
     from omni_cli.cli.tune.run import SettingsSearch, search, write_profile
+    from omni_cli.measure.bench.local import local_plan
+    from omni_cli.measure.bench.tuning import TuneLimits
 
     limits = TuneLimits(max_memory_bytes, quality, bool(workload.slo) and options.objective != "goodput")
     fetch_model(config, quiet=options.quiet)
@@ -90,7 +90,7 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
 
 
 def _read_slo(options: TuneOptions, kinds: Sequence[str], modalities: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    from omni_cli.loadtest.window import OF_AUDIO, OF_TEXT, parse_slos, row_limits
+    from omni_cli.measure.loadtest.window import OF_AUDIO, OF_TEXT, parse_slos, row_limits
 
     of_tokens = OF_TEXT if "ar" in kinds else ()
     of_audio = OF_AUDIO if "audio" in modalities else ()

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from omni_cli.cli.bench.options import StageOption, WorkloadOptions
 from omni_cli.cli.options import OutputDirOption, TimeoutOption, option, positive_seconds
-from omni_cli.errors import UsageError
-from omni_cli.text import visible
+from omni_cli.core.errors import UsageError
+from omni_cli.core.text import visible
 
 DEFAULT_MARGIN = "5%"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB|)")

@@ -9,13 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_cli.bench.benchmark import Plan
-from omni_cli.bench.environment import read_environment
-from omni_cli.bench.harness import RunLimits, State
-from omni_cli.bench.profile_source import ProfileSource
-from omni_cli.bench.protocol import Loading
-from omni_cli.bench.tuning import Space, TuneLimits, Tuning
-from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
@@ -23,14 +16,21 @@ from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.tune.options import TuneOptions
 from omni_cli.config.schema import profile_data
 from omni_cli.config.yaml_tree import to_yaml
-from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
-from omni_cli.files import cannot_write, check_writable
-from omni_cli.record_file import utc_now, with_digest
+from omni_cli.core.errors import ExitCode, InputError, OmniError, OutputError
+from omni_cli.core.files import cannot_write, check_writable
+from omni_cli.measure.bench.benchmark import Plan
+from omni_cli.measure.bench.environment import read_environment
+from omni_cli.measure.bench.harness import RunLimits, State
+from omni_cli.measure.bench.profile_source import ProfileSource
+from omni_cli.measure.bench.protocol import Loading
+from omni_cli.measure.bench.tuning import Space, TuneLimits, Tuning
+from omni_cli.measure.bench.variant_configs import VariantConfig
+from omni_cli.records.record_file import utc_now, with_digest
+from omni_cli.records.tune_record import Candidate, TuneRecord, load_tune_record
 from omni_cli.report.renderers import to_text
 from omni_cli.report.tune_view import tune_view
 from omni_cli.report.units import count, seconds
 from omni_cli.stats.race import Race, concluded
-from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record
 
 RECORD, PROFILE = "tune.json", "profile.yaml"
 

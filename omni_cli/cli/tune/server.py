@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from omni_cli.bench.benchmark import Plan
-from omni_cli.bench.tuning import MAX_SETTINGS, OPTION, Space, TuneLimits, expanded
-from omni_cli.bench.variant_configs import VariantConfig
 from omni_cli.cli.bench.options import DEFAULT_INPUT_LEN
 from omni_cli.cli.loadtest.reading import read_endpoint, read_traffics
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.cli.tune.run import SettingsSearch
-from omni_cli.errors import UsageError
-from omni_cli.loadtest.plan import server_plan
-from omni_cli.loadtest.window import parse_slos
-from omni_cli.loadtest.workload import ServerWorkload
+from omni_cli.core.errors import UsageError
+from omni_cli.measure.bench.benchmark import Plan
+from omni_cli.measure.bench.tuning import MAX_SETTINGS, OPTION, Space, TuneLimits, expanded
+from omni_cli.measure.bench.variant_configs import VariantConfig
+from omni_cli.measure.loadtest.plan import server_plan
+from omni_cli.measure.loadtest.window import parse_slos
+from omni_cli.measure.loadtest.workload import ServerWorkload
 from omni_cli.openai_api.client import parse_url
 
 _DEFAULT = "concurrency=1..16"

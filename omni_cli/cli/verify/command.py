@@ -9,7 +9,7 @@ import msgspec
 from omni_cli.cli.gate_options import check_output_files
 from omni_cli.cli.terminal import console
 from omni_cli.cli.verify.options import VerifyOptions
-from omni_cli.errors import ExitCode, UsageError
+from omni_cli.core.errors import ExitCode, UsageError
 
 _OF_PROFILES = ("profile", "vary", "set_")
 
@@ -40,8 +40,8 @@ def verify(options: VerifyOptions) -> int:
 
 def compare_verifications(a: Path, b: Path | None, *, as_json: bool) -> ExitCode:
     """Print what changed from one record to the other; the exit code is 5 if a row has become different."""
+    from omni_cli.records.verify_record import VerifyComparison, get_changes, load_verify_record
     from omni_cli.report.verify_view import verify_comparison_text
-    from omni_cli.verify_record import VerifyComparison, get_changes, load_verify_record
 
     if b is None:
         raise UsageError(f"`{a}` is a record of `omni verify`", hint="pass a second one to compare it with")

@@ -14,9 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from omni_cli.bench.environment import read_environment
-from omni_cli.bench.outputs import hash_arrays
-from omni_cli.bench.variant_configs import parse_vary
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.cli.download import fetch_model
 from omni_cli.cli.gate_options import write_report
@@ -28,29 +25,32 @@ from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.progress import print_stage_warnings
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.verify.options import VerifyOptions
+from omni_cli.config.families import Cloning
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
+from omni_cli.core.errors import ExitCode, OmniError, UsageError
+from omni_cli.core.files import scratch_folder
 from omni_cli.engine.describing import get_capabilities
-from omni_cli.errors import ExitCode, OmniError, UsageError
-from omni_cli.families import Cloning
-from omni_cli.files import scratch_folder
-from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.fields import FIELDS
-from omni_cli.inputs.media.audio import MAX_AUDIO_S
-from omni_cli.inputs.request_spec import BadRequest
+from omni_cli.measure.bench.environment import read_environment
+from omni_cli.measure.bench.outputs import hash_arrays
+from omni_cli.measure.bench.variant_configs import parse_vary
+from omni_cli.measure.verify.checks import Checks, VerifyPlan
+from omni_cli.measure.verify.default_requests import default_requests
+from omni_cli.measure.verify.engine_subject import EngineSubject, greedy_overrides
+from omni_cli.measure.verify.reference import Reference
+from omni_cli.measure.verify.server_subject import REFERENCE_ROUTES, TEXT, ServerSubject
+from omni_cli.measure.verify.subject import Mode
 from omni_cli.openai_api.client import Client, find_targets, parse_url
-from omni_cli.outputs import GenerateRequest, StageLoading
-from omni_cli.record_file import save_record, utc_now, with_digest
+from omni_cli.records.record_file import save_record, utc_now, with_digest
+from omni_cli.records.verify_record import TokenProbability, VerifyRecord, exit_code
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.units import seconds
 from omni_cli.report.verify_view import probabilities_text, verify_view
-from omni_cli.verify.checks import Checks, VerifyPlan
-from omni_cli.verify.default_requests import default_requests
-from omni_cli.verify.engine_subject import EngineSubject, greedy_overrides
-from omni_cli.verify.reference import Reference
-from omni_cli.verify.server_subject import REFERENCE_ROUTES, TEXT, ServerSubject
-from omni_cli.verify.subject import Mode
-from omni_cli.verify_record import TokenProbability, VerifyRecord, exit_code
+from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.fields import FIELDS
+from omni_cli.requests.media.audio import MAX_AUDIO_S
+from omni_cli.requests.outputs import GenerateRequest, StageLoading
+from omni_cli.requests.request_spec import BadRequest
 
 _REQUEST_TIMEOUT_S = 600.0
 # Takes what a chat takes: text, audio, images and video.

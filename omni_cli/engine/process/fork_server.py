@@ -19,9 +19,9 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
-from omni_cli.errors import OmniError
-from omni_cli.files import temporary_folder
-from omni_cli.machine import count_usable_cores, read_cpu_quota
+from omni_cli.core.errors import OmniError
+from omni_cli.core.files import temporary_folder
+from omni_cli.core.machine import count_usable_cores, read_cpu_quota
 from omni_cli.stage.failures import as_failure
 
 # Sent to a whole process group by a terminal, `timeout` or a service manager. Only the command handles them.

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from omni_cli.compat.libraries import capabilities_by_nvml, prepare_libraries, quick_package_names
+from omni_cli.core.compat.libraries import capabilities_by_nvml, prepare_libraries, quick_package_names
 
 _INTERVAL_S = 0.2
 # From glibc's <malloc.h>.

@@ -8,4 +8,4 @@ from omni_cli.engine.process.preload import preloading
 with preloading():
     from diffusers import DiffusionPipeline  # noqa: F401
 
-    import omni_cli.diffusers_integration.stage  # noqa: F401
+    import omni_cli.backends.diffusers.stage  # noqa: F401

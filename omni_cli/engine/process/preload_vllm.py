@@ -21,7 +21,7 @@ with preloading():
 
     import torch
 
-    from omni_cli.vllm_integration.text_stage import TextStage
+    from omni_cli.backends.vllm.text_stage import TextStage
 
     importlib.import_module(TextStage.worker_cls("ar").rpartition(".")[0])
     if torch.version.cuda:

@@ -17,11 +17,11 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from omni_cli.backends.execution.stacks import SIGNAL, stacks_in
+from omni_cli.core.errors import StageError
+from omni_cli.core.files import temporary_folder
 from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, StageLog, start_process
 from omni_cli.engine.process.stage_process import run_stage
-from omni_cli.errors import StageError
-from omni_cli.execution.stacks import SIGNAL, stacks_in
-from omni_cli.files import temporary_folder
 from omni_cli.stage.messages import (
     AbortRequest,
     AddRequest,

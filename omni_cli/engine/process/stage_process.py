@@ -21,15 +21,15 @@ from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from omni_cli.compat.own_tokenizers import tokenizer_effect
+from omni_cli.backends.execution import ranges
+from omni_cli.backends.execution.stacks import stacks_in, write_stacks_on_signal
+from omni_cli.core.compat.own_tokenizers import tokenizer_effect
+from omni_cli.core.errors import OutputError
 from omni_cli.engine.mps import PIPES, mps_effect
 from omni_cli.engine.process.fork_server import StageLog, become_group_leader
+from omni_cli.engine.ray.cluster import ray_for_ranks
 from omni_cli.engine.recording.recorder import Recorder, initialized_cuda
-from omni_cli.errors import OutputError
-from omni_cli.execution import ranges
-from omni_cli.execution.stacks import stacks_in, write_stacks_on_signal
 from omni_cli.models.registry import load_stage
-from omni_cli.ray_integration.cluster import ray_for_ranks
 from omni_cli.stage.failures import as_failure, summary
 from omni_cli.stage.messages import (
     AbortRequest,

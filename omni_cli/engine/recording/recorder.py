@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omni_cli.errors import OutputError
-from omni_cli.execution import ranges
+from omni_cli.backends.execution import ranges
+from omni_cli.core.errors import OutputError
 from omni_cli.stage.recording import (
     DescribeStage,
     MachineRates,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from omni_cli.diffusers_integration.stage import DiffusersStage
+from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.stage.protocol import Stage
 from omni_cli.stage.recording import Attention, Linear, MemoryBudget, Resident, module_kind
 

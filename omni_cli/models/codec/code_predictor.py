@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from omni_cli.execution.counters import ExecutionCounters
-from omni_cli.execution.cuda_graphs import RowGraphs
-from omni_cli.execution.graphs import GraphBackend, batch_sizes
+from omni_cli.backends.execution.counters import ExecutionCounters
+from omni_cli.backends.execution.cuda_graphs import RowGraphs
+from omni_cli.backends.execution.graphs import GraphBackend, batch_sizes
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import rename_source_key
 from vllm.config import VllmConfig
 
+from omni_cli.backends.execution.counters import ExecutionCounters
+from omni_cli.backends.execution.cuda_graphs import CudaGraphBackend
+from omni_cli.backends.execution.ranges import clock_for
+from omni_cli.backends.vllm.diffusion_runner import DiffusionInput, DiffusionModel
 from omni_cli.checkpoints.shards import lacking, shards_with_prefix
-from omni_cli.execution.counters import ExecutionCounters
-from omni_cli.execution.cuda_graphs import CudaGraphBackend
-from omni_cli.execution.ranges import clock_for
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 from omni_cli.stage.payloads import get_tensor
-from omni_cli.vllm_integration.diffusion_runner import DiffusionInput, DiffusionModel
 
 
 class CodecForDiffusion(DiffusionModel):

@@ -11,18 +11,18 @@ import torch
 from vllm import PoolingParams
 from vllm.outputs import PoolingRequestOutput
 
+from omni_cli.backends.vllm.outputs import NoOutput
+from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
 from omni_cli.config.schema import PIPELINE_ARGUMENTS
-from omni_cli.errors import InputError, StageError
+from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import CODES
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.models.codec.streaming import MAX_FRAMES_PER_CALL
-from omni_cli.outputs import AudioOutput, GenerateRequest
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformChunk
 from omni_cli.stage.payloads import encode_additional_information, get_tensor
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
-from omni_cli.vllm_integration.outputs import NoOutput
-from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
 # Frames of a piece of a request that is not streamed: more is no faster, and takes more memory.
 WHOLE_PIECE_FRAMES = 256

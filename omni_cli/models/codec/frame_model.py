@@ -9,10 +9,10 @@ import torch
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper
 
-from omni_cli.execution.counters import ExecutionCounters
-from omni_cli.execution.graphs import GraphBackend
+from omni_cli.backends.execution.counters import ExecutionCounters
+from omni_cli.backends.execution.graphs import GraphBackend
+from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsModel
 from omni_cli.models.codec.code_predictor import SMALLEST, CodeNetwork, CodePredictor, CodeSampling, PredictorGraphs
-from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsModel
 
 
 class FrameModel(InputEmbedsModel):

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from vllm.outputs import RequestOutput
 
-from omni_cli.errors import StageError
+from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsStage
+from omni_cli.backends.vllm.stage import ActiveRequest
+from omni_cli.core.errors import StageError
 from omni_cli.stage.messages import Report, RequestDone
 from omni_cli.stage.payloads import encode_additional_information
-from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsStage
-from omni_cli.vllm_integration.stage import ActiveRequest
 
 # In a stage output: codes (num_frames, num_codebooks) int64.
 CODES = "codes"

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from transformers import MimiModel
 
-from omni_cli.execution.counters import ExecutionCounters
-from omni_cli.execution.graphs import GraphBackend, GraphManager, batch_sizes
+from omni_cli.backends.execution.counters import ExecutionCounters
+from omni_cli.backends.execution.graphs import GraphBackend, GraphManager, batch_sizes
 
 # Frames of all requests in one call. Longer pieces are split, which limits the memory and changes no sample.
 MAX_FRAMES_PER_CALL = 512

@@ -19,7 +19,7 @@ from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 
-from omni_cli.errors import CheckpointError
+from omni_cli.core.errors import CheckpointError
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
 from omni_cli.models.codec.decoder_model import CodecForDiffusion
 from omni_cli.models.codec.frame_model import FrameModel

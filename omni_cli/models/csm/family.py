@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.errors import InputError
-from omni_cli.families import CheckpointNeeds, Family, Machine, StageRole
+from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
+from omni_cli.core.errors import InputError
 from omni_cli.models.voices import speaker_for
 
 # Of a conversation; a single text may have any number.

@@ -15,7 +15,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.models.csm.family import pick_speaker
 from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_device, get_limits, led_by, load_model
 from omni_cli.models.scores import EngineOutput, Expected, Way
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 
 @dataclass(frozen=True)

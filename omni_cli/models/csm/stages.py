@@ -7,17 +7,17 @@ from typing import Any
 
 from transformers import AutoProcessor
 
-from omni_cli.errors import InputError
+from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable
+from omni_cli.backends.vllm.prompts import get_conversation
+from omni_cli.backends.vllm.stage import ActiveRequest
+from omni_cli.core.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage, RowsPrompt
 from omni_cli.models.csm.family import BACKBONE, CODEC, SPEAKERS, pick_speaker
 from omni_cli.models.voices import note_on_voice
-from omni_cli.outputs import GenerateRequest, Message
+from omni_cli.requests.outputs import GenerateRequest, Message
 from omni_cli.stage.messages import Report
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
-from omni_cli.vllm_integration.prompts import get_conversation
-from omni_cli.vllm_integration.stage import ActiveRequest
 
 
 class TextPrompt(RowsPrompt):

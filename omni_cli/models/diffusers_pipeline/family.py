@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omni_cli.families import CheckpointNeeds, Family, Machine, StageRole
+from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.diffusers_pipeline"
 _QWEN_IMAGE = {"transformer": 20_430 * 10**6, "text_encoder": 8292 * 10**6, "vae": 127 * 10**6}
@@ -24,7 +24,7 @@ FAMILY = Family(
             name="image",
             kind="diffusion",
             backend="diffusers",
-            stage="omni_cli.diffusers_integration.stage:DiffusersStage",
+            stage="omni_cli.backends.diffusers.stage:DiffusersStage",
             takes=f"{_HERE}.inputs:get_call",
         ),
     ),

@@ -7,9 +7,9 @@ from pathlib import Path
 from omni_cli.checkpoints.files import MODULAR_INDEX, REPO_ID, index_file
 from omni_cli.checkpoints.hub import cached_settings, download
 from omni_cli.checkpoints.resolve import find_folder
-from omni_cli.errors import OmniError
-from omni_cli.families import BUILTIN_PREFIX, published_needs
-from omni_cli.inputs.pipeline_call import PipelineCall
+from omni_cli.config.families import BUILTIN_PREFIX, published_needs
+from omni_cli.core.errors import OmniError
+from omni_cli.requests.pipeline_call import PipelineCall
 
 _BUILT = {
     "tiny-audio": "StableAudioPipeline",
@@ -25,7 +25,7 @@ def get_call(model: str) -> PipelineCall:
     Raises `OmniError`.
     """
     try:
-        from omni_cli.diffusers_integration.description import class_named, described_checkpoint, described_class
+        from omni_cli.backends.diffusers.description import class_named, described_checkpoint, described_class
     except ImportError as error:
         raise OmniError(f"diffusers cannot be imported: {error}", hint="run `omni doctor`") from error
     name = _BUILT.get(model.removeprefix(BUILTIN_PREFIX))

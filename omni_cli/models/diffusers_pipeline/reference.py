@@ -11,16 +11,16 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
+from omni_cli.backends.diffusers.arguments import call_arguments, resolve_request, stage_for
+from omni_cli.backends.diffusers.description import described_pipeline
+from omni_cli.backends.diffusers.requests import DiffusionRequest
+from omni_cli.backends.diffusers.stage import get_conditions
+from omni_cli.backends.diffusers.weights import PipelineAdapters
 from omni_cli.checkpoints.files import MODULAR_INDEX, index_file
 from omni_cli.config.schema import DiffusionStageConfig, EngineConfig
-from omni_cli.diffusers_integration.arguments import call_arguments, resolve_request, stage_for
-from omni_cli.diffusers_integration.description import described_pipeline
-from omni_cli.diffusers_integration.requests import DiffusionRequest
-from omni_cli.diffusers_integration.stage import get_conditions
-from omni_cli.diffusers_integration.weights import PipelineAdapters
 from omni_cli.models.reference import check_whole, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 _ROUNDING_KEYS = ("execution", "batching", "precision", "attention_backend", "channels_last", "context_parallel")
 _CHANGING_KEYS = ("cache", "quantization", "enable_vae_tiling")

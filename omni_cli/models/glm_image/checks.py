@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from omni_cli.config.schema import ARStageConfig, ImageSize
-from omni_cli.errors import InputError
+from omni_cli.core.errors import InputError
 from omni_cli.models.glm_image.family import FAMILY
 
 if TYPE_CHECKING:
     from omni_cli.config.schema import EngineConfig
-    from omni_cli.outputs import GenerateRequest
+    from omni_cli.requests.outputs import GenerateRequest
 
 
 class PriorConfig(ImageSize, ARStageConfig):

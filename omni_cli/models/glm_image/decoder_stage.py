@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from PIL import Image
 
+from omni_cli.backends.diffusers.requests import DiffusionRequest
+from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.config.schema import DiffusionStageConfig, StageConfig
-from omni_cli.diffusers_integration.requests import DiffusionRequest
-from omni_cli.diffusers_integration.stage import DiffusersStage
-from omni_cli.errors import InputError, StageError
+from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.glm_image.checks import FACTOR
 from omni_cli.models.glm_image.prompts import PriorOutput, upsampled
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Report
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec

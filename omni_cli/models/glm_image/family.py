@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.families import CheckpointNeeds, Family, Machine, StageRole
+from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.glm_image"
 _PRIOR = "GlmImageForConditionalGeneration"

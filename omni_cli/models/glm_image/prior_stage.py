@@ -11,16 +11,16 @@ import torch
 from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
-from omni_cli.errors import InputError, StageError
+from omni_cli.backends.vllm.stage import ActiveRequest
+from omni_cli.backends.vllm.text_stage import TextStage
+from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.glm_image.checks import PriorConfig, check_arguments, check_sampling, get_size
 from omni_cli.models.glm_image.prompts import PriorOutput, PriorProcessor, PriorPrompt, mrope_positions
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Report
 from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
-from omni_cli.vllm_integration.stage import ActiveRequest
-from omni_cli.vllm_integration.text_stage import TextStage
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omni_cli.errors import CheckpointError, InputError
+from omni_cli.core.errors import CheckpointError, InputError
 from omni_cli.models.glm_image.checks import FACTOR
 from omni_cli.stage.payloads import PayloadError, get_tensor
 

@@ -16,7 +16,7 @@ from omni_cli.models.diffusers_pipeline.reference import get_diffusion_stage, is
 from omni_cli.models.glm_image.checks import PriorConfig, get_size
 from omni_cli.models.reference import ForcedTokens, check_whole, forced, led_by, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, Way
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 _ROUNDING_KEYS = ("execution", "precision", "attention_backend", "channels_last", "context_parallel")
 

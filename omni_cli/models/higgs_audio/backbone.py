@@ -19,13 +19,13 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaMLP, LlamaModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 
-from omni_cli.execution.counters import ExecutionCounters
-from omni_cli.execution.graphs import GraphBackend
+from omni_cli.backends.execution.counters import ExecutionCounters
+from omni_cli.backends.execution.graphs import GraphBackend
+from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsModel
 from omni_cli.models.codec.decoder_model import CodecForDiffusion
 from omni_cli.models.codec.streaming import LookaheadDecoder
 from omni_cli.models.higgs_audio.delayed_frames import DelayedFrames, read_repeat_limit
 from omni_cli.models.higgs_audio.prompts import load_tokenizer, tokenizer_class, tokenizer_folder
-from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsModel
 
 
 class Dual(nn.Module):

@@ -17,13 +17,13 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+from omni_cli.backends.vllm.code_runner import Draws, FrameStore, RequestFrames
 from omni_cli.checkpoints.files import read_object
-from omni_cli.vllm_integration.code_runner import Draws, FrameStore, RequestFrames
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
-    from omni_cli.vllm_integration.hidden_states import ComputedSpan
+    from omni_cli.backends.vllm.hidden_states import ComputedSpan
 
 # In a request's information: the codes (num_frames, num_codebooks) int64 of the sound in its prompt.
 CODES_BEFORE = "codes_before"

@@ -17,12 +17,12 @@ from transformers import AutoTokenizer, DacFeatureExtractor, HiggsAudioV2Process
 from omni_cli.checkpoints.files import read_object
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.checkpoints.shards import lacking, of_another_model
-from omni_cli.compat.torchvision import import_with_torchaudio
-from omni_cli.errors import CheckpointError, InputError
-from omni_cli.inputs.voices import at_rate, check_voices
+from omni_cli.core.compat.torchvision import import_with_torchaudio
+from omni_cli.core.errors import CheckpointError, InputError
 from omni_cli.models.higgs_audio.family import CLONING, SPEAKERS
 from omni_cli.models.voices import speaker_for
-from omni_cli.outputs import GenerateRequest, Message, Part
+from omni_cli.requests.outputs import GenerateRequest, Message, Part
+from omni_cli.requests.voices import at_rate, check_voices
 
 PROCESSOR, SOURCE = "processor_config.json", "audio_tokenizer_name_or_path"
 _MODULE = "transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer"

@@ -16,7 +16,7 @@ from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.higgs_audio.prompts import load_processor, load_tokenizer, make_inputs
 from omni_cli.models.reference import ForcedTokens, forced, get_device, get_limits, load_model, replaced
 from omni_cli.models.scores import EngineOutput, Expected, TokenScores, Way
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable
+from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.derive import read_config
-from omni_cli.errors import InputError, StageError
-from omni_cli.inputs.voices import rate_notes
+from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage, RowsPrompt
 from omni_cli.models.codec.settings import CodecConfig
@@ -18,11 +19,10 @@ from omni_cli.models.higgs_audio.delayed_frames import CODES_BEFORE
 from omni_cli.models.higgs_audio.family import BACKBONE, CODEC, SPEAKERS
 from omni_cli.models.higgs_audio.prompts import load_processor, make_inputs
 from omni_cli.models.voices import note_on_voice, speaker_for
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.requests.voices import rate_notes
 from omni_cli.stage.messages import Report
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
-from omni_cli.vllm_integration.stage import ActiveRequest
 
 _GREEDY = "greedy codes that repeat are not drawn again, though the checkpoint's `ras_win_len` asks for it"
 # Sampling settings that apply to every codebook.

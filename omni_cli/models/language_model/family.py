@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.families import Family, Machine, StageRole
+from omni_cli.config.families import Family, Machine, StageRole
 
 _TOKENIZERS = (
     "tokenizer.json",
@@ -27,7 +27,7 @@ FAMILY = Family(
             name="model",
             kind="ar",
             backend="vllm",
-            stage="omni_cli.vllm_integration.text_stage:TextStage",
+            stage="omni_cli.backends.vllm.text_stage:TextStage",
             makes="text",
             needed_files=(_TOKENIZERS,),
             processor_files=("preprocessor_config.json", "processor_config.json"),

@@ -33,7 +33,7 @@ from omni_cli.models.reference import (
     use_adapter,
 )
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 
 @dataclass(frozen=True)

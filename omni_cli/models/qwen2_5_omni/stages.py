@@ -8,6 +8,8 @@ from functools import partial
 import torch
 from vllm.outputs import RequestOutput
 
+from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, InputEmbedsStage, PromptWithEmbeds, talker_part
+from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.models.qwen2_5_omni.connectors import (
     PartialOutput,
     ReplyRows,
@@ -21,12 +23,10 @@ from omni_cli.models.qwen2_5_omni.family import TALKER
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.voices import note_on_voice
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable, InputEmbedsStage, PromptWithEmbeds, talker_part
-from omni_cli.vllm_integration.stage import ActiveRequest
 
 # Codes are sent to token2wav in blocks of its attention, which are also the units of its chunks.
 CODES_PER_PART = 12

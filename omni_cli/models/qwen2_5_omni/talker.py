@@ -22,8 +22,8 @@ from vllm.model_executor.models.llama import LlamaDecoderLayer
 from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
 
+from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsModel
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsModel
 
 
 def _decoder_layer(config: Any, cache_config: Any = None, quant_config: Any = None, prefix: str = "") -> nn.Module:

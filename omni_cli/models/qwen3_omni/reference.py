@@ -13,7 +13,7 @@ from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenR
 from omni_cli.models.qwen3_omni.connectors import pick_speaker
 from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_limits, led_by, load_model, recorded
 from omni_cli.models.scores import EngineOutput, Expected, Way
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 
 class Qwen3OmniReference(Qwen2_5OmniReference):

@@ -10,7 +10,9 @@ import torch
 from transformers import AutoConfig
 from vllm.outputs import RequestOutput
 
-from omni_cli.errors import InputError
+from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, PromptWithEmbeds, talker_part
+from omni_cli.backends.vllm.stage import ActiveRequest
+from omni_cli.core.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
 from omni_cli.models.qwen3_omni.connectors import (
@@ -24,12 +26,10 @@ from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.model import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.voices import note_on_voice
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable, PromptWithEmbeds, talker_part
-from omni_cli.vllm_integration.stage import ActiveRequest
 
 
 class Qwen3ThinkerStage(OmniThinkerStage):

@@ -8,13 +8,13 @@ import torch
 from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
-from omni_cli.errors import InputError
+from omni_cli.backends.vllm.stage import ActiveRequest
+from omni_cli.backends.vllm.text_stage import TextStage
+from omni_cli.core.errors import InputError
 from omni_cli.models.qwen_omni.media import key_by_padding, media_of_prompt
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Report
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
-from omni_cli.vllm_integration.stage import ActiveRequest
-from omni_cli.vllm_integration.text_stage import TextStage
 
 # Cache blocks of a request without hidden states have no rows, so the two kinds must not share a prefix. Both have a
 # salt before the client's own; otherwise clients could forge it.

@@ -13,7 +13,7 @@ from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor, VoxtralProces
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.reference import ForcedTokens, forced, get_limits, led_by, load_model
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 # Of Qwen3-ASR, after the language.
 _TRANSCRIPT_MARK = "<asr_text>"

@@ -31,14 +31,14 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.tokenizers.mistral import MistralTokenizer
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-from omni_cli.contents import Segment, Transcript
-from omni_cli.errors import InputError
+from omni_cli.backends.vllm.stage import ActiveRequest
+from omni_cli.backends.vllm.text_stage import TextStage
+from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.family import OWN_MODELS
-from omni_cli.outputs import GenerateRequest, TextOutput
+from omni_cli.requests.contents import Segment, Transcript
+from omni_cli.requests.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.messages import Report, RequestDone, TextChunk
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.stage import ActiveRequest
-from omni_cli.vllm_integration.text_stage import TextStage
 
 TIMESTAMPS = "timestamps"
 """The key of `SamplingParams.extra_args` that turns the rules on; its value is true for a text with timestamps."""

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from omni_cli.execution.cuda_graphs import RowGraphs
-from omni_cli.execution.graphs import GraphBackend, batch_sizes
+from omni_cli.backends.execution.cuda_graphs import RowGraphs
+from omni_cli.backends.execution.graphs import GraphBackend, batch_sizes
 
 # Positions per block; a block belongs to one branch.
 _BLOCK = 64

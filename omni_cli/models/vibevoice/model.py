@@ -15,13 +15,13 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 
+from omni_cli.backends.execution.counters import ExecutionCounters
+from omni_cli.backends.execution.cuda_graphs import RowGraphs
+from omni_cli.backends.execution.graphs import GraphBackend, batch_sizes
+from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsModel
 from omni_cli.checkpoints.shards import lacking
-from omni_cli.execution.counters import ExecutionCounters
-from omni_cli.execution.cuda_graphs import RowGraphs
-from omni_cli.execution.graphs import GraphBackend, batch_sizes
 from omni_cli.models.vibevoice.branches import BranchCache, ConvolutionCache
 from omni_cli.models.vibevoice.speech_frames import SpeechStore
-from omni_cli.vllm_integration.input_embeds_stage import InputEmbedsModel
 
 
 class VibeVoiceSpeaker(InputEmbedsModel):

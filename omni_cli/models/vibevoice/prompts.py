@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from omni_cli.errors import InputError
-from omni_cli.inputs.voices import at_rate, check_voices
+from omni_cli.core.errors import InputError
 from omni_cli.models.vibevoice.family import CLONING, SPEAKERS
 from omni_cli.models.voices import speaker_for
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.requests.voices import at_rate, check_voices
 
 _TURN = re.compile(r"^Speaker (\d+):[ \t]*", re.MULTILINE | re.IGNORECASE)
 

@@ -18,7 +18,7 @@ from omni_cli.models.reference import ForcedTokens, forced, get_device, get_limi
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.models.vibevoice.prompts import make_inputs
 from omni_cli.models.vibevoice.settings import SpeakerConfig
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omni_cli.vllm_integration.code_runner import Draws, FrameStore, RequestFrames
+from omni_cli.backends.vllm.code_runner import Draws, FrameStore, RequestFrames
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
-    from omni_cli.vllm_integration.hidden_states import ComputedSpan
+    from omni_cli.backends.vllm.hidden_states import ComputedSpan
 
 # In a request's information: the state of its noise's generator, and the last id of its prompt.
 NOISE, LAST_TOKEN = "noise", "last_token"

@@ -10,19 +10,19 @@ import torch
 from transformers import AutoProcessor
 from vllm.outputs import RequestOutput
 
-from omni_cli.errors import InputError, StageError
-from omni_cli.inputs.voices import rate_notes
+from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable
+from omni_cli.backends.vllm.stage import ActiveRequest
+from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import FRAMES_PER_PART, StepStage
 from omni_cli.models.vibevoice.family import SPEAKER, SPEAKERS
 from omni_cli.models.vibevoice.prompts import make_inputs
 from omni_cli.models.vibevoice.settings import SpeakerConfig
 from omni_cli.models.vibevoice.speech_frames import LAST_TOKEN, NOISE
 from omni_cli.models.voices import note_on_voice, speaker_for
-from omni_cli.outputs import AudioOutput
+from omni_cli.requests.outputs import AudioOutput
+from omni_cli.requests.voices import rate_notes
 from omni_cli.stage.messages import Report, RequestDone, WaveformChunk
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.input_embeds_stage import EmbeddingTable
-from omni_cli.vllm_integration.stage import ActiveRequest
 
 # A stage that kept all the sound of an hour until its end would hold it three times there.
 _FRAMES_PER_WHOLE_PART = 256

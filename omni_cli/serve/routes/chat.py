@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from omni_cli.engine.describing import frame_chooser
 from omni_cli.openai_api.replies import ChatCompletion, ChatCompletionChunk
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import AudioChunk, GenerateRequest, Modality, RequestResult, TextDelta
+from omni_cli.requests.outputs import AudioChunk, GenerateRequest, Modality, RequestResult, TextDelta
 from omni_cli.serve.chat_reply import ChatReply, token_usage
 from omni_cli.serve.conversation import read_conversation
 from omni_cli.serve.errors import APIError

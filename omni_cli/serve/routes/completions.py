@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from omni_cli.openai_api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import GenerateRequest, PromptTokens, RequestResult, TextDelta, TokenLogprobs
+from omni_cli.requests.outputs import GenerateRequest, PromptTokens, RequestResult, TextDelta, TokenLogprobs
 from omni_cli.serve.chat_reply import get_text, named, token_usage
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now

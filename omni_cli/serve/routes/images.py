@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omni_cli.encoding import encode_image
 from omni_cli.openai_api.replies import ImageItem, ImagesReply
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
+from omni_cli.requests.encoding import encode_image
+from omni_cli.requests.outputs import GenerateRequest, ImageOutput, RequestResult
 from omni_cli.serve.chat_reply import stage_times
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now

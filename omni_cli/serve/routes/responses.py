@@ -11,10 +11,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omni_cli.contents import ToolCallDelta
 from omni_cli.openai_api.replies import ResponseDocument
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import GenerateRequest, RequestResult, TextDelta, TokenLogprobs
+from omni_cli.requests.contents import ToolCallDelta
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta, TokenLogprobs
 from omni_cli.serve.chat_reply import count_tokens, get_text, token_logprobs
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from omni_cli.config.schema import ARStageConfig
-from omni_cli.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
-from omni_cli.errors import OmniError
-from omni_cli.inputs.voices import spoken
+from omni_cli.core.errors import OmniError
 from omni_cli.openai_api.replies import SpeechEvent
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
+from omni_cli.requests.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
+from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
+from omni_cli.requests.voices import spoken
 from omni_cli.serve.chat_reply import count_tokens, split_audio
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id

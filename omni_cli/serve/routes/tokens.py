@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from omni_cli.openai_api.replies import DetokenizedText, Tokens
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import GenerateRequest, PromptTokens, TextOutput
+from omni_cli.requests.outputs import GenerateRequest, PromptTokens, TextOutput
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder

@@ -11,10 +11,10 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from omni_cli.contents import Segment
 from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptUsage
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import GenerateRequest, RequestResult, SpeechTask, TextDelta
+from omni_cli.requests.contents import Segment
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, SpeechTask, TextDelta
 from omni_cli.serve.chat_reply import count_tokens, get_text
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id

@@ -13,11 +13,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response, StreamingResponse
 
-from omni_cli.encoding import encode_image
-from omni_cli.inputs.media.reading import FIRST_FRAME, MediaReader
 from omni_cli.openai_api.replies import DeletedVideo, VideoList, VideoReply
 from omni_cli.openai_api.routes import Route
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.encoding import encode_image
+from omni_cli.requests.media.reading import FIRST_FRAME, MediaReader
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder

@@ -9,12 +9,12 @@ from typing import Annotated
 
 from fastapi import APIRouter
 
-from omni_cli.contents import ReferenceVoice
-from omni_cli.errors import InputError
-from omni_cli.inputs.voices import check_voices
+from omni_cli.core.errors import InputError
 from omni_cli.models.voices import openai_voices
 from omni_cli.openai_api.replies import DeletedVoice, SavedVoiceItem, VoiceItem, VoiceList
 from omni_cli.openai_api.routes import Route
+from omni_cli.requests.contents import ReferenceVoice
+from omni_cli.requests.voices import check_voices
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import unix_now
 from omni_cli.serve.limits import MIB

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from omni_cli.config.stage_keys import TokenId, Tokens
-from omni_cli.contents import ToolUse
+from omni_cli.requests.contents import ToolUse
 from omni_cli.serve.schemas.completions import SampledText
 from omni_cli.serve.schemas.fields import (
     ForOpenAI,

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Stri
 
 from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.config.stage_keys import Sampling, TokenId
-from omni_cli.json_schemas import check_schema
+from omni_cli.requests.json_schemas import check_schema
 from omni_cli.serve.schemas.fields import Ignored, Items, ModelBody, Only, Seed, Strict, from_json
 
 TokenText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]

@@ -9,7 +9,7 @@ from fastapi import UploadFile
 from pydantic import AfterValidator, ConfigDict, Field
 
 from omni_cli.config.bounds import MAX_IMAGE_SIDE
-from omni_cli.inputs.checks import check_frame_rate
+from omni_cli.requests.checks import check_frame_rate
 from omni_cli.serve.schemas.fields import Form, Ignored, ModelBody, Only, Seed, Upload, with_fields_of
 
 _MAX_FILES = 16

@@ -14,7 +14,7 @@ from starlette.datastructures import UploadFile as StarletteUploadFile
 
 from omni_cli.config.bounds import MAX_NAME_LENGTH, MAX_SEED, MIN_SEED
 from omni_cli.config.stage_keys import StrictKeys
-from omni_cli.inputs.fields import FIELDS, Part, RequestField, Route
+from omni_cli.requests.fields import FIELDS, Part, RequestField, Route
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound="Strict")

@@ -12,7 +12,7 @@ import pytest
 
 from omni_cli.config.bundled import bundled_profiles
 from omni_cli.config.loader import load_profile
-from omni_cli.record import Sample, Variant, load_record
+from omni_cli.records.record import Sample, Variant, load_record
 
 KIT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu"
 MODULES = (

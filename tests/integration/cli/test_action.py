@@ -73,7 +73,7 @@ def test_inconclusive_fails_with_its_exit_code(tmp_path: Path, first) -> None:
 def test_a_commit_that_slows_every_step_is_a_regression(tmp_path: Path) -> None:
     clone, identity = tmp_path / "clone", ("-c", "user.name=Ada", "-c", "user.email=ada@example.com")
     subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(clone)], check=True)
-    changed, line = clone / "omni_cli/diffusers_integration/pipeline_run.py", "        def note_step() -> None:\n"
+    changed, line = clone / "omni_cli/backends/diffusers/pipeline_run.py", "        def note_step() -> None:\n"
     source = changed.read_text()
     assert source.count(line) == 1
     changed.write_text(source.replace(line, f"{line}            __import__('time').sleep(0.2)\n"))

@@ -10,7 +10,7 @@ import soundfile
 from support.media_samples import tone
 from support.omni_process import run_omni
 
-from omni_cli.encoding import encode_wav
+from omni_cli.requests.encoding import encode_wav
 
 VIBEVOICE = ("-p", "tiny-vibevoice", "--seed", "5", "--max-tokens", "20")
 

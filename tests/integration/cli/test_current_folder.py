@@ -16,7 +16,7 @@ from support import bench_records
 from support.omni_process import ROOT, SHORT
 from support.samples import sample
 
-from omni_cli.record_file import save_record
+from omni_cli.records.record_file import save_record
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 400

@@ -37,8 +37,8 @@ OURS = {
 def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
-    from omni_cli.vllm_integration.adapters import EngineAdapters
-    from omni_cli.vllm_integration.stage import VllmStage
+    from omni_cli.backends.vllm.adapters import EngineAdapters
+    from omni_cli.backends.vllm.stage import VllmStage
 
     arguments = {item.name for item in fields(EngineArgs)}
     assert ARStageConfig.model_fields.keys() - OURS <= arguments

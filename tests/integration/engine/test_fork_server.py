@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from omni_cli.core.errors import OmniError
+from omni_cli.core.machine import CpuQuota
 from omni_cli.engine.process import fork_server
 from omni_cli.engine.process.fork_server import ForkServer, start_process
 from omni_cli.engine.process.preload import preloading
-from omni_cli.errors import OmniError
-from omni_cli.machine import CpuQuota
 
-PRELOADED = ("omni_cli.diffusers_integration.stage", "omni_cli.vllm_integration.stage")
+PRELOADED = ("omni_cli.backends.diffusers.stage", "omni_cli.backends.vllm.stage")
 
 
 def answer(connection) -> None:
@@ -56,7 +56,7 @@ def test_a_stopped_server_is_replaced_at_once(tmp_path: Path, monkeypatch: pytes
     others = set(ForkServer._users)
     first = ForkServer({"diffusers"})
     pid, imported = seen_by_a_new_process(first.start())
-    assert "omni_cli.diffusers_integration.stage" in imported
+    assert "omni_cli.backends.diffusers.stage" in imported
     assert pid == forkserver._forkserver._forkserver_pid
     second = ForkServer({"diffusers"})
     second.start()
@@ -115,7 +115,7 @@ def test_a_package_that_does_not_load_is_left_to_the_stage(capsys: pytest.Captur
 LOOKS_LIKE_CUDA = """
 import sys
 
-from omni_cli.compat.libraries import prepare_libraries
+from omni_cli.core.compat.libraries import prepare_libraries
 
 prepare_libraries()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from omni_cli.errors import StageError
-from omni_cli.outputs import GenerateRequest, StageProgress
+from omni_cli.core.errors import StageError
+from omni_cli.requests.outputs import GenerateRequest, StageProgress
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from omni_cli.checkpoints.build import build_folder
 from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_qwen import SMALL, OmniSizes, VocoderSizes, qwen2_5_omni
-from omni_cli.errors import OutputError
+from omni_cli.core.errors import OutputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_written_whole(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from pathlib import Path
-from omni_cli.errors import OutputError
+from omni_cli.core.errors import OutputError
 from omni_cli.checkpoints.build import build_folder
 
 for limit in (4_000, 1_000_000):
@@ -284,7 +284,7 @@ def test_other_sizes_and_seeds_speak(tmp_path: Path) -> None:
 # In a separate process, because vLLM's CPU worker binds the threads of its process to cores.
 VLLM_ANSWERS = """
 import json, sys
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
 import numpy as np
 from PIL import Image

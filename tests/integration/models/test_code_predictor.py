@@ -10,10 +10,10 @@ from support.code_predictors import CODEBOOKS, CODES, MAX_BATCH, WIDTH, code_pre
 from support.fake_graphs import FakeBackend
 from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
-from omni_cli.execution.graphs import batch_sizes
+from omni_cli.backends.execution.graphs import batch_sizes
+from omni_cli.backends.vllm.code_runner import Draws, FrameStore
+from omni_cli.backends.vllm.hidden_states import ComputedSpan
 from omni_cli.models.codec.code_predictor import PredictorGraphs
-from omni_cli.vllm_integration.code_runner import Draws, FrameStore
-from omni_cli.vllm_integration.hidden_states import ComputedSpan
 
 
 @pytest.fixture(scope="module")

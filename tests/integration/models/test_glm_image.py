@@ -17,11 +17,11 @@ from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_pipelines import GlmImageSizes, glm_image
 from omni_cli.config.loader import load_profile
-from omni_cli.errors import InputError
+from omni_cli.core.errors import InputError
 from omni_cli.models.glm_image.prompts import mrope_positions
 from omni_cli.models.glm_image.reference import GlmImageReference
 from omni_cli.models.scores import Way
-from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
+from omni_cli.requests.outputs import GenerateRequest, ImageOutput, RequestResult
 
 NUM_STEPS = 4
 OTHER_SIZES = GlmImageSizes(

@@ -12,7 +12,7 @@ from support.in_process import run_here
 
 from omni_cli.checkpoints.build import build_folder
 from omni_cli.checkpoints.files import check_checkpoint, read_model_kind
-from omni_cli.errors import CheckpointError
+from omni_cli.core.errors import CheckpointError
 from omni_cli.models.higgs_audio.prompts import load_tokenizer, tokenizer_folder
 
 WEIGHTS = {"model.safetensors", "audio_tokenizer/model.safetensors"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.compat.torchvision import resample
+from omni_cli.core.compat.torchvision import resample
 from omni_cli.models.codec.streaming import DecoderState, LookaheadDecoder, Piece
 from omni_cli.models.higgs_audio.prompts import load_tokenizer
 

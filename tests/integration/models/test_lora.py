@@ -25,12 +25,12 @@ from transformers import (
     Qwen2_5OmniThinkerForConditionalGeneration,
 )
 
+from omni_cli.backends.vllm import adapters as vllm_adapters
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
-from omni_cli.errors import StageError
+from omni_cli.core.errors import StageError
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference
 from omni_cli.models.scores import NoReferenceError, Way
-from omni_cli.vllm_integration import adapters as vllm_adapters
 
 MAX_TOKENS = 12
 PROMPTS = ("hello", "the long road home", "rain on a tin roof")

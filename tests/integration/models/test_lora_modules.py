@@ -17,13 +17,13 @@ from support.omni_process import Ended, run_omni
 from support.tiny_models import idefics3, qwen2_5_vl, qwen3, qwen3_moe
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, LlamaForCausalLM
 
+from omni_cli.backends.vllm import adapters as vllm_adapters
 from omni_cli.checkpoints import adapters as checked
 from omni_cli.checkpoints.files import read_family
 from omni_cli.config.schema import ARStageConfig
-from omni_cli.errors import CheckpointError
+from omni_cli.core.errors import CheckpointError
 from omni_cli.models.reference import load_adapters
 from omni_cli.models.scores import NoReferenceError
-from omni_cli.vllm_integration import adapters as vllm_adapters
 
 MAX_TOKENS = 12
 PROMPTS = ("hello", "rain on a tin roof")

@@ -21,10 +21,10 @@ from support.tiny_models import llama
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.checkpoints.shards import find_fault
+from omni_cli.config.families import families
 from omni_cli.config.loader import load_profile
+from omni_cli.core.errors import CheckpointError
 from omni_cli.engine.checkpoint_fit import check_fit
-from omni_cli.errors import CheckpointError
-from omni_cli.families import families
 
 # Families whose model classes are ours name the weights that these load.
 PROFILES = {

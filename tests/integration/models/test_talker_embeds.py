@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from omni_cli.backends.vllm import input_embeds_stage
 from omni_cli.models.qwen2_5_omni import talker as module
 from omni_cli.stage.request_payloads import RequestPayload
-from omni_cli.vllm_integration import input_embeds_stage
 
 NUM_ROWS, SIZE, HIDDEN, VOCABULARY, MASK = 16, 6, 4, 32, 31
 

@@ -10,7 +10,7 @@ import torch
 from support.fake_graphs import FakeBackend
 from support.plain_activation import PlainActivation, in_phases, plain_mean
 
-from omni_cli.compat.libraries import prepare_libraries
+from omni_cli.core.compat.libraries import prepare_libraries
 
 prepare_libraries()
 
@@ -20,9 +20,9 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (  # noqa: E4
     Qwen2_5OmniToken2WavModel,
 )
 
+from omni_cli.backends.execution.modes import GraphMode, make_execution_mode  # noqa: E402
+from omni_cli.backends.execution.worker_pool import WorkerPool  # noqa: E402
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
-from omni_cli.execution.modes import GraphMode, make_execution_mode  # noqa: E402
-from omni_cli.execution.worker_pool import WorkerPool  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket, buckets  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedVocoder  # noqa: E402

@@ -7,17 +7,17 @@ import pytest
 import torch
 from support.stage_specs import get_spec
 
-from omni_cli.compat.libraries import prepare_libraries
+from omni_cli.core.compat.libraries import prepare_libraries
 
 prepare_libraries()
 
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.schema import Execution  # noqa: E402
-from omni_cli.errors import StageError  # noqa: E402
+from omni_cli.core.errors import StageError  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.stage import SpeechPriority, chunk_sizes, get_chunk_order  # noqa: E402
 from omni_cli.models.registry import load_stage  # noqa: E402
-from omni_cli.outputs import GenerateRequest  # noqa: E402
+from omni_cli.requests.outputs import GenerateRequest  # noqa: E402
 from omni_cli.stage.messages import Progress, RequestDone, WaveformChunk  # noqa: E402
 from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
 from omni_cli.stage.protocol import StageSpec  # noqa: E402

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_cli.compat.libraries import prepare_libraries  # isort: skip
+from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
 
 prepare_libraries()
 

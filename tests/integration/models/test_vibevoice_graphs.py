@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from omni_cli.compat.libraries import prepare_libraries  # isort: skip
+from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
 
 prepare_libraries()
 
@@ -16,13 +16,13 @@ from support.media_samples import tone  # noqa: E402
 from support.references import family_reference  # noqa: E402
 from support.stage_specs import get_spec  # noqa: E402
 
+from omni_cli.backends.execution.cuda_graphs import RowGraphs  # noqa: E402
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.loader import load_profile  # noqa: E402
-from omni_cli.execution.cuda_graphs import RowGraphs  # noqa: E402
 from omni_cli.models.vibevoice import stage as stage_module  # noqa: E402
 from omni_cli.models.vibevoice.branches import BranchCache  # noqa: E402
 from omni_cli.models.vibevoice.stage import SpeakerStage  # noqa: E402
-from omni_cli.outputs import GenerateRequest  # noqa: E402
+from omni_cli.requests.outputs import GenerateRequest  # noqa: E402
 from omni_cli.stage.messages import RequestDone, WaveformChunk  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")

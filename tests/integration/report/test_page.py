@@ -11,8 +11,8 @@ import pytest
 from support.chromium import Chromium
 
 from omni_cli.cli.app import run
-from omni_cli.profile_record import load_profile_record
-from omni_cli.record import load_record
+from omni_cli.records.profile_record import load_profile_record
+from omni_cli.records.record import load_record
 from omni_cli.report.units import quantity, quantity_interval, ratio
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.record import load_record
+from omni_cli.records.record import load_record
 from omni_cli.stats.comparable import machine_disturbances
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from support.served_page import ServedPage
 from support.tiny_models import tool_caller, whisper
 
 from omni_cli.checkpoints.tiny_pipelines import tiny_image
-from omni_cli.encoding import encode_png, encode_wav
+from omni_cli.requests.encoding import encode_png, encode_wav
 
 # Short answers keep the speech short, and with it the tests.
 TINY_OMNI = (

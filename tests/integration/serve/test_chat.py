@@ -19,7 +19,7 @@ from pathlib import Path
 from support.omni_process import ROOT, SHORT, run_omni
 from support.omni_server import OmniServer
 
-from omni_cli.encoding import encode_png
+from omni_cli.requests.encoding import encode_png
 
 PATIENCE_S = 60
 

@@ -12,7 +12,7 @@ from support.clients import CLIENTS, EVERY_LANDING, FAILS, Client
 from support.omni_process import ROOT
 from support.omni_server import OmniServer
 
-from omni_cli.encoding import encode_png
+from omni_cli.requests.encoding import encode_png
 
 
 def runs() -> list[Any]:

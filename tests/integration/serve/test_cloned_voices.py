@@ -14,7 +14,7 @@ import soundfile
 from support.media_samples import tone
 from support.omni_server import SPEECH, OmniServer
 
-from omni_cli.encoding import encode_wav
+from omni_cli.requests.encoding import encode_wav
 
 VOICES = "/v1/audio/voices"
 FOUR = "Speaker 0: Hello.\nSpeaker 1: Good morning.\nSpeaker 2: It rains.\nSpeaker 3: Yes."

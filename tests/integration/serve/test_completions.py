@@ -319,7 +319,7 @@ def test_a_profile_without_text(image_server: OmniServer) -> None:
 
 
 def test_an_omni_model_s_first_stage(omni: OmniServer, omni_engine: Any) -> None:
-    from omni_cli.outputs import GenerateRequest
+    from omni_cli.requests.outputs import GenerateRequest
 
     request = GenerateRequest("r", "hello", raw=True, modalities=frozenset({"text"}), sampling={"max_tokens": 8})
     expected = omni_engine.run(request).outputs[0]

@@ -13,7 +13,7 @@ from support.references import family_reference
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.higgs_audio.reference import HiggsAudioReference
-from omni_cli.outputs import GenerateRequest, Message, Part
+from omni_cli.requests.outputs import GenerateRequest, Message, Part
 
 LIMITS = ("backbone.sampling.max_tokens=40",)
 # Units of 16 bits.

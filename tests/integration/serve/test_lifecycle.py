@@ -16,7 +16,7 @@ from support.in_process import run_here
 from support.omni_process import run_omni
 from support.omni_server import CHAT, EDITS, IMAGES, Caller, OmniServer
 
-from omni_cli.encoding import encode_png
+from omni_cli.requests.encoding import encode_png
 
 LONG = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 300, "ignore_eos": True, "stream": True}
 ENDLESS = {"prompt": "a cube", "num_inference_steps": 1000, "size": "512x512"}

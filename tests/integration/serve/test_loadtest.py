@@ -10,7 +10,7 @@ import pytest
 from support.omni_process import Ended, OmniProcess, run_omni
 from support.omni_server import KEY, OmniServer
 
-from omni_cli.record import Record, Sample, load_record
+from omni_cli.records.record import Record, Sample, load_record
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.omni_server import CHAT, OmniServer
 
-from omni_cli.encoding import encode_png
+from omni_cli.requests.encoding import encode_png
 
 THINKER = """
 version: 1

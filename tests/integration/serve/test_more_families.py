@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from support.omni_server import CHAT, SPEECH, OmniServer
 
-from omni_cli.encoding import encode_wav
+from omni_cli.requests.encoding import encode_wav
 
 NUM_FRAMES = 40
 FRAME_SAMPLES = 1920

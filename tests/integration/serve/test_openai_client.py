@@ -13,9 +13,17 @@ import pytest
 import soundfile
 from support.omni_server import CHAT, OmniServer
 
-from omni_cli.encoding import encode_pcm16, encode_wav
-from omni_cli.inputs.media.audio import decode_audio
-from omni_cli.outputs import AudioOutput, GenerateRequest, ImageOutput, Message, Part, RequestResult, TextOutput
+from omni_cli.requests.encoding import encode_pcm16, encode_wav
+from omni_cli.requests.media.audio import decode_audio
+from omni_cli.requests.outputs import (
+    AudioOutput,
+    GenerateRequest,
+    ImageOutput,
+    Message,
+    Part,
+    RequestResult,
+    TextOutput,
+)
 
 MODEL = "tiny-omni"
 BOTH: Any = ["text", "audio"]

@@ -13,7 +13,7 @@ import pytest
 from support.media_samples import bomb_png
 from support.omni_server import CHAT, IMAGES, SPEECH, OmniServer
 
-from omni_cli.encoding import encode_wav
+from omni_cli.requests.encoding import encode_wav
 
 HELLO = [{"role": "user", "content": "hello"}]
 

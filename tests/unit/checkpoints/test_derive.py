@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from omni_cli.checkpoints.derive import derive_profile, weights_bytes
+from omni_cli.config.families import Machine
 from omni_cli.config.loader import check_profile
-from omni_cli.errors import CheckpointError
-from omni_cli.families import Machine
+from omni_cli.core.errors import CheckpointError
 
 DECODER = {
     "hidden_size": 576,

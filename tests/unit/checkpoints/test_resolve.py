@@ -18,7 +18,7 @@ from omni_cli.checkpoints.files import (
 from omni_cli.checkpoints.hub import download, hub_cache_folder
 from omni_cli.checkpoints.resolve import find_folder, resolve_model
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.errors import CheckpointError, OmniError, OutputError
+from omni_cli.core.errors import CheckpointError, OmniError, OutputError
 
 
 def write_safetensors(path: Path, *, cut: int = 0, shape: tuple[int, ...] = (2, 3), name: str = "w") -> None:
@@ -263,7 +263,7 @@ def test_a_changed_builder_builds_again(tmp_path: Path, changed: str) -> None:
         (tmp_path / name).write_text(source)
     code = (
         "import sys, types\n"
-        "from omni_cli import families\n"
+        "from omni_cli.config import families\n"
         "from omni_cli.checkpoints import build\n"
         "built = types.SimpleNamespace(builtins={'toy': 'family.checkpoint.builder:build'})\n"
         "build.builtins = lambda: {'toy': built}\n"

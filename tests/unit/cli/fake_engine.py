@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.errors import CheckpointError, InputError, StageError
-from omni_cli.outputs import (
+from omni_cli.core.errors import CheckpointError, InputError, StageError
+from omni_cli.requests.outputs import (
     AudioOutput,
     Event,
     GenerateRequest,

@@ -18,7 +18,7 @@ from omni_cli.cli import app
 from omni_cli.cli.lazy import LazyCommand
 from omni_cli.cli.options import JsonOption, SeedOption, TimeoutOption, VerboseOption
 from omni_cli.cli.terminal import console
-from omni_cli.errors import DeadlineError, ExitCode, InputError, OmniError, StageError
+from omni_cli.core.errors import DeadlineError, ExitCode, InputError, OmniError, StageError
 
 Run = Callable[..., tuple[int, str, str]]
 

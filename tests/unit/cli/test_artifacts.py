@@ -12,10 +12,10 @@ import soundfile
 from PIL import Image
 
 from omni_cli.cli.artifacts import ArtifactWriter, file_stems, folder_if_used
-from omni_cli.encoding import encode_wav
-from omni_cli.errors import OmniError, OutputError
-from omni_cli.files import write_whole
-from omni_cli.outputs import AudioOutput, ImageOutput, TensorOutput
+from omni_cli.core.errors import OmniError, OutputError
+from omni_cli.core.files import write_whole
+from omni_cli.requests.encoding import encode_wav
+from omni_cli.requests.outputs import AudioOutput, ImageOutput, TensorOutput
 
 needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 

@@ -76,7 +76,7 @@ def _nothing_starts(*_: object, **__: object) -> None:
 @pytest.mark.slow
 def test_the_command_and_all_that_it_measures_with_need_no_torch() -> None:
     code = (
-        "import sys; import omni_cli.cli.bench.run, omni_cli.cli.bench.command, omni_cli.bench.local;"
+        "import sys; import omni_cli.cli.bench.run, omni_cli.cli.bench.command, omni_cli.measure.bench.local;"
         "print([name for name in ('torch', 'vllm', 'diffusers', 'transformers') if name in sys.modules])"
     )
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -86,7 +86,7 @@ def test_the_command_and_all_that_it_measures_with_need_no_torch() -> None:
 @pytest.mark.slow
 def test_a_variants_process_imports_no_torch_itself() -> None:
     code = (
-        "import sys; import omni_cli.bench.variant_worker;"
+        "import sys; import omni_cli.measure.bench.variant_worker;"
         "print([name for name in ('torch', 'vllm', 'diffusers', 'transformers') if name in sys.modules])"
     )
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import omni_cli
-from omni_cli.bench.bisect import BisectRecord, BisectResult
-from omni_cli.bench.commits import CommitInfo
 from omni_cli.cli.app import run
 from omni_cli.cli.bisect.report import get_failure, range_so_far
+from omni_cli.measure.bench.bisect import BisectRecord, BisectResult
+from omni_cli.measure.bench.commits import CommitInfo
 from omni_cli.stats.bisection import Search, Trial
 
 pytestmark = pytest.mark.slow

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from support.bench_records import ABBA, ENVIRONMENT, pair, record, variant
 
-from omni_cli.bench.outputs import hash_arrays, kept_outputs
 from omni_cli.cli import app
-from omni_cli.encoding import encode_png
-from omni_cli.record import KeptOutput, Memory, Record
-from omni_cli.record_file import save_record
+from omni_cli.measure.bench.outputs import hash_arrays, kept_outputs
+from omni_cli.records.record import KeptOutput, Memory, Record
+from omni_cli.records.record_file import save_record
+from omni_cli.requests.encoding import encode_png
 
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., tuple[int, str, str]]

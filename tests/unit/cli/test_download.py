@@ -9,7 +9,7 @@ import pytest
 from omni_cli.checkpoints import hub
 from omni_cli.checkpoints.hub import Download
 from omni_cli.cli.download import pull
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
 
 
 def test_above_5_gb_it_needs_a_terminal_or_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

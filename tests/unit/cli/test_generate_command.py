@@ -23,8 +23,8 @@ from PIL import Image
 
 import omni_cli.cli.generate.command
 from omni_cli.cli.app import run
-from omni_cli.errors import ExitCode
-from omni_cli.video_encoding import encode_video
+from omni_cli.core.errors import ExitCode
+from omni_cli.requests.video_encoding import encode_video
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 

@@ -6,8 +6,8 @@ import pytest
 
 from omni_cli.cli.generate.inputs import fit_to_requests
 from omni_cli.config.loader import load_profile
-from omni_cli.inputs.request_spec import RequestSpec
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.requests.request_spec import RequestSpec
 
 
 def specs(*sizes: dict[str, int]) -> list[RequestSpec]:

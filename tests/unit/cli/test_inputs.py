@@ -17,10 +17,10 @@ from support.profile_text import make_config
 from omni_cli.cli.generate.inputs import read_specs
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.core.errors import InputError, UsageError
 from omni_cli.engine.describing import get_capabilities
-from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.jsonl import read_requests
-from omni_cli.inputs.media.reading import (
+from omni_cli.requests.jsonl import read_requests
+from omni_cli.requests.media.reading import (
     ChooseFrames,
     Chosen,
     MediaReader,
@@ -29,8 +29,8 @@ from omni_cli.inputs.media.reading import (
     load_sound,
     load_video,
 )
-from omni_cli.inputs.media.video import decode_video
-from omni_cli.inputs.request_spec import BadRequest, RequestSpec
+from omni_cli.requests.media.video import decode_video
+from omni_cli.requests.request_spec import BadRequest, RequestSpec
 
 OMNI = make_config(
     "tiny-omni",

@@ -11,7 +11,7 @@ import pytest
 from support.planned_server import Plan, PlannedServer
 
 from omni_cli.cli.app import run
-from omni_cli.record import Record, Sample, load_record
+from omni_cli.records.record import Record, Sample, load_record
 from omni_cli.stats.blocks import request_values
 
 pytestmark = pytest.mark.slow

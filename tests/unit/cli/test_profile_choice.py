@@ -13,8 +13,8 @@ import yaml
 
 from omni_cli.cli import app
 from omni_cli.cli.profile_choice import choose_profile, derive
+from omni_cli.config.families import Machine
 from omni_cli.config.loader import check_profile, load_profile
-from omni_cli.families import Machine
 
 Run = Callable[..., tuple[int, str, str]]
 LLAMA = {

@@ -13,7 +13,7 @@ import pytest
 
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.progress import LineProgress, LiveProgress, ProgressDisplay, StageBoard, choose_progress
-from omni_cli.outputs import RequestResult, StageInfo, StageLoading, StageProgress
+from omni_cli.requests.outputs import RequestResult, StageInfo, StageLoading, StageProgress
 from omni_cli.serve.access_log import AccessLog
 
 STAGES = [("thinker", "ar"), ("token2wav", "diffusion")]

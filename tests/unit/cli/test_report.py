@@ -12,7 +12,7 @@ from support.bench_records import pair, record
 from support.profile_records import small_profile
 
 from omni_cli.cli.app import run
-from omni_cli.record_file import save_record, with_digest
+from omni_cli.records.record_file import save_record, with_digest
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from support.profile_text import make_config
 
 from omni_cli.cli.generate.inputs import read_specs
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.core.errors import InputError, UsageError
 from omni_cli.engine.describing import get_capabilities
-from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.jsonl import read_requests
-from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.jsonl import read_requests
+from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.requests.request_spec import BadRequest, RequestSpec, build_request
 
 OMNI = make_config(
     "tiny-omni",
@@ -157,7 +157,7 @@ def test_bytes_that_are_not_utf8_fail_alone(tmp_path: Path) -> None:
 
 
 def test_an_overlong_line_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_cli.inputs.jsonl.MAX_LINE_BYTES", 64)
+    monkeypatch.setattr("omni_cli.requests.jsonl.MAX_LINE_BYTES", 64)
     first, second, third = read(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b" * 1000}, {"prompt": "c"})
     assert (first.request.prompt, third.request.prompt, third.place) == ("a", "c", f"{tmp_path / 'r.jsonl'}:3")
     assert "longer than" in second.error.message

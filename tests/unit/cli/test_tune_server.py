@@ -8,7 +8,7 @@ import pytest
 from support.planned_server import Plan, PlannedServer
 
 from omni_cli.cli.app import run
-from omni_cli.tune_record import load_tune_record
+from omni_cli.records.tune_record import load_tune_record
 
 pytestmark = pytest.mark.slow
 

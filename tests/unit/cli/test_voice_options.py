@@ -12,13 +12,13 @@ import pytest
 import soundfile
 
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
+from omni_cli.config.families import Cloning
 from omni_cli.config.loader import load_profile
+from omni_cli.core.errors import InputError, UsageError
 from omni_cli.engine.describing import get_capabilities
-from omni_cli.errors import InputError, UsageError
-from omni_cli.families import Cloning
-from omni_cli.inputs.capabilities import Capabilities, cloning_profiles
-from omni_cli.inputs.request_spec import BadRequest, RequestSpec
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.capabilities import Capabilities, cloning_profiles
+from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.requests.request_spec import BadRequest, RequestSpec
 
 VIBEVOICE, OMNI = load_profile("tiny-vibevoice"), load_profile("tiny-omni")
 # A family that needs the words of a recording, of two speakers at most.

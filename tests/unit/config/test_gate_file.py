@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omni_cli.config.gate_limits import GateFileError, GateLimits, load_gate_file, merge_limits, parse_fraction
-from omni_cli.errors import ExitCode, InputError
+from omni_cli.core.errors import ExitCode, InputError
 
 GATES = Path(__file__).parents[3] / "benchmarks" / "gates"
 

@@ -13,10 +13,10 @@ from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.config.stage_keys import Adapter
-from omni_cli.errors import InputError, UsageError
-from omni_cli.inputs.capabilities import Capabilities
-from omni_cli.inputs.jsonl import read_requests
-from omni_cli.inputs.request_spec import BadRequest
+from omni_cli.core.errors import InputError, UsageError
+from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.jsonl import read_requests
+from omni_cli.requests.request_spec import BadRequest
 
 
 @pytest.mark.parametrize(

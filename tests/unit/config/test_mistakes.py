@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.profile_text import GOOD, mistakes
 
+from omni_cli.config.families import builtins
 from omni_cli.config.loader import check_profile
-from omni_cli.families import builtins
 
 
 def test_a_good_profile_has_none(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omni_cli.config.bundled import bundled_profiles
 from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.loader import load_profile
-from omni_cli.errors import ProfileError
+from omni_cli.core.errors import ProfileError
 
 ORIGINALS = [path.read_bytes() for path in bundled_profiles().values()]
 PIECES = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from omni_cli.config.families import families
 from omni_cli.config.loader import load_profile
 from omni_cli.config.roles import for_family
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
-from omni_cli.errors import CheckpointError
-from omni_cli.families import families
+from omni_cli.core.errors import CheckpointError
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 
 DROPPABLE = ("height", "width", "num_inference_steps", "true_cfg_scale")

@@ -8,9 +8,9 @@ import pytest
 from support.profile_text import make_config
 
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, StageConfig
+from omni_cli.core.machine import HostMemory
 from omni_cli.engine.devices import Devices
 from omni_cli.engine.memory_plan import MemoryPlan, plan_memory
-from omni_cli.machine import HostMemory
 from omni_cli.report.tables import memory_lines
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -10,10 +10,10 @@ import pytest
 
 from omni_cli.checkpoints.derive import derive_profile
 from omni_cli.checkpoints.files import check_checkpoint
+from omni_cli.config.families import Machine
 from omni_cli.config.schema import EngineConfig
+from omni_cli.core.errors import CheckpointError
 from omni_cli.engine.checkpoint_fit import check_fit
-from omni_cli.errors import CheckpointError
-from omni_cli.families import Machine
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 FILES = ("model.safetensors", "tokenizer.json", "preprocessor_config.json")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from omni_cli.config.loader import load_profile
+from omni_cli.core.errors import StageError
 from omni_cli.engine import devices
-from omni_cli.errors import StageError
 
 
 def test_sleep_mode_needs_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:

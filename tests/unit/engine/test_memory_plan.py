@@ -9,11 +9,11 @@ import pytest
 from support.profile_text import make_config
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.core.errors import OmniError, StageError
+from omni_cli.core.machine import Gpu, Gpus, HostMemory
 from omni_cli.engine import devices, memory_plan
 from omni_cli.engine.devices import Devices
 from omni_cli.engine.memory_plan import MemoryPlan, cache_bytes_per_token, plan_memory, plan_start
-from omni_cli.errors import OmniError, StageError
-from omni_cli.machine import Gpu, Gpus, HostMemory
 
 GIB = 1 << 30
 DECODER = {

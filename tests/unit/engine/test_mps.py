@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from omni_cli.config.families import get_family
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig
+from omni_cli.core.errors import StageError, UsageError
 from omni_cli.engine import mps
 from omni_cli.engine.devices import check_devices
 from omni_cli.engine.mps import PIPES, MpsServer, mps_effect
-from omni_cli.errors import StageError, UsageError
-from omni_cli.families import get_family
 from omni_cli.stage.protocol import StageSpec
 
 CONTROL = """#!/bin/sh

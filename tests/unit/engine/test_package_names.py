@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.compat.libraries import packages_distributions, quick_package_names
+from omni_cli.core.compat.libraries import packages_distributions, quick_package_names
 
 
 def test_names_are_those_of_python():

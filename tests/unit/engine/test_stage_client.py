@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from omni_cli.config.families import get_family
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.engine.process.stage_client import StageClient
-from omni_cli.families import get_family
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AbortRequest, AddRequest, AppendInput, Failure, Progress, RequestDone
 from omni_cli.stage.protocol import StageSpec
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.errors import InputError
+from omni_cli.core.errors import InputError
 from omni_cli.models.vibevoice.prompts import read_turns
-from omni_cli.outputs import GenerateRequest
+from omni_cli.requests.outputs import GenerateRequest
 
 
 def speakers(*numbers: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.errors import InputError
+from omni_cli.core.errors import InputError
 from omni_cli.models.csm import family as csm
 from omni_cli.models.qwen3_omni import connectors as qwen3_omni
 from omni_cli.models.voices import note_on_voice, speaker_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
 from omni_cli.openai_api.client import parse_url
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from omni_cli.config.loader import load_profile
-from omni_cli.errors import OutputError
-from omni_cli.inputs.request_spec import FILE_FIELDS, RequestSpec
-from omni_cli.outputs import GenerateRequest, TextOutput
+from omni_cli.core.errors import OutputError
 from omni_cli.report.finished import FinishedRequests
 from omni_cli.report.records import RequestRecord, WrittenOutput
+from omni_cli.requests.outputs import GenerateRequest, TextOutput
+from omni_cli.requests.request_spec import FILE_FIELDS, RequestSpec
 
 SPEC = RequestSpec(GenerateRequest("a", "hello"), place="f.jsonl:1")
 RECORD = RequestRecord("a", (WrittenOutput(TextOutput("hi \N{GRINNING FACE}", (1, 2), "stop")),))

@@ -17,7 +17,7 @@ from support.report_records import bench_record, server_record, tune_record, ver
 from omni_cli.cli.app import run
 from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.record_file import save_record
+from omni_cli.records.record_file import save_record
 from omni_cli.report.bench_view import LABELS, bench_view
 from omni_cli.report.comparison_view import comparison_view
 from omni_cli.report.html.page import render_page

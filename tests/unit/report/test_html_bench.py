@@ -13,11 +13,11 @@ from support.html_pages import Element, figure, parse, table
 
 from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
-from omni_cli.record import GpuUtilisation, Memory, Record, Utilisation
-from omni_cli.record_file import save_record
+from omni_cli.records.record import GpuUtilisation, Memory, Record, Utilisation
+from omni_cli.records.record_file import save_record
+from omni_cli.records.results import Comparison, MeasureMean, Outputs
 from omni_cli.report.html.page import render_page
 from omni_cli.report.units import quantity, quantity_interval, ratio
-from omni_cli.results import Comparison, MeasureMean, Outputs
 from omni_cli.stats.verdicts import ComparisonSpec
 
 pytestmark = pytest.mark.slow

@@ -13,10 +13,10 @@ from support.profile_records import PEAK_STEP, small_profile
 
 from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.record_file import save_record
+from omni_cli.records.record_file import save_record
+from omni_cli.records.results import RecordOrigin
 from omni_cli.report.html.page import render_page
 from omni_cli.report.units import ratio
-from omni_cli.results import RecordOrigin
 from omni_cli.stats.verdicts import compare_document, compare_records, compare_within
 
 pytestmark = pytest.mark.slow

@@ -21,10 +21,10 @@ from support.profile_records import small_profile
 
 from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.errors import OmniError
-from omni_cli.record_file import with_digest
+from omni_cli.core.errors import OmniError
+from omni_cli.records.record_file import with_digest
+from omni_cli.records.results import RecordOrigin
 from omni_cli.report.html.page import render_page
-from omni_cli.results import RecordOrigin
 from omni_cli.stats.verdicts import ComparisonSpec, compare_document, compare_within
 
 pytestmark = pytest.mark.slow

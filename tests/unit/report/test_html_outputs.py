@@ -13,11 +13,11 @@ from PIL import Image
 from support.bench_records import pair, record
 from support.html_pages import Element, parse
 
-from omni_cli.bench import outputs as kept_module
-from omni_cli.bench.outputs import MAX_OUTPUTS, kept_outputs
 from omni_cli.cli.report_documents import load_view
-from omni_cli.record import RATE, KeptOutput, load_record
-from omni_cli.record_file import save_record
+from omni_cli.measure.bench import outputs as kept_module
+from omni_cli.measure.bench.outputs import MAX_OUTPUTS, kept_outputs
+from omni_cli.records.record import RATE, KeptOutput, load_record
+from omni_cli.records.record_file import save_record
 from omni_cli.report import shared_parts
 from omni_cli.report.html.page import render_page
 

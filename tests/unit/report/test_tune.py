@@ -10,15 +10,15 @@ import pytest
 from support.report_records import EVIL, tune_record
 
 from omni_cli.cli.report_documents import load_view
-from omni_cli.errors import InputError
-from omni_cli.record import Variant
-from omni_cli.record_file import save_record
+from omni_cli.core.errors import InputError
+from omni_cli.records.record import Variant
+from omni_cli.records.record_file import save_record
+from omni_cli.records.tune_record import Round
 from omni_cli.report.html.drawing import draw_chart
 from omni_cli.report.html.page import render_page
 from omni_cli.report.renderers import to_text
 from omni_cli.report.tune_view import tune_view
 from omni_cli.report.view import Trade, Trades
-from omni_cli.tune_record import Round
 
 
 def test_the_text_has_the_answer_and_every_setting() -> None:

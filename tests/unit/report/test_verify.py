@@ -11,11 +11,11 @@ from support.report_records import EVIL, VERIFY_ROWS, verify_record
 
 from omni_cli.cli.app import run
 from omni_cli.cli.report_documents import load_view
-from omni_cli.record_file import save_record
+from omni_cli.records.record_file import save_record
+from omni_cli.records.verify_record import Row, TokenProbability
 from omni_cli.report.html.page import render_page
 from omni_cli.report.renderers import to_markdown, to_text
 from omni_cli.report.verify_view import probabilities_text, verify_view
-from omni_cli.verify_record import Row, TokenProbability
 
 
 def saved(path: Path, rows: tuple[Row, ...] = VERIFY_ROWS) -> Path:

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from omni_cli.encoding import encode_png
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
+from omni_cli.requests.encoding import encode_png
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.media import decode_media
 from omni_cli.serve.media_urls import MediaPrefix

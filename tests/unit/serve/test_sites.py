@@ -7,7 +7,7 @@ import socket
 import pytest
 from starlette.datastructures import Headers
 
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
 from omni_cli.serve.sites import SiteRule, read_origin
 
 LOCAL = SiteRule(is_loopback=True, has_key=False)

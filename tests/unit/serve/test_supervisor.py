@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from omni_cli.errors import StageError, UsageError
-from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageFailed, StageInfo
+from omni_cli.core.errors import StageError, UsageError
+from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, StageFailed, StageInfo
 from omni_cli.serve import supervisor as module
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.metrics import Metrics

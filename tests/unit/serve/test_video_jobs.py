@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from omni_cli.config.loader import load_profile
-from omni_cli.errors import InputError, StageError
-from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageInfo, StageProgress, VideoOutput
+from omni_cli.core.errors import InputError, StageError
+from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, StageInfo, StageProgress, VideoOutput
 from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.errors import OmniError, OutputError, UsageError
+from omni_cli.core.errors import OmniError, OutputError, UsageError
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.video_jobs import JobError, StoreFull, VideoStore
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.errors import OutputError
+from omni_cli.core.errors import OutputError
 from omni_cli.serve.voice_store import SavedVoice, TooManyVoices, VoiceExists, VoiceStore
 
 ANNE = SavedVoice("anne", "she agrees", 1, 2.5, "hello", ".mp3")

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from omni_cli.contents import CallFile
-from omni_cli.outputs import AudioOutput, GenerateRequest, Message, Part, Video, VideoOutput, VideoSound
+from omni_cli.requests.contents import CallFile
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, Message, Part, Video, VideoOutput, VideoSound
 from omni_cli.stage.messages import (
     AddRequest,
     DecodeError,

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from omni_cli.results import GateVerdict
+from omni_cli.records.results import GateVerdict
 from omni_cli.stats.bisection import LOOSE_ALPHA, MORE_TIME, NextTrial, Search, SearchOutcome, Trial
 from omni_cli.stats.sequential import ALPHA
 

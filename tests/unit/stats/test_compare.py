@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bench_records import ABBA, correlated, pair, variant
 
-from omni_cli.record import Sample, StoppingPlan, Variant
+from omni_cli.records.record import Sample, StoppingPlan, Variant
 from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, get_verdict
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import plan_looks

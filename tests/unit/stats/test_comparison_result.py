@@ -10,9 +10,9 @@ import pytest
 from support.bench_records import ENVIRONMENT, pair, record, variant
 
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.errors import ExitCode, InputError, UsageError
-from omni_cli.record import Failures, Record, Variant
-from omni_cli.results import Comparison, Difference, Outputs
+from omni_cli.core.errors import ExitCode, InputError, UsageError
+from omni_cli.records.record import Failures, Record, Variant
+from omni_cli.records.results import Comparison, Difference, Outputs
 from omni_cli.stats.comparable import ABSENT
 from omni_cli.stats.gate import check_limits
 from omni_cli.stats.verdicts import compare_records, compare_within

@@ -10,8 +10,8 @@ import pytest
 from support.bench_records import pair, record
 
 from omni_cli.cli.app import run
-from omni_cli.record import GpuUtilisation, Record, Utilisation
-from omni_cli.record_file import save_record
+from omni_cli.records.record import GpuUtilisation, Record, Utilisation
+from omni_cli.records.record_file import save_record
 from omni_cli.report.comparison_words import disturbance_warnings
 from omni_cli.report.view import Note
 from omni_cli.stats.comparable import disturbances, machine_disturbances

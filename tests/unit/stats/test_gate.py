@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from support.bench_records import ABBA, correlated, pair, record, variant
 
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.errors import ExitCode
-from omni_cli.record import Memory, Variant
-from omni_cli.results import EXIT_CODES, Difference, GateResult, Outputs
+from omni_cli.core.errors import ExitCode
+from omni_cli.records.record import Memory, Variant
+from omni_cli.records.results import EXIT_CODES, Difference, GateResult, Outputs
 from omni_cli.stats.compare import MARGIN, compare_variants, memory_peaks
 from omni_cli.stats.gate import judge
 from omni_cli.stats.verdicts import compare_within

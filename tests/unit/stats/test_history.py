@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from support.bench_records import ENVIRONMENT, record, variant
 
-from omni_cli.errors import UsageError
-from omni_cli.history_folder import Kept, keep, read_folder
-from omni_cli.results import HistoryRecord
+from omni_cli.core.errors import UsageError
+from omni_cli.records.history_folder import Kept, keep, read_folder
+from omni_cli.records.results import HistoryRecord
 from omni_cli.stats.history import THRESHOLD, Steps, find_steps, get_history, judged
 
 START = datetime(2026, 6, 1, 2, tzinfo=UTC)

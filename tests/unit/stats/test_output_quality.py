@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 
-from omni_cli.bench.outputs import kept_outputs
+from omni_cli.measure.bench.outputs import kept_outputs
 from omni_cli.stats.output_quality import (
     get_quality,
     get_worst,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.bench_records import correlated, variant
 
-from omni_cli.errors import ExitCode
-from omni_cli.record import Variant
+from omni_cli.core.errors import ExitCode
+from omni_cli.records.record import Variant
 from omni_cli.stats.compare import NoiseError, refuse_limits_below, self_check
 from omni_cli.stats.estimate import MIN_BLOCKS, get_centre
 from omni_cli.stats.sequential import blocks_needed, minimum_detectable

@@ -6,10 +6,10 @@ import pytest
 
 from omni_cli.cli.gate_options import GateOptions
 from omni_cli.config.gate_limits import GateLimits, QualityLimit, merge_limits, parse_quality
-from omni_cli.errors import UsageError
+from omni_cli.core.errors import UsageError
+from omni_cli.records.results import EXIT_CODES, MEASURES, MeasureMean, Outputs
 from omni_cli.report.comparison_view import get_limits
 from omni_cli.report.renderers import limit_lines
-from omni_cli.results import EXIT_CODES, MEASURES, MeasureMean, Outputs
 from omni_cli.stats.gate import judge
 
 PSNR = QualityLimit("psnr_db", ">=", 40.0)

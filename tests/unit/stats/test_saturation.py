@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from omni_cli.record import Record, Sample, StoppingPlan, Variant
+from omni_cli.records.record import Record, Sample, StoppingPlan, Variant
 from omni_cli.stats.estimate import attainment_interval
 from omni_cli.stats.saturation import (
     MAX_RATES,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.bench_records import correlated, variant
 
-from omni_cli.metrics import samples_for, summarised
-from omni_cli.record import Variant
+from omni_cli.records.metrics import samples_for, summarised
+from omni_cli.records.record import Variant
 from omni_cli.stats.blocks import summarise
 from omni_cli.stats.estimate import MIN_BLOCKS
 

@@ -13,14 +13,14 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
+from omni_cli.backends.execution.modes import ExecutionMode
+from omni_cli.backends.vllm.diffusion_runner import UNFINISHED, DiffusionInput, DiffusionModel, Unfinished
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.execution.modes import ExecutionMode
 from omni_cli.models.qwen2_5_omni.connectors import load_speakers
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block
-from omni_cli.vllm_integration.diffusion_runner import UNFINISHED, DiffusionInput, DiffusionModel, Unfinished
 
 
 class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):

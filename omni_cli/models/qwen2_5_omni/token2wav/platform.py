@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from omni_cli.backends.execution.modes import ExecutionMode
+from omni_cli.backends.execution.precision import OneDnnLinear
 from omni_cli.config.schema import Execution, Precision
-from omni_cli.execution.modes import ExecutionMode
-from omni_cli.execution.precision import OneDnnLinear
 from omni_cli.models.qwen2_5_omni.token2wav.request import SynthesisRequest
 
 # Frames on either side that affect a frame: with 16, samples differ from those of the whole by float32's rounding.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from omni_cli.execution.ranges import clock_for, mark
-from omni_cli.execution.worker_pool import WorkerPool
+from omni_cli.backends.execution.ranges import clock_for, mark
+from omni_cli.backends.execution.worker_pool import WorkerPool
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Denoising
 from omni_cli.models.qwen2_5_omni.token2wav.platform import VOCODER_CONTEXT_FRAMES
 from omni_cli.models.qwen2_5_omni.token2wav.request import ChunkState, SynthesisRequest

@@ -14,19 +14,19 @@ from vllm import PoolingParams
 from vllm.outputs import PoolingRequestOutput
 from vllm.platforms import current_platform
 
-from omni_cli.errors import InputError, StageError
-from omni_cli.execution.modes import require_cuda
+from omni_cli.backends.execution.modes import require_cuda
+from omni_cli.backends.vllm.outputs import NoOutput
+from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
+from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.qwen2_5_omni.connectors import load_speakers, pick_speaker, spoken_codes
 from omni_cli.models.qwen2_5_omni.family import TOKEN2WAV
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import Chunk, Chunker, ChunkSizes
-from omni_cli.outputs import AudioOutput, GenerateRequest
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, WaveformChunk
 from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
-from omni_cli.vllm_integration.outputs import NoOutput
-from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
 SAMPLE_RATE = 24_000
 CODES_PER_SECOND = 50
@@ -102,7 +102,7 @@ class Token2WavStage(VllmStage):
         return {
             **super().engine_args(),
             "hf_overrides": {"architectures": [TOKEN2WAV]},
-            "scheduler_cls": "omni_cli.vllm_integration.schedulers.StepwiseScheduler",
+            "scheduler_cls": "omni_cli.backends.vllm.schedulers.StepwiseScheduler",
             # The reference runs token2wav in float32 with any dtype of the other stages.
             "dtype": "float32",
         }

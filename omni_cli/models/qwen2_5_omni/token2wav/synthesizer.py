@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
+from omni_cli.backends.execution.graphs import MAX_GRAPHS
+from omni_cli.backends.execution.modes import GraphMode, make_execution_mode
+from omni_cli.backends.execution.precision import arithmetic, get_precision, reduce_weights, use_precision
 from omni_cli.config.schema import Precision
-from omni_cli.execution.graphs import MAX_GRAPHS
-from omni_cli.execution.modes import GraphMode, make_execution_mode
-from omni_cli.execution.precision import arithmetic, get_precision, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket, buckets
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising

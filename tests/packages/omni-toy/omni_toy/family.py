@@ -1,6 +1,6 @@
 """The family as data. Imports nothing heavy: omni-cli reads it for every command that loads a profile."""
 
-from omni_cli.families import Family, StageRole
+from omni_cli.config.families import Family, StageRole
 
 WRITER, PAINTER = "ToyChain", "ToyPainter"
 

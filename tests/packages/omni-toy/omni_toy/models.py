@@ -8,7 +8,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
-from omni_cli.vllm_integration.diffusion_runner import DiffusionInput, DiffusionModel
+from omni_cli.backends.vllm.diffusion_runner import DiffusionInput, DiffusionModel
 
 
 class ToyWriter(LlamaForCausalLM):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.checkpoints.derive import decoder_settings, read_config
-from omni_cli.families import Machine
+from omni_cli.config.families import Machine
 
 
 def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:

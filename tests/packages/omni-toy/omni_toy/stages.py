@@ -3,11 +3,11 @@
 import time
 from typing import Any
 
+from omni_cli.backends.vllm.stage import ActiveRequest, PoolingParams, VllmStage
+from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.stage.messages import Report, RequestDone
 from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
-from omni_cli.vllm_integration.stage import ActiveRequest, PoolingParams, VllmStage
-from omni_cli.vllm_integration.text_stage import TextStage
 from omni_toy.family import PAINTER
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
-from omni_cli.execution.modes import ExecutionMode
+from omni_cli.backends.execution.modes import ExecutionMode
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import ALIGNMENT, VOCODER, buckets
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.row_convolution import RowConvolution
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Vocoder, VocoderInput

@@ -1,0 +1,1 @@
+"""vLLM, diffusers and the modes of execution under them."""

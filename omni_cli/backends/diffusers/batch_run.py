@@ -1,0 +1,188 @@
+"""Batches of requests: which may share one, and its pipeline calls, each call's outputs copied during the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from omni_cli.backends.diffusers.messages import describe_failure
+from omni_cli.backends.diffusers.pipeline_run import PendingOutputs, PipelineRunner
+from omni_cli.backends.diffusers.requests import (
+    DiffusionModelOutput,
+    DiffusionOutput,
+    DiffusionRequest,
+    DiffusionSchedulerOutput,
+    batch_key,
+)
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.core.errors import OmniError
+
+# Called with (request id, steps done, steps in all) and with each output as soon as it is whole.
+OnStep = Callable[[str, int, int], None]
+OnOutput = Callable[[DiffusionOutput], None]
+
+Group = Sequence[DiffusionRequest]
+
+
+class _AllAborted(Exception):
+    """Raised between two steps to end a pipeline call whose requests were all aborted."""
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A group after its call: the aborted requests, and outputs or an error for the others."""
+
+    group: Group
+    aborted: Sequence[bool]
+    outputs: PendingOutputs | None
+    error: OmniError | None
+
+
+class BatchRun:
+    """Runs groups of requests, each in one pipeline call, and finishes every request with one output.
+
+    `is_aborted` is called at every step; with several ranks, `agree` makes rank 0's answer that of all. `on_failure` is
+    called after a pipeline raised something other than an `OmniError`.
+    """
+
+    def __init__(
+        self,
+        runner: PipelineRunner,
+        config: DiffusionStageConfig,
+        *,
+        is_aborted: Callable[[DiffusionRequest], bool],
+        agree: Callable[[bool], bool] = bool,
+        on_failure: Callable[[], None],
+        on_step: OnStep | None,
+        finish: OnOutput,
+    ) -> None:
+        self._runner = runner
+        self._config = config
+        self._is_aborted = is_aborted
+        self._agree = agree
+        self._on_failure = on_failure
+        self._on_step = on_step
+        self._finish = finish
+        self._under_way: _Called | None = None
+
+    def run(self, groups: Iterable[Group]) -> None:
+        for group in groups:
+            called = self._call(group)
+            self._finish_under_way()
+            self._under_way = called
+            self._finish_if_ready()
+        self._finish_under_way()
+
+    def _call(self, group: Group) -> _Called:
+        def step(done: int, total: int) -> None:
+            self._finish_if_ready()
+            if self._is_unwanted(group):
+                raise _AllAborted
+            if self._on_step is not None:
+                for request in group:
+                    self._on_step(request.request_id, done, total)
+
+        outputs, error, is_unwanted = None, None, False
+        try:
+            # Also before the first step: a request may have been aborted while it waited for its batch.
+            is_unwanted = self._is_unwanted(group)
+            if not is_unwanted:
+                outputs = self._runner.run(group, step)
+        except _AllAborted:
+            is_unwanted = True
+        except Exception as raised:  # noqa: BLE001 - pipelines raise anything; it becomes the requests' error
+            error = self._error(raised, group)
+        return _Called(group, [is_unwanted or self._is_aborted(request) for request in group], outputs, error)
+
+    def _is_unwanted(self, group: Group) -> bool:
+        return self._agree(all(self._is_aborted(request) for request in group))
+
+    def _error(self, raised: Exception, group: Group) -> OmniError:
+        if isinstance(raised, OmniError):
+            return raised
+        error = describe_failure(raised, self._config, group, has_denoised=self._runner.has_denoised)
+        self._on_failure()
+        return error
+
+    def _finish_if_ready(self) -> None:
+        called = self._under_way
+        if called is not None and (called.outputs is None or called.outputs.ready()):
+            self._finish_under_way()
+
+    def _finish_under_way(self) -> None:
+        called, self._under_way = self._under_way, None
+        if called is None:
+            return
+        error, outputs = called.error, list[DiffusionOutput]()
+        if called.outputs is not None:
+            try:
+                outputs = called.outputs.get()
+            except Exception as raised:  # noqa: BLE001 - errors of the device during the call are raised here
+                error = self._error(raised, called.group)
+        for index, (request, is_aborted) in enumerate(zip(called.group, called.aborted, strict=True)):
+            if is_aborted:
+                self._finish(DiffusionOutput(request.request_id, "abort"))
+            elif error is not None:
+                self._finish(DiffusionOutput(request.request_id, "error", error=error))
+            else:
+                self._finish(outputs[index])
+
+
+class DiffusionScheduler:
+    """Groups requests that may share a batch; first come, first served.
+
+    The next batch consists of the oldest waiting request and the oldest that can share its batch, so a request waits
+    for at most as many batches as there were requests before it. Deterministic, and not thread-safe.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        """`max_num_seqs` bounds a batch; raises `ValueError` if it is less than 1."""
+        if max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs must be at least 1, not {max_num_seqs}")
+        self.max_num_seqs = max_num_seqs
+        # Insertion order is arrival order; the key is computed once, when a request arrives.
+        self._waiting: dict[str, tuple[Hashable, DiffusionRequest]] = {}
+        self._running: dict[str, DiffusionRequest] = {}
+
+    def add_request(self, request: DiffusionRequest) -> None:
+        """Queue a resolved request; raises `ValueError` if its id is already waiting or running."""
+        if request.request_id in self._waiting or request.request_id in self._running:
+            raise ValueError(f"request id {request.request_id!r} is already in use")
+        self._waiting[request.request_id] = (batch_key(request), request)
+
+    def schedule(self) -> DiffusionSchedulerOutput | None:
+        """Move the next batch from waiting to running; None if nothing waits."""
+        if not self._waiting:
+            return None
+        oldest_key, _ = next(iter(self._waiting.values()))
+        batch: list[DiffusionRequest] = []
+        for key, request in self._waiting.values():
+            if key == oldest_key:
+                batch.append(request)
+            if len(batch) == self.max_num_seqs:
+                break
+        for request in batch:
+            del self._waiting[request.request_id]
+            self._running[request.request_id] = request
+        return DiffusionSchedulerOutput(tuple(batch))
+
+    def update_from_output(self, output: DiffusionModelOutput) -> None:
+        """Drop the requests of a finished batch."""
+        for item in output.outputs:
+            self._running.pop(item.request_id, None)
+
+    def finish_requests(self, request_ids: Iterable[str]) -> tuple[str, ...]:
+        """Drop waiting and running requests; unknown ids, of ended requests, are ignored.
+
+        Returns the ids that were running, in the given order; the executor must abort those
+        (`DiffusersPipelineExecutor.abort_requests`).
+        """
+        running = []
+        for request_id in request_ids:
+            self._waiting.pop(request_id, None)
+            if self._running.pop(request_id, None) is not None:
+                running.append(request_id)
+        return tuple(running)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._waiting or self._running)

@@ -1,0 +1,240 @@
+"""Capabilities of a stage on a diffusers pipeline, its denoiser's execution mode, and the calls that warm it up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from omni_cli.backends.diffusers.arguments import grey_media
+from omni_cli.backends.diffusers.memory import empty_cache, synchronize
+from omni_cli.backends.diffusers.parallel import faster_attention, find_denoiser, use_attention
+from omni_cli.backends.diffusers.requests import DiffusionModelOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.execution.ranges import mark
+from omni_cli.config.schema import DiffusionStageConfig, Execution
+from omni_cli.config.stage_keys import CACHES_BETWEEN_BLOCKS, SECOND_DENOISER, notes_on
+from omni_cli.core.errors import InputError, OmniError, StageError
+
+if TYPE_CHECKING:
+    from omni_cli.backends.execution.mode_choice import CallTime
+    from omni_cli.backends.execution.modes import ExecutionMode
+    from omni_cli.requests.pipeline_call import PipelineCall
+
+_REQUEST_ID = "warm-up"
+_MEASURED: tuple[Execution, ...] = ("eager", "compile", "compile")  # the first compiled calls compile
+# The first call has one-time costs; with guidance, the second one may have a prompt of another length.
+_MIN_CALLS = 2
+_ENOUGH_S = 1.0
+
+
+def check_supported(config: DiffusionStageConfig) -> None:
+    """Raise `StageError` for settings that a stage on a diffusers pipeline does not support."""
+    for name, key in type(config).model_fields.items():
+        notes = notes_on(key)
+        if notes.backend == "vllm" and getattr(config, name) != key.default:
+            reason = f": {notes.reason}" if notes.reason else ""
+            raise StageError(
+                f"stage `{config.name}`: `{name}` has no effect on a diffusers pipeline{reason}",
+                stage=config.name,
+                hint=notes.hint or f"remove `{name}` from the stage",
+            )
+    if config.precision is not None and config.torch_dtype:
+        raise StageError(
+            f"stage `{config.name}`: `precision` is that of every part, and `torch_dtype` that of some",
+            stage=config.name,
+            hint="remove one of the two",
+        )
+
+
+def check_device(config: DiffusionStageConfig, device: str) -> None:
+    """Raise `StageError` if the stage's execution mode needs another device than `device`."""
+    if config.execution in ("cudagraph", "compile_cudagraph"):
+        from omni_cli.backends.execution.modes import require_cuda
+
+        require_cuda(stage=config.name, device=device, execution=config.execution)
+
+
+def widest_execution(config: DiffusionStageConfig, device: str) -> Execution:
+    """Return the mode, of those that the stage's other keys allow, that contains the others."""
+    within_blocks = config.cache.method not in CACHES_BETWEEN_BLOCKS
+    if device == "cpu" or config.num_ranks > 1 or within_blocks or config.offload in ("sequential", "group"):
+        return "eager"
+    if config.lora or config.cache.method != "none" or config.offload != "none":
+        return "compile"
+    return "compile_cudagraph"
+
+
+def set_precision(config: DiffusionStageConfig, device: str) -> None:
+    """Make float32's arithmetic that of the stage's `precision`, if it has one. Raises `StageError` without TF32."""
+    if config.precision is not None:
+        from omni_cli.backends.execution.precision import use_precision
+
+        use_precision(config.precision, stage=config.name, device=device)
+
+
+def precision_in(pipeline: Any) -> str:
+    """Read back the arithmetic of all layers of the pipeline's models."""
+    from torch import nn
+
+    from omni_cli.backends.execution.precision import get_precision
+
+    return get_precision([part for part in pipeline.components.values() if isinstance(part, nn.Module)])
+
+
+def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> ExecutionMode | None:
+    """Make the pipeline's denoiser run in mode `config.execution`; None for an eager pipeline without a known one.
+
+    Where the stage leaves it open, the mode is one that contains all that may be chosen. Compilation and capture happen
+    in later calls.
+    """
+    from omni_cli.backends.execution.modes import make_execution_mode
+
+    module = find_denoiser(pipeline)
+    if module is not None:
+        execution = config.execution or widest_execution(config, device)
+        second = getattr(pipeline, SECOND_DENOISER, None)
+        return make_execution_mode(
+            module,
+            execution,
+            stage=config.name,
+            device=device,
+            num_variants=1 + len(config.lora),
+            beside=() if second is None else (second,),
+        )
+    if config.execution in (None, "eager"):
+        return None
+    raise StageError(
+        f"stage `{config.name}`: `execution: {config.execution}` needs a pipeline with a transformer or a UNet, "
+        f"and {type(pipeline).__name__} has none",
+        stage=config.name,
+        hint=f"--set {config.name}.execution=eager",
+    )
+
+
+def choose_device(config: DiffusionStageConfig, rank: int) -> str:
+    """Return torch's name for the device of a stage's rank. Raises `StageError` if there is none."""
+    import torch
+
+    if config.num_ranks > 1:
+        named = {"cpu"} if config.devices is None else set(config.devices.split(","))
+        if named == {"cpu"} and (config.devices is not None or not torch.cuda.is_available()):
+            return "cpu"
+        if torch.cuda.device_count() < config.num_ranks:
+            raise StageError(
+                f"stage `{config.name}`: `context_parallel` needs {config.num_ranks} devices, and "
+                f"{torch.cuda.device_count()} are visible",
+                stage=config.name,
+            )
+        return f"cuda:{rank}"
+    if config.devices is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if config.devices.isdigit():
+        return f"cuda:{config.devices}"
+    if config.devices == "cpu" or config.devices.removeprefix("cuda:").isdigit():
+        return config.devices
+    raise StageError(
+        f"stage `{config.name}`: a diffusers pipeline runs on one device, not `devices: {config.devices}`",
+        stage=config.name,
+        hint="name one device, for example `0` or `cpu`",
+    )
+
+
+class Executor(Protocol):
+    """The part of `DiffusersPipelineExecutor` that the first calls use."""
+
+    config: DiffusionStageConfig
+    call: PipelineCall
+    device: str
+
+    @property
+    def pipeline(self) -> Any: ...
+
+    @property
+    def denoiser(self) -> ExecutionMode | None: ...
+
+    def resolve(self, request: DiffusionRequest) -> DiffusionRequest: ...
+
+    def execute_model(self, scheduler_output: DiffusionSchedulerOutput) -> DiffusionModelOutput: ...
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None: ...
+
+
+def warm_up(executor: Executor) -> None:
+    """Compile or capture for the stage's own size and guidance, for the base model and each adapter.
+
+    Does nothing in eager execution. A prompt of another length may still need its own graph.
+    """
+    if executor.denoiser is None or executor.denoiser.execution == "eager":
+        return
+    for adapter in (None, *executor.config.lora):
+        _call(executor, adapter)
+    empty_cache(executor.device)  # requests may be smaller than the stage's own size
+
+
+def choose_mode(executor: Executor, mode: ExecutionMode) -> dict[str, Any]:
+    """Measure calls at the stage's own size in the modes that `mode` contains, and use the best one.
+
+    Returns the stage's keys that it has chosen; the reason is the mode's.
+    """
+    from omni_cli.backends.execution.mode_choice import choose_execution
+    from omni_cli.backends.execution.modes import CompiledGraphMode, CompiledMode
+
+    if not isinstance(mode, CompiledMode | CompiledGraphMode):
+        return {"execution": mode.execution}
+    with_graphs = isinstance(mode, CompiledGraphMode)
+    times: list[CallTime] = []
+    try:
+        for execution in _MEASURED:
+            mode.use(execution)
+            times.append(_time_of_call(executor))
+    except OmniError as error:
+        mode.choose("eager", f"`{execution}` failed in a warm-up call: {error}")
+        return {"execution": "eager"}
+    chosen: dict[str, Any] = {}
+    chosen["execution"], reason = choose_execution(times[0], times[-1], with_graphs=with_graphs)
+    attention = faster_attention(executor.config, executor.device)
+    if attention is not None and chosen["execution"] != "eager" and _is_faster(executor, attention, times[-1]):
+        chosen["attention_backend"] = attention
+    mode.choose(chosen["execution"], reason)
+    return chosen
+
+
+def _is_faster(executor: Executor, attention: str, before: CallTime) -> bool:
+    """Return True if compiled calls are faster with this attention backend, which then stays set."""
+    use_attention(executor.pipeline, attention)
+    try:
+        _time_of_call(executor)  # compiles
+        faster = _time_of_call(executor).total_s < before.total_s
+    except OmniError:  # calls with a mask, which it does not take
+        faster = False
+    if not faster:
+        use_attention(executor.pipeline, None)
+    return faster
+
+
+def _time_of_call(executor: Executor) -> CallTime:
+    """Return the least time of the denoiser's first calls; the pipeline's call ends soon after them."""
+    from omni_cli.backends.execution.mode_choice import CallTime, timed_calls
+
+    def end_early(calls: Sequence[CallTime]) -> None:
+        if len(calls) >= _MIN_CALLS and sum(call.total_s for call in calls) >= _ENOUGH_S:
+            executor.abort_requests([_REQUEST_ID])
+
+    with timed_calls(find_denoiser(executor.pipeline), lambda: synchronize(executor.device), end_early) as calls:
+        _call(executor, None)
+    if not calls:
+        raise StageError("the pipeline does not call its denoiser", stage=executor.config.name)
+    return CallTime(min(call.host_s for call in calls), min(call.total_s for call in calls))
+
+
+def _call(executor: Executor, adapter: str | None) -> None:
+    prompt = "warm-up" if "prompt" in executor.call.arguments else None
+    for media in grey_media(executor.call, executor.config):
+        # Two steps: some schedules divide by zero with one.
+        wanted = DiffusionRequest(_REQUEST_ID, prompt, num_inference_steps=2, conditions=media, lora=adapter)
+        request = executor.resolve(wanted)
+        with mark("warm-up"):
+            (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        if not isinstance(output.error, InputError):
+            break
+    if output.error is not None:
+        raise output.error

@@ -1,0 +1,59 @@
+"""Runners and workers on CUDA; vLLM uses a worker that its `worker_cls` names."""
+
+import torch
+from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
+
+from omni_cli.backends.vllm.code_runner import CodeRunnerMixin
+from omni_cli.backends.vllm.device_settings import SMALLEST_SHARE
+from omni_cli.backends.vllm.diffusion_runner import DiffusionRunnerMixin
+from omni_cli.backends.vllm.runner_mixins import ARRunnerMixin, OmniRunnerMixin
+from omni_cli.backends.vllm.workers import OmniWorkerMixin
+
+
+class OmniGPUModelRunner(OmniRunnerMixin, GPUModelRunner):
+    """vLLM's V1 runner that decodes request payloads."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        # Triton looks kernels up by their assembler, too. Where Inductor compiles, it sets another one, but not where
+        # it loads what it has compiled: a second start would compile the sampler's kernels again.
+        _set_triton_ptxas_path()
+        super().__init__(*args, **kwargs)
+
+
+class GPUARModelRunner(ARRunnerMixin, OmniGPUModelRunner):
+    """vLLM's tokens, with hidden states per request in `pooler_output`."""
+
+
+class GPUCodeModelRunner(CodeRunnerMixin, GPUARModelRunner):
+    """vLLM's tokens, with codes per request in `pooler_output`."""
+
+
+class GPUDiffusionModelRunner(DiffusionRunnerMixin, OmniGPUModelRunner):
+    """One tensor per request in `pooler_output`; no logits, no sampling, no KV cache."""
+
+
+class OmniGPUWorker(OmniWorkerMixin, Worker):
+    runner_home = gpu_model_runner
+
+
+class GPUARWorker(OmniGPUWorker):
+    runner_cls = GPUARModelRunner
+
+
+class GPUCodeWorker(OmniGPUWorker):
+    runner_cls = GPUCodeModelRunner
+
+
+class GPUDiffusionWorker(OmniGPUWorker):
+    """Keeps to the stage's share of the device, graphs and buffers included: vLLM only checks that it is free."""
+
+    runner_cls = GPUDiffusionModelRunner
+
+    def init_device(self, *args: object, **kwargs: object) -> None:
+        super().init_device(*args, **kwargs)
+        share = self.cache_config.gpu_memory_utilization
+        if share > SMALLEST_SHARE:
+            torch.cuda.set_per_process_memory_fraction(share, self.device)

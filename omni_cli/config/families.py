@@ -1,0 +1,257 @@
+"""Model families: an architecture as data, with references to the code that only it needs.
+
+A family registers under the entry point group `omni_cli.models`; ours do, too. References are `package.module:name`,
+imported on use, so that listing the families imports none of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from omni_cli.core.errors import OmniError
+
+GROUP = "omni_cli.models"
+BUILTIN_PREFIX = "builtin:"
+
+Reference = str
+"""`package.module:name`."""
+
+Made = Literal["text", "audio", "image", "video", "tensor"]
+
+EntryFile = Literal["config.json", "model_index.json"]
+"""The file of a checkpoint that names its architecture: transformers' or diffusers'."""
+
+
+class StageShape(Protocol):
+    """The keys of a profile's stage that determine its place in a chain."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def input(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Cloning:
+    """Voices that a stage clones from recordings: at most `max_voices` per request, each of at most `max_s` seconds.
+
+    `text` is about the words of a recording.
+    """
+
+    max_voices: int = 1
+    text: Literal["needed", "optional", "unused"] = "unused"
+    max_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class StageRole:
+    """One stage of a family's chain.
+
+    `stage` is the class that runs it: called with a `StageSpec` and `emit`, it returns a loaded `Stage`. `input` names
+    the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
+    gets one. `takes` names request fields that affect it, beside those that follow from `makes`. Where the call of a
+    pipeline decides both, `takes` is instead a function that returns the `PipelineCall` for a checkpoint's name; it is
+    called in a process that has the libraries of the stage imported. With `transcribes`, a request is a sound, and a
+    prompt only helps to understand it. `clones` is set where the stage clones voices. `settings` declares the stage's
+    own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no
+    others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names begin with
+    each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
+    configuration describes a vision or audio encoder. A checkpoint in whose config.json the key `enabled_key` is false
+    lacks the stage. `decoder` leads to the configuration of an AR stage's language model: `KEY.KEY` of config.json,
+    `FOLDER/KEY` of a component's. Beside a request's keys and values, that model has those of `num_branches` further
+    sequences of the same length, within the same memory.
+    """
+
+    name: str
+    kind: Literal["ar", "diffusion"]
+    backend: Literal["vllm", "diffusers"]
+    stage: Reference
+    input: str | None = None
+    makes: Made | None = None
+    takes: tuple[str, ...] | Reference = ()
+    transcribes: bool = False
+    clones: Cloning | None = None
+    settings: Reference | None = None
+    needed_files: tuple[tuple[str, ...], ...] = ()
+    processor_files: tuple[str, ...] = ()
+    needed_weights: tuple[str, ...] = ()
+    enabled_key: str | None = None
+    decoder: str = ""
+    num_branches: int = 0
+
+    def fits(self, stage: StageShape) -> bool:
+        """True if a profile's stage can have this role, under any name."""
+        return (stage.kind, stage.backend, stage.input) == (self.kind, self.backend, self.input)
+
+
+@dataclass(frozen=True)
+class CheckpointNeeds:
+    """Needs of a published checkpoint: the size of its weight files, and the parameters of its parts.
+
+    A part is a stage of a chain, or a component of a pipeline. `pipeline` is its class, where the family has several.
+    """
+
+    download_bytes: int
+    parameters: Mapping[str, int]
+    pipeline: str | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine to derive a profile for."""
+
+    device: Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture under all its names in checkpoints.
+
+    `entry_file` contains the name in a checkpoint. A family without `architectures` takes all that no other family
+    names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name of a
+    built-in checkpoint to a function of an output folder and a seed; a built checkpoint is kept until a module beside
+    that function's, or of `omni_cli.checkpoints`, changes. `profile` is a function of a checkpoint folder and a
+    `Machine`; it returns the keys of a profile's stages, by name; `kind`, `backend` and `input` follow from the roles.
+    `inner_architectures` are those that vLLM looks up while it builds one of `vllm_models`. `published` maps repo ids
+    of the Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text around the words of a
+    generated prompt, for models that need the tokens of a conversation's turns. `unsaved_parts` are those that a
+    pipeline's index names and its folder lacks, because the pipeline makes them itself. `check` is a function of a
+    `GenerateRequest` and an `EngineConfig` that raises `InputError` for what can be rejected before anything is loaded.
+    `reference` is the class that computes the family's outputs with transformers or diffusers
+    (`omni_cli.models.reference.FamilyReference`), for `omni verify`.
+    """
+
+    name: str
+    title: str
+    roles: tuple[StageRole, ...]
+    architectures: tuple[str, ...] = ()
+    entry_file: EntryFile = "config.json"
+    vllm_models: Mapping[str, Reference] = field(default_factory=dict)
+    builtins: Mapping[str, Reference] = field(default_factory=dict)
+    profile: Reference | None = None
+    check: Reference | None = None
+    inner_architectures: tuple[str, ...] = ()
+    published: Mapping[str, CheckpointNeeds] = field(default_factory=dict)
+    prompt_frame: tuple[str, str] = ("", "")
+    unsaved_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reference: Reference | None = None
+
+    def role(self, name: str) -> StageRole | None:
+        """Return the role of a stage of that name; None if the chain has none. An only stage may have any name."""
+        if len(self.roles) == 1:
+            return self.roles[0]
+        return next((role for role in self.roles if role.name == name), None)
+
+    def fits(self, stages: Iterable[StageShape]) -> bool:
+        """True if a profile's stages are stages of this family."""
+        roles = [(self.role(stage.name), stage) for stage in stages]
+        return all(role is not None and role.fits(stage) for role, stage in roles)
+
+
+@functools.cache
+def families() -> Mapping[str, Family]:
+    """Return the installed families by name; raises `OmniError`, naming the package, for an unusable one."""
+    by_name: dict[str, Family] = {}
+    claimed: dict[str, str] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        if _is_of_another_commit(point):
+            continue
+        family = _loaded(point)
+        for claim in _claims(family):
+            if claim in claimed:
+                raise OmniError(
+                    f"two packages provide a model family for {claim}: {claimed[claim]} and {_package(point)}",
+                    hint=f"uninstall one of them: pip uninstall {_package(point)}",
+                )
+            claimed[claim] = _package(point)
+        by_name[family.name] = family
+    return MappingProxyType(by_name)
+
+
+def published_needs(model: str) -> CheckpointNeeds | None:
+    """Return the needs of a repository of the Hugging Face hub; None if no family states them."""
+    return next((family.published[model] for family in families().values() if model in family.published), None)
+
+
+def _claims(family: Family) -> list[str]:
+    """Return the names that only one family can have."""
+    architectures = family.architectures or (f"any architecture in {family.entry_file}",)
+    return [*architectures, *(BUILTIN_PREFIX + name for name in family.builtins), f"the name `{family.name}`"]
+
+
+def _is_of_another_commit(point: EntryPoint) -> bool:
+    """True if one of our families is not in the running code, as in an older commit of `omni bench --against`."""
+    if not point.module.startswith("omni_cli.models."):
+        return False
+    package = point.module.rpartition(".")[0]
+    return importlib.util.find_spec(package) is None or importlib.util.find_spec(point.module) is None
+
+
+def _loaded(point: EntryPoint) -> Family:
+    hint = f"update or uninstall it: pip uninstall {_package(point)}"
+    try:
+        family = point.load()
+    except Exception as error:
+        raise OmniError(
+            f"cannot import the model family `{point.name}` of {_package(point)}: {type(error).__name__}: {error}",
+            hint=hint,
+        ) from error
+    if not isinstance(family, Family):
+        raise OmniError(
+            f"the model family `{point.name}` of {_package(point)} is a {type(family).__name__}, not a Family",
+            hint=hint,
+        )
+    return family
+
+
+def _package(point: EntryPoint) -> str:
+    return "an unknown package" if point.dist is None else point.dist.name
+
+
+def get_family(architecture: str, entry_file: EntryFile = "config.json") -> Family:
+    """Return the family of a checkpoint's architecture, which `entry_file` names."""
+    candidates = [family for family in families().values() if family.entry_file == entry_file]
+    named = [family for family in candidates if architecture in family.architectures]
+    anything = [family for family in candidates if not family.architectures]
+    if not named and not anything:
+        raise OmniError(f"no model family for {architecture} is installed", hint="install omni-cli again")
+    return (named or anything)[0]
+
+
+def get_family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
+    """Return the family of a profile without reading its checkpoint; None if no family has such stages.
+
+    A built-in checkpoint has one. Otherwise the names of the stages decide, then the family that takes any
+    architecture.
+    """
+    builder = builtins().get(model.removeprefix(BUILTIN_PREFIX)) if model.startswith(BUILTIN_PREFIX) else None
+    shapes = list(stages)
+    fitting = [family for family in families().values() if family.fits(shapes)]
+
+    def rank(family: Family) -> tuple[bool, bool, bool]:
+        names = {role.name for role in family.roles}
+        return family is not builder, not all(shape.name in names for shape in shapes), bool(family.architectures)
+
+    return min(fitting, key=rank, default=None)
+
+
+def builtins() -> Mapping[str, Family]:
+    """Return the names of the built-in checkpoints, sorted, with the family that builds each."""
+    by_name = {name: family for family in families().values() for name in family.builtins}
+    return dict(sorted(by_name.items()))
+
+
+def load(reference: Reference) -> Any:
+    """Import the target of a reference."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,102 @@
+"""Files written whole or not at all, and folders for temporary files.
+
+Their names are short enough for sockets, and they are removed even if the command is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from omni_cli.core.errors import OmniError, OutputError
+
+_PROBE_BYTES = 4096
+_TEMPORARY = re.compile(r"\.omni-[0-9a-f]{16}\.(tmp|probe)", re.ASCII)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that `path` has either its old content or all of the new. Raises `OSError` or `ValueError`."""
+    temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # some file systems report a full disk only then
+        temporary.replace(path)
+    except BaseException:  # including interrupts
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def check_writable(folder: Path) -> None:
+    """Write a block to a folder and remove it, to fail before minutes of work. Raises `OSError` or `ValueError`."""
+    probe = folder / f".omni-{secrets.token_hex(8)}.probe"
+    try:
+        write_whole(probe, bytes(_PROBE_BYTES))
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def remove_left_behind(folder: Path) -> None:
+    """Remove what processes that were killed had begun to write. Raises `OSError`."""
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def cannot_write(path: Path, error: OSError | ValueError, option: str = "--output-dir") -> OutputError:
+    """The error of a file or folder below that of an option that cannot be written."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return OutputError(f"cannot write `{path}`: {reason}", hint=f"choose another folder with `{option}`")
+
+
+# Linux's limit, in bytes.
+_LONGEST_SOCKET = 107
+_SHORT_FOLDER = "/tmp"
+# A shell that removes a folder once its stdin closes. Processes that end with the command may still write there.
+_REMOVER = 'read -r _; for _ in 1 2 3 4 5; do rm -rf -- "$0" && exit; sleep 1; done'
+
+
+def temporary_folder(room: int) -> str:
+    """Return a folder with room for socket names of `room` bytes, the leading slash included.
+
+    Raises `OmniError` if no folder can be written, or the names of all that can are too long.
+    """
+    try:
+        folder, longest = tempfile.gettempdir(), _LONGEST_SOCKET - room
+    except FileNotFoundError as error:
+        raise OmniError(f"cannot write temporary files: {error.strerror}", hint="set TMPDIR") from error
+    if len(os.fsencode(folder)) <= longest:
+        return folder
+    if os.access(_SHORT_FOLDER, os.W_OK | os.X_OK):
+        return _SHORT_FOLDER
+    raise OmniError(
+        f"the name of the temporary folder is too long for sockets: {folder}",
+        hint=f"set TMPDIR to a folder with a name of at most {longest} bytes",
+    )
+
+
+@contextmanager
+def scratch_folder(prefix: str, parent: str | Path | None = None, *, mode: int = 0o700) -> Iterator[Path]:
+    """Create a folder with a name of its own, and remove it at the end, even if this process is killed.
+
+    A folder that is renamed stays. Raises `OSError` if it cannot be created.
+    """
+    folder = Path(parent or temporary_folder(0)).absolute() / f"{prefix}{secrets.token_hex(4)}"
+    remover, null = ["sh", "-c", _REMOVER, str(folder)], subprocess.DEVNULL
+    try:
+        # Inside `try`, because an interrupt may arrive just when the folder has been created.
+        folder.mkdir(mode)
+        # In a session of its own, so that what ends the command and its group does not end it.
+        with subprocess.Popen(remover, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

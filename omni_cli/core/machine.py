@@ -1,0 +1,345 @@
+"""Processor, memory, disk and NVIDIA devices of this machine, as available to this process; its limits as errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import resource
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_cli.core.errors import OmniError
+
+NVIDIA_SMI_TIMEOUT_S = 10.0
+_SHARED_MEMORY = "/dev/shm"
+# A folder for temporary files that takes less is full.
+_PROBE_BYTES = 1 << 16
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """`usable_cores` is the part of `cores` that the affinity mask and the container's quota, `quota_cores`, allow."""
+
+    model: str
+    architecture: str
+    cores: int
+    usable_cores: int
+    instruction_sets: tuple[str, ...]
+    quota_cores: float | None = None
+
+
+@dataclass(frozen=True)
+class CpuQuota:
+    """Processor time per time, in cores, that the control group at `folder` allows all its processes together."""
+
+    cores: float
+    folder: Path
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """`limit_bytes` is the container's limit, None without one; `available_bytes` respects it."""
+
+    total_bytes: int
+    available_bytes: int
+    limit_bytes: int | None
+    free_swap_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`index` is the driver's number; `uuid` is empty if the driver does not report it."""
+
+    index: int
+    name: str
+    total_bytes: int
+    free_bytes: int
+    uuid: str = ""
+
+    def is_called(self, name: str) -> bool:
+        """True if `name`, as in CUDA_VISIBLE_DEVICES, means this device: its number or the beginning of its UUID."""
+        return name == str(self.index) or (name.startswith("GPU-") and self.uuid.startswith(name))
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """`driver` is None if no driver was found; `error` is the message of its tool if that failed."""
+
+    devices: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class PlannedMemory:
+    """Memory of one rank of a stage on its device, in bytes, as planned before it loads.
+
+    `adapters_bytes` is that of LoRA adapters, 0 without them, and None if unknown.
+
+    `share_bytes` is set for a stage that states a share of the device instead of sizes. `other_bytes` is an estimate:
+    the process, activations and graphs. `is_planned` is True if the profile states no size of the KV cache.
+    """
+
+    name: str
+    device: str
+    weights_bytes: int
+    kv_cache_bytes: int | None
+    share_bytes: int | None
+    other_bytes: int
+    is_planned: bool
+    adapters_bytes: int | None = 0
+
+
+@dataclass(frozen=True)
+class Folder:
+    """`path` may not exist yet; the other fields describe where it would be created."""
+
+    path: Path
+    free_bytes: int
+    writable: bool
+
+
+def read_cpu(root: Path = Path("/")) -> Cpu:
+    """`root` contains `proc` and `sys`."""
+    quota = read_cpu_quota(root)
+    model = ""
+    flags: set[str] = set()
+    for line in _lines(root / "proc/cpuinfo"):
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and not model:
+            model = value.strip()
+        elif key.strip() in ("flags", "Features") and not flags:
+            flags = set(value.split())
+    known = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16")
+    return Cpu(
+        model=model or platform.processor() or "unknown",
+        architecture=platform.machine(),
+        cores=os.cpu_count() or 1,
+        usable_cores=count_usable_cores(root),
+        quota_cores=None if quota is None else quota.cores,
+        instruction_sets=tuple(name for name in known if name in flags),
+    )
+
+
+def read_memory(root: Path = Path("/")) -> HostMemory:
+    """Read total and free memory; inside a container, the smaller of the machine's and the container's."""
+    fields = {}
+    for line in _lines(root / "proc/meminfo"):
+        key, _, value = line.partition(":")
+        if value.strip().endswith("kB"):
+            fields[key] = int(value.split()[0]) * 1024
+    if not fields:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return HostMemory(total_bytes=total, available_bytes=total, limit_bytes=None)
+    total, available = fields["MemTotal"], fields["MemAvailable"]
+    limit = None
+    for folder in _control_groups(root, "memory"):
+        allowed = _first_number(folder, "memory.max", "memory.limit_in_bytes")
+        # Version 1 writes a number near 2**63 for "no limit".
+        if allowed is None or allowed >= total:
+            continue
+        used = _first_number(folder, "memory.current", "memory.usage_in_bytes") or 0
+        reclaimable = _stat(folder, "inactive_file", "total_inactive_file")
+        limit = allowed if limit is None else min(limit, allowed)
+        available = min(available, max(0, allowed - used + reclaimable))
+    # A container's own limit of swap is not looked up.
+    swap = fields.get("SwapFree", 0) if limit is None else 0
+    return HostMemory(total_bytes=total, available_bytes=available, limit_bytes=limit, free_swap_bytes=swap)
+
+
+def read_gpus() -> Gpus:
+    """Query NVIDIA's devices through the driver's own tool; needs no torch."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Gpus()
+    query = "--query-gpu=index,name,memory.total,memory.free,driver_version,uuid"
+    try:
+        completed = subprocess.run(
+            [tool, query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Gpus(error=f"nvidia-smi did not answer within {NVIDIA_SMI_TIMEOUT_S:.0f} s")
+    except OSError as error:
+        return Gpus(error=f"nvidia-smi does not run: {error.strerror}")
+    if completed.returncode:
+        lines = (completed.stdout + completed.stderr).strip().splitlines()
+        return Gpus(error=lines[0] if lines else f"nvidia-smi ended with status {completed.returncode}")
+    return parse_nvidia_smi(completed.stdout)
+
+
+def parse_nvidia_smi(text: str) -> Gpus:
+    """Parse `index, name, memory.total [MiB], memory.free [MiB], driver_version, uuid`, one device per line.
+
+    Devices whose memory the driver does not report (`[N/A]`: shared with the host) count as having none.
+    """
+    devices, driver = [], None
+    for line in text.strip().splitlines():
+        index, name, total, free, driver, uuid = (field.strip() for field in line.split(","))
+        sizes = [int(size) << 20 if size.isdigit() else 0 for size in (total, free)]
+        devices.append(Gpu(int(index), name, sizes[0], sizes[1], uuid))
+    return Gpus(devices=tuple(devices), driver=driver)
+
+
+def visible_devices(uuids: Sequence[str], variable: str | None) -> list[int]:
+    """Return the indexes of the devices that `CUDA_VISIBLE_DEVICES` leaves; all if it is not set.
+
+    It lists indexes or beginnings of UUIDs; CUDA ignores everything after the first unknown entry.
+    """
+    if variable is None:
+        return list(range(len(uuids)))
+    indices: list[int] = []
+    for entry in map(str.strip, variable.split(",")):
+        if entry.isdigit() and int(entry) < len(uuids):
+            indices.append(int(entry))
+            continue
+        matching = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if len(matching) != 1:
+            break
+        indices += matching
+    return indices
+
+
+def read_folder(path: Path) -> Folder:
+    """Read free space and permission at `path`, or at its nearest existing parent."""
+    existing = path
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    return Folder(path=path, free_bytes=shutil.disk_usage(existing).free, writable=writable)
+
+
+def count_usable_cores(root: Path = Path("/")) -> int:
+    """Return how many threads can compute at once: by the affinity mask, and by the container's quota, rounded down."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = read_cpu_quota(root)
+    return allowed if quota is None else max(1, min(allowed, int(quota.cores)))
+
+
+def read_cpu_quota(root: Path = Path("/")) -> CpuQuota | None:
+    """Return the least quota of this process's control group and its parents; None without one."""
+    quotas = []
+    for folder in _control_groups(root, "cpu"):
+        limit, _, period = " ".join(_lines(folder / "cpu.max")).partition(" ")
+        if not limit:
+            limit, period = (str(_first_number(folder, f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+        if limit.isdigit() and period.isdigit():  # else "max" in version 2, -1 in version 1
+            quotas.append(CpuQuota(int(limit) / int(period), folder))
+    return min(quotas, key=lambda quota: quota.cores, default=None)
+
+
+def _control_groups(root: Path, controller: str) -> list[Path]:
+    """Return the folders that may limit this process: its own control group and all parents, versions 1 and 2."""
+    folders = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, group = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / (controllers and controller)
+        group_folder = top / group.lstrip("/")
+        folders += [folder for folder in (group_folder, *group_folder.parents) if folder.is_relative_to(top)]
+    return folders
+
+
+def _lines(path: Path) -> list[str]:
+    """Read the lines of a kernel file; empty if there is none."""
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _first_number(folder: Path, *names: str) -> int | None:
+    for name in names:
+        lines = _lines(folder / name)
+        if lines and lines[0].strip().lstrip("-").isdigit():
+            return int(lines[0])
+    return None
+
+
+def _stat(folder: Path, *names: str) -> int:
+    """Read a counter of `memory.stat`, because reclaimable page cache does not count as used."""
+    counters = dict(line.split()[:2] for line in _lines(folder / "memory.stat") if len(line.split()) == 2)
+    return next((int(counters[name]) for name in names if name in counters), 0)
+
+
+def allow_open_files(number: int) -> int:
+    """Allow this process and its children this many open files, or as many as the system does; return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if soft == resource.RLIM_INFINITY:
+        return number
+    if soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(soft, allowed)
+
+
+def known_failure(error: BaseException) -> OmniError | None:
+    """Return an exception as the error to show: itself, or the limit that it, or a cause of it, is about; else None."""
+    if isinstance(error, OmniError):
+        return error
+    for cause in _with_causes(error):
+        code = cause.errno if isinstance(cause, OSError) else None
+        text = str(cause)
+        if code in _NO_DESCRIPTOR or os.strerror(errno.EMFILE) in text:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return OmniError(f"too many open files: the limit is {limit}", hint="raise it: `ulimit -n 4096`")
+        if isinstance(cause, BlockingIOError) or "can't start new thread" in text:
+            hint = "raise it: `ulimit -u`, in a container `--pids-limit`"
+            return OmniError("too many processes or threads for a limit of this machine", hint=hint)
+        if code in _NOT_WRITABLE or any(os.strerror(number) in text for number in _NOT_WRITABLE):
+            folder = _named_folder(cause) or _not_writable()
+            return _folder_error(*folder) if folder else _unknown_folder(text)
+    return None
+
+
+def _folder_error(folder: str, reason: str) -> OmniError:
+    if folder.startswith(_SHARED_MEMORY):
+        hint = "mount it so that it can be written, in a container with more space: `--shm-size 1g`"
+    elif Path(folder).is_relative_to(tempfile.gettempdir()):
+        hint = "choose another folder for temporary files: `export TMPDIR=DIR`"
+    else:
+        hint = f"free space there, or make it writable: `df -h {shlex.quote(folder)}` shows its file system"
+    return OmniError(f"cannot write to {folder}: {reason}", hint=hint)
+
+
+def _unknown_folder(reason: str) -> OmniError:
+    """Return the error if the file is not named, and its folder can be written again."""
+    hint = f"free space in {tempfile.gettempdir()}, or choose another folder for temporary files: `export TMPDIR=DIR`"
+    return OmniError(f"cannot write a file: {reason}", hint=hint)
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _named_folder(error: BaseException) -> tuple[str, str] | None:
+    """Return the folder of the file that the exception names, and why it cannot be written."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str) or not Path(error.filename).is_absolute():
+        return None
+    path = Path(error.filename)
+    return str(path if path.is_dir() else path.parent), str(error.strerror)
+
+
+def _not_writable() -> tuple[str, str] | None:
+    """Return the first folder of those that libraries write to which takes no file, and why."""
+    for folder in (tempfile.gettempdir(), _SHARED_MEMORY):
+        try:
+            with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+                file.write(bytes(_PROBE_BYTES))
+        except OSError as error:
+            return folder, error.strerror or str(error)
+    return None

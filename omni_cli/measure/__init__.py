@@ -1,0 +1,1 @@
+"""Benchmarks, load tests, verification, profiles and the machine's capabilities."""

@@ -1,0 +1,111 @@
+"""Run a benchmark: the harness measures, the record on the disk is kept current, and statistics judge it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+
+from omni_cli.measure.bench.checks import Free, read_free
+from omni_cli.measure.bench.checks import warnings as setting_warnings
+from omni_cli.measure.bench.harness import Harness, RunLimits, State, VariantRunner, Watcher
+from omni_cli.measure.bench.protocol import Load, Loading
+from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.utilisation import UtilisationSampler
+from omni_cli.records.record import Record
+from omni_cli.records.record_file import save_record
+from omni_cli.stats.blocks import metric_names
+from omni_cli.stats.gate import check_limits, check_metrics
+from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The variants to measure: `launch(index)` makes the runner of one, `load(index)` its first request."""
+
+    builder: RecordBuilder
+    launch: Callable[[int], VariantRunner]
+    load: Callable[[int], Load | None] = lambda _index: None
+
+
+@dataclass
+class Benchmark:
+    """One measurement; passes the harness's events on to `watcher`."""
+
+    plan: Plan
+    spec: ComparisonSpec
+    limits: RunLimits
+    watcher: Watcher
+    _: KW_ONLY
+    record_file: Path | None = None
+    read_free: Callable[[], Free] = read_free
+
+    def __post_init__(self) -> None:
+        self._builder = self.plan.builder
+        # A save that an interrupt left running in its thread must not overwrite a later one.
+        self._saving = threading.Lock()
+        self._is_running = True
+
+    @property
+    def has_samples(self) -> bool:
+        return self._builder.has_samples
+
+    async def run(self) -> None:
+        """Measure, and keep the samples in any case. Raises `VariantError` if a variant failed."""
+        try:
+            await Harness(
+                self._builder,
+                launch=self.plan.launch,
+                load=self.plan.load,
+                limits=self.limits,
+                decided=self.spec.without_model_based().is_decided,
+                watcher=self,
+                sampler=UtilisationSampler(),
+                read_free=self.read_free,
+            ).run()
+            self._builder.check()
+        finally:
+            with self._saving:
+                self._is_running = False
+
+    def add_model_based(self, weights: Mapping[str, Path]) -> None:
+        """Measure the outputs with models, whose weights these are. Raises `QualityWeightsError`."""
+        self._builder.add_model_based(weights)
+
+    def report(self) -> BenchmarkReport:
+        """Compute the verdicts, and write them to the record on the disk."""
+        report = self.spec.report(self._builder.record())
+        if self.record_file is not None:
+            save_record(report.complete_record(), self.record_file)
+        return report
+
+    def setting_warnings(self) -> list[str]:
+        """Return warnings about ineffective settings other than the compared ones."""
+        measured = self._builder.measured
+        texts = [text for item in measured for text in setting_warnings(item.variant_config, item.stages)]
+        return list(dict.fromkeys(texts))
+
+    def loading(self, variant: str, event: Loading) -> None:
+        self.watcher.loading(variant, event)
+
+    def warming_up(self, variant: str) -> None:
+        self.watcher.warming_up(variant)
+
+    def falling_back(self, reason: str) -> None:
+        self._builder.note(interleaving_reason=reason)
+        self.watcher.falling_back(reason)
+
+    def block_done(self, state: State) -> None:
+        with self._saving:
+            if self.record_file is not None and self._is_running:
+                save_record(state.record, self.record_file)
+        if state.blocks == 1:
+            self._check_names(state.record)
+        self.watcher.block_done(state)
+
+    def _check_names(self, record: Record) -> None:
+        """Check the names of metrics after the first block, so that a typo fails early."""
+        check_limits(self.spec.limits, [record])
+        known = [name for variant in record.variants for name in metric_names(variant)]
+        check_metrics(self.spec.metrics or (), known)

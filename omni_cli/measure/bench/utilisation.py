@@ -1,0 +1,294 @@
+"""The machine's load during a measurement: counters of its processors and devices, read about twice per second."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from omni_cli.core.machine import read_cpu_quota, visible_devices
+from omni_cli.records.record import GpuUtilisation, Utilisation
+
+INTERVAL_S = 0.5
+MAX_SHARE = 0.01
+"""Limit of the sampler's own cost, as a share of one core; above it, samples become less frequent."""
+
+MAX_SAMPLES = 1200
+"""Above this number, every second reading is dropped, so that the record of a run of hours stays small."""
+
+_MAX_CLOCKS = 16  # reading a core's clock may interrupt it, and more of them add nothing
+_ROOT = Path("/")
+# NVML's bits, without idle, clocks that somebody set, and boost groups, which are no throttling.
+_THROTTLE_BITS = {
+    0x04: "power_cap",
+    0x08: "hw_slowdown",
+    0x20: "thermal",
+    0x40: "thermal",
+    0x80: "power_brake",
+}
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """`throttled` names what holds the clock down now: `power_cap`, `thermal`, `hw_slowdown`, `power_brake`."""
+
+    utilisation_percent: float
+    sm_clock_mhz: float
+    temperature_c: float
+    power_w: float
+    throttled: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Seconds of processor time of all cores since an arbitrary start, at the time `at_s`.
+
+    `busy_s` is of the cores that this process may use, `stolen_s` what the host of a virtual machine gave to others,
+    `own_s` of this process and its descendants. `quota` counts the periods of a container's processor quota and those
+    in which it ran out, None without one. `cpu_mhz` is the clock of the fastest core now, None where it is not known.
+    """
+
+    at_s: float
+    busy_s: float
+    own_s: float
+    stolen_s: float
+    quota: tuple[int, int] | None = None
+    cpu_mhz: float | None = None
+    gpus: tuple[GpuState, ...] = ()
+
+
+class UtilisationSampler:
+    """Samples in a thread while its `with` block runs; `utilisation()` returns the series so far, on any thread."""
+
+    def __init__(self, source: Callable[[], MachineCounters] | None = None, interval_s: float = INTERVAL_S) -> None:
+        self._source = source or MachineCounters
+        self._interval_s = interval_s
+        self._readings: list[Counters] = []
+        self._block_end_s: list[float] = []
+        self._cost_s = 0.0
+        self._error: str | None = None
+        self._started_s = 0.0
+        self._cores = 0
+        self._gpu_names: tuple[tuple[int, str], ...] = ()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="omni-utilisation", daemon=True)
+
+    def __enter__(self) -> UtilisationSampler:
+        self._started_s = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def block_ended(self) -> None:
+        """Note the end of a block of runs."""
+        self._block_end_s.append(time.monotonic() - self._started_s)
+
+    def utilisation(self) -> Utilisation:
+        """Return the means between neighbouring readings, and the states at the later ones."""
+        readings = tuple(self._readings)
+        later = readings[1:]
+        held_back = [_held_back(before.quota, after.quota) for before, after in itertools.pairwise(readings)]
+        clocks = [round(item.cpu_mhz) for item in later if item.cpu_mhz is not None]
+        return Utilisation(
+            interval_s=self._interval_s,
+            cost_s=round(self._cost_s, 4),
+            usable_cores=self._cores,
+            end_s=_rounded([item.at_s - self._started_s for item in later]),
+            busy_cores=_rates(readings, "busy_s"),
+            own_cores=_rates(readings, "own_s"),
+            stolen_cores=_rates(readings, "stolen_s"),
+            held_back=() if None in held_back else _rounded([share or 0.0 for share in held_back]),
+            cpu_mhz=tuple(clocks) if len(clocks) == len(later) else (),
+            gpus=tuple(
+                _gpu_series(index, name, [item.gpus[position] for item in later])
+                for position, (index, name) in enumerate(self._gpu_names)
+            ),
+            block_end_s=_rounded(self._block_end_s),
+            error=self._error,
+        )
+
+    def _run(self) -> None:
+        try:
+            self._sample_until_stopped()
+        except Exception as error:  # noqa: BLE001 - an observer's failure must not end a measurement; it is reported
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _sample_until_stopped(self) -> None:
+        source = self._source()
+        self._cores, self._gpu_names = source.usable_cores, source.gpu_names
+        self._readings.append(source.read())
+        is_last = False
+        while not is_last:
+            # The last interval counts, too, unless it is too short for counters of hundredths of seconds.
+            is_last = self._stop.wait(max(self._interval_s, self._cost_s / len(self._readings) / MAX_SHARE))
+            begun_s = time.thread_time()
+            reading = source.read()
+            if not is_last or reading.at_s - self._readings[-1].at_s > self._interval_s / 2:
+                self._readings.append(reading)
+            if len(self._readings) > MAX_SAMPLES:
+                self._readings = self._readings[::2]
+                self._interval_s *= 2
+            self._cost_s += time.thread_time() - begun_s
+
+
+def _rates(readings: Sequence[Counters], name: str) -> tuple[float, ...]:
+    """Return the cores that were taken between neighbouring readings.
+
+    A process that was reparented is no longer included, so that a sum may be smaller than before.
+    """
+    pairs = itertools.pairwise(readings)
+    return _rounded([max(0.0, (getattr(b, name) - getattr(a, name)) / (b.at_s - a.at_s)) for a, b in pairs])
+
+
+def _held_back(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    """Return the share of the quota's periods in which it ran out."""
+    if before is None or after is None:
+        return None
+    periods = after[0] - before[0]
+    return min(max(0.0, (after[1] - before[1]) / periods), 1.0) if periods > 0 else 0.0
+
+
+def _gpu_series(index: int, name: str, states: Sequence[GpuState]) -> GpuUtilisation:
+    return GpuUtilisation(
+        index=index,
+        name=name,
+        utilisation_percent=_rounded([state.utilisation_percent for state in states], 1),
+        sm_clock_mhz=_rounded([state.sm_clock_mhz for state in states], 0),
+        temperature_c=_rounded([state.temperature_c for state in states], 0),
+        power_w=_rounded([state.power_w for state in states], 1),
+        throttled=tuple("+".join(state.throttled) for state in states),
+    )
+
+
+def _rounded(values: Sequence[float], digits: int = 3) -> tuple[float, ...]:
+    return tuple(round(value, digits) for value in values)
+
+
+class MachineCounters:
+    """Reads all counters. `root` is the folder of `proc` and `sys`."""
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        self._process = psutil.Process()
+        self._cores = sorted(os.sched_getaffinity(0))
+        quota = read_cpu_quota(root)
+        self._quota = None if quota is None else quota.folder / "cpu.stat"
+        self._clocks = _clock_files(root, self._cores)
+        self._nvml = Nvml.open()
+        self.usable_cores = len(self._cores)
+        self.gpu_names = () if self._nvml is None else self._nvml.names
+
+    def read(self) -> Counters:
+        times = psutil.cpu_times(percpu=True)
+        used = [times[core] for core in self._cores if core < len(times)]
+        return Counters(
+            at_s=time.monotonic(),
+            busy_s=sum(core.user + core.nice + core.system + core.irq + core.softirq for core in used),
+            own_s=_tree_seconds(self._process),
+            stolen_s=sum(core.steal for core in used),
+            quota=_quota_periods(self._quota),
+            cpu_mhz=max((clock for path in self._clocks if (clock := _mhz(path)) is not None), default=None),
+            gpus=() if self._nvml is None else self._nvml.read(),
+        )
+
+
+def _tree_seconds(process: psutil.Process) -> float:
+    """Return the processor time of a process, its descendants, and those that ended and were waited for."""
+    total = 0.0
+    for member in (process, *process.children(recursive=True)):
+        try:
+            times = member.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return round(total, 6)  # clock ticks; without rounding, equal times summed in another order may differ
+
+
+def _clock_files(root: Path, cores: Sequence[int]) -> tuple[Path, ...]:
+    step = -(-len(cores) // _MAX_CLOCKS)
+    files = (root / f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq" for core in cores[::step])
+    return tuple(path for path in files if path.exists())
+
+
+def _quota_periods(path: Path | None) -> tuple[int, int] | None:
+    if path is None:
+        return None
+    fields = dict(line.split()[:2] for line in _text(path).splitlines() if len(line.split()) == 2)
+    names = ("nr_periods", "nr_throttled")
+    return (int(fields[names[0]]), int(fields[names[1]])) if all(name in fields for name in names) else None
+
+
+def _mhz(path: Path) -> float | None:
+    text = _text(path).strip()
+    return int(text) / 1000 if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    """Read a file; empty if the kernel has no such file."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+class Nvml:
+    """The devices that this process may use; `names` are their (index, name)."""
+
+    def __init__(self, library: Any, devices: list[tuple[int, Any]]) -> None:
+        self._nvml = library
+        self._devices = devices
+        self.names = tuple((index, str(library.nvmlDeviceGetName(handle))) for index, handle in devices)
+
+    @classmethod
+    def open(cls, variables: Mapping[str, str] = os.environ) -> Nvml | None:
+        """Open NVML; None without a driver or its Python binding."""
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        try:
+            pynvml.nvmlInit()
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        except pynvml.NVMLError:
+            return None
+        shown = visible_devices(uuids, variables.get("CUDA_VISIBLE_DEVICES"))
+        return cls(pynvml, [(index, handles[index]) for index in shown if _tells(pynvml, handles[index])])
+
+    def read(self) -> tuple[GpuState, ...]:
+        return tuple(_state(self._nvml, handle) for _, handle in self._devices)
+
+
+def _tells(nvml: Any, handle: Any) -> bool:
+    """Return True for a device that answers all queries; a part of one (MIG) does not."""
+    try:
+        _state(nvml, handle)
+    except nvml.NVMLError:
+        return False
+    return True
+
+
+def _state(nvml: Any, handle: Any) -> GpuState:
+    return GpuState(
+        utilisation_percent=float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        sm_clock_mhz=float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        temperature_c=float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        # By its older name, which drivers of all ages know.
+        throttled=throttle_names(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+    )
+
+
+def throttle_names(bits: int) -> tuple[str, ...]:
+    """Return the causes of throttling in NVML's mask of reasons."""
+    return tuple(dict.fromkeys(name for bit, name in _THROTTLE_BITS.items() if bits & bit))

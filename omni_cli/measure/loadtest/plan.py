@@ -1,0 +1,225 @@
+"""A load test as a benchmark: one variant per server or per load, a connection instead of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omni_cli.core.errors import InputError, UsageError
+from omni_cli.core.files import scratch_folder
+from omni_cli.core.machine import allow_open_files
+from omni_cli.measure.bench.benchmark import Plan
+from omni_cli.measure.bench.environment import read_environment
+from omni_cli.measure.bench.outputs import hash_arrays, save_arrays
+from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.variant_configs import VariantConfig
+from omni_cli.measure.bench.variant_process import VariantError
+from omni_cli.measure.loadtest.traffic import ClosedLoop, OpenLoop, Traffic
+from omni_cli.measure.loadtest.window import Window, window_metrics, window_work
+from omni_cli.measure.loadtest.workload import RequestMaker, ServerWorkload
+from omni_cli.openai_api.client import Client, Outcome, Target, find_targets
+from omni_cli.openai_api.reading import ServerAnswer
+from omni_cli.records.metrics import E2E
+from omni_cli.records.record import Failures, describe_failures
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_SPARE_FILES = 64
+_HINTS = {
+    "HTTP 400": "the server rejects the request: try `--no-ignore-eos`, `--input-len` or `--extra-body`",
+    "HTTP 401": "set OPENAI_API_KEY, or pass `--api-key`",
+    "HTTP 403": "set OPENAI_API_KEY, or pass `--api-key`",
+    "HTTP 404": "choose a model and an endpoint that it has: `--model`, `--endpoint`",
+    "HTTP 429": "send fewer requests at once, or raise the server's limit (`omni serve --max-requests`)",
+    "HTTP 503": "the server is starting or restarting a stage: wait until it is ready",
+    "timeout": "raise `--request-timeout`",
+    "too many open files in the client": "raise the limit with `ulimit -n`, or send fewer: `--num-requests`",
+    "connection refused": "the server has stopped or accepts no more connections: see its log",
+    "connection lost": "the server has stopped or closed the connection: see its log",
+}
+
+
+@contextmanager
+def server_plan(
+    urls: Sequence[str],
+    traffics: Sequence[Traffic],
+    workload: ServerWorkload,
+    *,
+    model: str | None,
+    api_key: str | None,
+    request_timeout_s: float,
+    command: tuple[str, ...],
+    is_varied: bool = False,
+) -> Iterator[Plan]:
+    """Plan the test of these servers under these loads; asks each for its models. Raises `OmniError`.
+
+    `is_varied`: variants are named by their load even if there is only one.
+    """
+    _allow_open_files(traffics, workload.num_requests)
+    pairs = [(target, traffic) for target in find_targets(urls, model, api_key) for traffic in traffics]
+    variants = _variant_configs(pairs, varied=is_varied or len(traffics) > 1)
+    environment = read_environment()
+    environment["versions"]["aiohttp"] = version("aiohttp")
+
+    def launch(index: int) -> ServerVariant:
+        target, traffic = pairs[index]
+        return ServerVariant(
+            variants[index].name, target, workload, traffic, api_key=api_key, request_timeout_s=request_timeout_s
+        )
+
+    with scratch_folder("omni-bench-") as folder:
+        builder = RecordBuilder(
+            variants, command=command, environment=environment, workload=workload.describe(), folder=folder
+        )
+        yield Plan(builder, launch)
+
+
+def _variant_configs(pairs: Sequence[tuple[Target, Traffic]], *, varied: bool) -> list[VariantConfig]:
+    """Return variants named by the server or the load; a repeated name is A against A."""
+    variants: list[VariantConfig] = []
+    for target, traffic in pairs:
+        # An address may change from run to run, so a baseline is compared by its requests.
+        settings: dict[str, object] = {"url": target.url, "model": target.model}
+        name = target.url.partition("//")[2]
+        if varied:
+            settings |= traffic.settings
+            (value,) = traffic.settings.items()
+            name = "=".join(map(str, value))
+        earlier = sum(variant.name.partition(" (")[0] == name for variant in variants)
+        variants.append(VariantConfig(f"{name} ({earlier + 1})" if earlier else name, settings=settings))
+    return variants
+
+
+def _allow_open_files(traffics: Sequence[Traffic], num_requests: int | None) -> None:
+    """Raise the limit of open files, because every request is a connection. Raises `UsageError` if it is too low."""
+    open_at_once = 0
+    for traffic in traffics:
+        sent = num_requests or traffic.default_requests
+        open_at_once = max(open_at_once, min(traffic.concurrency, sent) if isinstance(traffic, ClosedLoop) else sent)
+    needed = open_at_once + _SPARE_FILES
+    allowed = allow_open_files(needed)
+    if allowed < needed:
+        message = f"up to {open_at_once} requests at once need more open files than this system allows ({allowed})"
+        raise UsageError(message, hint="raise the limit with `ulimit -Hn`, or send fewer: `--num-requests`")
+
+
+class ServerVariant:
+    """Sends windows of requests to one server. Owned by one event loop."""
+
+    pid = None
+
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        workload: ServerWorkload,
+        traffic: Traffic,
+        *,
+        api_key: str | None,
+        request_timeout_s: float,
+    ) -> None:
+        self.name = name
+        self._target = target
+        self._workload = workload
+        self._traffic = traffic
+        self._client = Client(target.url, api_key=api_key, timeout_s=request_timeout_s)
+        count = workload.num_requests or traffic.default_requests
+        self._maker = RequestMaker(workload, count, target)
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Open the client."""
+        await self._stack.enter_async_context(self._client)
+
+    async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
+        """Load nothing: the server has loaded its model."""
+        return Loaded((), server=self._target.description)
+
+    async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
+        """Run one window. Raises `VariantError` if none of its requests was answered.
+
+        Each request has its own timeout, so `timeout_s` is not needed for a server that hangs.
+        """
+        bodies = await asyncio.to_thread(self._maker.bodies, number)
+        endpoint = self._workload.endpoint
+
+        async def send(index: int, due_s: float) -> Outcome:
+            return await self._client.post(endpoint.path, bodies[index], self._maker.reader(), due_s)
+
+        began_s = time.perf_counter()
+        outcomes = await self._traffic.run(send, len(bodies), number)
+        window = Window(tuple(outcomes), began_s, time.perf_counter(), isinstance(self._traffic, OpenLoop))
+        if not window.answers:
+            raise self._no_answer(window, when)
+        return await asyncio.to_thread(self._ran, window, outputs)
+
+    async def close(self) -> None:
+        """Close the client. Safe to call twice."""
+        await self._stack.aclose()
+
+    def _ran(self, window: Window, outputs: Path | None) -> Ran:
+        arrays = answer_arrays(window.answers)
+        if outputs is not None:
+            save_arrays(outputs, arrays)
+        metrics = window_metrics(window, self._workload.slos)
+        return Ran(
+            e2e_s=metrics.pop(E2E),
+            metrics=metrics,
+            work=window_work(window),
+            # Missing answers cannot be compared.
+            output_sha256=None if window.failures else hash_arrays(arrays),
+            accounted={},
+            memory={},
+            lasted_s=window.lasted_s,
+            requests=window.columns(),
+            failures=window.failures,
+        )
+
+    def _no_answer(self, window: Window, when: str) -> VariantError:
+        failures = window.failures
+        return VariantError(
+            f"`{self.name}` answered none of {len(window.outcomes)} requests ({when}): {describe_failures(failures)}",
+            hint=hint_on(failures),
+        )
+
+
+def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
+    """Return arrays like `output_arrays` of `omni bench`: text as UTF-8 bytes, samples float32, pixels uint8."""
+    import numpy as np
+
+    arrays: dict[str, np.ndarray] = {}
+    for number, answer in enumerate(answers):
+        if answer.text:
+            arrays[f"{number}.tokens.text"] = np.frombuffer("".join(answer.text).encode(), np.uint8)
+        if answer.pcm:
+            whole = len(answer.pcm) // 2 * 2
+            arrays[f"{number}.audio.0"] = np.frombuffer(bytes(answer.pcm[:whole]), "<i2").astype(np.float32) / 2**15
+        for position, image in enumerate(answer.images):
+            arrays[f"{number}.image.{position}"] = _pixels(image)
+    return arrays
+
+
+def _pixels(image: bytes) -> np.ndarray:
+    """Decode to uint8 (height, width, 3); return the bytes unchanged if they are not an image."""
+    import numpy as np
+
+    from omni_cli.requests.media.reading import MediaReader, in_memory
+
+    try:
+        with in_memory(image) as file:
+            return MediaReader(lambda _note: None).image(file, "image of the answer")
+    except InputError:
+        return np.frombuffer(image, np.uint8)
+
+
+def hint_on(failures: Mapping[str, Failures]) -> str | None:
+    """Return the action to take on the most frequent kind."""
+    kind = next(iter(failures), "")
+    return _HINTS.get(kind) or _HINTS.get(" ".join(kind.split()[:2]))

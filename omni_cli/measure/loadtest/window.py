@@ -1,0 +1,209 @@
+"""From the outcomes of a window's requests to its metrics, its work, and one row per request.
+
+`--slo ttft:200ms` and the like are the limits that a good request meets.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omni_cli.core.errors import UsageError
+from omni_cli.core.text import suggest, visible
+from omni_cli.openai_api.client import Outcome
+from omni_cli.openai_api.reading import ServerAnswer
+from omni_cli.records.metrics import (
+    E2E,
+    ITL,
+    ITL_MAX,
+    RTF,
+    TPOT,
+    TTFP,
+    TTFT,
+    Row,
+    Timeline,
+    columns,
+    goodput,
+    rates,
+    summarised,
+    values_by_metric,
+)
+from omni_cli.records.record import Failures, summed_failures
+from omni_cli.stats.saturation import PRECISION
+
+# Option's name -> value of a request. A reader notices the longest gap, so `itl` limits that.
+COLUMNS = {
+    "ttft": TTFT, "tpot": TPOT, "itl": ITL_MAX, "e2e": E2E, "ttfp": TTFP, "rtf": RTF,
+}  # fmt: skip
+OF_TEXT, OF_AUDIO = ("ttft", "tpot", "itl"), ("ttfp", "rtf")
+_LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)")
+_SHORTEST_WINDOW_S, _OTHER_WINDOW_S = 1.0, 4.0
+_SCALES = {"ms": 1e-3, "s": 1.0, "": 1.0}
+TAILS = (E2E, TTFT, ITL, TTFP)
+"""Metrics whose high percentiles are metrics as well, if the window has enough requests."""
+_DIGITS = 7
+
+
+@dataclass(frozen=True)
+class SLO:
+    """`metric` is the option's name; `limit` is in seconds, for `rtf` a plain number."""
+
+    metric: str
+    limit: float
+
+
+def row_limits(slos: Sequence[SLO]) -> dict[str, float]:
+    """Return the limits by the names that values of a request have in records."""
+    return {COLUMNS[slo.metric]: slo.limit for slo in slos}
+
+
+def get_window(slos: Sequence[SLO]) -> float:
+    """Return the seconds of a window by whose end the queue of a rate beyond the highest one exceeds the SLO.
+
+    At a rate that is too high by `PRECISION`, the wait grows by that part of a second per second.
+    """
+    waits = [slo.limit for slo in slos if slo.metric in ("ttft", "ttfp", "e2e")]
+    return max(_SHORTEST_WINDOW_S, max(waits, default=_OTHER_WINDOW_S * PRECISION) / PRECISION)
+
+
+def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> tuple[SLO, ...]:
+    """Parse `METRIC:LIMIT` texts; `metrics` are those that the measured requests have. Raises `UsageError`."""
+    slos: dict[str, SLO] = {}
+    for text in texts:
+        slo = _parse(text, metrics)
+        if slo.metric in slos:
+            raise UsageError(f"`--slo {slo.metric}:...` is given twice", hint="write one limit per metric")
+        slos[slo.metric] = slo
+    return tuple(slos.values())
+
+
+def _parse(text: str, metrics: Sequence[str]) -> SLO:
+    metric, colon, limit = text.partition(":")
+    shown = visible(text, 80)
+    if not colon:
+        raise UsageError(f"`--slo {shown}` is not METRIC:LIMIT", hint="for example `--slo ttft:200ms` or `--slo rtf:1`")
+    if metric not in COLUMNS:
+        hint = suggest(metric, list(COLUMNS)) or f"metrics are {', '.join(COLUMNS)}"
+        raise UsageError(f"`--slo {shown}`: unknown metric `{visible(metric, 80)}`", hint=hint)
+    if metric not in metrics:
+        hint = f"these requests have {', '.join(metrics)}"
+        raise UsageError(f"`--slo {shown}`: these requests have no {metric}", hint=hint)
+    read = _LIMIT.fullmatch(limit)
+    if read is None or (read[2] == "") != (metric == "rtf"):
+        wanted = "a number without a unit" if metric == "rtf" else "a number with `ms` or `s`"
+        example = "rtf:0.9" if metric == "rtf" else f"{metric}:200ms"
+        raise UsageError(f"`--slo {shown}`: the limit is not {wanted}", hint=f"for example `--slo {example}`")
+    value = float(read[1]) * _SCALES[read[2]]
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"`--slo {shown}`: no request can meet a limit of {limit}")
+    return SLO(metric, value)
+
+
+@dataclass(frozen=True)
+class Window:
+    """`began_s` and `ended_s` are of `time.perf_counter`; `is_open`: requests had times at which they were due."""
+
+    outcomes: tuple[Outcome, ...]
+    began_s: float
+    ended_s: float
+    is_open: bool = False
+
+    @property
+    def lasted_s(self) -> float:
+        return self.ended_s - self.began_s
+
+    @property
+    def answers(self) -> list[ServerAnswer]:
+        return [outcome.answer for outcome in self.outcomes if outcome.answer is not None]
+
+    @property
+    def failures(self) -> dict[str, Failures]:
+        """The failed requests by kind, the most frequent first."""
+        failed = [outcome.failure for outcome in self.outcomes if outcome.failure is not None]
+        return summed_failures((item.kind, Failures(count=1, first=item.message)) for item in failed)
+
+    def rows(self) -> list[Row]:
+        """Return the values of each request, with its start in the window, its lag and its amounts of work."""
+        return [_row(outcome, self.began_s, is_open=self.is_open) for outcome in self.outcomes]
+
+    def columns(self) -> dict[str, tuple[float | None, ...]]:
+        """Return the rows as columns of rounded values."""
+        rounded = [
+            {name: None if value is None else round(value, _DIGITS) for name, value in row.items()}
+            for row in self.rows()
+        ]
+        return columns(rounded)
+
+
+def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
+    """Compute medians over the answered requests, that of `e2e_s` first, and rates of the whole window."""
+    timelines = [_timeline(outcome, outcome.answer) for outcome in window.outcomes if outcome.answer is not None]
+    work = window_work(window)
+    num_images = sum(len(answer.images) for answer in window.answers)
+    optional = {"output_tokens": work.get("output_tokens"), "images": num_images}
+    amounts = {"requests": work["requests"]} | {name: amount for name, amount in optional.items() if amount}
+    return {
+        **summarised(values_by_metric(timelines), TAILS),
+        **rates(amounts, window.lasted_s),
+        **goodput(window.rows(), row_limits(slos), window.lasted_s),
+    }
+
+
+def window_work(window: Window) -> dict[str, float]:
+    """Return the work of a window, as far as the server reports it with every answer."""
+    answers = window.answers
+    work = {"requests": float(len(answers))}
+    for name in ("input_tokens", "output_tokens"):
+        counts = [getattr(answer, name) for answer in answers]
+        if None not in counts:
+            work[name] = float(sum(counts))
+    audio_s = sum(answer.audio_s or 0.0 for answer in answers)
+    if audio_s:
+        work["audio_s"] = audio_s
+    images = [image for answer in answers for image in answer.images]
+    if images:
+        work["pixels"] = float(sum(map(num_pixels, images)))
+    return work
+
+
+def num_pixels(png: bytes) -> int:
+    """Read the number of pixels from the header; 0 for anything but a PNG."""
+    if png[:8] != b"\x89PNG\r\n\x1a\n" or len(png) < 24:
+        return 0
+    width, height = struct.unpack(">II", png[16:24])
+    return int(width * height)
+
+
+def _timeline(outcome: Outcome, answer: ServerAnswer) -> Timeline:
+    """Return the times of an answer. Tokens that became sound are not counted."""
+    text_at, num_tokens = answer.text_at, answer.output_tokens
+    return Timeline(
+        start_s=outcome.due_s,
+        end_s=outcome.done_s,
+        first_token_s=text_at[0] if text_at else None,
+        last_token_s=text_at[-1] if text_at else None,
+        token_times_s=text_at,
+        num_tokens=None if num_tokens is None else num_tokens - answer.audio_tokens,
+        first_audio_s=answer.audio_at,
+        audio_s=answer.audio_s or 0.0,
+    )
+
+
+def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
+    row: Row = {"start_s": outcome.due_s - began_s}
+    if is_open:
+        row["lag_s"] = max(0.0, outcome.sent_s - outcome.due_s)
+    answer = outcome.answer
+    if answer is None:
+        return row
+    row |= _timeline(outcome, answer).row()
+    return row | {
+        "audio_s": answer.audio_s,
+        "input_tokens": answer.input_tokens,
+        "output_tokens": answer.output_tokens,
+        # Of speech; the length of a text is a setting.
+        "is_cut": None if answer.text or answer.finish_reason is None else answer.finish_reason == "length",
+    }

@@ -1,0 +1,182 @@
+"""A window of requests: the endpoint, the prompts and the load, equal for all compared servers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import aiohttp
+import msgspec
+
+from omni_cli.config.bounds import MAX_NUMPY_SEED
+from omni_cli.measure.bench.prompts import Prompts
+from omni_cli.measure.loadtest.dataset import Dataset
+from omni_cli.measure.loadtest.window import OF_AUDIO, OF_TEXT, SLO
+from omni_cli.openai_api.client import Target
+from omni_cli.openai_api.media import sound_form
+from omni_cli.openai_api.reading import ChatReader, ImagesReader, Reader, SpeechReader, TranscriptReader
+from omni_cli.openai_api.routes import NAMED_ROUTES
+from omni_cli.records.record import workload_fingerprint
+from omni_cli.requests.encoding import encode_wav
+from omni_cli.requests.media.audio import read_speech
+
+EndpointName = Literal["chat", "speech", "images", "transcriptions"]
+
+
+# By endpoint: the reader of its answers, and the metrics that an SLO may limit.
+_ANSWERS: Mapping[EndpointName, tuple[Callable[[], Reader], tuple[str, ...]]] = {
+    "chat": (ChatReader, ("e2e", *OF_TEXT)),
+    "speech": (SpeechReader, ("e2e", *OF_AUDIO)),
+    "images": (ImagesReader, ("e2e",)),
+    "transcriptions": (TranscriptReader, ("e2e", "rtf")),
+}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The called endpoint: streamed chats or speech, an image per request, or transcripts of the package's sentences.
+
+    Chats have one message, and answers of `modalities` with `output_len` tokens of text, exactly that many with
+    `ignore_eos`.
+    """
+
+    name: EndpointName
+    modalities: tuple[str, ...] = ("text",)
+    output_len: int = 0
+    ignore_eos: bool = False
+
+    @property
+    def path(self) -> str:
+        return NAMED_ROUTES[self.name]
+
+    @property
+    def reader(self) -> Callable[[], Reader]:
+        return _ANSWERS[self.name][0]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return _ANSWERS[self.name][1] + (OF_AUDIO if "audio" in self.modalities else ())
+
+    @property
+    def sends_speech(self) -> bool:
+        """True if a request is a form with a sound as its file."""
+        return self.name == "transcriptions"
+
+    def body(self, model: str, prompt: str, seed: int) -> dict[str, object]:
+        """Return one request."""
+        match self.name:
+            case "speech":
+                form = {"response_format": "pcm", "stream_format": "audio"}
+                return {"model": model, "input": prompt, "seed": seed, **form}
+            case "images":
+                return {"model": model, "prompt": prompt, "n": 1, "seed": seed, "response_format": "b64_json"}
+            case "transcriptions":
+                # It also has the seconds that were heard.
+                return {"model": model, "language": "en", "response_format": "verbose_json"}
+        sound = {"modalities": list(self.modalities), "audio": {"format": "pcm16"}}
+        return {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_completion_tokens": self.output_len,
+            "temperature": 0.0,
+            "seed": seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            # A field of vLLM, which OpenAI's own servers do not know.
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+            **(sound if "audio" in self.modalities else {}),
+        }
+
+
+@dataclass(frozen=True)
+class ServerWorkload:
+    """`num_requests` requests per window; None for the default number of each load. A prompt has `input_len` tokens of
+    the tokenizer in the folder `tokenizer`, or, if that is None, as many words. `load` describes how they are sent; it
+    is empty if the variants differ in it. `extra_body` sets fields in every request. The requests of `dataset` are sent
+    window by window, and again from the first one at its end; a trace is one window.
+    """
+
+    endpoint: Endpoint
+    num_requests: int | None
+    input_len: int
+    output_len: int | None
+    seed: int
+    load: Mapping[str, object]
+    slos: tuple[SLO, ...] = ()
+    tokenizer: str | None = None
+    extra_body: Mapping[str, object] = field(default_factory=dict)
+    dataset: Dataset | None = None
+
+    def describe(self) -> dict[str, object]:
+        """Return the record's `workload`: everything that has to be equal for two measurements to be comparable."""
+        described: dict[str, object] = {
+            "kind": "server",
+            "endpoint": self.endpoint.name,
+            # A request without its prompt.
+            "request": {**self.endpoint.body("", "", 0), **self.extra_body},
+            "num_requests": self.num_requests,
+            **self._prompts(),
+            "output_len": self.output_len,
+            "seed": self.seed,
+            "load": dict(self.load),
+            "slo": {slo.metric: slo.limit for slo in self.slos},
+        }
+        return {**described, "fingerprint": workload_fingerprint(described)}
+
+    def _prompts(self) -> dict[str, object]:
+        unit = "words" if self.tokenizer is None else "tokens"
+        if self.endpoint.sends_speech:
+            return {"input": "speech"}
+        if self.dataset is None:
+            return {"input_len": self.input_len, "input_unit": unit}
+        return {"requests_sha256": self.dataset.sha256, "input_unit": unit}
+
+
+class RequestMaker:
+    """Makes the `count` requests of each iteration; equal numbers mean equal prompts and seeds."""
+
+    def __init__(self, workload: ServerWorkload, count: int, target: Target) -> None:
+        self._workload = workload
+        self._count = count
+        self._model = target.model
+        self._prompts = Prompts(workload.tokenizer, workload.input_len, seed=workload.seed)
+        # Prompts are the same for every server and in every run, so a server that caches prompts would be measured with
+        # warm caches. A salt changes no answer.
+        name, is_omni = workload.endpoint.name, target.description.get("owned_by") == "omni-cli"
+        self._salt = {"cache_salt": uuid.uuid4().hex} if target.salts_caches and name == "chat" else {}
+        # The same speech, as events: only they say if it is cut.
+        self._form = {"stream_format": "sse"} if is_omni and name == "speech" else {}
+        is_events = {**self._form, **workload.extra_body}.get("stream_format") == "sse"
+        self.reader: Callable[[], Reader] = ChatReader if is_events else workload.endpoint.reader
+
+    def bodies(self, number: int) -> list[bytes | aiohttp.FormData]:
+        """Return the window's requests as JSON, or as forms."""
+        return [self._encoded(number, index) for index in range(self._count)]
+
+    def _encoded(self, number: int, index: int) -> bytes | aiohttp.FormData:
+        body = self._body(number, index)
+        if not self._workload.endpoint.sends_speech:
+            return msgspec.json.encode(body)
+        speech = read_speech()
+        return sound_form(body, encode_wav(*speech[(number * self._count + index) % len(speech)]))
+
+    def _body(self, number: int, index: int) -> dict[str, object]:
+        workload = self._workload
+        position = number * self._count + index
+        seed = (workload.seed + position) % (MAX_NUMPY_SEED + 1)
+        salt = self._salt
+        if workload.dataset is None:
+            body = workload.endpoint.body(self._model, self._prompts.draw(number, index), seed)
+        else:
+            requests = workload.dataset.requests
+            entry = requests[position % len(requests)]
+            prompt = entry.prompt or self._prompts.draw(number, index, entry.input_len)
+            body = {**workload.endpoint.body(self._model, prompt, seed), **entry.fields}
+            if entry.parts:
+                content = [{"type": "text", "text": prompt}, *entry.parts]
+                body["messages"] = [{"role": "user", "content": content}]
+            # The same requests come again: what an earlier window left in a cache must not count.
+            salt = {name: f"{value}/{number}" for name, value in salt.items()}
+        return {**body, **self._form, **salt, **workload.extra_body}

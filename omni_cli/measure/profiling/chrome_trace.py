@@ -1,0 +1,199 @@
+"""An iteration on a common time axis: as spans, as seconds per stage, and as one trace of all stages."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from omni_cli.measure.profiling.activity import windows
+from omni_cli.measure.profiling.operators import Event, TraceFile
+from omni_cli.measure.profiling.ranges import Interval, length, merged, without
+from omni_cli.measure.profiling.session import Profiled
+from omni_cli.records.profile_record import Span
+from omni_cli.stage.recording import Range, Recording, RequestSpan
+
+RANGES_PID = 1
+_STAGE_PIDS = 100
+_GZIP_LEVEL = 5
+
+CONNECTORS = "connectors"
+OTHER = "other"
+
+
+def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str, TraceFile]]) -> bytes:
+    """Return a gzipped Chrome trace; `traces` holds the kept ones by iteration and stage.
+
+    Times are microseconds since the start of the first profiled iteration.
+    """
+    base_ns = profiled[0].began_ns
+    tracks = _Tracks(RANGES_PID)
+    events: list[Event | dict[str, object]] = list(_range_events(profiled, base_ns, tracks))
+    stages = list(profiled[0].recordings)
+    for index, stage in enumerate(stages, start=1):
+        renumbered = _Renumbered(stage, index * _STAGE_PIDS)
+        for by_stage in traces.values():
+            events += renumbered.events(by_stage[stage], base_ns)
+        events += renumbered.names()
+    names = [_name_event("process_name", RANGES_PID, 0, "omni"), *tracks.names()]
+    document = {"displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns, "traceEvents": [*names, *events]}
+    return gzip.compress(msgspec.json.encode(document), compresslevel=_GZIP_LEVEL, mtime=0)
+
+
+class _Tracks:
+    """Threads of one process, numbered in order of first use."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._tids: dict[str, int] = {}
+
+    def event(
+        self, track: str, name: str, begin_ns: int, end_ns: int, base_ns: int, **args: object
+    ) -> dict[str, object]:
+        tid = self._tids.setdefault(track, len(self._tids) + 1)
+        return {
+            "ph": "X", "cat": "omni", "name": name, "pid": self.pid, "tid": tid,
+            "ts": (begin_ns - base_ns) / 1000, "dur": (end_ns - begin_ns) / 1000, "args": args,
+        }  # fmt: skip
+
+    def names(self) -> list[dict[str, object]]:
+        return [_name_event("thread_name", self.pid, tid, track) for track, tid in self._tids.items()]
+
+
+def _range_events(profiled: Sequence[Profiled], base_ns: int, tracks: _Tracks) -> Iterator[dict[str, object]]:
+    for number, one in enumerate(profiled, start=1):
+        end_ns = one.began_ns + round(one.iteration.e2e_s * 1e9)
+        yield tracks.event("iterations", f"iteration {number}", one.began_ns, end_ns, base_ns)
+        for stage, recording in one.recordings.items():
+            for lane, request in _lanes(recording.requests):
+                track = f"{stage}: requests" + (f" {lane + 1}" if lane else "")
+                yield tracks.event(
+                    track, f"{stage} request", request.began_ns, request.ended_ns, base_ns, request=request.request_id
+                )
+            for item in recording.ranges:
+                yield tracks.event(stage, item.name, item.began_ns, item.ended_ns, base_ns)
+        for name, begin_ns, finish_ns in connectors(one.recordings):
+            yield tracks.event(CONNECTORS, name, begin_ns, finish_ns, base_ns)
+
+
+def _lanes(requests: Sequence[RequestSpan]) -> Iterator[tuple[int, RequestSpan]]:
+    """Assign concurrent requests to different lanes, since events on one track must nest."""
+    free_from: list[int] = []
+    for request in sorted(requests, key=lambda item: item.began_ns):
+        lane = next((index for index, free in enumerate(free_from) if free <= request.began_ns), len(free_from))
+        free_from[lane : lane + 1] = [request.ended_ns]
+        yield lane, request
+
+
+class _Renumbered:
+    """A stage's own events, with process ids that are unique across stages."""
+
+    def __init__(self, stage: str, first_pid: int) -> None:
+        self._stage = stage
+        self._first_pid = first_pid
+        self._pids: dict[int | str, int] = {}
+        self._labels: dict[int, str] = {}
+        self._threads: dict[tuple[int, int | str], str] = {}
+        # A trace also names devices on which nothing ran.
+        self._used: set[int] = set()
+
+    def events(self, trace: TraceFile, base_ns: int) -> Iterator[Event]:
+        shift_us = (trace.base_ns - base_ns) / 1000
+        for event in trace.events:
+            if isinstance(event.pid, str):
+                continue  # the profiler's own tracks, which record when it was on
+            pid = self._pids.setdefault(event.pid, self._first_pid + len(self._pids))
+            if event.ph == "M":
+                self._note_name(event, pid)
+                continue
+            self._used.add(pid)
+            yield replace(
+                event,
+                pid=pid,
+                ts=None if event.ts is None else event.ts + shift_us,
+                id=None if event.id is None else f"{self._stage}-{event.id}",
+            )
+
+    def _note_name(self, event: Event, pid: int) -> None:
+        if event.name == "process_labels":
+            self._labels[pid] = event.args.labels or ""
+        elif event.name == "thread_name":
+            self._threads[pid, event.tid] = event.args.name or ""
+
+    def names(self) -> list[dict[str, object]]:
+        processes = [
+            _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or own_pid}")
+            for own_pid, pid in self._pids.items()
+            if pid in self._used
+        ]
+        threads = [
+            _name_event("thread_name", *key, name) for key, name in self._threads.items() if key[0] in self._used
+        ]
+        return processes + threads
+
+
+def _name_event(kind: str, pid: int, tid: int | str, name: str) -> dict[str, object]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def waterfall(began_ns: int, recordings: Mapping[str, Recording]) -> tuple[Span, ...]:
+    """Return spans of the stages' requests, their ranges and the connectors; `recordings` in chain order."""
+    spans = []
+    for name, recording in recordings.items():
+        spans += [_span(name, "request", request, began_ns, 0) for request in recording.requests]
+        spans += [_span(name, item.name, item, began_ns, item.depth + 1) for item in recording.ranges]
+    spans += [
+        Span(track=CONNECTORS, name=name, start_s=(begin - began_ns) / 1e9, duration_s=(end - begin) / 1e9)
+        for name, begin, end in connectors(recordings)
+    ]
+    return tuple(sorted(spans, key=lambda span: (span.start_s, span.depth)))
+
+
+def connectors(recordings: Mapping[str, Recording]) -> list[tuple[str, int, int]]:
+    """Return (name, begin, end) from a request's end in one stage to its start in the next, unless they overlap."""
+    spans = []
+    names = list(recordings)
+    for before, after in itertools.pairwise(names):
+        begun = {request.request_id: request.began_ns for request in recordings[after].requests}
+        for request in recordings[before].requests:
+            end = begun.get(request.request_id, 0)
+            if end > request.ended_ns:
+                spans.append((f"{before} -> {after}", request.ended_ns, end))
+    return spans
+
+
+def stage_seconds(began_ns: int, e2e_s: float, recordings: Mapping[str, Recording]) -> dict[str, float]:
+    """Seconds of an iteration per stage and connector, and `other`; the sum is `e2e_s`.
+
+    Time shared by several stages counts for the first of them in the chain.
+    """
+    whole = [(began_ns, began_ns + round(e2e_s * 1e9))]
+    taken: list[Interval] = []
+    seconds: dict[str, float] = {}
+    parts = {name: windows(recording) for name, recording in recordings.items()}
+    for name, begin, end in connectors(recordings):
+        parts[name] = merged([*parts.get(name, []), (begin, end)])
+    for name, intervals in parts.items():
+        own = without(_clipped(intervals, whole[0]), taken)
+        seconds[name] = length(own) / 1e9
+        taken = merged([*taken, *own])
+    seconds[OTHER] = length(without(whole, taken)) / 1e9
+    return seconds
+
+
+def _clipped(intervals: Sequence[Interval], bounds: Interval) -> list[Interval]:
+    low, high = bounds
+    return [(max(begin, low), min(end, high)) for begin, end in intervals if end > low and begin < high]
+
+
+def _span(track: str, name: str, item: Range | RequestSpan, began_ns: int, depth: int) -> Span:
+    return Span(
+        track=track,
+        name=name,
+        start_s=(item.began_ns - began_ns) / 1e9,
+        duration_s=(item.ended_ns - item.began_ns) / 1e9,
+        depth=depth,
+    )

@@ -1,0 +1,381 @@
+"""Operators of one profiled iteration of a stage, read from torch's trace: modules, ranges, times and copies."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omni_cli.core.errors import OutputError
+from omni_cli.measure.profiling.ranges import Innermost, Interval, base_name, merged
+from omni_cli.records.profile_record import Copies, CopyPlace, OperatorTime
+from omni_cli.stage.recording import MODULE_PREFIX, Recording, module_kind
+
+_DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+_MEMORY = "[memory]"
+_COPY = "aten::copy_"
+_OUTSIDE = "(outside modules)"
+_OUTSIDE_RANGES = "(outside ranges)"
+_MAX_OPERATORS = 40
+_MAX_PLACES = 20
+
+# Per iteration, by the columns that identify a row: calls, bytes, seconds.
+_Rows = dict[tuple[str, ...], list[float]]
+_TYPE_BYTES = {
+    "float": 4, "double": 8, "long int": 8, "int": 4, "short int": 2, "bool": 1, "unsigned char": 1, "signed char": 1,
+    "c10::BFloat16": 2, "c10::Half": 2, "c10::complex<float>": 8,
+}  # fmt: skip
+
+
+class EventArgs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Arguments of an event. Fields not listed are dropped, which halves the size of a trace.
+
+    Operators have inputs; allocations an address and bytes; device work its launching call, device and stream.
+    """
+
+    input_dims: Any = msgspec.field(name="Input Dims", default=None)
+    input_types: Any = msgspec.field(name="Input type", default=None)
+    external_id: int | None = msgspec.field(name="External id", default=None)
+    allocated_bytes: int | None = msgspec.field(name="Bytes", default=None)
+    address: int | None = msgspec.field(name="Addr", default=None)
+    device_type: int | None = msgspec.field(name="Device Type", default=None)
+    total_allocated: int | None = msgspec.field(name="Total Allocated", default=None)
+    total_reserved: int | None = msgspec.field(name="Total Reserved", default=None)
+    copied_bytes: int | None = msgspec.field(name="bytes", default=None)
+    device: Any = None
+    stream: Any = None
+    correlation: Any = None
+    grid: Any = None
+    block: Any = None
+    name: str | None = None
+    labels: str | None = None
+
+    def first_input_bytes(self) -> int:
+        """Bytes of the first input, which a copying operator writes to; 0 if it is not a tensor."""
+        if not self.input_dims or not self.input_types:
+            return 0
+        dims = self.input_dims[0]
+        if not all(isinstance(size, int) for size in dims):
+            return 0
+        return int(math.prod(dims)) * _TYPE_BYTES.get(self.input_types[0], 0)
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`ts` and `dur` are microseconds, `ts` from the trace's base. `id`, `bp` and `s` link events."""
+
+    ph: str
+    name: str = ""
+    cat: str = ""
+    ts: float | None = None
+    dur: float | None = None
+    pid: int | str = ""
+    tid: int | str = ""
+    id: int | str | None = None
+    bp: str | None = None
+    s: str | None = None
+    args: EventArgs = EventArgs()
+
+
+class _File(msgspec.Struct, frozen=True):
+    events: tuple[Event, ...] = msgspec.field(name="traceEvents")
+    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """A `ts` of 0 is `base_ns` on the wall clock."""
+
+    base_ns: int
+    events: Sequence[Event]
+
+    def ns(self, ts: float) -> int:
+        """Convert a trace time to the wall clock."""
+        return self.base_ns + round(ts * 1000)
+
+    def begin_ns(self, event: Event) -> int:
+        assert event.ts is not None, f"{event.ph} {event.name} has no time"
+        return self.ns(event.ts)
+
+    def end_ns(self, event: Event) -> int:
+        assert event.ts is not None and event.dur is not None, f"{event.ph} {event.name} has no duration"
+        return self.ns(event.ts + event.dur)
+
+
+_decode = msgspec.json.Decoder(_File).decode
+
+
+def read_trace(path: Path, stage: str) -> TraceFile:
+    """Read a trace. Raises `OutputError` for a truncated file: torch does not report a full disk."""
+    try:
+        file = _decode(path.read_bytes())
+        return TraceFile(file.base_ns, file.events)
+    except (OSError, msgspec.DecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is truncated"
+        if shutil.disk_usage(path.parent).free < 2**20:  # torch may also have created no file at all
+            reason = "No space left on device"
+        raise OutputError(
+            f"could not save the trace of stage `{stage}`: {reason}",
+            hint="check for a full disk, or choose another folder with `--output-dir DIR`",
+        ) from error
+
+
+class Operator(msgspec.Struct, frozen=True, gc=False):
+    """One call. `self_ns` excludes the operators that it called; `outermost` is the operator that began the call chain.
+
+    `range_index` points into the recording's ranges, -1 for none. `is_outermost`, `begin_ns` and `end_ns` tell when
+    the thread was inside any operator.
+    """
+
+    event: Event
+    begin_ns: int
+    end_ns: int
+    self_ns: int
+    module: str | None
+    outermost: str
+    is_outermost: bool
+    range_index: int
+
+
+class Allocation(msgspec.Struct, frozen=True, gc=False):
+    """Memory of a tensor allocated (`num_bytes` > 0) or freed, in time order. `operator` is the outermost one."""
+
+    at_ns: int
+    num_bytes: int
+    address: int
+    device_type: int
+    module: str | None
+    operator: str | None
+    range_index: int
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """A kernel or copy on a CUDA device, and the operator that launched it if known."""
+
+    event: Event
+    begin_ns: int
+    end_ns: int
+    operator: Operator | None
+
+
+@dataclass(frozen=True)
+class Operators:
+    """Operators, allocations and device work; `recording` holds the ranges they point into."""
+
+    recording: Recording
+    calls: Sequence[Operator]
+    allocations: Sequence[Allocation]
+    device_work: Sequence[DeviceWork]
+
+    def outermost_intervals(self) -> list[Interval]:
+        """Intervals during which the thread was inside an operator."""
+        return merged((call.begin_ns, call.end_ns) for call in self.calls if call.is_outermost)
+
+    def device_intervals(self) -> list[Interval]:
+        """Intervals during which the device was running anything."""
+        return merged((work.begin_ns, work.end_ns) for work in self.device_work)
+
+
+class _Frame(msgspec.Struct):
+    event: Event
+    begin_ns: int
+    end_ns: int
+    is_module: bool
+    # The nearest enclosing operator, past any modules in between, and the outermost one.
+    parent: _Frame | None
+    top: _Frame | None
+    module: str | None
+    inside_ns: int = 0
+
+
+def read_operators(trace: TraceFile, recording: Recording) -> Operators:
+    """Read the main thread's operators and, for a CUDA device, the work that ran there."""
+    # The main thread is the one that calls most operators.
+    counts = Counter(event.tid for event in trace.events if event.cat == "cpu_op")
+    thread = max(counts, key=counts.__getitem__, default=0)
+    events = [
+        event
+        for event in trace.events
+        if event.tid == thread and (event.cat == "cpu_op" or (event.ph == "i" and event.name == _MEMORY))
+    ]
+    events.sort(key=lambda event: (event.ts, -(event.dur or 0)))
+    frames, allocations = _nested(trace, events)
+    innermost = Innermost(recording.ranges)
+    middles = np.array([(frame.begin_ns + frame.end_ns) // 2 for frame in frames], np.int64)
+    held_by = innermost.at(middles)
+    calls = [_operator(frame, int(index)) for frame, index in zip(frames, held_by, strict=True)]
+    moments = np.array([trace.begin_ns(event) for event, _ in allocations], np.int64)
+    placed = [
+        _allocation(trace, event, frame, int(index))
+        for (event, frame), index in zip(allocations, innermost.at(moments), strict=True)
+    ]
+    return Operators(recording, calls, placed, _device_work(trace, calls))
+
+
+def _nested(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], list[tuple[Event, _Frame | None]]]:
+    """Operators with their enclosing frames, and allocations with the operator or module they happened in."""
+    opened: list[_Frame] = []
+    operators: list[_Frame] = []
+    allocations: list[tuple[Event, _Frame | None]] = []
+    for event in events:
+        begin_ns = trace.begin_ns(event)
+        while opened and opened[-1].end_ns <= begin_ns:
+            opened.pop()
+        around = opened[-1] if opened else None
+        if event.ph == "i":
+            allocations.append((event, around))
+            continue
+        is_module = event.name.startswith(MODULE_PREFIX)
+        parent = around.parent if around is not None and around.is_module else around
+        module = event.name.removeprefix(MODULE_PREFIX) if is_module else (around.module if around else None)
+        top = None if parent is None else parent.top or parent
+        frame = _Frame(event, begin_ns, trace.end_ns(event), is_module, parent, top, module)
+        opened.append(frame)
+        if not is_module:
+            operators.append(frame)
+            if parent is not None:
+                parent.inside_ns += frame.end_ns - begin_ns
+    return operators, allocations
+
+
+def _operator(frame: _Frame, range_index: int) -> Operator:
+    top = frame.top or frame
+    self_ns = max(0, frame.end_ns - frame.begin_ns - frame.inside_ns)
+    return Operator(
+        frame.event, frame.begin_ns, frame.end_ns, self_ns, frame.module, top.event.name, top is frame, range_index
+    )
+
+
+def _allocation(trace: TraceFile, event: Event, around: _Frame | None, range_index: int) -> Allocation:
+    operator = None
+    if around is not None:
+        inside = around.parent if around.is_module else around
+        operator = None if inside is None else (inside.top or inside).event.name
+    return Allocation(
+        trace.begin_ns(event),
+        event.args.allocated_bytes or 0,
+        event.args.address or 0,
+        event.args.device_type or 0,
+        None if around is None else around.module,
+        operator,
+        range_index,
+    )
+
+
+def _device_work(trace: TraceFile, calls: Sequence[Operator]) -> list[DeviceWork]:
+    by_id: dict[int | None, Operator] = {call.event.args.external_id: call for call in calls}
+    by_id.pop(None, None)
+    return [
+        DeviceWork(event, trace.begin_ns(event), trace.end_ns(event), by_id.get(event.args.external_id))
+        for event in trace.events
+        if event.cat in _DEVICE_CATEGORIES
+    ]
+
+
+def operator_times(traced: Sequence[Operators]) -> tuple[OperatorTime, ...]:
+    """Operators with the most self time, by kind of module; `fraction` is of the time of all operators."""
+    rows = _medians([_by_module(operators) for operators in traced])
+    everything = sum(seconds for _, _, seconds in rows.values())
+    largest = sorted(rows.items(), key=lambda row: -row[1][2])[:_MAX_OPERATORS]
+    return tuple(
+        OperatorTime(
+            module=module, operator=name, calls=calls, seconds=seconds,
+            fraction=seconds / everything if everything else 0.0,
+        )
+        for (module, name), (calls, _, seconds) in largest
+    )  # fmt: skip
+
+
+def get_copies(traced: Sequence[Operators], counters: Sequence[Mapping[str, float]]) -> Copies:
+    """Places where copies are made; `counters` are those of each profiled iteration."""
+    rows = _medians([_copies(operators) for operators in traced])
+    largest = sorted(rows.items(), key=lambda row: (-row[1][1], -row[1][2]))[:_MAX_PLACES]
+    return Copies(
+        output_copies=_counted(counters, "copies"),
+        output_bytes=_counted(counters, "copied_bytes"),
+        hidden_s=_counted(counters, "copy_hidden_s"),
+        exposed_s=_counted(counters, "copy_exposed_s"),
+        places=tuple(
+            CopyPlace(
+                range=place, operator=operator, module=module or None, calls=calls, copied_bytes=num_bytes,
+                seconds=seconds,
+            )
+            for (place, operator, module), (calls, num_bytes, seconds) in largest
+        ),
+    )  # fmt: skip
+
+
+def kernel_name(name: str) -> str:
+    """Shorten `void at::native::vectorized_kernel<4, ...>(int, ...)` to `at::native::vectorized_kernel`."""
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return re.split(r"[<(]", plain, maxsplit=1)[0] or name
+
+
+def _by_module(operators: Operators) -> _Rows:
+    rows: _Rows = defaultdict(lambda: [0.0, 0.0, 0.0])
+    if operators.device_work:
+        for work in operators.device_work:
+            module = None if work.operator is None else work.operator.module
+            name = kernel_name(work.event.name) if work.operator is None else work.operator.event.name
+            _add(rows[module_kind(module or _OUTSIDE), name], 0, work.end_ns - work.begin_ns)
+        return rows
+    for call in operators.calls:
+        _add(rows[module_kind(call.module or _OUTSIDE), call.event.name], 0, call.self_ns)
+    return rows
+
+
+def _copies(operators: Operators) -> _Rows:
+    rows: _Rows = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for place, operator, module, num_bytes, ns in _copy_calls(operators):
+        _add(rows[place, operator, module_kind(module or "")], num_bytes, ns)
+    return rows
+
+
+def _copy_calls(operators: Operators) -> Iterator[tuple[str, str, str | None, int, int]]:
+    """Yield (range, operator, module, bytes, nanoseconds) of each copy."""
+    ranges = operators.recording.ranges
+
+    def place(index: int) -> str:
+        return ranges[index].name if index >= 0 else _OUTSIDE_RANGES
+
+    if not operators.device_work:
+        for call in operators.calls:
+            if call.event.name == _COPY:
+                num_bytes = call.event.args.first_input_bytes()
+                yield base_name(place(call.range_index)), call.outermost, call.module, num_bytes, call.self_ns
+        return
+    for work in operators.device_work:
+        if work.event.cat == "gpu_memcpy":
+            launcher = work.operator
+            where = _OUTSIDE_RANGES if launcher is None else base_name(place(launcher.range_index))
+            module = None if launcher is None else launcher.module
+            yield where, work.event.name, module, work.event.args.copied_bytes or 0, work.end_ns - work.begin_ns
+
+
+def _add(row: list[float], num_bytes: int, ns: int) -> None:
+    row[0] += 1
+    row[1] += num_bytes
+    row[2] += ns / 1e9
+
+
+def _medians(iterations: Sequence[_Rows]) -> dict[tuple[str, ...], tuple[float, float, float]]:
+    keys = dict.fromkeys(key for rows in iterations for key in rows)
+    nothing = [0.0, 0.0, 0.0]
+
+    def median(key: tuple[str, ...], column: int) -> float:
+        return statistics.median(rows.get(key, nothing)[column] for rows in iterations)
+
+    return {key: (median(key, 0), median(key, 1), median(key, 2)) for key in keys}
+
+
+def _counted(iterations: Sequence[Mapping[str, float]], name: str) -> float:
+    return statistics.median([counters.get(name, 0.0) for counters in iterations] or [0.0])

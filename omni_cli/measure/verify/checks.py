@@ -1,0 +1,239 @@
+"""The checks of `omni verify`: each compares answers of one subject with each other, `reference` with the family's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omni_cli.measure.verify.default_requests import another_medium, longer
+from omni_cli.measure.verify.noise import get_noise
+from omni_cli.measure.verify.run_comparison import (
+    Answer,
+    count_rows,
+    depends_row,
+    limit_rows,
+    noise_row,
+    seed_row,
+    stop_rows,
+    stop_string,
+)
+from omni_cli.measure.verify.subject import Subject
+from omni_cli.measure.verify.tokens import get_probabilities, make_decoder
+from omni_cli.measure.verify.verdicts import changed, judge_arrays, judge_tokens, worst, worst_of_each
+from omni_cli.models.scores import EngineTokens
+from omni_cli.records.verify_record import Check, Row, TokenProbability
+from omni_cli.requests.outputs import GenerateRequest
+
+_FEW_TOKENS = 3
+
+
+@dataclass(frozen=True)
+class VerifyPlan:
+    """The requests to verify. With `are_defaults`, those that the subject does not take are dropped.
+
+    With `low_memory`, the subject and its reference are never in memory at once.
+    """
+
+    requests: tuple[GenerateRequest, ...]
+    are_defaults: bool
+    low_memory: bool = False
+
+
+class Checks:
+    """Runs the checks; `rows` and `probabilities` have those that are done, also after an early end."""
+
+    def __init__(self, subject: Subject, plan: VerifyPlan, folder: Path, say: Callable[[str], None]) -> None:
+        """Exchange files with the reference in `folder`; `say` shows progress."""
+        self.rows: list[Row] = []
+        self.probabilities: list[TokenProbability] = []
+        self._subject, self._plan, self._folder, self._say = subject, plan, folder, say
+        self._num_prompt_tokens: dict[str, int | None] = {}
+
+    async def run(self) -> None:
+        """Run all checks. Raises `OmniError` for a subject that does not start, or does not answer a request."""
+        subject = self._subject
+        async with subject:
+            self._requests, rows = await subject.prepare(self._plan.requests, are_defaults=self._plan.are_defaults)
+            self.rows += rows
+            self._alone = await self._ask("alone", self._requests)
+            for answer in self._alone:
+                if answer.error is not None:
+                    raise answer.error
+            if not self._plan.low_memory:
+                await self._compare_with_reference()
+                await self._compare_answers()
+        if self._plan.low_memory:
+            await self._compare_with_reference()
+            async with subject:
+                await self._compare_answers()
+        async with aclosing(subject.mode_rows(self._alone)) as modes:
+            async for rows in modes:
+                self._add(rows)
+
+    async def _compare_answers(self) -> None:
+        checks: Mapping[Check, Callable[[], Awaitable[None]]] = {
+            "alone = batched": self._batched,
+            "streamed = whole": self._streamed,
+            "repeat": self._repeat,
+            "seed": self._seeds,
+            "limits": self._limits,
+            "modalities": self._modalities,
+        }
+        for name in self._subject.checks:
+            if name in self._subject.unchecked:
+                why = self._subject.unchecked[name]
+                self.rows.append(Row(check=name, stage=self._subject.stage, verdict="not checked", why=why))
+            else:
+                await checks[name]()
+
+    async def _ask(self, what: str, requests: Sequence[GenerateRequest]) -> list[Answer]:
+        """Send requests one after another."""
+        answers = []
+        for number, request in enumerate(requests, start=1):
+            self._say(f"{what}: request {number} of {len(requests)}")
+            answers.append(await self._subject.ask(request))
+        return answers
+
+    async def _compare_with_reference(self) -> None:
+        subject, reference = self._subject, self._subject.reference
+        if reference is None:
+            why = subject.unchecked["reference"]
+            self.rows.append(Row(check="reference", stage=subject.stage, verdict="not checked", why=why))
+            return
+        outputs, unknown = subject.to_reference(self._alone)
+        if not outputs:
+            self.rows += unknown
+            return
+        found = await reference.run(outputs, self._folder, self._say)
+        if found.why is not None:
+            row = Row(check="reference", stage=reference.row_stage, verdict="not checked", why=found.why)
+            self.rows += [*unknown, row]
+            return
+        first = reference.config.stages[0].name
+        for number, output in enumerate(outputs):
+            if (ids := found.token_ids.get(output.request.request_id)) is not None:
+                outputs[number] = replace(output, tokens={first: EngineTokens.without_logprobs(ids)})
+        wide, decode = found.results[0], make_decoder(reference.folder, reference.config)
+        noise = subject.noise = get_noise(found.results)
+        for stage in reference.token_stages:
+            row = judge_tokens(stage, outputs, wide, noise, decode)
+            if not self._alone[0].has_logprobs and row.verdict != "not checked":
+                row = changed(row, why="by the text: the server gives no log-probabilities")
+            self.rows.append(changed(row, stage=reference.row_stage or stage))
+        self.rows += [*judge_arrays(outputs, found.results, noise), *unknown]
+        for output, item in zip(outputs, wide, strict=True):
+            name = output.request.request_id
+            if isinstance(item, str):
+                self.rows.append(Row(check="reference", verdict="not checked", request=name, why=item))
+            else:
+                self._num_prompt_tokens[name] = item.num_input_tokens
+        self.probabilities = get_probabilities(outputs, wide, decode)
+
+    async def _batched(self) -> None:
+        self._say("all requests at once")
+        rows = self._subject.compare("alone = batched", self._alone, await self._subject.ask_at_once(self._requests))
+        self._say("in another order, beside long requests")
+        beside = [longer(request) for request in self._requests[:2] if request.prompt]
+        answers = await self._subject.ask_at_once([*beside, *self._requests[::-1]])
+        self._add([*rows, *self._subject.compare("alone = batched", self._alone, answers[len(beside) :][::-1])])
+
+    async def _streamed(self) -> None:
+        self._say("streamed")
+        self._add(await self._subject.stream_rows(self._alone))
+
+    async def _repeat(self) -> None:
+        answers = await self._ask("the same requests again", self._requests)
+        self._add(self._subject.compare("repeat", self._alone, answers))
+
+    async def _seeds(self) -> None:
+        """Sample in the first stage, and denoise the same answer, with one seed twice and with others."""
+        subject, request = self._subject, self._requests[0]
+        seeds = (request.seed, request.seed, request.seed + 1, request.seed + 2)
+        if subject.sampling_stage is not None and "max_tokens" not in request.diffusion:
+            sampling = {**request.sampling, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+            sampled = subject.only_text(replace(request, sampling=sampling))
+            answers = await self._ask("seeds", [replace(sampled, seed=seed) for seed in seeds])
+            self.rows.append(_failed_row(subject.sampling_stage, answers) or seed_row(subject.sampling_stage, answers))
+        if subject.denoising_stage is not None:
+            stage = subject.denoising_stage
+            answers = await self._ask("seeds", [replace(request, seed=seed) for seed in seeds])
+            row = _failed_row(stage, answers)
+            self.rows.append(row or noise_row(stage, answers, subject.noise, may_ignore_seeds=subject.may_ignore_seeds))
+
+    async def _limits(self) -> None:
+        """Check the number of choices, the counts of tokens, the maximum of tokens and a stop string of a text."""
+        subject, stage = self._subject, self._subject.stage
+        texts = [answer for answer in self._alone if answer.text is not None]
+        if not texts:
+            return
+        self._say("limits")
+        self.rows += await subject.choice_rows(self._requests[0])
+        rows = [Row(check="limits", stage=stage, verdict="equal")]
+        for answer in self._alone:
+            num_prompt = self._num_prompt_tokens.get(answer.request.request_id)
+            rows += count_rows(stage, answer, subject.count_names, num_prompt)
+        whole = next(filter(_is_long, texts), None)
+        if whole is not None:
+            text, request, sampling = whole.text or "", subject.only_text(whole.request), whole.request.sampling
+            few = await subject.ask(replace(request, sampling={**sampling, "max_tokens": _FEW_TOKENS}))
+            rows += [*limit_rows(stage, few, _FEW_TOKENS), *count_rows(stage, few, subject.count_names, None)]
+            stop = stop_string(text)
+            if stop is not None:
+                stopped = await subject.ask(replace(request, sampling={**sampling, "stop": [stop]}))
+                rows += stop_rows(stage, stopped, text, stop)
+        self._add([worst(rows)])
+
+    async def _modalities(self) -> None:
+        """Check that an answer depends on each medium that it comes with, and on the order of two images.
+
+        The prompts are long enough to fill blocks of the prefix cache behind the media, and the other medium of a
+        request is as large as its own: a cache that takes one for the other changes the answer, which a salt tells.
+        """
+        self._say("modalities")
+        rows: list[Row] = []
+        subject = self._subject
+        for field in subject.media:
+            request = next((item for item in self._requests if len(getattr(item, field)) == 1), None)
+            if request is None:
+                continue
+            others: list[dict[str, Any]] = [{field: (another_medium(request, field),)}, {}]
+            if subject.can_omit_media:
+                others.append({field: ()})
+            if subject.caches_prompts:
+                others.append({"cache_salt": "omni-verify"})
+                request = longer(request)
+            answers = await self._ask("modalities", [replace(request, **fields) for fields in others])
+            if any(answer.is_refused for answer in answers):
+                continue
+            medium = field.removesuffix("s")
+            rows.append(depends_row(subject.stage, answers[0], answers[1], f"another {medium} changes nothing"))
+            if subject.can_omit_media:
+                rows.append(depends_row(subject.stage, answers[2], answers[1], f"the {medium} changes nothing"))
+            if subject.caches_prompts:
+                rows += self._subject.compare("modalities", answers[3:], answers[1:2])
+        request = next((item for item in self._requests if len(item.images) > 1), None)
+        if request is not None:
+            request = longer(request) if subject.caches_prompts else request
+            one, other = await self._ask("modalities", [request, replace(request, images=request.images[::-1])])
+            if not (one.is_refused or other.is_refused):
+                rows.append(depends_row(subject.stage, one, other, "the order of the images changes nothing"))
+        if rows:
+            self._add([worst(rows)])
+
+    def _add(self, rows: Sequence[Row]) -> None:
+        """Add a row per check, stage and mode: the worst."""
+        self.rows += worst_of_each(rows)
+
+
+def _failed_row(stage: str, answers: Sequence[Answer]) -> Row | None:
+    why = next((answer.failure for answer in answers if answer.failure is not None), None)
+    return None if why is None else Row(check="seed", stage=stage, verdict="not checked", why=why)
+
+
+def _is_long(answer: Answer) -> bool:
+    """Return True if an answer is long enough to end it earlier."""
+    num_tokens = answer.num_output_tokens
+    return len(answer.text or "") > 8 if num_tokens is None else bool(answer.text) and num_tokens > _FEW_TOKENS

@@ -1,0 +1,1 @@
+"""Records on disk: their structure, metrics, files and imports from other tools."""

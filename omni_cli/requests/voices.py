@@ -1,0 +1,74 @@
+"""Speech in requests: reference recordings of voices, with checks for every model that clones, and texts to speak."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from omni_cli.config.families import Cloning
+from omni_cli.core.errors import InputError
+from omni_cli.requests.contents import ReferenceVoice
+from omni_cli.requests.encoding import resample
+from omni_cli.requests.outputs import GenerateRequest, Message, Modality, Part
+
+MIN_VOICE_S = 0.1
+# A sample of 16 bits is at least 3e-5: dither, and what a codec makes of silence, is no sound.
+_SILENCE = 1e-4
+# An omni model speaks its own answers, so a text is passed as its answer to this instruction.
+_READ_ALOUD = "Read the following text aloud, word for word, and say nothing else:\n\n"
+
+
+def check_voices(voices: Sequence[ReferenceVoice], cloning: Cloning | None) -> None:
+    """Raise `InputError` for recordings that a model cannot clone; `cloning` is None for one that clones no voice."""
+    if not voices:
+        return
+    if cloning is None:
+        raise InputError("this model does not clone voices", hint="name one of its speakers")
+    if len(voices) > cloning.max_voices:
+        most = "one speaker" if cloning.max_voices == 1 else f"at most {cloning.max_voices} speakers"
+        raise InputError(f"{len(voices)} recordings of voices, and this model has {most}", hint="drop the others")
+    for voice in voices:
+        _check(voice, cloning)
+
+
+def _check(voice: ReferenceVoice, cloning: Cloning) -> None:
+    if len(voice.samples) > cloning.max_s * voice.sample_rate:
+        raise InputError(f"the {voice.name} is longer than {cloning.max_s:g} s", hint="cut it: 10 s are enough")
+    if len(voice.samples) < MIN_VOICE_S * voice.sample_rate:
+        raise InputError(f"the {voice.name} is shorter than {MIN_VOICE_S:g} s", hint="use some seconds of speech")
+    if np.abs(voice.samples).max() < _SILENCE:
+        raise InputError(f"the {voice.name} has no sound", hint="use some seconds of speech")
+    if cloning.text == "needed" and not voice.text:
+        raise InputError(
+            f"the words of the {voice.name} are missing, which this model needs", hint="give its `ref_text`"
+        )
+
+
+def at_rate(voice: ReferenceVoice, rate: int) -> np.ndarray:
+    """Return the samples of a recording at a model's rate in Hz."""
+    return resample(voice.samples, voice.sample_rate, rate)
+
+
+def rate_notes(voices: Sequence[ReferenceVoice], rate: int) -> tuple[str, ...]:
+    """Return a sentence for each recording that is resampled to a model's rate in Hz."""
+    return tuple(
+        f"the {voice.name} was resampled from {voice.sample_rate} Hz to the model's {rate} Hz"
+        for voice in voices
+        if voice.sample_rate != rate
+    )
+
+
+def spoken(request: GenerateRequest, text: str, system_prompt: str | None = None) -> GenerateRequest:
+    """Return the request with a text to speak: the first stage gets it as its own answer, and the others speak it.
+
+    `system_prompt` is in place of the stage's own.
+    """
+    prompt = _READ_ALOUD + text
+    messages: tuple[Message, ...] = ()
+    if system_prompt is not None:
+        messages = (Message("system", (Part("text", system_prompt),)), Message("user", (Part("text", prompt),)))
+    return dataclasses.replace(
+        request, prompt=prompt, messages=messages, reply=text, modalities=frozenset[Modality]({"audio"})
+    )

@@ -1,0 +1,47 @@
+"""The requests that stages run before they are ready."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.omni_process import run_omni
+from support.tiny_models import llama
+
+from omni_cli.engine.devices import has_cuda_device
+
+SCRIPT = Path(__file__).resolve().parents[3] / "support" / "warm_ups.py"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("profile", ["tiny-omni", "tiny-qwen3-omni", "tiny-csm"])
+def test_every_stage_finishes_its_warm_up_requests(profile):
+    done = subprocess.run([sys.executable, SCRIPT, profile], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    stages = json.loads(done.stdout.splitlines()[-1])
+    assert stages
+    codec = {"tiny-omni": "token2wav", "tiny-qwen3-omni": "code2wav", "tiny-csm": "codec"}[profile]
+    reports, again, is_left = stages.pop(codec)
+    assert reports == again and not is_left and "Failure" not in reports
+    # Whole, one at a time or two at once, and streamed.
+    assert reports.count("RequestDone") == (2 if codec == "token2wav" else 4) and reports.count("WaveformChunk") > 2
+    for reports, of_two, is_left in stages.values():
+        assert reports.count("RequestDone") == 1 + 2 + 4 + 8  # batches up to max_num_seqs
+        assert "Failure" not in reports
+        assert of_two.count("RequestDone") == 1 + 2
+        assert not is_left
+
+
+@pytest.mark.skipif(has_cuda_device(), reason="a GPU has these kernels")
+def test_a_kernel_that_a_cpu_lacks_is_found_while_loading(tmp_path):
+    """vLLM raises it when attention first runs, in the engine's step, which would end the stage."""
+    folder = llama(tmp_path / "model", head_dim=16)
+    (tmp_path / "run").mkdir()
+    ended = run_omni(tmp_path / "run", "serve", "--model", str(folder), "--port", "0")
+    ended.check_clean()
+    assert ended.code == 6 and ended.out == "", ended.out
+    assert ended.err.count("error: ") == 1 and "could not load" in ended.err, ended.err
+    assert "Unsupported CPU attention configuration: head_dim=16" in ended.err

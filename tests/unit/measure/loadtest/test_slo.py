@@ -1,0 +1,59 @@
+"""`--slo ttft:200ms`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_cli.core.errors import UsageError
+from omni_cli.measure.loadtest.window import COLUMNS, parse_slos
+
+ALL = tuple(COLUMNS)
+
+
+@given(st.sampled_from([name for name in ALL if name != "rtf"]), st.integers(1, 10**6))
+def test_units(metric: str, value: int) -> None:
+    (milli,) = parse_slos([f"{metric}:{value}ms"], ALL)
+    (whole,) = parse_slos([f"{metric}:{value}s"], ALL)
+    assert milli.metric == whole.metric == metric
+    assert whole.limit == value and math.isclose(milli.limit, value / 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"), [("rtf:1", 1), ("rtf:0.8", 0.8), ("rtf:.5", 0.5), ("e2e:2.5s", 2.5), ("tpot:12.5ms", 0.0125)]
+)
+def test_numbers(text: str, limit: float) -> None:
+    (slo,) = parse_slos([text], ALL)
+    assert math.isclose(slo.limit, limit)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message", "hint"),
+    [
+        (["ttft"], "is not METRIC:LIMIT", "ttft:200ms"),
+        (["tftt:200ms"], "unknown metric `tftt`", "`ttft`"),
+        (["latency:200ms"], "unknown metric `latency`", "metrics are ttft, tpot"),
+        (["ttft:200"], "not a number with `ms` or `s`", "ttft:200ms"),
+        (["ttft:200us"], "not a number with `ms` or `s`", "ttft:200ms"),
+        (["ttft:-1ms"], "not a number with", "ttft:200ms"),
+        (["ttft:nans"], "not a number with", "ttft:200ms"),
+        (["ttft:1e3ms"], "not a number with", "ttft:200ms"),
+        (["rtf:1s"], "not a number without a unit", "rtf:0.9"),
+        (["ttft:0ms"], "no request can meet a limit of", None),
+        (["ttft:1s", "ttft:2s"], "given twice", "one limit"),
+        (["ttft:\x1b[31m"], "`--slo ttft:\\x1b[31m`", "ttft:200ms"),
+    ],
+)
+def test_mistakes(texts: list[str], message: str, hint: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_slos(texts, ALL)
+    assert message in caught.value.message
+    assert caught.value.hint is None if hint is None else hint in caught.value.hint
+
+
+def test_a_metric_that_these_requests_lack_is_refused() -> None:
+    with pytest.raises(UsageError, match="these requests have no ttft"):
+        parse_slos(["ttft:1s"], ("e2e", "ttfp", "rtf"))

@@ -1,0 +1,97 @@
+"""Schedules of requests: a fixed number at a time, or times that no answer changes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+import pytest
+
+from omni_cli.measure.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, arrival_times
+from omni_cli.openai_api.client import Outcome
+
+
+class Server:
+    """Takes `seconds` for each request and notes what it got."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.inside = self.most = 0
+        self.seen: list[int] = []
+
+    async def send(self, index: int, due_s: float) -> Outcome:
+        sent_s = time.perf_counter()
+        self.seen.append(index)
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await asyncio.sleep(self.seconds)
+        self.inside -= 1
+        return Outcome(due_s, sent_s, time.perf_counter())
+
+
+def run(traffic: Traffic, server: Server, count: int, number: int = 0) -> list[Outcome]:
+    return asyncio.run(traffic.run(server.send, count, number))
+
+
+@pytest.mark.parametrize(("concurrency", "count"), [(1, 5), (3, 10), (8, 5)])
+def test_a_closed_loop_has_so_many_inside_and_sends_each_once(concurrency: int, count: int) -> None:
+    server = Server(0.05)
+    outcomes = run(ClosedLoop(concurrency), server, count)
+    assert server.most == min(concurrency, count)
+    assert sorted(server.seen) == list(range(count)) and len(outcomes) == count
+    assert all(outcome.sent_s - outcome.due_s < 0.05 for outcome in outcomes)
+
+
+def test_an_open_loop_does_not_wait_for_answers() -> None:
+    """A server that hangs for half a second still gets every request when it is due."""
+    rate, count = 100.0, 30
+    server = Server(0.5)
+    began_s = time.perf_counter()
+    outcomes = run(OpenLoop(rate, seed=3), server, count, number=2)
+    due = [outcome.due_s for outcome in outcomes]
+    expected = arrival_times(rate, count, seed=3, number=2)
+    assert [time_s - due[0] for time_s in due] == pytest.approx([time_s - expected[0] for time_s in expected], abs=1e-6)
+    assert server.most == count, "all of them are open at the same time"
+    assert time.perf_counter() - began_s < count * 0.5 / 2
+    # Never too early; how late depends on what else this machine does.
+    assert all(outcome.sent_s >= outcome.due_s for outcome in outcomes)
+
+
+def test_delays_of_the_client_are_recorded_as_lag() -> None:
+    """Latency counts from when a request was due: a stalled client must not make a server look fast."""
+
+    async def stall(index: int, due_s: float) -> Outcome:
+        sent_s = time.perf_counter()
+        time.sleep(0.05)
+        return Outcome(due_s, sent_s, time.perf_counter())
+
+    outcomes = asyncio.run(OpenLoop(1000.0, seed=0).run(stall, 5, 0))
+    lags = [outcome.sent_s - outcome.due_s for outcome in outcomes]
+    assert lags[-1] > 0.15
+    assert all(outcome.done_s - outcome.due_s >= lag + 0.05 for outcome, lag in zip(outcomes, lags, strict=True))
+
+
+def test_all_at_once() -> None:
+    server = Server(0.05)
+    assert len(run(OpenLoop(math.inf, seed=0), server, 20)) == 20
+    assert server.most == 20
+
+
+def test_an_interrupt_leaves_no_request_behind() -> None:
+    async def interrupted(traffic: Traffic, server: Server) -> int:
+        task = asyncio.create_task(traffic.run(server.send, 10, 0))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        return len(asyncio.all_tasks()) - 1
+
+    for traffic in (ClosedLoop(4), OpenLoop(1000.0, seed=0)):
+        assert asyncio.run(interrupted(traffic, Server(60))) == 0
+
+
+def test_defaults_and_settings() -> None:
+    assert ClosedLoop(1).default_requests == 8 and ClosedLoop(32).default_requests == 128
+    assert OpenLoop(0.5, 0).default_requests == 8 and OpenLoop(50, 0).default_requests == 200
+    assert OpenLoop(math.inf, 0).settings == {"request_rate": "inf"}

@@ -1,0 +1,148 @@
+"""From the outcomes of a window to its metrics: definitions, and the effect of failed requests."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_cli.measure.loadtest.window import SLO, Window, num_pixels, window_metrics, window_work
+from omni_cli.openai_api.client import Outcome, RequestFailure
+from omni_cli.openai_api.reading import SAMPLE_RATE, ServerAnswer
+from omni_cli.records.metrics import E2E, ITL_MAX, TTFT, goodput
+from omni_cli.records.record import Failures
+
+BEGAN = 100.0
+
+
+def outcome(due: float, done: float, text_at: list[float] = [], **answer: Any) -> Outcome:  # noqa: B006 - only read
+    shifted = [BEGAN + time for time in text_at]
+    if "audio_at" in answer:
+        answer["audio_at"] += BEGAN
+    return Outcome(BEGAN + due, BEGAN + due, BEGAN + done, ServerAnswer(text_at=shifted, text=["x"], **answer))
+
+
+def failed(due: float, done: float, kind: str, message: str = "no") -> Outcome:
+    return Outcome(BEGAN + due, BEGAN + due, BEGAN + done, failure=RequestFailure(kind, message))
+
+
+def window(*outcomes: Outcome, lasted: float = 10.0, is_open: bool = False) -> Window:
+    return Window(outcomes, BEGAN, BEGAN + lasted, is_open)
+
+
+def test_one_request() -> None:
+    times = [1.2, 1.3, 1.5, 1.6, 1.8]
+    found = window_metrics(window(outcome(1.0, 2.0, times, input_tokens=7, output_tokens=5)), [])
+    assert found == pytest.approx({
+        "e2e_s": 1.0, "ttft_s": 0.2, "tpot_s": 0.6 / 4, "itl_s": 0.15, "requests_per_second": 0.1,
+        "output_tokens_per_second": 0.5,
+    })  # fmt: skip
+
+
+def test_tokens_that_became_sound_are_no_text() -> None:
+    sound = bytearray(2 * SAMPLE_RATE)
+    answer = outcome(0.0, 3.0, [1.0, 1.2, 1.4], output_tokens=103, audio_tokens=100, pcm=sound, audio_at=1.5)
+    found = window_metrics(window(answer), [])
+    assert found["tpot_s"] == pytest.approx(0.2) and found["ttfp_s"] == pytest.approx(1.5)
+    assert found["rtf"] == pytest.approx(3.0)
+    assert found["output_tokens_per_second"] == pytest.approx(10.3)
+    assert window_work(window(answer)) == {"requests": 1, "output_tokens": 103, "audio_s": 1.0}
+
+
+def test_a_chunk_may_contain_several_tokens() -> None:
+    """Tokens are counted by the server, not by the chunks that arrived."""
+    found = window_metrics(window(outcome(0.0, 2.0, [1.0, 1.9], output_tokens=10)), [])
+    assert found["tpot_s"] == pytest.approx(0.1)
+
+
+def test_without_usage_token_metrics_are_left_out() -> None:
+    one = window(outcome(0.0, 1.0, [0.5, 0.6]))
+    assert set(window_metrics(one, [])) == {"e2e_s", "ttft_s", "itl_s", "requests_per_second"}
+    assert window_work(one) == {"requests": 1}
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 5), st.floats(0.001, 1), st.lists(st.floats(0.001, 1), min_size=2, max_size=30)),
+        min_size=1, max_size=60,
+    )
+)  # fmt: skip
+def test_medians_are_those_of_the_requests(drawn: list[tuple[float, float, list[float]]]) -> None:
+    outcomes = []
+    for due, first, gaps in drawn:
+        times = [due + first]
+        for gap in gaps:
+            times.append(times[-1] + gap)
+        outcomes.append(outcome(due, times[-1], times, output_tokens=len(times)))
+    found = window_metrics(window(*outcomes, lasted=100), [])
+    assert found["ttft_s"] == pytest.approx(statistics.median(first for _, first, _ in drawn), abs=1e-6)
+    assert found["tpot_s"] == pytest.approx(statistics.median(statistics.fmean(gaps) for *_, gaps in drawn), abs=1e-6)
+    assert found["itl_s"] == pytest.approx(statistics.median(gap for *_, gaps in drawn for gap in gaps), abs=1e-6)
+    # First token and all gaps are the whole time.
+    rows = window(*outcomes).rows()
+    for row, (_, _, gaps) in zip(rows, drawn, strict=True):
+        assert row["ttft_s"] + row["tpot_s"] * len(gaps) == pytest.approx(row["e2e_s"], abs=1e-6)
+        assert row["itl_max_s"] == pytest.approx(max(gaps), abs=1e-6)
+    assert ("ttft_p90_s" in found) == (len(drawn) >= 44)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0.01, 2)), min_size=1, max_size=30), st.floats(0.01, 2))
+def test_goodput_counts_failed_requests_as_not_good(times: list[float | None], limit: float) -> None:
+    outcomes = [failed(0, 1, "timeout") if time is None else outcome(0, time, [time]) for time in times]
+    found = window_metrics(window(*outcomes, lasted=4.0), [SLO("e2e", limit)])
+    good = sum(time is not None and BEGAN + time - BEGAN <= limit for time in times)
+    assert found["slo_attainment"] == good / len(times)
+    assert found["goodput_per_second"] == good / 4.0
+    assert found["requests_per_second"] == sum(time is not None for time in times) / 4.0 >= found["goodput_per_second"]
+
+
+def test_every_limit_has_to_be_kept() -> None:
+    rows = [{"e2e_s": 1.0, "ttft_s": 0.1}, {"e2e_s": 1.0, "ttft_s": 0.3}, {"e2e_s": 3.0, "ttft_s": 0.1}, {}]
+    assert goodput(rows, {TTFT: 0.2, E2E: 2.0}, 10.0) == {"goodput_per_second": 0.1, "slo_attainment": 1 / 4}
+    assert goodput(rows, {TTFT: 0.2}, 10.0) == {"goodput_per_second": 0.2, "slo_attainment": 2 / 4}
+
+
+def test_the_limit_itself_is_kept_and_a_missing_value_is_not() -> None:
+    gaps = [{E2E: 1.0, ITL_MAX: 0.1}, {E2E: 1.0, ITL_MAX: 0.1000001}, {E2E: 1.0, ITL_MAX: None}, {E2E: 1.0, TTFT: 0.01}]
+    assert [goodput([row], {ITL_MAX: 0.1}, 1.0)["slo_attainment"] for row in gaps] == [1, 0, 0, 0]
+
+
+def test_failures_are_counted_by_kind_with_the_first_message() -> None:
+    mixed = window(
+        outcome(0, 1, [0.5]), failed(0, 1, "HTTP 429 queue_full", "64 are inside"), failed(0, 1, "timeout", "late"),
+        failed(0, 1, "HTTP 429 queue_full", "65 are inside"),
+    )  # fmt: skip
+    assert mixed.failures == {
+        "HTTP 429 queue_full": Failures(count=2, first="64 are inside"), "timeout": Failures(count=1, first="late"),
+    }  # fmt: skip
+    assert list(mixed.failures) == ["HTTP 429 queue_full", "timeout"]
+    table = mixed.columns()
+    assert table["e2e_s"] == (1.0, None, None, None) and table["start_s"] == (0, 0, 0, 0)
+    assert window_work(mixed)["requests"] == 1
+
+
+def test_only_an_open_loop_has_a_lag() -> None:
+    late = Outcome(BEGAN, BEGAN + 0.25, BEGAN + 1, ServerAnswer())
+    assert window(late, is_open=True).columns()["lag_s"] == (0.25,)
+    assert "lag_s" not in window(late).columns()
+    assert window(late).columns()["e2e_s"] == (1.0,)
+
+
+def test_pixels_by_the_header() -> None:
+    assert num_pixels(b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + bytes([0, 0, 1, 0, 0, 0, 0, 64])) == 256 * 64
+    assert num_pixels(b"JFIF") == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_cut"), [({"finish_reason": "length"}, 1), ({"finish_reason": "stop"}, 0), ({}, None)]
+)
+def test_speech_that_is_cut_is_in_its_row(answer: dict[str, Any], is_cut: int | None) -> None:
+    spoken = Outcome(BEGAN, BEGAN, BEGAN + 1, ServerAnswer(pcm=bytearray(2 * SAMPLE_RATE), **answer))
+    assert window(spoken, failed(0, 1, "timeout")).columns().get("is_cut") == (
+        None if is_cut is None else (is_cut, None)
+    )
+    # The length of a text is a setting.
+    assert "is_cut" not in window(outcome(0, 1, [0.5], finish_reason="length")).columns()
