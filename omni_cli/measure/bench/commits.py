@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tarfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ _SEPARATOR = "\x1f"
 _FORMAT = "--format=%H%x1f%an%x1f%as%x1f%s"
 _MAX_REASON = 300
 
-_WORKER = "omni_cli/measure/bench/variant_worker.py"
+# In this omni, and in commits before 0.6.0.
+_WORKERS = ("omni_cli/measure/bench/variant_worker.py", "omni_cli/bench/variant_worker.py")
 
 
 class CommitInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +116,7 @@ class Worktrees:
                 raise BuildError(
                     f"{commit.short}: `{visible(self._build, 80)}` ended with {code}: {last_line(err, out)}"
                 )
+        add_entry_points(path)
         mark.touch()
         return path
 
@@ -166,6 +169,28 @@ def last_line(*texts: bytes) -> str:
     return visible(lines[-1], _MAX_REASON) if lines else "no output"
 
 
+def find_worker(code: Path | None) -> str:
+    """Return the name of the worker's module in a commit's files; None: in this omni."""
+    found = (path for path in _WORKERS if code is not None and (code / path).is_file())
+    return next(found, _WORKERS[0]).removesuffix(".py").replace("/", ".")
+
+
+def add_entry_points(code: Path) -> None:
+    """Give omni's files at a commit the entry points of that commit: the installed ones may name other modules."""
+    project = code / "pyproject.toml"
+    if not (code / "omni_cli").is_dir() or not project.is_file():
+        return
+    groups = tomllib.loads(project.read_text())["project"].get("entry-points", {})
+    sections = [
+        "\n".join([f"[{group}]", *(f"{name} = {target}" for name, target in points.items())])
+        for group, points in groups.items()
+    ]
+    metadata = code / "omni_cli.egg-info"  # a name that git ignores
+    metadata.mkdir(exist_ok=True)
+    (metadata / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: omni-cli\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("\n\n".join(sections) + "\n")
+
+
 @dataclass(frozen=True)
 class Commit:
     """A commit whose code can be measured."""
@@ -188,9 +213,10 @@ def find_commit(ref: str, repository: Path | None = None) -> Commit:
             hint="run it from a clone, or save a record with `omni bench --output-json` and use `--baseline`",
         )
     commit = resolve_commit(root, ref)
-    if run_git(root, "cat-file", "-e", f"{commit}:{_WORKER}").returncode:
+    if all(run_git(root, "cat-file", "-e", f"{commit}:{path}").returncode for path in _WORKERS):
         raise UsageError(
-            f"commit `{visible(ref, 80)}` cannot be measured: its omni has no `{_WORKER}`", hint="name a newer commit"
+            f"commit `{visible(ref, 80)}` cannot be measured: its omni has no `{_WORKERS[0]}`",
+            hint="name a newer commit",
         )
     return Commit(ref, commit, root)
 
@@ -209,4 +235,5 @@ def checked_out(commit: Commit) -> Iterator[Path]:
             raise OmniError(f"cannot get the files of {commit.commit[:12]}: {last_line(archived.stderr)}")
         with tarfile.open(folder / "code.tar") as archive:
             archive.extractall(folder / "code", filter="data")
+        add_entry_points(folder / "code")
         yield folder / "code"

@@ -15,6 +15,7 @@ import omni_cli
 from omni_cli.core.child_python import python_command
 from omni_cli.core.errors import ExitCode, OmniError
 from omni_cli.engine.process.fork_server import ForkServer, StageLog
+from omni_cli.measure.bench.commits import find_worker
 from omni_cli.measure.bench.protocol import (
     MAX_LINE_BYTES,
     PROTOCOL,
@@ -35,7 +36,6 @@ from omni_cli.measure.bench.variant_configs import VariantConfig
 
 HELLO_TIMEOUT_S = 60.0
 CLOSE_GRACE_S = 10.0
-_MODULE = "omni_cli.measure.bench.variant_worker"
 _LOG_LINES = 15
 
 
@@ -83,7 +83,7 @@ class VariantProcess:
         """Start Python with the variant's environment. Raises `VariantError`."""
         ForkServer.end_spare()  # of this process, whose stages are the variant's
         self._started = await asyncio.create_subprocess_exec(
-            *python_command("-m", _MODULE),
+            *python_command("-m", find_worker(self.config.code)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._log.fileno(),
@@ -178,9 +178,10 @@ class VariantProcess:
     async def _ended(self, when: str) -> VariantError:
         code = await self._process.wait()
         tail = self._log.tail(_LOG_LINES)
-        if f"No module named {_MODULE}" in tail or "No module named 'omni_cli.measure.bench'" in tail:
+        module = find_worker(self.config.code)
+        if f"No module named {module}" in tail or "No module named 'omni_cli.measure'" in tail:
             return VariantError(
-                f"variant `{self.name}`: that commit's omni cannot be measured: it has no `{_MODULE}`",
+                f"variant `{self.name}`: that commit's omni cannot be measured: it has no `{module}`",
                 hint="name a newer commit",
             )
         reason = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended (exit code {code})"

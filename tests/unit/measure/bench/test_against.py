@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from omni_cli.core.errors import UsageError
-from omni_cli.measure.bench.commits import checked_out, find_commit
+from omni_cli.measure.bench.commits import add_entry_points, checked_out, find_commit, find_worker
 
 WORKER = Path("omni_cli/measure/bench/variant_worker.py")
 
@@ -43,6 +44,18 @@ def test_the_files_of_a_commit_in_a_temporary_folder(repository: Path) -> None:
     assert not folder.exists()
     assert (repository / WORKER).read_text() == "changed since", "the clone itself is left alone"
     assert not (repository / ".git/worktrees").exists()
+
+
+def test_a_commit_has_its_own_worker_and_entry_points(tmp_path: Path) -> None:
+    earlier = tmp_path / "omni_cli/bench/variant_worker.py"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "omni-cli"\n[project.entry-points.a]\nb = "c:d"\n')
+    add_entry_points(tmp_path)
+    assert find_worker(tmp_path) == "omni_cli.bench.variant_worker"
+    assert find_worker(None) == ".".join(WORKER.with_suffix("").parts)
+    (found,) = metadata.distributions(path=[str(tmp_path)])
+    assert [(point.group, point.name, point.value) for point in found.entry_points] == [("a", "b", "c:d")]
 
 
 def test_an_interrupt_removes_the_folder_as_well(repository: Path) -> None:
