@@ -133,7 +133,7 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size, steps = workload.size, workload.num_inference_steps
-    stage = DiffusionStageConfig.named("image", num_inference_steps=steps, height=size, width=size, call=workload.call)
+    stage = DiffusionStageConfig.create("image", num_inference_steps=steps, height=size, width=size, call=workload.call)
     pipeline = load_pipeline(model, "float32", stage).to(device)
     executor = DiffusersPipelineExecutor(
         stage, model, "float32", device, make_pipeline=lambda: copy.copy(pipeline), prompt_cache_bytes=0

@@ -38,7 +38,7 @@ from common import wilson
 from omni_cli.measure.bench.tuning import MAX_TOGETHER, get_groups
 from omni_cli.stats.estimate import TRIM
 from omni_cli.stats.race import MIN_ROUNDS, Batch, Race, student_quantile
-from omni_cli.stats.sequential import ALPHA, spent
+from omni_cli.stats.sequential import ALPHA, spend_alpha
 
 SETTINGS = 24
 BLOCKS = 32
@@ -199,7 +199,7 @@ def are_ranked(values: np.ndarray, share: float, edge: float) -> np.ndarray:
     """
     looks = len(values)
     before = 0 if looks == MIN_ROUNDS else looks - 1
-    tail = (spent(looks / FULL_LOOKS, share) - spent(before / FULL_LOOKS, share)) / 2
+    tail = (spend_alpha(looks / FULL_LOOKS, share) - spend_alpha(before / FULL_LOOKS, share)) / 2
     centre = np.abs(values.mean(axis=0))
     half = student_quantile(tail, looks - 1) * values.std(axis=0, ddof=1) / math.sqrt(looks)
     ranked: np.ndarray = (half < centre) | (centre + half <= edge)

@@ -5,12 +5,12 @@ import sys
 
 from omni_cli.core.child_python import leave_out_current_folder
 
-_INTERRUPTED = 130
+_EXIT_CODE_INTERRUPTED = 130
 
 
 def _end_at_once(_number: int, _frame: object) -> None:
     os.write(2, b"error: interrupted\n")
-    os._exit(_INTERRUPTED)
+    os._exit(_EXIT_CODE_INTERRUPTED)
 
 
 def _open_closed_streams() -> None:

@@ -155,7 +155,7 @@ def _load(sides: tuple[Side, ...], model: str, options: argparse.Namespace) -> t
 
 def _spec(mode: str, model: str, options: argparse.Namespace) -> StageSpec:
     length = {"temperature": 0.0, "max_tokens": options.output_len, "min_tokens": options.output_len}
-    stage = ARStageConfig.named(
+    stage = ARStageConfig.create(
         name="thinker", max_model_len=2048, max_num_seqs=options.num_requests, kv_cache_memory_bytes=options.kv_cache,
         gpu_memory_utilization=MEMORY_SHARE, enable_prefix_caching=False, cudagraph_mode=mode,
         sampling={**length, "ignore_eos": True},

@@ -38,7 +38,7 @@ def register() -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.v1.worker import gpu_worker
 
-    from omni_cli.backends.vllm.weights import WHOLE
+    from omni_cli.backends.vllm.weights import WHOLE_STAGE
 
     class RandomWeights(BaseModelLoader):
         def download_model(self, model_config: object) -> None:
@@ -54,7 +54,7 @@ def register() -> None:
             if hasattr(model, "predict_codes"):
                 model.load_weights(())  # what it prepares once its weights are there
 
-    for load_format in ("auto", WHOLE):
+    for load_format in ("auto", WHOLE_STAGE):
         model_loader._LOAD_FORMAT_TO_MODEL_LOADER[load_format] = RandomWeights
     gpu_worker.kernel_warmup = lambda worker: None
 

@@ -188,7 +188,7 @@ def settings_of(name: str) -> dict[str, str]:
 
 def stage_of(model: PipelineModel, **keys: Any) -> DiffusionStageConfig:
     """A stage for the model's call with these keys."""
-    return DiffusionStageConfig.named(
+    return DiffusionStageConfig.create(
         name=model.name, num_inference_steps=model.num_inference_steps, **keys,
         **_of_stage({**model.shape, **model.call}),
     )  # fmt: skip

@@ -115,7 +115,7 @@ class After:
     """`Synthesizer` with a stage's keys."""
 
     def __init__(self, model: Qwen2_5OmniToken2WavModel, speaker: dict[str, torch.Tensor], **keys: Any) -> None:
-        self.stage = Token2WavConfig.named("token2wav", backend="vllm", max_num_seqs=8, **keys)
+        self.stage = Token2WavConfig.create("token2wav", backend="vllm", max_num_seqs=8, **keys)
         self.synthesizer = Synthesizer(model, {"one": speaker}, self.stage)
         self.execution_mode = self.synthesizer.execution_mode
 

@@ -58,7 +58,7 @@ def has_experts(folder: Path, role: StageRole) -> bool:
     return any(EXPERTS.search(name) for name in _weights(folder, role))
 
 
-def renamed(adapter: Adapter, folder: Path, role: StageRole) -> Path:
+def rename_modules(adapter: Adapter, folder: Path, role: StageRole) -> Path:
     """Return the adapter's folder, or that of a copy whose modules have the names of the checkpoint's weights.
 
     vLLM knows those, and ignores modules that a class of transformers names otherwise. Patterns of ranks and alphas

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from omni_cli.checkpoints.hub import home_folder, locked
+from omni_cli.checkpoints.hub import hold_lock, home_folder
 from omni_cli.config.families import BUILTIN_PREFIX, builtins, load
 from omni_cli.core.errors import CheckpointError, OmniError, OutputError
 from omni_cli.core.files import scratch_folder
@@ -139,7 +139,7 @@ def build_in_cache(name: str) -> Path:
     target = cached_folder(name)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.parent / f".{target.name}.lock"):
+        with hold_lock(target.parent / f".{target.name}.lock"):
             if not target.is_dir():
                 for stale in target.parent.glob(f".{target.name}{_PARTIAL}*"):  # of killed builds
                     shutil.rmtree(stale, ignore_errors=True)

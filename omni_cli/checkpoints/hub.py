@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+def hold_lock(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold an exclusive lock, which the system releases even if the process is killed.
 
     `on_wait` is called if another process holds it.
@@ -133,7 +133,7 @@ def fetch(
         _check_space(plan)
         locks = hub_cache_folder() / ".locks" / f"models--{plan.repo_id.replace('/', '--')}"
         locks.mkdir(parents=True, exist_ok=True)
-        with locked(locks / "omni.lock", on_wait):
+        with hold_lock(locks / "omni.lock", on_wait):
             folder = _fetch(plan.repo_id, plan.revision, plan.files, on_bytes)
     check_checkpoint(folder)
     return folder
@@ -256,7 +256,7 @@ def _known_errors(repo_id: str, revision: str | None) -> Iterator[None]:
             ) from error
         if isinstance(error, LocalEntryNotFoundError) and status is None:
             raise _not_cached(repo_id, offline=constants.HF_HUB_OFFLINE) from error
-        raise _failed(repo_id, error, status) from error
+        raise _download_error(repo_id, error, status) from error
 
 
 def _not_cached(repo_id: str, *, offline: bool) -> CheckpointError:
@@ -269,7 +269,7 @@ def _not_cached(repo_id: str, *, offline: bool) -> CheckpointError:
     )
 
 
-def _failed(repo_id: str, error: Exception, status: int | None) -> OmniError:
+def _download_error(repo_id: str, error: Exception, status: int | None) -> OmniError:
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
@@ -286,7 +286,7 @@ def _failed(repo_id: str, error: Exception, status: int | None) -> OmniError:
 
 
 # Weights of other frameworks, and what a model's page shows.
-_UNUSED = {
+_UNUSED_TYPES = {
     *(".onnx", ".onnx_data", ".msgpack", ".h5", ".ot", ".tflite", ".gguf", ".ckpt", ".mlmodel", ".nemo"),
     *(".md", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".mp4", ".pdf"),
 }
@@ -306,7 +306,11 @@ def needed_files(folder: Path, names: Iterable[str]) -> list[str]:
     for name in names:
         path = PurePosixPath(name)
         top = path.parts[0] if len(path.parts) > 1 else ""
-        if path.suffix in _UNUSED or path.name == ".gitattributes" or (is_pipeline and top and top not in components):
+        if (
+            path.suffix in _UNUSED_TYPES
+            or path.name == ".gitattributes"
+            or (is_pipeline and top and top not in components)
+        ):
             continue
         if path.suffix in WEIGHT_SUFFIXES and name not in special:
             by_folder[str(path.parent)].append(Path(name))
@@ -315,11 +319,11 @@ def needed_files(folder: Path, names: Iterable[str]) -> list[str]:
     for part, weights in by_folder.items():
         # Weights beside a pipeline's folders are the whole pipeline in one file, or in another format.
         if part != "." or not is_pipeline:
-            needed += _loaded(folder / part, weights, only_safetensors=part != "." and not is_pipeline)
+            needed += _select_weights(folder / part, weights, only_safetensors=part != "." and not is_pipeline)
     return sorted(needed)
 
 
-def _loaded(folder: Path, weights: list[Path], *, only_safetensors: bool) -> list[str]:
+def _select_weights(folder: Path, weights: list[Path], *, only_safetensors: bool) -> list[str]:
     """Return the weights that a loader takes of a folder with several formats and variants."""
     safetensors = [file for file in weights if file.suffix == ".safetensors"]
     files = used_files(safetensors if safetensors or only_safetensors else weights)

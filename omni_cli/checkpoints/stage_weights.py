@@ -86,7 +86,7 @@ def stage_weights(config: EngineConfig, folder: Path | None, *, is_complete: boo
             return weights
     published = published_needs(config.model)
     if published is not None:
-        return {stage.name: _stated(config, stage, published.parameters) for stage in config.stages}
+        return {stage.name: _sum_parameters(config, stage, published.parameters) for stage in config.stages}
     if folder is None or not (folder / "config.json").is_file() or len(config.stages) > 1:
         return None
     size = weights_bytes(folder) * ITEMSIZES[config.dtype] // ITEMSIZES[read_dtype(folder)]
@@ -117,10 +117,10 @@ def stage_decoders(config: EngineConfig, folder: Path) -> Decoders:
 
 def _in_files(config: EngineConfig, stage: StageConfig, family: Family, folder: Path) -> dict[str, int]:
     role = family.role(stage.name)
-    wanted = _wanted(role)
+    wanted = _get_components(role)
     if not wanted and entry_file(folder) == "config.json":
         # Roles without `needed_weights` are assumed to load equal shares of the checkpoint.
-        sharing = sum(not _wanted(family.role(other.name)) for other in config.stages)
+        sharing = sum(not _get_components(family.role(other.name)) for other in config.stages)
         whole = loaded_bytes(folder, ITEMSIZES[config.dtype])
         return {} if whole is None else {"": whole // sharing}
     if not wanted:
@@ -132,7 +132,7 @@ def _in_files(config: EngineConfig, stage: StageConfig, family: Family, folder: 
     return {component: size for component, size in sizes.items() if size is not None}
 
 
-def _wanted(role: StageRole | None) -> dict[str, tuple[str, ...]]:
+def _get_components(role: StageRole | None) -> dict[str, tuple[str, ...]]:
     """Return the components that a role loads: "" is the checkpoint itself, with the prefixes of its weights."""
     wanted: dict[str, tuple[str, ...]] = {}
     for needed in role.needed_weights if role is not None else ():
@@ -142,7 +142,7 @@ def _wanted(role: StageRole | None) -> dict[str, tuple[str, ...]]:
     return wanted
 
 
-def _stated(config: EngineConfig, stage: StageConfig, parameters: Mapping[str, int]) -> dict[str, int]:
+def _sum_parameters(config: EngineConfig, stage: StageConfig, parameters: Mapping[str, int]) -> dict[str, int]:
     others = {other.name for other in config.stages}
     names = [stage.name] if stage.name in parameters else [name for name in parameters if name not in others]
     return {name: parameters[name] * _itemsize(config, stage, name) for name in names}

@@ -108,7 +108,7 @@ class OmniSizes(NamedTuple):
     token2wav: VocoderSizes = VocoderSizes(64, 2, 2, 32, 32, 64)
 
 
-SMALL = OmniSizes(
+SMALL_SIZES = OmniSizes(
     vocab_size=8192,
     num_codes=1024,
     thinker=DecoderSizes(640, 2560, 8, 10, 2, 64),
@@ -285,4 +285,4 @@ def write_bpe(tokenizer: Any, folder: Path, seed: int) -> None:
 
 
 tiny_omni = builder(qwen2_5_omni, OmniSizes())
-small_omni = builder(qwen2_5_omni, SMALL)
+small_omni = builder(qwen2_5_omni, SMALL_SIZES)

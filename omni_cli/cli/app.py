@@ -29,7 +29,7 @@ _OPEN_FILES = 65536
 
 _SERVER_HINT = "`omni loadtest URL` measures a running server"
 # Options that moved to another command.
-_MOVED = {
+_MOVED_OPTIONS = {
     "omni bench": {
         "--url": _SERVER_HINT, "--concurrency": _SERVER_HINT, "--request-rate": _SERVER_HINT, "--slo": _SERVER_HINT,
         "--margin": "`omni compare RECORD --margin PERCENT` judges a saved record again",
@@ -269,7 +269,7 @@ def _option_hint(option: str, context: Any) -> str | None:
     if context is None:
         return None
     known = [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
-    if moved := _MOVED.get(context.command_path, {}).get(option):
+    if moved := _MOVED_OPTIONS.get(context.command_path, {}).get(option):
         return moved
     if _SYNONYMS.get(option) in known:
         return f"did you mean {_USAGES.get(option, f'`{_SYNONYMS[option]}`')}?"

@@ -127,10 +127,10 @@ def check(
     from omni_cli.records.results import EXIT_CODES
     from omni_cli.report.history_view import history_view
     from omni_cli.report.renderers import to_markdown
-    from omni_cli.stats.history import judged
+    from omni_cli.stats.history import judge_history
 
     moment = "" if since is None else utc(since, "`--since`")
-    document = judged(_read(folder, metric or [E2E], allow_difference), limit, moment)
+    document = judge_history(_read(folder, metric or [E2E], allow_difference), limit, moment)
     assert document.verdict is not None  # as just judged
     view = history_view(document)
     if markdown is not None:

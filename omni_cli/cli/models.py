@@ -14,7 +14,7 @@ from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.config.families import builtins
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import suggest
-from omni_cli.report.tables import aligned
+from omni_cli.report.tables import align
 from omni_cli.report.units import size
 
 models = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -93,7 +93,7 @@ def list_models(as_json: JsonOption = False, verbose: VerboseOption = False, qui
     for model in cached:
         usable = ", ".join(profiles[model.name]) or (f"`--model {model.name}`" if model.derives_profile else "-")
         rows.append((model.name, size(model.size_bytes), usable if model.complete else "incomplete"))
-    console.print_text("\n".join(line[2:] for line in aligned(rows)))
+    console.print_text("\n".join(line[2:] for line in align(rows)))
 
 
 @models.command("remove")

@@ -22,7 +22,7 @@ from omni_cli.cli.options import (
 from omni_cli.cli.profile_choice import choose_profile, derive
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, OutputError, UsageError
-from omni_cli.report.tables import aligned
+from omni_cli.report.tables import align
 
 if TYPE_CHECKING:
     from omni_cli.config.schema import EngineConfig
@@ -59,7 +59,7 @@ def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, q
     rows = [("NAME", "STAGES", "DESCRIPTION")]
     for config in configs.values():
         rows.append((config.name, " > ".join(stage.name for stage in config.stages), config.description))
-    console.print_text("\n".join(line[2:] for line in aligned(rows)))
+    console.print_text("\n".join(line[2:] for line in align(rows)))
 
 
 @profiles.command("show")

@@ -118,10 +118,10 @@ def _snippet(location: Location) -> list[str]:
     number = str(location.line + 1)
     gutter = " " * len(number)
     carets = "^" * max(_width(token), 1)
-    return [f"{gutter} |", f"{number} | {_expanded(shown)}".rstrip(), f"{gutter} | {' ' * _width(before)}{carets}"]
+    return [f"{gutter} |", f"{number} | {_expand_tabs(shown)}".rstrip(), f"{gutter} | {' ' * _width(before)}{carets}"]
 
 
-def _expanded(text: str) -> str:
+def _expand_tabs(text: str) -> str:
     return "".join(" " if character == "\t" else visible_character(character) for character in text)
 
 
@@ -129,5 +129,5 @@ def _width(text: str) -> int:
     """Return the columns of `text` on a terminal."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
-        for character in _expanded(text)
+        for character in _expand_tabs(text)
     )

@@ -22,7 +22,7 @@ BUILTIN_PREFIX = "builtin:"
 Reference = str
 """`package.module:name`."""
 
-Made = Literal["text", "audio", "image", "video", "tensor"]
+Modality = Literal["text", "audio", "image", "video", "tensor"]
 
 EntryFile = Literal["config.json", "model_index.json"]
 """The file of a checkpoint that names its architecture: transformers' or diffusers'."""
@@ -77,7 +77,7 @@ class StageRole:
     backend: Literal["vllm", "diffusers"]
     stage: Reference
     input: str | None = None
-    makes: Made | None = None
+    makes: Modality | None = None
     takes: tuple[str, ...] | Reference = ()
     transcribes: bool = False
     clones: Cloning | None = None
@@ -166,7 +166,7 @@ def families() -> Mapping[str, Family]:
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if _is_of_another_commit(point):
             continue
-        family = _loaded(point)
+        family = _load_family(point)
         for claim in _claims(family):
             if claim in claimed:
                 raise OmniError(
@@ -197,7 +197,7 @@ def _is_of_another_commit(point: EntryPoint) -> bool:
     return importlib.util.find_spec(package) is None or importlib.util.find_spec(point.module) is None
 
 
-def _loaded(point: EntryPoint) -> Family:
+def _load_family(point: EntryPoint) -> Family:
     hint = f"update or uninstall it: pip uninstall {_package(point)}"
     try:
         family = point.load()

@@ -128,7 +128,7 @@ def merge_limits(
 
 _KEYS = ("version", "description", "max_regression", "max_memory_regression", "outputs", "quality", "metrics")
 _METRIC = re.compile(r"[a-z][a-z0-9_.]{0,99}")
-_UNGATED = {"peak_reserved_bytes": "reserved memory depends on what ran before; gate `peak_allocated_bytes`"}
+_UNGATEABLE = {"peak_reserved_bytes": "reserved memory depends on what ran before; gate `peak_allocated_bytes`"}
 
 
 class GateFileError(UsageError):
@@ -197,8 +197,8 @@ class _GateReader:
         places: dict[str, str] = {}
         for name, value in listed.items():
             path = ("metrics", name)
-            if not _METRIC.fullmatch(name) or name in _UNGATED:
-                hint = _UNGATED.get(name, "a metric is named as in the record: e2e_s, ttft_s, peak_allocated_bytes")
+            if not _METRIC.fullmatch(name) or name in _UNGATEABLE:
+                hint = _UNGATEABLE.get(name, "a metric is named as in the record: e2e_s, ttft_s, peak_allocated_bytes")
                 self._add(path, f"`{visible(name, 80)}` cannot be gated", hint, key=True)
                 continue
             if value is None and general is None:

@@ -96,7 +96,7 @@ def _read_tree(path: Path) -> Tree:
         raise ProfileError(f"cannot read profile `{label}`: {reason}") from error
     if len(content) > MAX_BYTES:
         message = f"larger than {MAX_BYTES // 1024} KiB, the maximum for a profile"
-        return _refused(Diagnostic(Location(SourceText(label, ("",))), message))
+        return _refused_tree(Diagnostic(Location(SourceText(label, ("",))), message))
     return _decode(label, content)
 
 
@@ -106,11 +106,11 @@ def _decode(label: str, content: bytes) -> Tree:
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8-sig", errors="replace")
         source = SourceText.of_text(label, content.decode("utf-8-sig", errors="replace"))
-        return _refused(Diagnostic(source.location_after(before), "not UTF-8 text", "save the file as UTF-8"))
+        return _refused_tree(Diagnostic(source.location_after(before), "not UTF-8 text", "save the file as UTF-8"))
     return parse_yaml(SourceText.of_text(label, text), text)
 
 
-def _refused(diagnostic: Diagnostic) -> Tree:
+def _refused_tree(diagnostic: Diagnostic) -> Tree:
     return Tree(None, values={(): diagnostic.location}, diagnostics=[diagnostic])
 
 
@@ -171,7 +171,7 @@ def _apply(tree: Tree, text: str, location: Location) -> None:
     value = _value(tree, raw, location)
     if value is None:
         _remove(tree, path)
-    elif value is not _REFUSED:
+    elif value is not _NO_VALUE:
         _assign(tree, path, value, location)
 
 
@@ -196,7 +196,7 @@ def _path(tree: Tree, parts: list[str], location: Location) -> TreePath | None:
     return ("stages", *parts)
 
 
-_REFUSED = object()
+_NO_VALUE = object()
 
 
 def _value(tree: Tree, raw: str, location: Location) -> object:
@@ -209,7 +209,7 @@ def _value(tree: Tree, raw: str, location: Location) -> object:
     if wrapped.diagnostics or wrapped.data is None or list(wrapped.data) != ["value"]:
         first = wrapped.diagnostics[0] if wrapped.diagnostics else Diagnostic(location, "expected one value")
         _refuse(tree, location, first.message, first.hint)
-        return _REFUSED
+        return _NO_VALUE
     return wrapped.data["value"]
 
 

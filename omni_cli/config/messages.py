@@ -32,7 +32,7 @@ _LIMIT = {
     "less_than_equal": "at most {le}",
     "string_too_long": "at most {max_length} characters long",
 }
-_NESTED: Mapping[str, type[StrictKeys]] = {"sampling": Sampling, "context_parallel": ContextParallel}
+_NESTED_MODELS: Mapping[str, type[StrictKeys]] = {"sampling": Sampling, "context_parallel": ContextParallel}
 Models = Mapping[str, type[StageConfig]]
 """The class that declares the keys of each stage, by the stage's name."""
 
@@ -135,8 +135,8 @@ def known_keys(path: TreePath, models: Models) -> Iterable[str]:
         return PROFILE_KEYS
     if len(path) == 2 and path[0] == "stages":
         return models[str(path[1])].model_fields
-    if len(path) == 3 and path[2] in _NESTED:
-        return _NESTED[str(path[2])].model_fields
+    if len(path) == 3 and path[2] in _NESTED_MODELS:
+        return _NESTED_MODELS[str(path[2])].model_fields
     return ()
 
 

@@ -120,7 +120,7 @@ class _Stage(LoraKeys):
     _name: str = PrivateAttr("")
 
     @classmethod
-    def named(cls, name: str, **values: object) -> Self:
+    def create(cls, name: str, **values: object) -> Self:
         """Create a stage outside a profile, of the class's kind; `values` are checked as a profile's keys are."""
         (kind,) = get_args(cls.model_fields["kind"].annotation)
         stage = cls.model_validate({"kind": kind, **values})

@@ -23,7 +23,7 @@ from omni_cli.config.stage_keys import CACHE_FIELDS, CACHES_BETWEEN_BLOCKS, Adap
 from omni_cli.config.yaml_tree import Tree, TreePath
 from omni_cli.core.text import suggest, visible
 
-Checked = TypeVar("Checked", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Default = TypeVar("Default")
 _GROUP_KEYS = frozenset({"offload_type", "num_blocks_per_group", "use_stream", "exclude_modules"})
 # Compiled blocks stay whole while a model is offloaded between its calls.
@@ -110,14 +110,14 @@ class _Checker:
         for name, stage in self.stages.items():
             if isinstance(stage, dict):
                 self.models[name] = find_stage_class(family, name, stage)
-                stages[name] = self._checked(self.models[name], stage, "stages", name)
+                stages[name] = self._validate_model(self.models[name], stage, "stages", name)
         # A stage whose mistakes are already reported is validated unchanged; only messages about its name are new.
         data = self.data
         if self.stages:
             data = {**data, "stages": {name: stages.get(name) or stage for name, stage in self.stages.items()}}
-        self.config = self._checked(EngineConfig, data)
+        self.config = self._validate_model(EngineConfig, data)
 
-    def _checked(self, model: type[Checked], data: object, *path: str) -> Checked | None:
+    def _validate_model(self, model: type[ModelT], data: object, *path: str) -> ModelT | None:
         try:
             return model.model_validate(data)
         except ValidationError as error:

@@ -282,7 +282,7 @@ def _syntax_diagnostic(source: SourceText, error: yaml.MarkedYAMLError) -> Diagn
 
 
 # Line breaks in YAML, which a reader folds unless they are escaped.
-_FOLDED = "\x85\u2028\u2029"
+_LINE_BREAKS = "\x85\u2028\u2029"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -294,7 +294,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: _Dumper, value: str) -> yaml.Node:
     style = None if parse_scalar(value) == value else "'"
-    if any(character in value for character in _FOLDED):
+    if any(character in value for character in _LINE_BREAKS):
         style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 

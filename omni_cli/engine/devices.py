@@ -34,9 +34,9 @@ class Devices:
                 yield f"{stage.num_ranks} CUDA devices for stage `{stage.name}` ({len(self.visible)} visible)"
             return
         for name in stage.devices.split(","):
-            yield self._named(name, stage) or f"the device `{name}` of stage `{stage.name}`"
+            yield self._find_device(name, stage) or f"the device `{name}` of stage `{stage.name}`"
 
-    def _named(self, name: str, stage: StageConfig) -> Gpu | None:
+    def _find_device(self, name: str, stage: StageConfig) -> Gpu | None:
         number = name.removeprefix("cuda:")
         if stage.backend == "diffusers" and stage.num_ranks == 1:
             # Torch's number, which counts visible devices; other stages get a CUDA_VISIBLE_DEVICES of their own.

@@ -183,7 +183,7 @@ def plan_memory(
     missing: list[str] = []
     ranks: list[_Rank] = []
     for stage in config.stages:
-        parts = dict(_quantized(config, stage, weights[stage.name]))
+        parts = dict(_get_quantized_sizes(config, stage, weights[stage.name]))
         assigned = list(devices.of_stage(stage))
         missing += [item for item in assigned if isinstance(item, str)]
         gpus = [item for item in assigned if isinstance(item, Gpu)]
@@ -206,7 +206,7 @@ def plan_memory(
         _share(use, [rank for rank in ranks if rank.use is use])
     missing += [use.lack for use in used if use.lack is not None]
     missing += [small for rank in ranks if rank.use.lack is None and (small := _too_small_a_share(rank)) is not None]
-    planned = config.with_stages(_planned(stage, ranks) for stage in config.stages)
+    planned = config.with_stages(_plan_stage(stage, ranks) for stage in config.stages)
     return MemoryPlan(planned, tuple(_rows(ranks)), used, tuple(missing))
 
 
@@ -283,7 +283,7 @@ def _too_small_a_share(rank: _Rank) -> str | None:
     )
 
 
-def _planned(stage: StageConfig, ranks: Iterable[_Rank]) -> StageConfig:
+def _plan_stage(stage: StageConfig, ranks: Iterable[_Rank]) -> StageConfig:
     """Return a stage with the planned size of its cache, which all of its ranks have alike."""
     own = [rank for rank in ranks if rank.stage is stage and rank.token_bytes]
     if not own:
@@ -328,7 +328,7 @@ def _on_device(stage: DiffusionStageConfig, parts: Parts) -> int:
     return sum(size for name, size in parts.items() if name in (stage.exclude_modules or ()))
 
 
-def _quantized(config: EngineConfig, stage: StageConfig, parts: Parts) -> Iterable[tuple[str, int]]:
+def _get_quantized_sizes(config: EngineConfig, stage: StageConfig, parts: Parts) -> Iterable[tuple[str, int]]:
     """Yield the sizes of a stage's parts with its denoisers quantized."""
     for name, size in parts.items():
         if not isinstance(stage, DiffusionStageConfig) or stage.quantization == "none" or name not in DENOISERS:

@@ -133,15 +133,15 @@ class RequestRun:
                     self._note_audio()
                     yield chunk
             case RequestDone():
-                yield from self._done(name, report)
+                yield from self._finish_stage(name, report)
 
-    def _done(self, name: str, report: RequestDone) -> Iterator[Event]:
+    def _finish_stage(self, name: str, report: RequestDone) -> Iterator[Event]:
         client = self._inside.pop(name)
         self._traces[name] = dataclasses.replace(self._trace(client, report), began_s=self._entered_s[name])
         if report.trace.get("num_output_tokens") is not None:
             done, num_input = report.trace["num_output_tokens"], report.trace.get("num_input_tokens") or 0
             yield StageProgress(self._request.request_id, name, done, done, "token", num_input)
-        self._outputs[name] = self._made(report, self._chunks.pop(name, []))
+        self._outputs[name] = self._collect_outputs(report, self._chunks.pop(name, []))
         self.notes += report.notes
         for output in self._outputs[name]:
             if isinstance(output, AudioOutput):
@@ -193,7 +193,7 @@ class RequestRun:
         """True if the caller gets audio while it is made; a stage output goes to the caller in one piece."""
         return self._streams and not self._request.wants_stage_output
 
-    def _made(self, report: RequestDone, chunks: list[AudioChunk]) -> list[Output]:
+    def _collect_outputs(self, report: RequestDone, chunks: list[AudioChunk]) -> list[Output]:
         outputs: list[Output] = []
         if report.text is not None and self._wants("text"):
             outputs.append(report.text)

@@ -89,12 +89,12 @@ class ForcedTokens(LogitsProcessor):
         )
 
 
-def forced(tokens: EngineTokens) -> ForcedTokens:
+def force_tokens(tokens: EngineTokens) -> ForcedTokens:
     return ForcedTokens(tokens.token_ids, tokens.candidates)
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+def replace_attribute(owner: Any, name: str, value: object) -> Iterator[None]:
     """Give an object another attribute for a while."""
     is_own, before = name in vars(owner), getattr(owner, name)
     setattr(owner, name, value)
@@ -116,7 +116,7 @@ def led_by(model: Any, tokens: ForcedTokens | None) -> Iterator[None]:
     generate = model.generate
 
     @functools.wraps(generate)
-    def led(*args: Any, **kwargs: Any) -> Any:
+    def lead_generate(*args: Any, **kwargs: Any) -> Any:
         tokens.suppressed += kwargs.get("suppress_tokens") or []
         led_kwargs = {"max_new_tokens": len(tokens.token_ids), "logits_processor": LogitsProcessorList([tokens])}
         return generate(*args, **{**kwargs, **led_kwargs})
@@ -126,23 +126,23 @@ def led_by(model: Any, tokens: ForcedTokens | None) -> Iterator[None]:
 
     hook = model.register_forward_hook(note)
     try:
-        with replaced(model, "generate", led):
+        with replace_attribute(model, "generate", lead_generate):
             yield
     finally:
         hook.remove()
 
 
 @contextlib.contextmanager
-def recorded(model: Any) -> Iterator[list[tuple[dict[str, Any], Any]]]:
+def record_calls(model: Any) -> Iterator[list[tuple[dict[str, Any], Any]]]:
     """Note the keyword arguments and the result of each call of `model.generate`."""
     calls: list[tuple[dict[str, Any], Any]] = []
     generate = model.generate
 
-    def noted(**kwargs: Any) -> Any:
+    def record_output(**kwargs: Any) -> Any:
         calls.append((kwargs, generate(**kwargs)))
         return calls[-1][1]
 
-    with replaced(model, "generate", noted):
+    with replace_attribute(model, "generate", record_output):
         yield calls
 
 
@@ -159,13 +159,13 @@ class ForcedCodes:
         generate = model.generate
 
         @functools.wraps(generate)
-        def led(*args: Any, **kwargs: Any) -> Any:
+        def lead_generate(*args: Any, **kwargs: Any) -> Any:
             if self._num_led < len(self._codes):
                 kwargs["logits_processor"] = LogitsProcessorList([self._codes[self._num_led]])
                 self._num_led += 1
             return generate(*args, **kwargs)
 
-        with replaced(model, "generate", led):
+        with replace_attribute(model, "generate", lead_generate):
             yield
 
     def added_to(self, scores: TokenScores) -> TokenScores:
@@ -249,7 +249,7 @@ def noise_in(dtype: torch.dtype, *, on_host: bool = False) -> Iterator[None]:
         drawn = draw(*size, dtype=dtype, device="cpu" if on_host else device, **options)
         return drawn.to(device, wanted)
 
-    with replaced(torch, "randn", randn):
+    with replace_attribute(torch, "randn", randn):
         yield
 
 

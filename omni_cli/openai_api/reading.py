@@ -16,7 +16,7 @@ T = TypeVar("T")
 SAMPLE_RATE = 24_000
 """Sample rate of raw PCM, 16 bit and mono. It is OpenAI's; the answer does not contain it."""
 
-_DONE = b"[DONE]"
+_END_OF_STREAM = b"[DONE]"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -220,7 +220,7 @@ class _EventReader(Generic[E]):
 
     def feed(self, chunk: bytes, at_s: float) -> None:
         for data in self._events.feed(chunk):
-            if data != _DONE:
+            if data != _END_OF_STREAM:
                 event = _decode(data, self._decoder)
                 if event.error is not None:
                     raise AnswerError("error in the stream", error_message(event.error))

@@ -19,7 +19,7 @@ TTFP, RTF, DENOISE_STEP = "ttfp_s", "rtf", "denoise_step_s"
 GOODPUT, ATTAINMENT = "goodput_per_second", "slo_attainment"
 ALLOCATED, RESERVED, HOST_RSS = "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"
 
-COUNTED = frozenset({GOODPUT, ATTAINMENT})
+COUNTED_METRICS = frozenset({GOODPUT, ATTAINMENT})
 """Metrics that are counts of requests: summed over all samples, where others have a median."""
 
 WAITS = frozenset({E2E, TTFT, TTFP})
@@ -90,7 +90,7 @@ def get_unit(metric: str) -> Unit:
 
 def is_total(metric: str) -> bool:
     """True for the metrics that windows of requests have in total: counts and rates. Of others they have a median."""
-    return metric in COUNTED or get_unit(metric) == "per second"
+    return metric in COUNTED_METRICS or get_unit(metric) == "per second"
 
 
 def higher_is_better(metric: str) -> bool:
@@ -181,7 +181,7 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[float | None, ...]]:
     return {name: tuple(row.get(name) for row in rows) for name in names}
 
 
-def summarised(
+def summarise_values(
     values: Mapping[str, Sequence[float]], tails: Collection[str] = (), percentiles: Sequence[int] = PERCENTILES
 ) -> dict[str, float]:
     """Return the median of each metric that has values; of `tails` also the percentiles that they are enough for."""

@@ -73,7 +73,9 @@ def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[st
         current = document if names is None else {**_with_keys(document, names), "schema": kind.schema}
         return document, msgspec.convert(current, struct)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise InputError(f"`{label}` is not a complete {kind.name}: {located(error)}", hint=kind.again) from error
+        raise InputError(
+            f"`{label}` is not a complete {kind.name}: {rephrase_location(error)}", hint=kind.again
+        ) from error
 
 
 def load_checked(
@@ -152,7 +154,7 @@ def _check_schema(label: str, document: object, kind: Kind) -> None:
     raise InputError(f"`{label}` has the schema `{visible(schema, 80)}`; a {kind.name} has `{kind.schema}`", hint=hint)
 
 
-def located(error: Exception) -> str:
+def rephrase_location(error: Exception) -> str:
     """Rephrase msgspec's message with its `$.variants[0].name`."""
     message, _, path = str(error).partition(" - at ")
     message = message[:1].lower() + message[1:]

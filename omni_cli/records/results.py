@@ -20,7 +20,7 @@ Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 MemoryVerdict = Literal["more memory", "less memory", "same", "no difference", "inconclusive"]
 GateVerdict = Literal["pass", "regression", "inconclusive", "not comparable", "output mismatch", "failed"]
 
-_REVERSED: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
+_REVERSED_VERDICTS: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
 
 Bounds = tuple[float, float]
 # The range that a page can draw on a logarithmic axis.
@@ -159,7 +159,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, rename={"break_even"
 
     def verdict_on(self, variant: str) -> Verdict:
         """Return the verdict on one of the two variants, against the other."""
-        return self.verdict if variant == self.b else _REVERSED.get(self.verdict, self.verdict)
+        return self.verdict if variant == self.b else _REVERSED_VERDICTS.get(self.verdict, self.verdict)
 
 
 class SelfCheck(msgspec.Struct, frozen=True):

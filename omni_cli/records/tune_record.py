@@ -15,8 +15,8 @@ from omni_cli.records.record_file import Kind, get_digest, load_checked
 from omni_cli.records.results import Bounds, Outputs
 
 SCHEMA: Final = "omni.tune/2"
-_RENAMED = {"omni.tune/1": {"heats": "batches"}}
-SCHEMAS = (SCHEMA, *_RENAMED)
+_NEW_NAMES = {"omni.tune/1": {"heats": "batches"}}
+SCHEMAS = (SCHEMA, *_NEW_NAMES)
 
 State = Literal["best", "no worse", "worse", "open", "infeasible"]
 """`no worse`: the best is not better by more than the margin; `open`: neither that nor worse is shown."""
@@ -95,7 +95,7 @@ class TuneRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _AGAIN = "search again with `omni tune`; records must not be edited by hand"
-_KIND = Kind("tune record", SCHEMA, "omni tune", _AGAIN, renamed=_RENAMED)
+_KIND = Kind("tune record", SCHEMA, "omni tune", _AGAIN, renamed=_NEW_NAMES)
 
 
 def load_tune_record(path: Path) -> TuneRecord:

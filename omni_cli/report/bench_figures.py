@@ -81,7 +81,7 @@ def waterfall_figure(record: Record) -> Figure | None:
     if not any(parts.values()):
         return None
     scale, unit = get_scale(E2E, max(sample.e2e_s for _, sample in chosen))
-    overlapping = any(sum(parts[variant.name].values()) > _WHOLE * run.e2e_s for variant, run in chosen)
+    overlapping = any(sum(parts[variant.name].values()) > _FULL_SCALE * run.e2e_s for variant, run in chosen)
     bars, rows = [], []
     for variant, run in chosen:
         heading = f"{variant.name}: {quantity(E2E, run.e2e_s)}" if len(chosen) > 1 else ""
@@ -124,7 +124,7 @@ def memory_figure(record: Record) -> Figure | None:
     return Figure("Peak memory", text, Rows(tuple(bars), unit), _memory_table(record))
 
 
-_WHOLE = 1.02
+_FULL_SCALE = 1.02
 """Parts whose sum exceeds this share of a request overlapped."""
 
 

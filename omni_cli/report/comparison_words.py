@@ -178,7 +178,7 @@ def _disturbance(item: Disturbance, cores: int) -> Note:
     return Note(filled, hint)
 
 
-_THROTTLED = "{device} was throttled {time}, by {causes}: {amount:.0%} of its fastest clock"
+_THROTTLING = "{device} was throttled {time}, by {causes}: {amount:.0%} of its fastest clock"
 _DISTURBANCES = {
     "late client": (
         "{variant}: the client was late with {requests} of the requests, by up to {lag}, which is in their times",
@@ -213,9 +213,9 @@ _DISTURBANCES = {
         "the processor was throttled {time}: {amount:.0%} of its fastest clock",
         "let it cool down, and set the performance governor: `cpupower frequency-set -g performance`",
     ),
-    "thermal": (_THROTTLED, "let it cool down, then measure with a fixed clock: `nvidia-smi --lock-gpu-clocks=MHZ`"),
+    "thermal": (_THROTTLING, "let it cool down, then measure with a fixed clock: `nvidia-smi --lock-gpu-clocks=MHZ`"),
     "slow device": (
-        _THROTTLED,
+        _THROTTLING,
         "measure with a fixed clock that its power limit allows: `nvidia-smi --lock-gpu-clocks=MHZ`",
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from omni_cli.report.records import RequestRecord, WrittenOutput
-from omni_cli.report.tables import aligned
+from omni_cli.report.tables import align
 from omni_cli.report.units import count, memory, milliseconds, sample_rate, seconds
 from omni_cli.requests.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TensorOutput, VideoOutput
 
@@ -42,7 +42,7 @@ def loaded_lines(stages: Sequence[StageInfo]) -> list[str]:
         )
         for index, stage in enumerate(stages)
     ]
-    return aligned(rows)
+    return align(rows)
 
 
 def summary_line(records: Sequence[RequestRecord], stages: Iterable[StageInfo], total_s: float, seed: int) -> str:

@@ -82,7 +82,9 @@ def profile_view(profile: Profile) -> View:
                 only="page",
             ),
             Section("Memory", [*memory_figures(stages), *usage], only="page"),
-            Section("Limits", [_limits(stages), *map(_module_limits, stages), *map(_omitted, stages)], only="page"),
+            Section(
+                "Limits", [_limits(stages), *map(_module_limits, stages), *map(_count_omitted, stages)], only="page"
+            ),
             Section("What profiling cost", [overhead], only="page"),
             Section("Notes", [*notes, trace], only="page"),
             *origin_sections(profile.environment, profile.workload, profile.command),
@@ -312,7 +314,7 @@ def _module_limits(stage: StageProfile) -> Table | None:
     return _details(f"Limits of {one_line(stage.name)} by module", parts, columns, (1, 2, 3), most=_MAX_PARTS)
 
 
-def _omitted(stage: StageProfile) -> Table | None:
+def _count_omitted(stage: StageProfile) -> Table | None:
     omitted = stage.roofline.omitted if stage.roofline else ()
     return _details(f"Left out of the limits of {one_line(stage.name)}", omitted, {"What": one_line}, ())
 

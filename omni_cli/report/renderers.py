@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from omni_cli.report.tables import aligned
+from omni_cli.report.tables import align
 from omni_cli.report.view import Changes, Element, LimitList, Lines, Note, Paragraph, Section, Table, View
 
 _MAX_CHANGES = 8
@@ -42,7 +42,7 @@ def limit_lines(limits: LimitList) -> list[str]:
         else (item.name, item.change, "", "", item.verdict)
         for item in limits.rows
     ]
-    return [*aligned(rows, gap=3), *(f"  {reason}" for reason in limits.reasons)]
+    return [*align(rows, gap=3), *(f"  {reason}" for reason in limits.reasons)]
 
 
 def _lines(part: Element) -> list[str]:
@@ -50,7 +50,7 @@ def _lines(part: Element) -> list[str]:
     match part:
         case Table(columns=columns, rows=rows):
             head = [columns] if columns else []
-            lines = aligned([*head, *rows[: part.most]], right=part.numeric, gap=2 if columns else 3)
+            lines = align([*head, *rows[: part.most]], right=part.numeric, gap=2 if columns else 3)
             left = len(rows) - len(rows[: part.most])
             return [*lines, *([f"  and {left} more"] if left and not part.folded else [])]
         case Paragraph(text=text):

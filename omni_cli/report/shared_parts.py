@@ -88,9 +88,9 @@ def _commands(command: Sequence[str], environment: Mapping[str, object]) -> list
         lines.append(f"git checkout {shlex.quote(commit)}")
     pins = [f"{name}=={version}" for name, version in versions.items() if name != "python"]
     if pins:
-        lines.append(_folded(["pip", "install", *map(one_line, pins)]))
+        lines.append(_fold_command(["pip", "install", *map(one_line, pins)]))
     if command:
-        lines.append(_folded(command))
+        lines.append(_fold_command(command))
     parts: list[Element] = []
     if lines:
         parts.append(Code("Commands", "\n".join(lines)))
@@ -120,7 +120,7 @@ def _rows(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str
     return rows
 
 
-def _folded(command: Sequence[str]) -> str:
+def _fold_command(command: Sequence[str]) -> str:
     """Format a command for a shell, on several lines if it is long."""
     lines = [""]
     for word in map(shlex.quote, command):

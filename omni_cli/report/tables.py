@@ -15,7 +15,7 @@ _BREAK = re.compile(r"(?<=,)(?=[^\s\d])|(?<!\d) (?![^\[]*\])| (?=\[)")
 """Where a cell may go on in the next line: not in an interval, and not between a number and its unit."""
 
 
-def aligned(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), gap: int = 2) -> list[str]:
+def align(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), gap: int = 2) -> list[str]:
     """Format rows of equally many cells as lines, indented by two blanks; columns in `right` are right-aligned.
 
     In a terminal that is too narrow, long cells go on in the lines below; a pipe gets one line per row.
@@ -32,7 +32,7 @@ def aligned(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(
         )
         .rstrip()
         for row in rows
-        for line in zip_longest(*map(_folded, row, widths), fillvalue="")
+        for line in zip_longest(*map(_fold, row, widths), fillvalue="")
     ]
 
 
@@ -50,7 +50,7 @@ def _widths(columns: Sequence[Sequence[str]], gap: int) -> list[int]:
     return widths
 
 
-def _folded(cell: str, width: int) -> list[str]:
+def _fold(cell: str, width: int) -> list[str]:
     lines = [""]
     for part in _parts(cell):
         if len((lines[-1] + part).rstrip()) > width:
@@ -82,7 +82,7 @@ def memory_lines(stages: Iterable[PlannedMemory]) -> list[str]:
     ]
     shown = [index for index, name in enumerate(_HEADER) if name != _ADAPTERS or any(row[index] for row in rows)]
     lines = [[row[index] for index in shown] for row in (_HEADER, *rows)]
-    return aligned(lines, right=frozenset(range(2, len(shown))))
+    return align(lines, right=frozenset(range(2, len(shown))))
 
 
 def _adapters(stage: PlannedMemory) -> str:

@@ -138,14 +138,14 @@ def count(number: int, unit: str) -> str:
 
 def one_line(value: object) -> str:
     """Format a value of a record on one line of limited length."""
-    text = value if isinstance(value, str) else _plain(value)
+    text = value if isinstance(value, str) else _format_plain(value)
     text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _plain(value: object) -> str:
+def _format_plain(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_plain(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_format_plain(inner)}" for key, inner in value.items()) + "}"
     return str(value)

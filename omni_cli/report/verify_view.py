@@ -8,7 +8,7 @@ from omni_cli.core.text import visible
 from omni_cli.records.record import KeptOutput
 from omni_cli.records.verify_record import DifferentPair, Row, TokenProbability, VerifyComparison, VerifyRecord
 from omni_cli.report.shared_parts import get_device, get_medium, origin_sections
-from omni_cli.report.tables import aligned
+from omni_cli.report.tables import align
 from omni_cli.report.units import count, seconds
 from omni_cli.report.view import Blink, Case, Element, Gallery, Outcome, Section, Table, Tone, Verdict, View, Words
 
@@ -149,7 +149,7 @@ def probabilities_text(probabilities: Sequence[TokenProbability]) -> str:
     ]
     more = len(probabilities) - len(rows)
     end = [f"  and {more} more, in `--json` and beside `--output-json`"] if more else []
-    return "\n".join([*aligned([head, *rows], right=frozenset({2, 4, 5, 6})), *end])
+    return "\n".join([*align([head, *rows], right=frozenset({2, 4, 5, 6})), *end])
 
 
 def verify_comparison_text(comparison: VerifyComparison) -> str:
@@ -165,4 +165,4 @@ def verify_comparison_text(comparison: VerifyComparison) -> str:
         )
         for change in comparison.changes
     ]
-    return "\n".join(aligned(rows))
+    return "\n".join(align(rows))

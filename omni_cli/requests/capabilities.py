@@ -14,7 +14,7 @@ from omni_cli.core.errors import UsageError
 from omni_cli.requests.fields import FIELDS, Taker
 from omni_cli.requests.outputs import GenerateRequest, Modality
 from omni_cli.requests.pipeline_call import Kind, PipelineCall
-from omni_cli.requests.value_types import described
+from omni_cli.requests.value_types import describe_types
 from omni_cli.requests.voices import check_voices
 
 
@@ -90,14 +90,14 @@ class Capabilities:
             other = "choose another profile with `--profile`; `omni profiles list` shows them"
             inputs = "`omni generate --help-inputs` with this profile lists what it takes"
             raise UsageError(
-                f"{label} has no effect with profile `{self.profile}`, which makes {self._made()}",
+                f"{label} has no effect with profile `{self.profile}`, which makes {self._list_modalities()}",
                 hint=f"{inputs}, or {other}" if self.call is not None and field in FIELDS else other,
             )
 
     @property
     def needs_prompt(self) -> bool:
         """Return True if a request must have a prompt, whatever else it has."""
-        return "prompt" in self._missing({}) if self.call is not None else not self.transcribes
+        return "prompt" in self._get_missing({}) if self.call is not None else not self.transcribes
 
     def takes_prompt(self, fields: Mapping[str, Any]) -> bool:
         """Return True if a prompt would be part of a request with these fields, whose `arg` may have one in tensors."""
@@ -110,7 +110,7 @@ class Capabilities:
         if self.transcribes:
             return ("audio",)
         call = self.call
-        fields = () if call is None else (call.get_field(name) for name in self._missing({}))
+        fields = () if call is None else (call.get_field(name) for name in self._get_missing({}))
         return tuple(name for name in fields if name in FIELDS and FIELDS[name].part == "media")
 
     def check_together(self, fields: Mapping[str, Any], label: Callable[[str], str]) -> None:
@@ -125,13 +125,15 @@ class Capabilities:
         if self.call is None:
             return
         self.call.check_set_once(fields)
-        for name in self._missing(fields):
+        for name in self._get_missing(fields):
             field = self.call.get_field(name)
             what = f"the argument `{name}`" if field == "arg" else label(field)
             setting = f"{label('arg').strip('`')} {name}=VALUE"
             raise UsageError(
                 f"{what} is missing, which profile `{self.profile}` needs",
-                hint=f"it takes {described(self.call.arguments[name].types)}: `{setting}`" if field == "arg" else None,
+                hint=f"it takes {describe_types(self.call.arguments[name].types)}: `{setting}`"
+                if field == "arg"
+                else None,
             )
 
     def check_cloned(self, num_voices: int, num_texts: int, label: Callable[[str], str]) -> None:
@@ -163,8 +165,8 @@ class Capabilities:
                 f"{text} is given {num_texts} times for {what}", hint="give one for each, in the same order"
             )
 
-    def _missing(self, fields: Mapping[str, Any]) -> list[str]:
-        return [] if self.call is None else [name for name in self.call.missing(fields) if name not in self.preset]
+    def _get_missing(self, fields: Mapping[str, Any]) -> list[str]:
+        return [] if self.call is None else [name for name in self.call.list_missing(fields) if name not in self.preset]
 
     def check_request(self, request: GenerateRequest, config: EngineConfig) -> None:
         """Raise `InputError` for a request whose values or files the model family rejects."""
@@ -177,11 +179,11 @@ class Capabilities:
         for modality in sorted(modalities):
             if modality not in self.modalities:
                 raise UsageError(
-                    f"{label}: profile `{self.profile}` makes {self._made()}, not `{modality}`",
+                    f"{label}: profile `{self.profile}` makes {self._list_modalities()}, not `{modality}`",
                     hint=f"choose from: {', '.join(self.modalities)}",
                 )
 
-    def _made(self) -> str:
+    def _list_modalities(self) -> str:
         return " and ".join(self.modalities) if self.modalities else "nothing"
 
 

@@ -26,12 +26,14 @@ class CallFile:
 
 
 T = TypeVar("T")
-Nested: TypeAlias = "T | list[Nested[T]] | tuple[Nested[T], ...] | dict[Any, Nested[T]] | str | float | None"
+NestedCall: TypeAlias = (
+    "T | list[NestedCall[T]] | tuple[NestedCall[T], ...] | dict[Any, NestedCall[T]] | str | float | None"
+)
 """A value of JSON with files at any depth."""
 
 
 def get_items(nested: object) -> Iterator[Any]:
-    """Yield the files of a `Nested` in order."""
+    """Yield the files of a `NestedCall` in order."""
     if isinstance(nested, list | tuple):
         yield from (item for each in nested for item in get_items(each))
     elif isinstance(nested, Mapping):
@@ -41,7 +43,7 @@ def get_items(nested: object) -> Iterator[Any]:
 
 
 def changed_items(nested: object, change: Callable[[Any], object]) -> Any:
-    """Return the same value of a `Nested` with other files."""
+    """Return the same value of a `NestedCall` with other files."""
     if isinstance(nested, list | tuple):
         return type(nested)(changed_items(each, change) for each in nested)
     if isinstance(nested, Mapping):

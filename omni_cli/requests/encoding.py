@@ -122,7 +122,7 @@ class AudioEncoder:
     def add(self, samples: np.ndarray) -> bytes:
         """Encode further samples, float32 (num_samples,) or (num_samples, channels); returns what is complete."""
         self._write(samples if self._converter is None else self._converter.resample_chunk(samples))
-        return self._taken()
+        return self._take_bytes()
 
     def _write(self, samples: np.ndarray) -> None:
         if self._codec is None:
@@ -143,13 +143,13 @@ class AudioEncoder:
         if self._codec is not None:
             self._encode([*self._resampler.resample(None), None])
             self._container.close()
-        return self._taken()
+        return self._take_bytes()
 
     def _encode(self, frames: Iterable[Any]) -> None:
         for frame in frames:
             self._container.mux(self._codec.encode(frame))
 
-    def _taken(self) -> bytes:
+    def _take_bytes(self) -> bytes:
         data = self._buffer.getvalue()
         self._buffer.seek(0)
         self._buffer.truncate()

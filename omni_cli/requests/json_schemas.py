@@ -11,7 +11,7 @@ from typing import Any
 
 # Any amount of white space, as by default, is what a small model fills an answer with.
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-_NESTED = ("allOf", "anyOf", "oneOf", "prefixItems", "additionalProperties", "additionalItems", "items")
+_NESTED_KEYS = ("allOf", "anyOf", "oneOf", "prefixItems", "additionalProperties", "additionalItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _KEYWORDS = {
     "string": "minLength maxLength pattern format",
@@ -37,13 +37,13 @@ _PATTERNS = {
 _NEUTRAL = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
 _NOTES = ("title", "description", "default", "examples", "deprecated")
 # More than 128 times, which xgrammar's patterns do not compile, some after a minute.
-_REPEATED = re.compile(r"[{](\d+,)?(129|1[3-9]\d|[2-9]\d\d|\d{4,})[,}]")
+_LONG_REPEAT = re.compile(r"[{](\d+,)?(129|1[3-9]\d|[2-9]\d\d|\d{4,})[,}]")
 _ALTERNATIVES = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 
 
 def as_grammar(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema without keywords that bind nothing where they are, and whose JSON is on one line."""
-    return {**_bound(schema), "x-guidance": _ONE_LINE}
+    return {**_bind_schema(schema), "x-guidance": _ONE_LINE}
 
 
 def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 def check_tag_schema(schema: Any) -> Any:
     """Return the schema as xgrammar keeps it in a tag of a tool call; raises `ValueError` for one that it does not."""
-    return schema if isinstance(schema, bool) else _map(_bound(check_schema(schema)), _kept_in_tag)
+    return schema if isinstance(schema, bool) else _map(_bind_schema(check_schema(schema)), _kept_in_tag)
 
 
 def _map(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -79,7 +79,7 @@ def _map(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any
         return [_map(item, change) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    nested = {key: _map(schema[key], change) for key in schema.keys() & _NESTED}
+    nested = {key: _map(schema[key], change) for key in schema.keys() & _NESTED_KEYS}
     for key in schema.keys() & _MAPS:
         if isinstance(schema[key], dict):
             nested[key] = {name: _map(item, change) for name, item in schema[key].items()}
@@ -92,7 +92,7 @@ def _types(schema: dict[str, Any]) -> set[str]:
     return {"number" if name == "integer" else name for name in names if isinstance(name, str)}
 
 
-def _named(root: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def _restate_names(root: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """Say `propertyNames` of a map in keywords that the grammars keep."""
     names, values = schema.get("propertyNames"), schema.get("additionalProperties", True)
     if isinstance(names, dict) and str(names.get("$ref")).startswith("#/"):
@@ -109,8 +109,8 @@ def _named(root: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
             return schema if bound else rest
 
 
-def _bound(root: dict[str, Any]) -> Any:
-    return _map(root, lambda schema: _binding(_named(root, schema)))
+def _bind_schema(root: dict[str, Any]) -> Any:
+    return _map(root, lambda schema: _binding(_restate_names(root, schema)))
 
 
 def _binding(schema: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _kept_in_tag(schema: dict[str, Any]) -> dict[str, Any]:
         ignored |= {"type"}
     if keys & {"pattern", "format"}:
         ignored |= lengths
-    if "pattern" in keys and ("format" in keys or _REPEATED.search(pattern)):
+    if "pattern" in keys and ("format" in keys or _LONG_REPEAT.search(pattern)):
         ignored |= {"pattern"}
     if len(schema.get("patternProperties", ())) > (0 if "properties" in keys else 1):
         ignored |= {"patternProperties"}
@@ -163,6 +163,6 @@ def _kept_in_tag(schema: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"the grammar of a tool call does not keep `{min(ignored)}` here")
     # Of texts with these bounds, xgrammar lets tabs through that JSON does not have.
     pattern = f"^.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}$"
-    if not lengths or _REPEATED.search(pattern):
+    if not lengths or _LONG_REPEAT.search(pattern):
         return schema
     return {**{key: value for key, value in schema.items() if key not in lengths}, "pattern": pattern}

@@ -25,8 +25,8 @@ from omni_cli.requests.value_types import (
     FileKind,
     Types,
     class_of_fields,
-    converted,
-    described,
+    convert_value,
+    describe_types,
     file_kind,
     is_plain,
     is_possible,
@@ -39,7 +39,7 @@ Kind = Literal["image", "audio", "video", "tensor"]
 _ARGUMENTS = {name: row.arguments for name, row in FIELDS.items() if row.arguments}
 MEDIA = tuple(name for name in _ARGUMENTS if FIELDS[name].part == "media")
 # The stage itself sets the rate.
-_RENAMED = tuple(
+_FIELD_ARGUMENTS = tuple(
     name for name, names in _ARGUMENTS.items() if FIELDS[name].part == "diffusion" and names[1:] and name != "fps"
 )
 # Only pipelines with a network for a control image have these; without `control_image`, their `image` is that image.
@@ -141,7 +141,7 @@ class PipelineCall:
     def own_names(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's arguments by the call's names for them; raises `InputError` for fields that it lacks."""
         renamed = dict(arguments)
-        for name in (name for name in _RENAMED if name in arguments and name not in self.arguments):
+        for name in (name for name in _FIELD_ARGUMENTS if name in arguments and name not in self.arguments):
             own_name = self.argument_for(name)
             if own_name is None:
                 raise InputError(f"{self.pipeline} takes no `{name}`", hint=f"remove {_option(name)}")
@@ -160,7 +160,7 @@ class PipelineCall:
             return True
         return name not in OWNED_ARGUMENTS and is_possible(self.arguments[name].types)
 
-    def missing(self, fields: Mapping[str, object]) -> Iterator[str]:
+    def list_missing(self, fields: Mapping[str, object]) -> Iterator[str]:
         """Yield the required arguments that fields of a request, their `arg` among them, do not set."""
         names = {self.argument_for(name) for name in fields} | set(_mapping(fields.get("arg")))
         yield from (name for name, argument in self.arguments.items() if argument.is_required and name not in names)
@@ -193,10 +193,10 @@ class PipelineCall:
             raise InputError(f"the pipeline's call has no argument `{_cut(name)}`", hint=hint)
         argument = self.arguments[name]
         if not is_possible(argument.types):
-            raise InputError(f"`{name}` takes {described(argument.types)}, which no file and no setting can hold")
+            raise InputError(f"`{name}` takes {describe_types(argument.types)}, which no file and no setting can hold")
         return argument
 
-    def checked(self, name: str, value: object) -> object:
+    def check_value(self, name: str, value: object) -> object:
         """Return a value for the call: files as paths, words of the command line by the argument's type.
 
         Raises `InputError` for a name or a value that the call does not take.
@@ -206,13 +206,15 @@ class PipelineCall:
         for is_strict in (True, False):
             for candidate in candidates:
                 try:
-                    checked = converted(argument.types, candidate, is_strict=is_strict)
+                    checked = convert_value(argument.types, candidate, is_strict=is_strict)
                 except ValueError:
                     continue
                 _check_files(name, argument, checked)
                 return [checked] if _is_item_alone(argument, checked) else checked
         shown = _cut(value if isinstance(value, ArgumentText) else json.dumps(candidates[0], default=str))
-        raise InputError(f"`{name}` must be {_expected(argument)}, not {shown}", hint=self._file_hint(name, argument))
+        raise InputError(
+            f"`{name}` must be {_describe_type(argument)}, not {shown}", hint=self._file_hint(name, argument)
+        )
 
     def media_arguments(self, media: Mapping[Medium, Sequence[Any]]) -> dict[str, object]:
         """Return the arguments for media; raises `InputError` for what the pipeline lacks, and for two media of one.
@@ -245,7 +247,7 @@ class PipelineCall:
             why = "it makes text; only images, audio, videos and tensors can be written"
         for name, argument in self.arguments.items():
             if argument.is_required and not self.is_listed(name):
-                why = f"it needs `{name}`, {described(argument.types)}, which no file and no setting can hold"
+                why = f"it needs `{name}`, {describe_types(argument.types)}, which no file and no setting can hold"
         if why is not None:
             raise CheckpointError(f"{self.pipeline} cannot run: {why}", hint="use a checkpoint of another pipeline")
 
@@ -320,14 +322,14 @@ def _check_files(name: str, argument: Argument, value: object) -> None:
     refused = {"image": ("audio",), "tensor": ("audio", "video"), "media": ("tensor",)}
     for path in get_items(value):
         if isinstance(path, Path) and kind_of_file(path) in refused.get(argument.file_kind or "", ()):
-            raise InputError(f"`{name}` must be {_expected(argument)}, not `{path}`")
+            raise InputError(f"`{name}` must be {_describe_type(argument)}, not `{path}`")
 
 
-def _expected(argument: Argument) -> str:
+def _describe_type(argument: Argument) -> str:
     """Return an argument's type for a message, with common types in words."""
     if argument.file_kind is not None and not is_plain(argument.types):
         return _FILES[argument.file_kind]
-    plain = described(argument.types).removesuffix(" | None")
+    plain = describe_types(argument.types).removesuffix(" | None")
     return _WORDS.get(plain, f"`{plain}`")
 
 

@@ -11,13 +11,13 @@ from typing import Any
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.requests.capabilities import Capabilities
-from omni_cli.requests.contents import CallFile, Nested, ReferenceVoice, changed_items, get_items, holds_files
+from omni_cli.requests.contents import CallFile, NestedCall, ReferenceVoice, changed_items, get_items, holds_files
 from omni_cli.requests.fields import FIELDS, Part
 from omni_cli.requests.files import file_kind, load_tensor
 from omni_cli.requests.media.audio import MAX_AUDIO_S
 from omni_cli.requests.media.reading import ChooseFrames, Warn, load_audio, load_image, load_sound, load_video
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.requests.voices import spoken
+from omni_cli.requests.voices import make_spoken_request
 
 
 def _fields_in(*parts: Part) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class RequestSpec:
 
     request: GenerateRequest
     media: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    call_files: Mapping[str, Nested[Path]] = field(default_factory=dict)
+    call_files: Mapping[str, NestedCall[Path]] = field(default_factory=dict)
     ref_texts: tuple[str, ...] = ()
     video_options: Mapping[str, float] = field(default_factory=dict)
     has_seed: bool = False
@@ -85,7 +85,7 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
     capabilities.config.check_adapter(checked.get("lora"))
     call = capabilities.call
     if call is not None:
-        arguments = {name: call.checked(name, value) for name, value in checked.get("arg", {}).items()}
+        arguments = {name: call.check_value(name, value) for name, value in checked.get("arg", {}).items()}
         for path in checked.get("mask", ()):
             argument = call.argument_for("mask")
             if file_kind(path) == "video" and argument is not None:
@@ -119,7 +119,7 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
         },
     )
     if checked.get("speak") and request.prompt is not None:
-        request = spoken(request, request.prompt)
+        request = make_spoken_request(request, request.prompt)
     media = {name: checked[name] for name in FILE_FIELDS if name in checked}
     if recordings:
         media["voice"] = recordings

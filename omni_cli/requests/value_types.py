@@ -11,7 +11,7 @@ from typing import Literal, TypeGuard
 FileKind = Literal["image", "tensor", "media"]
 
 _FILE_KINDS: tuple[FileKind, ...] = ("media", "image", "tensor")
-_PLAIN = ("None", "bool", "int", "float", "str", "Literal", "dict", "Any")
+_PLAIN_TYPES = ("None", "bool", "int", "float", "str", "Literal", "dict", "Any")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def class_of_fields(types: Types) -> ValueType | None:
 def is_possible(types: Types) -> bool:
     """Return True if a request can hold some value other than null."""
     return not types or any(
-        value_type.name in (*_PLAIN[1:], *_FILE_KINDS)
+        value_type.name in (*_PLAIN_TYPES[1:], *_FILE_KINDS)
         or value_type.fields
         or (value_type.name in ("list", "tuple") and all(map(is_possible, value_type.items)))
         for value_type in types
@@ -69,7 +69,9 @@ def is_possible(types: Types) -> bool:
 def is_plain(types: Types) -> bool:
     """Return True if a value other than null need not be a file or a tensor."""
     return any(
-        all(map(is_plain, value_type.items)) if value_type.name in ("list", "tuple") else value_type.name in _PLAIN[1:]
+        all(map(is_plain, value_type.items))
+        if value_type.name in ("list", "tuple")
+        else value_type.name in _PLAIN_TYPES[1:]
         for value_type in types
     )
 
@@ -81,12 +83,12 @@ def is_finite_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**64
 
 
-def described(types: Types) -> str:
+def describe_types(types: Types) -> str:
     """Return the types as text, as an annotation has them."""
-    return " | ".join(dict.fromkeys(map(_described, types))) or "Any"
+    return " | ".join(dict.fromkeys(map(_describe, types))) or "Any"
 
 
-def converted(types: Types, value: object, *, is_strict: bool = True) -> object:
+def convert_value(types: Types, value: object, *, is_strict: bool = True) -> object:
     """Return a value of JSON for a pipeline's call: `@FILE` as a path, lists as tuples and whole numbers as floats.
 
     Values that are not JSON are files that have been read. Without `is_strict`, values fit that pipelines accept
@@ -96,7 +98,7 @@ def converted(types: Types, value: object, *, is_strict: bool = True) -> object:
     # A whole number stays one where the call takes both.
     for value_type in sorted(types or ANY, key=lambda value_type: value_type.name == "float"):
         try:
-            return _converted(value_type, value, is_strict)
+            return _convert(value_type, value, is_strict)
         except ValueError:
             continue
     if value is None and not is_strict:
@@ -104,7 +106,7 @@ def converted(types: Types, value: object, *, is_strict: bool = True) -> object:
     raise ValueError
 
 
-def _converted(one: ValueType, value: object, is_strict: bool) -> object:
+def _convert(one: ValueType, value: object, is_strict: bool) -> object:
     match one.name:
         case "None" if value is None:
             return value
@@ -124,11 +126,11 @@ def _converted(one: ValueType, value: object, is_strict: bool) -> object:
             return _list(one, value, is_strict)
         case "dict" if isinstance(value, Mapping):
             (items,) = one.items
-            return {_key(one.keys, key): converted(items, item, is_strict=is_strict) for key, item in value.items()}
+            return {_key(one.keys, key): convert_value(items, item, is_strict=is_strict) for key, item in value.items()}
         case "image" | "tensor" | "media":
             return _file(one, value, is_strict)
         case _ if isinstance(value, Mapping) and one.fields and value.keys() <= one.fields.keys():
-            return {name: converted(one.fields[name], item, is_strict=is_strict) for name, item in value.items()}
+            return {name: convert_value(one.fields[name], item, is_strict=is_strict) for name, item in value.items()}
     raise ValueError
 
 
@@ -164,11 +166,13 @@ def _list(one: ValueType, value: object, is_strict: bool) -> object:
         # One file, which the caller puts into a list unless it is a whole video.
         if is_strict or file_kind(any_item) is None:
             raise ValueError
-        return converted(any_item, value, is_strict=is_strict)
+        return convert_value(any_item, value, is_strict=is_strict)
     if one.is_fixed and is_strict and len(one.items) != len(value):
         raise ValueError
     of_each = one.items if one.is_fixed and len(one.items) == len(value) else [any_item] * len(value)
-    converted_items = [converted(types, item, is_strict=is_strict) for types, item in zip(of_each, value, strict=True)]
+    converted_items = [
+        convert_value(types, item, is_strict=is_strict) for types, item in zip(of_each, value, strict=True)
+    ]
     return tuple(converted_items) if one.name == "tuple" else converted_items
 
 
@@ -194,12 +198,12 @@ def _with_items(types: Types) -> Iterator[ValueType]:
             yield from _with_items(items)
 
 
-def _described(one: ValueType) -> str:
+def _describe(one: ValueType) -> str:
     if one.choices:
         return f"Literal[{', '.join(map(repr, one.choices))}]"
     if one.fields:
         return f"{{{', '.join(one.fields)}}}"
-    inner = [described(types) for types in ((one.keys, *one.items) if one.keys else one.items)]
+    inner = [describe_types(types) for types in ((one.keys, *one.items) if one.keys else one.items)]
     if one.name == "tuple" and not one.is_fixed and inner:
         inner.append("...")
     return f"{one.name}[{', '.join(inner)}]" if inner else one.name

@@ -124,12 +124,12 @@ def _quality_for(frame: np.ndarray, codec: Codec, fps: Fraction) -> tuple[str, i
             continue
         if _psnr_db(_video_frame(frame, pixel_format).to_ndarray(format="rgb24"), frame) < _TARGET_PSNR_DB:
             lossy_formats.add(pixel_format)
-        elif _psnr_db(_coded(frame, codec, fps, pixel_format, crf), frame) >= _TARGET_PSNR_DB:
+        elif _psnr_db(_encode_alone(frame, codec, fps, pixel_format, crf), frame) >= _TARGET_PSNR_DB:
             return pixel_format, crf
     return qualities[-1]
 
 
-def _coded(frame: np.ndarray, codec: Codec, fps: Fraction, pixel_format: str, crf: int) -> np.ndarray:
+def _encode_alone(frame: np.ndarray, codec: Codec, fps: Fraction, pixel_format: str, crf: int) -> np.ndarray:
     """A frame after it was encoded and decoded on its own; encoders give a frame more bits the longer it lasts."""
     import av
 

@@ -60,7 +60,7 @@ def rate_notes(voices: Sequence[ReferenceVoice], rate: int) -> tuple[str, ...]:
     )
 
 
-def spoken(request: GenerateRequest, text: str, system_prompt: str | None = None) -> GenerateRequest:
+def make_spoken_request(request: GenerateRequest, text: str, system_prompt: str | None = None) -> GenerateRequest:
     """Return the request with a text to speak: the first stage gets it as its own answer, and the others speak it.
 
     `system_prompt` is in place of the stage's own.

@@ -252,7 +252,7 @@ def token_logprobs(tokens: Sequence[TokenLogprobs], num_top: int | None) -> list
 
 
 def _token(item: tuple[int, float, str | None]) -> TopLogprob:
-    text, logprob = named(item)
+    text, logprob = get_text_and_logprob(item)
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
@@ -266,7 +266,7 @@ def get_audio(result: RequestResult) -> AudioOutput | None:
     return next((output for output in result.outputs if isinstance(output, AudioOutput)), None)
 
 
-def named(item: tuple[int, float, str | None]) -> tuple[str, float]:
+def get_text_and_logprob(item: tuple[int, float, str | None]) -> tuple[str, float]:
     """Return a token's text and its log-probability, as JSON can have it."""
     token_id, logprob, text = item
     # JSON has no infinity; OpenAI has this number in its place.

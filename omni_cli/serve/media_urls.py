@@ -34,7 +34,7 @@ class MediaPrefix:
             raise UsageError(f"`--allow-media-url`: `{text}` is not the beginning of an HTTP URL", hint=hint)
         return MediaPrefix(_origin(parts), parts.path.rstrip("/"))
 
-    def allowed(self, url: str) -> str | None:
+    def match(self, url: str) -> str | None:
         """Return the URL to request, None for one that is elsewhere.
 
         Its host is copied from this prefix, so no other reader of URLs can take it for another one.
@@ -110,7 +110,7 @@ class Downloads:
             timeout=aiohttp.ClientTimeout(),
         ) as session:
             for _ in range(1 + _MAX_REDIRECTS):
-                async with session.get(self._allowed(url), allow_redirects=False) as response:
+                async with session.get(self._check_url(url), allow_redirects=False) as response:
                     if response.status in _REDIRECTS and "Location" in response.headers:
                         url = urljoin(url, response.headers["Location"])
                     elif response.status == 200:
@@ -119,9 +119,9 @@ class Downloads:
                         raise InputError(f"cannot be fetched: its server answers with HTTP {response.status}")
         raise InputError(f"cannot be fetched: there are more than {_MAX_REDIRECTS} redirects")
 
-    def _allowed(self, url: str) -> str:
+    def _check_url(self, url: str) -> str:
         for prefix in self._prefixes:
-            if (allowed := prefix.allowed(url)) is not None:
+            if (allowed := prefix.match(url)) is not None:
                 return allowed
         raise InputError("is not a URL that this server fetches: send a data URL, or allow it by `--allow-media-url`")
 

@@ -85,7 +85,7 @@ class Metrics:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def ended(self, exchange: Exchange) -> None:
+    def on_end(self, exchange: Exchange) -> None:
         """Record a request that was answered, or whose client has disconnected (status `none`)."""
         path = exchange.route
         self._requests.labels(path, str(exchange.status or "none")).inc()
@@ -120,7 +120,7 @@ class Metrics:
                 self._videos.inc()
                 self._frames.inc(output.num_frames)
 
-    def unfinished(self, progress: StageProgress) -> None:
+    def on_unfinished(self, progress: StageProgress) -> None:
         """Record the work of a stage for a request that ended before its result, as vLLM counts it."""
         self._prompt_tokens.labels(progress.stage).inc(progress.num_input_tokens)
         (self._tokens if progress.unit == "token" else self._steps).labels(progress.stage).inc(progress.done)

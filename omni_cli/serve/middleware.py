@@ -84,7 +84,7 @@ class RequestMiddleware:
         try:
             await handle(scope, receive, reply)
         finally:
-            self._metrics.ended(exchange)
+            self._metrics.on_end(exchange)
             self._log.request(exchange)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:

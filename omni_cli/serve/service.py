@@ -121,26 +121,26 @@ class Service:
     def check_makes(self, modality: Modality) -> None:
         """Raise `APIError` (404) for an endpoint that this profile has no stage for."""
         if modality == "text" and self.capabilities.transcribes:
-            raise self._unsupported("transcribes speech and does not chat: use /v1/audio/transcriptions")
+            raise self._refuse_unsupported("transcribes speech and does not chat: use /v1/audio/transcriptions")
         if modality in self.modalities:
             return
         others = [name for name, other in load_bundled().items() if modality in Capabilities.of(other).modalities]
         made = " and ".join(self.modalities)
-        raise self._unsupported(f"makes {made}, not {modality}; profiles that do: {', '.join(others)}")
+        raise self._refuse_unsupported(f"makes {made}, not {modality}; profiles that do: {', '.join(others)}")
 
-    def _unsupported(self, reason: str) -> APIError:
+    def _refuse_unsupported(self, reason: str) -> APIError:
         """Return the error of an endpoint that is not for this profile."""
         return APIError(404, f"profile `{self.config.name}` {reason}", code="unsupported_endpoint")
 
     def check_transcribes(self) -> None:
         """Raise `APIError` (404) unless this is a model for speech recognition."""
         if not self.capabilities.transcribes:
-            raise self._unsupported("does not transcribe speech: serve a model that does, such as Whisper")
+            raise self._refuse_unsupported("does not transcribe speech: serve a model that does, such as Whisper")
 
     def check_clones(self) -> None:
         """Raise `APIError` (404) for a profile that clones no voices."""
         if self.capabilities.cloning is None:
-            raise self._unsupported(f"does not clone voices; profiles that do: {', '.join(cloning_profiles())}")
+            raise self._refuse_unsupported(f"does not clone voices; profiles that do: {', '.join(cloning_profiles())}")
 
     @property
     def speakers(self) -> list[str]:
@@ -171,9 +171,9 @@ class Service:
     def check_edits(self, *, edits: bool) -> None:
         """Raise `APIError` (404) where the other endpoint is the model's: it needs images, or takes none."""
         if edits and "image" not in self.capabilities.fields:
-            raise self._unsupported("makes images from a prompt alone: use /v1/images/generations")
+            raise self._refuse_unsupported("makes images from a prompt alone: use /v1/images/generations")
         if not edits and {*self.capabilities.needed_files} - {"control_image"}:
-            raise self._unsupported("makes images from images: use /v1/images/edits")
+            raise self._refuse_unsupported("makes images from images: use /v1/images/edits")
 
     def check_given(self, media: Set[str], fields: Mapping[str, str] | None = None) -> None:
         """Raise `APIError` (400) if a request has media that the model does not take, or lacks those that it needs.
@@ -251,7 +251,7 @@ class Service:
                     if isinstance(event, RequestResult):
                         for trace in event.stages:
                             progress.pop(trace.name, None)
-                        self._ended(event, exchange)
+                        self._log_end(event, exchange)
                         if event.error is not None:
                             raise event.error
                         yield event
@@ -259,7 +259,7 @@ class Service:
                     yield event
         finally:
             for unfinished in progress.values():
-                self.metrics.unfinished(unfinished)
+                self.metrics.on_unfinished(unfinished)
             self._count_tokens(sum(each.done for each in progress.values() if each.unit == "token"), exchange)
 
     async def result(self, request: GenerateRequest, exchange: Exchange) -> RequestResult:
@@ -356,7 +356,7 @@ class Service:
             exchange.num_output_tokens += num_tokens
             exchange.notes["output_tokens"] = exchange.num_output_tokens
 
-    def _ended(self, result: RequestResult, exchange: Exchange) -> None:
+    def _log_end(self, result: RequestResult, exchange: Exchange) -> None:
         self.metrics.result(result)
         audio_s = audio_seconds(result.outputs)
         if audio_s > 0:

@@ -14,7 +14,7 @@ from omni_cli.core.errors import UsageError
 from omni_cli.serve.errors import APIError
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-_INVALID = urlsplit("invalid:")
+_INVALID_URL = urlsplit("invalid:")
 # Desktop programs have schemes of their own, such as `app://obsidian.md`.
 _ORIGIN = re.compile(r"([a-z][a-z\d+.-]*)://([\w.-]+|\[[\da-f:.]+\])(?::(\d{1,5}))?/?", re.ASCII)
 
@@ -64,7 +64,7 @@ class SiteRule:
                 else "for browsers only by its address: use the IP address"
             )
             return APIError(403, f"this server is {where}, or start it with an API key", code="wrong_host")
-        if page is _INVALID:
+        if page is _INVALID_URL:
             return APIError(400, "the header `Origin` is not a URL", code="invalid_origin")
         is_same = site == "same-origin" or origin is None or _is_same(page, host)
         if site == "cross-site" or not is_same:
@@ -95,7 +95,7 @@ def split_url(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port  # is parsed only here
     except ValueError:
-        return _INVALID
+        return _INVALID_URL
     return parts
 
 

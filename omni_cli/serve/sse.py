@@ -15,7 +15,7 @@ from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.errors import APIError, as_api_error
 from omni_cli.serve.exchange import Exchange
 
-DONE = b"data: [DONE]\n\n"
+END_OF_STREAM = b"data: [DONE]\n\n"
 T = TypeVar("T")
 
 

@@ -50,7 +50,7 @@ class EngineState(Enum):
     STOPPED = "stopped"
 
 
-_LOADED = (EngineState.READY, EngineState.ASLEEP)
+_LOADED_STATES = (EngineState.READY, EngineState.ASLEEP)
 
 
 class Supervisor:
@@ -84,7 +84,7 @@ class Supervisor:
 
     @property
     def failed_stages(self) -> tuple[str, ...]:
-        return tuple(self._engine.failed_stages) if self._state in _LOADED else ()
+        return tuple(self._engine.failed_stages) if self._state in _LOADED_STATES else ()
 
     @property
     def is_asleep(self) -> bool:
@@ -100,8 +100,8 @@ class Supervisor:
 
         def handle(event: Event) -> None:
             on_event(event)
-            if isinstance(event, StageFailed) and self._state in _LOADED:
-                self._lost(event)
+            if isinstance(event, StageFailed) and self._state in _LOADED_STATES:
+                self._on_lost(event)
 
         await self._engine.start(handle)
         self._state = EngineState.READY
@@ -167,7 +167,7 @@ class Supervisor:
                 self._state = EngineState.READY
             return not self.is_asleep
 
-    def _lost(self, event: StageFailed) -> None:
+    def _on_lost(self, event: StageFailed) -> None:
         self._log("stage_lost", stage=event.name, reason=event.error.message, details=event.error.details)
         if event.name not in self._tasks:
             self._tasks[event.name] = asyncio.create_task(self._bring_back(event.name))

@@ -41,7 +41,7 @@ class JobError(msgspec.Struct, frozen=True):
     message: str
 
 
-_STOPPED = JobError("server_stopped", "the server stopped before the video was finished")
+_STOPPED_ERROR = JobError("server_stopped", "the server stopped before the video was finished")
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class VideoStore:
         unreadable = tuple(self._load())
         for job in list(self._jobs.values()):
             if not job.has_ended:
-                self.fail(job.id, _STOPPED)
+                self.fail(job.id, _STOPPED_ERROR)
         self.expire()
         return unreadable
 
@@ -335,7 +335,7 @@ class VideoJobs:
             message = f"the video cannot be stored: {failure.strerror}"
             self._fail(job_id, JobError("storage_failed", message), exchange)
         except asyncio.CancelledError:
-            self._fail(job_id, _STOPPED, exchange)
+            self._fail(job_id, _STOPPED_ERROR, exchange)
             raise
         except Exception as failure:  # noqa: BLE001 - a fault of ours, which must not end the server
             self._service.log.failure(exchange, failure)

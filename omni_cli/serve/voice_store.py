@@ -51,7 +51,7 @@ class VoiceStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             check_writable(self.folder)
-            with self._locked():
+            with self._lock():
                 remove_left_behind(self.folder)
             records = sorted(self.folder.glob(f"*{_RECORD}"))
         except (OSError, ValueError) as error:
@@ -74,7 +74,7 @@ class VoiceStore:
         """Raises `VoiceExists`, `TooManyVoices`, `ValueError` for a name with other characters, and `OSError`."""
         if not _NAME.fullmatch(voice.name) or not _SUFFIX.fullmatch(voice.suffix):
             raise ValueError(f"`{voice.name}{voice.suffix}` is not the name of a voice's file")
-        with self._locked():
+        with self._lock():
             names = {known.name.lower() for known in self.voices()}
             if voice.name.lower() in names:
                 raise VoiceExists
@@ -86,7 +86,7 @@ class VoiceStore:
 
     def remove(self, name: str) -> bool:
         """Return False if there is no such voice. Raises `OSError`."""
-        with self._locked():
+        with self._lock():
             voice = self.get(name)
             if voice is None:
                 return False
@@ -104,7 +104,7 @@ class VoiceStore:
         return voice if fits and _SUFFIX.fullmatch(voice.suffix) else None
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Exclude other changes, also those of other servers."""
         with (self.folder / ".omni-voices").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -21,7 +21,7 @@ from omni_cli.stage.payloads import PayloadError
 _GIB = 1 << 30
 _MIN_CACHE_BYTES = 64 << 20
 # Memory left free for the rest of the process.
-_SPARE = 0.8
+_SPARE_SHARE = 0.8
 # A key of the profile, not of a stage.
 DTYPE = "dtype"
 
@@ -41,12 +41,12 @@ class Translation:
 
 
 def _cache_bytes(free_gib: float) -> int:
-    return max(_MIN_CACHE_BYTES, int(free_gib * _SPARE * _GIB) >> 20 << 20)
+    return max(_MIN_CACHE_BYTES, int(free_gib * _SPARE_SHARE * _GIB) >> 20 << 20)
 
 
 def _smaller_share(values: Values) -> Settings:
     free, total = float(values["free"]), float(values["total"])
-    yield "gpu_memory_utilization", max(0.01, math.floor(_SPARE * free / total * 100) / 100)
+    yield "gpu_memory_utilization", max(0.01, math.floor(_SPARE_SHARE * free / total * 100) / 100)
 
 
 def _larger_share(values: Values) -> Settings:

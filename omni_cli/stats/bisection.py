@@ -40,10 +40,10 @@ LOADS_SD = 0.007
 """Standard deviation of the logarithm of the time between two loads of the same code, as measured."""
 
 _CERTAIN = 20.0  # log odds
-_SPARE = 6  # comparisons beyond three for each halving
+_NUM_SPARE = 6  # comparisons beyond three for each halving
 
 _WORSE: tuple[GateVerdict, ...] = ("regression", "output mismatch")
-BROKEN: tuple[GateVerdict, ...] = ("failed", "not comparable")
+BROKEN_VERDICTS: tuple[GateVerdict, ...] = ("failed", "not comparable")
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class Search:
     def bounds(self) -> tuple[int, int]:
         """The smallest range that has the commit to blame with the probability `1 - ALPHA`: after the first position,
         up to the second. Commits that do not run cannot be told apart from the next one that does."""
-        edges = np.setdiff1d(np.arange(self.last + 1), list(self._broken - {self.last}))
+        edges = np.setdiff1d(np.arange(self.last + 1), list(self._broken_commits - {self.last}))
         below = np.concatenate([[0.0], np.cumsum(self.probabilities)])[edges]
         # For each beginning, the first end that is far enough.
         ends = np.searchsorted(below, below + 1 - ALPHA)
@@ -140,11 +140,11 @@ class Search:
         ends = self.trial(0, self.last)
         if ends is None or ends.verdict not in _WORSE:
             return self._ends()
-        compared = sum(trial.verdict not in BROKEN for trial in self.trials)
-        if compared > 3 * math.ceil(math.log2(self.last + 1)) + _SPARE:
+        compared = sum(trial.verdict not in BROKEN_VERDICTS for trial in self.trials)
+        if compared > 3 * math.ceil(math.log2(self.last + 1)) + _NUM_SPARE:
             return None
         low, high = self.bounds
-        broken = self._broken
+        broken = self._broken_commits
         untold = [position for position in range(low + 1, high) if position not in broken]
         if untold:
             # Broken commits come in stretches: after each one, look further away.
@@ -176,13 +176,13 @@ class Search:
             final = self.trial(low, high)
             is_found = final is not None and not self._contradicts(final)
             return SearchOutcome.FOUND if is_found else SearchOutcome.INCONCLUSIVE
-        if ends.verdict in BROKEN:
+        if ends.verdict in BROKEN_VERDICTS:
             return SearchOutcome.NOT_COMPARABLE
         return SearchOutcome.NO_REGRESSION if ends.verdict == "pass" else SearchOutcome.INCONCLUSIVE
 
     @property
-    def _broken(self) -> frozenset[int]:
-        return frozenset(trial.b for trial in self.trials if trial.verdict in BROKEN)
+    def _broken_commits(self) -> frozenset[int]:
+        return frozenset(trial.b for trial in self.trials if trial.verdict in BROKEN_VERDICTS)
 
     def _contradicts(self, final: Trial) -> bool:
         """True if a comparison of what is left finds no change, whatever the others found."""
@@ -215,7 +215,7 @@ class Search:
     def odds(self, trial: Trial) -> float:
         """Return the logarithm of the odds that the change lies in the range of a comparison, by this comparison; 0 for
         the ends, between which it lies."""
-        if (trial.a, trial.b) == (0, self.last) or trial.verdict in BROKEN:
+        if (trial.a, trial.b) == (0, self.last) or trial.verdict in BROKEN_VERDICTS:
             return 0.0
         if trial.change is None or trial.standard_error is None or (middle := self._middle) is None:
             return _CERTAIN * ((trial.verdict in _WORSE) - (trial.verdict == "pass"))

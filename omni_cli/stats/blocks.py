@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from omni_cli.records.metrics import ATTAINMENT, COUNTED, E2E, PERCENTILES, WAITS, get_percentile, is_total
+from omni_cli.records.metrics import ATTAINMENT, COUNTED_METRICS, E2E, PERCENTILES, WAITS, get_percentile, is_total
 from omni_cli.records.record import Sample, Variant, requests_of
 from omni_cli.records.results import Bounds, Summary
 from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, attainment_interval, get_centre
@@ -193,7 +193,7 @@ def _block_logs(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Return (blocks, logs float64 (n,), least error) of the values of blocks; of counts the logarithm for all windows
     plus what each block adds, since a window may have none, and the error by two requests of another outcome."""
-    if metric not in COUNTED:
+    if metric not in COUNTED_METRICS:
         blocks, medians = _block_medians(pairs, is_counted(variant, metric))
         if queue is not None:
             blocks, medians = blocks[:1], np.median(queue, keepdims=True)
@@ -207,7 +207,7 @@ def _block_logs(
 
 def is_counted(variant: Variant, metric: str) -> bool:
     """True for counts of requests, and rates of windows of requests, which have no median but a total."""
-    return metric in COUNTED or (is_total(metric) and any(sample.requests for sample in variant.samples))
+    return metric in COUNTED_METRICS or (is_total(metric) and any(sample.requests for sample in variant.samples))
 
 
 def are_interleaved(a: Variant, b: Variant) -> bool:
@@ -294,7 +294,7 @@ def _total(variant: Variant, metric: str) -> tuple[float, Bounds | None]:
     total = get_total(variant, metric)
     if len(total.blocks) < MIN_BLOCKS:
         return total.rate, None
-    if metric in COUNTED:
+    if metric in COUNTED_METRICS:
         low, high = attainment_interval(total.values / total.most, total.sent, ALPHA)
         low, high = low * total.most, (min(high, 1.0) if metric == ATTAINMENT else high) * total.most
     else:

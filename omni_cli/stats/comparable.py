@@ -57,7 +57,7 @@ LATE_S = 0.005
 
 _LATE_SHARE = 0.01
 _BURST_S = 1e-5
-_WHOLE = 0.98  # of the tokens that were asked for
+_FULL_CLOCK = 0.98  # of the tokens that were asked for
 _BUSY_CORES, _BUSY_SHARE = 0.8, 0.1
 
 Kind = Literal[
@@ -106,7 +106,7 @@ def work_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
         if len(left) != len(right) or not all(
             math.isclose(*pair, rel_tol=1e-9) for pair in zip(left, right, strict=True)
         ):
-            differences.append(Difference(f"work.{name}", _listed(left), _listed(right)))
+            differences.append(Difference(f"work.{name}", _list_amounts(left), _list_amounts(right)))
     return tuple(differences)
 
 
@@ -121,7 +121,7 @@ def mean_work_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
     for name in sorted(names - {"requests"}):
         left, right = (_mean(variant, name) for variant in (a, b))
         if left is None or right is None or not math.isclose(left, right, rel_tol=_SAME_WORK):
-            differences.append(Difference(f"work.{name}", _listed((left,)), _listed((right,))))
+            differences.append(Difference(f"work.{name}", _list_amounts((left,)), _list_amounts((right,))))
     return tuple(differences)
 
 
@@ -178,7 +178,7 @@ def _mean(variant: Variant, name: str) -> float | None:
     return sum(amounts) / sum(sample.work.get("requests", 1.0) for sample in variant.samples) if amounts else None
 
 
-def _listed(amounts: tuple[float | None, ...]) -> str:
+def _list_amounts(amounts: tuple[float | None, ...]) -> str:
     if not amounts or amounts == (None,):
         return ABSENT
     shown = [f"{amount:g}" for amount in amounts[:_MAX_LISTED]]
@@ -231,7 +231,7 @@ def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
     if record.workload.get("endpoint") == "chat" and answers and not tokens:
         disturbances.append(Disturbance("no usage", 1.0, 0.0, variant=variant.name))
     asked = record.workload.get("output_len")
-    if isinstance(asked, int) and tokens and statistics.fmean(tokens) < _WHOLE * asked:
+    if isinstance(asked, int) and tokens and statistics.fmean(tokens) < _FULL_CLOCK * asked:
         short = statistics.fmean(value < asked for value in tokens)
         disturbances.append(Disturbance("short answers", short, statistics.fmean(tokens), variant=variant.name))
     gaps = [value for _, value in get_values(variant, "itl_s")]
@@ -252,12 +252,12 @@ def machine_disturbances(utilisation: Utilisation) -> tuple[Disturbance, ...]:
         _lasting("stolen", utilisation.stolen_cores, [value > STOLEN_CORES for value in utilisation.stolen_cores]),
         _lasting("quota", utilisation.held_back, [value > HELD_BACK for value in utilisation.held_back]),
         _lasting("slow processor", clock, [value < SLOW_CLOCK for value in clock]),
-        *(_throttled(gpu) for gpu in utilisation.gpus),
+        *(_find_throttling(gpu) for gpu in utilisation.gpus),
     ]
     return tuple(item for item in candidates if item is not None)
 
 
-def _throttled(gpu: GpuUtilisation) -> Disturbance | None:
+def _find_throttling(gpu: GpuUtilisation) -> Disturbance | None:
     """Return throttling while the device was busy; the clock of an idle device is always low."""
     fast = max(gpu.sm_clock_mhz, default=0.0)
     clock = [mhz / fast for mhz in gpu.sm_clock_mhz] if fast else [1.0] * len(gpu.throttled)

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from omni_cli.core.errors import ExitCode, OmniError
-from omni_cli.records.metrics import COUNTED, E2E, HOST_RSS, REPORTED_MEMORY, higher_is_better
+from omni_cli.records.metrics import COUNTED_METRICS, E2E, HOST_RSS, REPORTED_MEMORY, higher_is_better
 from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters
 from omni_cli.records.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
 from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks, shared_metrics
@@ -84,7 +84,7 @@ def compare_variants(
     names = shared_metrics(a, b) if metrics is None else metrics
     compared = (_compare(a, b, name, paired, sampling, margin) for name in names)
     found = tuple(comparison for comparison in compared if comparison is not None)
-    return found if paired or not any(slowed) else tuple(_doubted(replace(item, slowed=slowed)) for item in found)
+    return found if paired or not any(slowed) else tuple(_withhold(replace(item, slowed=slowed)) for item in found)
 
 
 def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
@@ -119,7 +119,7 @@ def _compare(
         reason = "some values are 0" if blocks else "no block has both"
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
     estimate = _estimate(pairs)
-    if metric in COUNTED:
+    if metric in COUNTED_METRICS:
         estimate = of_counts(estimate, pairs.floor)
     result = _judge(empty, estimate, level)
     if pairs.is_lone_queue:
@@ -128,7 +128,7 @@ def _compare(
     return Compared(result, level, estimate)
 
 
-def _doubted(compared: Compared) -> Compared:
+def _withhold(compared: Compared) -> Compared:
     """Withhold a verdict that a disturbance of one side explains as well."""
     verdict = compared.result.verdict
     reason = compared.withheld(is_better=verdict == "faster", is_worse=verdict == "slower")

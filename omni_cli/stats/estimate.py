@@ -70,7 +70,7 @@ def get_centre(values: np.ndarray, inflation: float = 1.0, trim: float = TRIM) -
     `inflation` multiplies the standard error of blocks that are not fully independent. `trim` 0 gives the mean.
     """
     resampled = _Resampled.of(values, trim)
-    errors = _studentised(resampled.centres, resampled.variances)
+    errors = _studentise(resampled.centres, resampled.variances)
     return Estimate(resampled.centre, inflation * math.sqrt(resampled.variance), len(values), np.sort(np.abs(errors)))
 
 
@@ -88,7 +88,7 @@ def get_difference(
     """Return the centre of `second` minus that of `first`, float64 (n,) and (m,), drawn independently of each other."""
     a, b = _Resampled.of(first, trim), _Resampled.of(second, trim)
     # Reversed, so that draws of the two sides are independent, and swapping the sides gives the same pairs.
-    errors = _studentised(b.centres - a.centres[::-1], b.variances + a.variances[::-1])
+    errors = _studentise(b.centres - a.centres[::-1], b.variances + a.variances[::-1])
     return Estimate(
         b.centre - a.centre,
         math.hypot(inflations[0] * math.sqrt(a.variance), inflations[1] * math.sqrt(b.variance)),
@@ -183,7 +183,7 @@ def _variance(inner_sum: Any, inner_squares: Any, low: Any, high: Any, *, count:
     return spread / (count - 1) / (1 - 2 * cut / count) ** 2
 
 
-def _studentised(errors: np.ndarray, variances: np.ndarray) -> np.ndarray:
+def _studentise(errors: np.ndarray, variances: np.ndarray) -> np.ndarray:
     """Return errors in standard errors; infinite for a resample without spread."""
     scale = np.sqrt(variances)
     studentised: np.ndarray = np.divide(errors, scale, out=np.full_like(errors, np.inf), where=scale > 0)

@@ -67,7 +67,7 @@ def judge(
     timed = [_judge_time(item, limits) for item in gated]
     sizes = [_judge_memory(peak, limits) for peak in memory if peak.metric in limits.metrics]
     judged = (*_holm(timed, gated), *sizes)
-    judged += tuple(_unmeasured(limits, judged, outputs))
+    judged += tuple(_find_unmeasured(limits, judged, outputs))
     outcomes = [outcome for names, item in outputs.items() if (outcome := _judge_outputs(*names, item, limits))]
     quality = [pair for names, item in outputs.items() for pair in _judge_quality(*names, item, limits)]
     outcomes += [(item.verdict, reason) for item, reason in quality if reason]
@@ -119,7 +119,7 @@ def _gate(
     )
 
 
-def _undecided(item: Comparison | MemoryPeak, limits: GateLimits) -> GateMetric:
+def _make_undecided(item: Comparison | MemoryPeak, limits: GateLimits) -> GateMetric:
     return GateMetric(
         metric=item.metric, a=item.a, b=item.b, verdict="inconclusive", limit=limits.metrics[item.metric],
         change=None, ci95=None, place=limits.places.get(item.metric),
@@ -129,7 +129,7 @@ def _undecided(item: Comparison | MemoryPeak, limits: GateLimits) -> GateMetric:
 def _judge_time(compared: Compared, limits: GateLimits) -> GateMetric:
     item, estimate, level = compared.result, compared.estimate, compared.level
     judged = msgspec.structs.replace(
-        _undecided(item, limits), blocks_needed=item.blocks_needed or None, reason=item.reason or None
+        _make_undecided(item, limits), blocks_needed=item.blocks_needed or None, reason=item.reason or None
     )
     if estimate is None or item.ratio is None:
         return judged
@@ -185,7 +185,7 @@ def _p_value(metric: GateMetric) -> float:
 def _judge_memory(peak: MemoryPeak, limits: GateLimits) -> GateMetric:
     """Judge by the whole interval if a size is noisy; else by whole bytes, because rounding in a division must not fail
     a peak at exactly the limit."""
-    judged = msgspec.structs.replace(_undecided(peak, limits), change=peak.ratio - 1)
+    judged = msgspec.structs.replace(_make_undecided(peak, limits), change=peak.ratio - 1)
     if not peak.bounds:
         allowed = math.floor(peak.a_bytes * (1 + judged.limit))
         exact: GateVerdict = "pass" if peak.b_bytes <= allowed else "regression"
@@ -257,7 +257,7 @@ def _quality_verdict(
     return "pass", ""
 
 
-def _unmeasured(
+def _find_unmeasured(
     limits: GateLimits, judged: Sequence[GateMetric], pairs: Iterable[tuple[str, str]]
 ) -> Iterator[GateMetric]:
     """Yield the limits on metrics that a pair did not measure, or none did: they are not met."""
@@ -268,8 +268,8 @@ def _unmeasured(
             if (name, a, b) not in known:
                 yield GateMetric(
                     metric=name, a=a, b=b, verdict="inconclusive", limit=limit, change=None, ci95=None,
-                    place=limits.places.get(name), reason=_UNMEASURED.get(name, "not measured on both sides"),
+                    place=limits.places.get(name), reason=_UNMEASURED_REASONS.get(name, "not measured on both sides"),
                 )  # fmt: skip
 
 
-_UNMEASURED = {ALLOCATED: "not measured on both sides; without a device there is only `peak_host_rss_bytes`"}
+_UNMEASURED_REASONS = {ALLOCATED: "not measured on both sides; without a device there is only `peak_host_rss_bytes`"}

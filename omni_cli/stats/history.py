@@ -63,7 +63,7 @@ _SHOWING = 0.75  # share of the newest records that have to show half of the ste
 _POWER = NormalDist().inv_cdf(0.8)
 _NEAR = 2.4  # sum of absolute deviations, in standard deviations, that another place of the step may add
 
-NEEDED = BEFORE + AFTER
+MIN_RECORDS = BEFORE + AFTER
 """Records that a series needs before its first step can be seen."""
 
 _NIGHT = timedelta(hours=24)  # the records of one night count together
@@ -184,7 +184,7 @@ def get_history(
     chosen = list(metrics or (*known, *GATED_MEMORY))
     grouped = [
         (group, metric, points)
-        for group in _grouped(kept, allowed)
+        for group in _group(kept, allowed)
         for metric in chosen
         if (points := _points(group, metric))
     ]
@@ -194,7 +194,7 @@ def get_history(
     return HistoryRecord(folder=folder, series=series, failures=tuple(_failures(kept, allowed)))
 
 
-def judged(history: HistoryRecord, limit: float | None = None, since: str = "") -> HistoryRecord:
+def judge_history(history: HistoryRecord, limit: float | None = None, since: str = "") -> HistoryRecord:
     """Add the verdict on the series that go on, and on the variants that failed last.
 
     A worsening that is still there is a regression; with `limit` only if its whole interval lies beyond that. Steps and
@@ -220,7 +220,7 @@ def worsening(metric: str, ratio: float) -> float:
 def _verdict(series: HistorySeries, limit: float | None, since: str) -> tuple[GateVerdict, str]:
     points = len(series.points)
     if points == 1 and series.differences:
-        return "not comparable", f"the first record with {_listed(series.differences)}"
+        return "not comparable", f"the first record with {_list_differences(series.differences)}"
     for change in series.changes:
         if not change.is_open or change.same_commit or series.points[change.at].created < since:
             continue
@@ -231,14 +231,14 @@ def _verdict(series: HistorySeries, limit: float | None, since: str) -> tuple[Ga
             return "inconclusive", f"worse by {bounds[0]:.1%} to {bounds[1]:.1%} since record {change.at + 1}"
     if series.detectable is None:
         since_step = points - (series.changes[-1].at if series.changes else 0)
-        where, needed = ("since the last step", 2 * AFTER) if series.changes else ("that are comparable", NEEDED)
+        where, needed = ("since the last step", 2 * AFTER) if series.changes else ("that are comparable", MIN_RECORDS)
         return "inconclusive", f"{since_step} records {where}; to see a step takes {needed}"
     if limit is not None and series.detectable > limit:
         return "inconclusive", f"too noisy: a worsening of less than {series.detectable:.1%} would not be seen"
     return "pass", ""
 
 
-def _grouped(kept: Sequence[Kept], allowed: Collection[str]) -> list[_Group]:
+def _group(kept: Sequence[Kept], allowed: Collection[str]) -> list[_Group]:
     groups: dict[tuple[str, object], list[_Group]] = {}
     for item in kept:
         for variant in item.record.variants:
@@ -353,6 +353,6 @@ def _changes(
     return tuple(changes)
 
 
-def _listed(differences: Sequence[Difference]) -> str:
+def _list_differences(differences: Sequence[Difference]) -> str:
     shown = ", ".join(f"{item.field} {item.b}" for item in differences[:2])
     return shown + (f" and {len(differences) - 2} more differences" if len(differences) > 2 else "")

@@ -31,7 +31,7 @@ from omni_cli.records.results import Bounds
 from omni_cli.records.tune_record import Candidate, Standing, State, TuneRecord
 from omni_cli.stats.blocks import block_medians, get_values
 from omni_cli.stats.estimate import TRIM
-from omni_cli.stats.sequential import ALPHA, spent
+from omni_cli.stats.sequential import ALPHA, spend_alpha
 
 MIN_ROUNDS = 3
 """The first look. Two values have a spread, but its error would make every bound useless."""
@@ -161,8 +161,8 @@ class Race:
     def _look(self, pair: _Pair) -> None:
         count = len(pair.values)
         if MIN_ROUNDS <= count <= self._max_rounds:
-            earlier = spent((count - 1) / self._max_rounds, self._share) if count > MIN_ROUNDS else 0.0
-            tail = spent(count / self._max_rounds, self._share) - earlier
+            earlier = spend_alpha((count - 1) / self._max_rounds, self._share) if count > MIN_ROUNDS else 0.0
+            tail = spend_alpha(count / self._max_rounds, self._share) - earlier
             centre, error = _moments(pair.values)
             pair.upper = min(pair.upper, centre + student_quantile(tail, count - 1) * error)
 
@@ -200,15 +200,15 @@ def _difference(batches: Sequence[Batch], a: str, b: str, control: str) -> float
     with_a = [batch for batch in batches if a in batch]
     for batch in with_a:
         if b in batch:
-            return _paired(batch, a, b)
+            return _compare_pair(batch, a, b)
     for mine in with_a:
         for other in batches:
             if b in other and control in mine and control in other:
-                return _paired(mine, a, control) - _paired(other, b, control)
+                return _compare_pair(mine, a, control) - _compare_pair(other, b, control)
     return None
 
 
-def _paired(batch: Batch, a: str, b: str) -> float:
+def _compare_pair(batch: Batch, a: str, b: str) -> float:
     """Return the 20 % trimmed mean of the differences in the common blocks, of which there is at least one."""
     values = sorted(value - batch[b][block] for block, value in batch[a].items() if block in batch[b])
     cut = int(TRIM * len(values))
@@ -281,7 +281,7 @@ def batch_costs(batch: Sequence[Variant], objective: str) -> dict[str, Mapping[i
     return costs
 
 
-def concluded(record: TuneRecord, *, stopped: bool = False) -> TuneRecord:
+def conclude(record: TuneRecord, *, stopped: bool = False) -> TuneRecord:
     """Return the record with its verdict, winner and standings; `stopped`: no further round is run."""
     race = get_race(record)
     winner = race.leader if race.has_started else None

@@ -89,9 +89,9 @@ class AttainmentSpec(ComparisonSpec):
     target: float = 0.9
 
     def is_decided(self, record: Record) -> bool:
-        return self.judged(record, 0.0).verdict != "undecided"
+        return self.judge(record, 0.0).verdict != "undecided"
 
-    def judged(self, record: Record, rate: float) -> RateTrial:
+    def judge(self, record: Record, rate: float) -> RateTrial:
         """Return the verdict on the only variant of a record; a share of 0 of no request is undecided."""
         (variant,) = record.variants
         if not variant.samples:

@@ -54,7 +54,7 @@ def level_at(looks: Sequence[int], blocks: int, alpha: float = ALPHA) -> float:
     return _levels(shares, is_last, alpha)[-1]
 
 
-def spent(share: float, alpha: float = ALPHA) -> float:
+def spend_alpha(share: float, alpha: float = ALPHA) -> float:
     """Return the part of `alpha` that may be spent after this share (0 to 1) of the planned blocks."""
     return alpha * math.log(1 + (math.e - 1) * min(share, 1.0))
 
@@ -102,10 +102,10 @@ def _levels(shares: tuple[float, ...], is_last: bool, alpha: float) -> tuple[flo
     levels: list[float] = []
     total, density, points, time = 0.0, np.ones(1), np.zeros(1), 0.0
     for number, share in enumerate(shares):
-        target = alpha if is_last and number == len(shares) - 1 else spent(share, alpha)
+        target = alpha if is_last and number == len(shares) - 1 else spend_alpha(share, alpha)
         allowed = max(target - total, 1e-12)
         step = math.sqrt(share - time)
-        bound = _bound(density, points, step, math.sqrt(share), allowed)
+        bound = _find_bound(density, points, step, math.sqrt(share), allowed)
         levels.append(2 * (1 - normal.cdf(bound)))
         total += allowed
         edge = bound * math.sqrt(share)
@@ -119,7 +119,7 @@ def _levels(shares: tuple[float, ...], is_last: bool, alpha: float) -> tuple[flo
     return tuple(levels)
 
 
-def _bound(density: np.ndarray, points: np.ndarray, step: float, scale: float, allowed: float) -> float:
+def _find_bound(density: np.ndarray, points: np.ndarray, step: float, scale: float, allowed: float) -> float:
     """Return the bound, in standard deviations, that the score crosses with probability `allowed`; by bisection."""
     low, high = 0.0, _REACH
     for _ in range(36):

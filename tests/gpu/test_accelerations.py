@@ -14,7 +14,7 @@ STEPS = 4
 
 
 def images(folder, **keys) -> tuple[list[np.ndarray], dict[str, float]]:
-    stage = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64, width=64, **keys)
+    stage = DiffusionStageConfig.create("image", num_inference_steps=STEPS, height=64, width=64, **keys)
     executor = DiffusersPipelineExecutor(stage, str(folder), "bfloat16", "cuda")
     requests = tuple(DiffusionRequest(str(seed), "a cat", seed=seed) for seed in (1, 2))
     outputs = executor.execute_model(DiffusionSchedulerOutput(requests)).outputs

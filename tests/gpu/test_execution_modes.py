@@ -18,7 +18,7 @@ REQUESTS = {
 
 
 def start(folder, **settings) -> DiffusersPipelineExecutor:
-    stage = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64, width=64, **settings)
+    stage = DiffusionStageConfig.create("image", num_inference_steps=STEPS, height=64, width=64, **settings)
     return DiffusersPipelineExecutor(stage, str(folder), "float32", "cuda")
 
 

@@ -58,7 +58,7 @@ def test_a_pipeline_of_diffusers_and_transformers_models(file: str, tmp_path: Pa
     shutil.copytree(resolve_model("builtin:tiny-image"), folder)
     poison(folder / file, mark)
     with pytest.raises(CheckpointError, match="cannot load a pipeline"):
-        load_pipeline(str(folder), "float32", DiffusionStageConfig.named("image"))
+        load_pipeline(str(folder), "float32", DiffusionStageConfig.create("image"))
     assert not mark.exists()
 
 

@@ -15,7 +15,7 @@ from omni_cli.records.results import BreakEven, Comparison, MeasureMean, Outputs
 from omni_cli.records.tune_record import Candidate, Round, TuneRecord
 from omni_cli.records.verify_record import DifferentPair, MeanMax, Row, VerifyRecord
 from omni_cli.requests.encoding import encode_png, encode_wav
-from omni_cli.stats.race import concluded
+from omni_cli.stats.race import conclude
 from omni_cli.stats.verdicts import ComparisonSpec
 from support.bench_records import pair, record
 
@@ -76,7 +76,7 @@ def tune_record(rounds: int = 6) -> TuneRecord:
 
     outputs = [None, Outputs(False, 0.1, psnr_db=40.0), Outputs(False, 0.5, psnr_db=20.0)]
     candidates = [Candidate(name=name, outputs=found) for name, found in zip(COSTS, outputs, strict=True)]
-    return concluded(
+    return conclude(
         TuneRecord(
             created="2026-11-22T12:00:00Z",
             environment={},

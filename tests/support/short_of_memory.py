@@ -19,7 +19,7 @@ _ROOM_BYTES = 96 << 20
 def main() -> None:
     task = json.load(sys.stdin)
     torch.set_num_threads(1)
-    stage = DiffusionStageConfig.named("image", num_inference_steps=1, call={"true_cfg_scale": 1.0})
+    stage = DiffusionStageConfig.create("image", num_inference_steps=1, call={"true_cfg_scale": 1.0})
     executor = DiffusersPipelineExecutor(stage, task["model"], "float32", "cpu")
 
     def make(size: int) -> dict[str, object]:

@@ -32,7 +32,7 @@ def main() -> None:
         def engine_args(self) -> dict[str, object]:
             return {**super().engine_args(), "speculative_config": NGRAM}
 
-    config = ARStageConfig.named("model", max_model_len=512, kv_cache_memory_bytes=64 << 20)
+    config = ARStageConfig.create("model", max_model_len=512, kv_cache_memory_bytes=64 << 20)
     stage = DraftingStage(get_spec(config, task["folder"]), lambda report: None)
 
     def run(sampling: dict[str, Any]) -> dict[str, Any]:

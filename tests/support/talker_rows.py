@@ -30,7 +30,7 @@ def main() -> None:
     from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
     from omni_cli.models.registry import load_stage
 
-    config = TalkerConfig.named("talker", input="thinker", **task["stage"])
+    config = TalkerConfig.create("talker", input="thinker", **task["stage"])
     stage = load_stage(get_spec(config, task["model"]), lambda report: None)
     runs = Runs(stage, task["requests"])
     ways: dict[str, Callable[[], dict[str, Any]]] = {

@@ -34,7 +34,7 @@ def main() -> None:
     from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
     from omni_cli.models.registry import load_stage
 
-    config = Token2WavConfig.named("token2wav", backend="vllm", input="talker", max_num_seqs=4, num_inference_steps=2)
+    config = Token2WavConfig.create("token2wav", backend="vllm", input="talker", max_num_seqs=4, num_inference_steps=2)
     stage: Any = load_stage(get_spec(config, task["model"]), lambda report: None)
 
     runner = stage.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner

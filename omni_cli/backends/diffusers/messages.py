@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from omni_cli.backends.diffusers.arguments import call_arguments
-from omni_cli.backends.diffusers.memory import advised
+from omni_cli.backends.diffusers.memory import advise_settings
 from omni_cli.backends.diffusers.outputs import BadOutputError
 from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.config.schema import DiffusionStageConfig
@@ -178,4 +178,4 @@ def _memory_keys(raised: Exception, config: DiffusionStageConfig) -> Iterator[st
     objects = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(raised.__traceback__))
     if any(getattr(one, "use_tiling", None) is False for one in objects):
         yield f"{config.name}.enable_vae_tiling=true"
-    yield from advised(config, "cuda" if isinstance(raised, torch.OutOfMemoryError) else "cpu")
+    yield from advise_settings(config, "cuda" if isinstance(raised, torch.OutOfMemoryError) else "cpu")

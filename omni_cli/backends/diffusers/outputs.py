@@ -93,7 +93,7 @@ def pil_to_uint8(images: Iterable[Any]) -> list[np.ndarray]:
     return [np.asarray(image.convert("RGBA" if image.mode in ("RGBA", "LA") else "RGB")) for image in flat]
 
 
-def visualized(pipeline: Any, prediction: torch.Tensor) -> list[Any]:
+def visualize(pipeline: Any, prediction: torch.Tensor) -> list[Any]:
     """Depth, normals or intrinsics (N, 1 or 3, H, W) as PIL images, in the colours of the pipeline's own processor."""
     processor, targets = pipeline.image_processor, getattr(pipeline, "target_properties", None)
     if targets:
@@ -150,7 +150,7 @@ class Frames:
         if isinstance(frames, np.ndarray) and frames.dtype != np.uint8:
             frames = torch.from_numpy(frames).permute(0, 3, 1, 2)
         if isinstance(frames, torch.Tensor):
-            yield from self._copied(frames)
+            yield from self._copy_chunks(frames)
             return
         step = _frames_per_piece(np.asarray(frames[0]).size)
         for start in range(0, len(frames), step):
@@ -161,7 +161,7 @@ class Frames:
         """All frames, uint8 RGB (num_frames, height, width, 3)."""
         return np.stack(list(itertools.chain.from_iterable(self.pieces())))
 
-    def _copied(self, frames: Any) -> Iterator[Sequence[np.ndarray]]:
+    def _copy_chunks(self, frames: Any) -> Iterator[Sequence[np.ndarray]]:
         if frames.ndim != 4 or frames.shape[1] not in (1, 3):
             raise BadOutputError(f"the pipeline made a tensor of shape {tuple(frames.shape)} instead of RGB frames")
         under_way: PendingCopies | None = None

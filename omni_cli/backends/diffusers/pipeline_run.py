@@ -27,7 +27,7 @@ from omni_cli.backends.diffusers.outputs import (
     to_bytes,
     to_host,
     to_samples,
-    visualized,
+    visualize,
     with_batch_axis,
 )
 from omni_cli.backends.diffusers.parallel import find_denoiser
@@ -35,7 +35,7 @@ from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionReque
 from omni_cli.backends.diffusers.step_cache import StepCaches
 from omni_cli.backends.diffusers.weights import PipelineAdapters
 from omni_cli.backends.execution.ranges import Clock, Consecutive, mark
-from omni_cli.core.compat import replaced
+from omni_cli.core.compat import replace_attributes
 from omni_cli.requests.pipeline_call import AUDIO_FIELDS, IMAGE_FIELDS, SOUND_FIELDS, VIDEO_FIELDS, PipelineCall
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class PipelineRunner:
         if isinstance(output, np.ndarray):
             output = torch.from_numpy(output).permute(0, 3, 1, 2)  # of a pipeline that converts images itself
         elif self.predicts:
-            output = visualized(self._pipeline, output)
+            output = visualize(self._pipeline, output)
         elif isinstance(output, list) and all(isinstance(image, torch.Tensor) for image in output):
             output = torch.cat(output)
         if not isinstance(output, torch.Tensor):
@@ -366,13 +366,13 @@ def scheduler_steps(pipeline: Any, note_step: Callable[[], None]) -> Iterator[No
 
     # Pipelines look at its parameters. It is the class's, because a copy of the scheduler would share an instance's.
     @functools.wraps(step)
-    def noted(this: object, *args: object, **kwargs: object) -> object:
+    def step_and_note(this: object, *args: object, **kwargs: object) -> object:
         result = step(this, *args, **kwargs)
         if this is scheduler:
             note_step()
         return result
 
-    with replaced(owner, step=noted):
+    with replace_attributes(owner, step=step_and_note):
         yield
 
 

@@ -205,7 +205,7 @@ class DiffusersStage:
         assert output.times is not None
         began_s = time.perf_counter()
         try:
-            videos = self._encoded(output, waiting)
+            videos = self._encode_videos(output, waiting)
         except Exception as raised:  # noqa: BLE001 - whatever it is becomes the request's error
             if not isinstance(raised, OmniError):
                 raised = describe_failure(raised, self.executor.config, [waiting.request])
@@ -234,7 +234,7 @@ class DiffusersStage:
         images, tensors = tuple(output.images), dict(output.tensors)
         return [RequestDone(output.request_id, trace, images=images, tensors=tensors, notes=notes)]
 
-    def _encoded(self, output: DiffusionOutput, waiting: _Waiting) -> tuple[VideoOutput, ...]:
+    def _encode_videos(self, output: DiffusionOutput, waiting: _Waiting) -> tuple[VideoOutput, ...]:
         """Return the videos of a request as files."""
         rate = self.executor.sample_rate or 0
         return tuple(
@@ -332,7 +332,7 @@ def _call_files(request: GenerateRequest, call: PipelineCall, pipeline: Any, dev
             arguments[name] = [pipeline.reference(name, file) for file in get_items(value)]
             continue
         read = changed_items(value, functools.partial(_file_value, device))
-        arguments[name] = call.checked(name, read)
+        arguments[name] = call.check_value(name, read)
     return arguments
 
 

@@ -125,23 +125,23 @@ class StepCaches:
         reference = hook.fn_ref
         answer, compute = reference.forward, reference.original_forward
 
-        def answered(*args: object, **kwargs: object) -> object:
+        def run_block(*args: object, **kwargs: object) -> object:
             self._skipped += 1
             return answer(*args, **kwargs)
 
-        def computed(*args: object, **kwargs: object) -> object:
+        def run_computed(*args: object, **kwargs: object) -> object:
             self._skipped -= 1
             return compute(*args, **kwargs)
 
         def restore() -> None:
             reference.forward, reference.original_forward = answer, compute
 
-        reference.forward, reference.original_forward = answered, computed
+        reference.forward, reference.original_forward = run_block, run_computed
         self._restore.append(restore)
 
     def _note_call(self, model: Any, *_: object) -> None:
         if model in self._dual:
-            self._skipped = self._dual[model].skipped
+            self._skipped = self._dual[model].num_skipped
         self.cached_calls += self._skipped > 0
         self.cached_module_calls += self._skipped
         self._skipped = 0
@@ -253,11 +253,11 @@ class DualBlockCache:
         self._contexts = dict(self._manager._cached_context_manager)
         flat = cache_dit.BlockAdapter.flatten
         blocks = dict(zip(flat(self._adapter.unique_blocks_name), flat(self._adapter.blocks), strict=True))
-        self._skippable = {name: len(group) - self._computed for name, group in blocks.items()}
+        self._skippable = {name: len(group) - self._num_computed for name, group in blocks.items()}
         self._enter: Callable[..., Any] | None = getattr(model, "cache_context", None)
         if max(self._skippable.values()) < 1:
             self.close()
-            raise ValueError(f"it has no more than the {self._computed} blocks that are always computed")
+            raise ValueError(f"it has no more than the {self._num_computed} blocks that are always computed")
         if self._enter is not None:
             model.cache_context = self._half
         self.start()
@@ -271,7 +271,7 @@ class DualBlockCache:
         return next(iter(self._contexts.values())).cache_config
 
     @property
-    def _computed(self) -> int:
+    def _num_computed(self) -> int:
         return int(self._config.Fn_compute_blocks + self._config.Bn_compute_blocks)
 
     def start(self) -> None:
@@ -295,7 +295,7 @@ class DualBlockCache:
             yield
 
     @property
-    def skipped(self) -> int:
+    def num_skipped(self) -> int:
         """Number of blocks that the model's latest call did not compute."""
         contexts = self._manager._cached_context_manager.values()
         return sum(

@@ -130,7 +130,7 @@ class SyncCopy:
         if tensor.device.type == "cpu" and not reused:
             return _Arrived(tensor)
         began_s = time.perf_counter()
-        host, seconds = _copied(tensor)
+        host, seconds = _copy_to_host(tensor)
         counters = self.counters
         counters.copies += 1
         counters.copied_bytes += host.nbytes
@@ -286,7 +286,7 @@ def _timing_event() -> torch.cuda.Event:
     return event
 
 
-def _copied(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
+def _copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Copy to the host; return the copy and the seconds that the device spent on it."""
     if tensor.device.type != "cuda":
         began_s = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-_BAKED = (type(None), bool, int, str, torch.dtype, torch.device)
+_CONSTANT_TYPES = (type(None), bool, int, str, torch.dtype, torch.device)
 
 
 class UnsupportedError(TypeError):
@@ -32,7 +32,7 @@ def graph_key(value: object, tensors: list[torch.Tensor]) -> Hashable:
     if isinstance(value, float):
         # Its text distinguishes 0.0 from -0.0, and NaN equals itself.
         return (float, repr(value))
-    if isinstance(value, _BAKED):
+    if isinstance(value, _CONSTANT_TYPES):
         return (type(value), value)
     raise UnsupportedError(f"a {type(value).__name__}, which a CUDA graph can neither copy nor compare")
 
@@ -80,5 +80,5 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: object)
 def check_outputs(value: object) -> None:
     """Raise `UnsupportedError` if `map_tensors` would miss tensors in a model's output."""
     for leaf in _pytree.tree_leaves(value):
-        if not isinstance(leaf, (torch.Tensor, float, *_BAKED)):
+        if not isinstance(leaf, (torch.Tensor, float, *_CONSTANT_TYPES)):
             raise UnsupportedError(f"returns a {type(leaf).__name__}, whose tensors a CUDA graph cannot find")

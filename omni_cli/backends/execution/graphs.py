@@ -60,7 +60,7 @@ class OperationWatch(TorchDispatchMode):
                 self._made.add(tensor.untyped_storage()._cdata)
 
 
-def unwatched(region: Callable[..., object]) -> Callable[..., object]:
+def hide_operations(region: Callable[..., object]) -> Callable[..., object]:
     """Return compiled code that hides its operations from a watch: under one, torch would run them uncompiled.
 
     The watch sees what goes in and comes out. Weights that only the region reads must live as long as its module.
@@ -191,7 +191,7 @@ class GraphManager:
         try:
             key = (graph_key((args, kwargs), tensors), _autocast(self._device.type))
         except UnsupportedError:
-            raise self._unsupported(args, kwargs) from None
+            raise self._unsupported_argument(args, kwargs) from None
         with torch.no_grad():
             captured = self._graphs.get(key)
             if captured is None:
@@ -227,7 +227,7 @@ class GraphManager:
 
         watch = OperationWatch(self._device)
 
-        def watched() -> Any:
+        def run_watched() -> Any:
             with watch:
                 return run()
 
@@ -237,12 +237,12 @@ class GraphManager:
                 self._backend.warm_up(run)
             if not self._graphs:
                 self._rehearse(run, inputs, args, kwargs)
-            graph, outputs = self._backend.capture(watched)
+            graph, outputs = self._backend.capture(run_watched)
         except StageError:
             raise  # a compiled region of the module failed
         except Exception as error:  # noqa: BLE001 - models and CUDA raise anything; converted to the stage's error
             # The cause is dropped, because the frames in its traceback hold the calls' tensors.
-            raise self._failed(error) from None
+            raise self._capture_error(error) from None
         captured = _Captured(graph, inputs, outputs, list(watch.external.values()))
         self._graphs[key] = captured
         self._counters.graphs_captured += 1
@@ -302,7 +302,7 @@ class GraphManager:
         self._last_captured = leaves
         self._captures_in_a_row += 1
 
-    def _unsupported(self, args: object, kwargs: object) -> StageError:
+    def _unsupported_argument(self, args: object, kwargs: object) -> StageError:
         for name, leaf in self._leaves(args, kwargs):
             try:
                 graph_key(leaf, [])
@@ -310,7 +310,7 @@ class GraphManager:
                 return self._error(f"cannot capture {type(self._module).__name__}: it is called with `{name}`, {error}")
         raise AssertionError("every argument is supported")
 
-    def _failed(self, error: Exception) -> StageError:
+    def _capture_error(self, error: Exception) -> StageError:
         what = str(error) if isinstance(error, UnsupportedError) else _first_line(error)
         details = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from omni_cli.config.schema import Execution
 
 # A compiled call that is not faster by more than this repays no compilation.
-_SAME = 0.97
+_MIN_GAIN = 0.97
 # The device waits for the host if it has nothing left to do when the host has launched the last operation. Where it is
 # the slower one, the host took at most 0.90 of a call on H200s; where it waits, all of it.
 _HOST_BOUND = 0.95
@@ -34,7 +34,7 @@ def choose_execution(eager: CallTime, compiled: CallTime, *, with_graphs: bool) 
     reason = f"{took}, an eager one {_ms(eager.total_s)}"
     if with_graphs and compiled.host_s >= _HOST_BOUND * compiled.total_s:
         return "compile_cudagraph", reason
-    return ("compile" if compiled.total_s <= _SAME * eager.total_s else "eager"), reason
+    return ("compile" if compiled.total_s <= _MIN_GAIN * eager.total_s else "eager"), reason
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import torch.fx.experimental._config as symbolic_shapes
 
 from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.fused_gelu import compile_graph
-from omni_cli.backends.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager, unwatched
+from omni_cli.backends.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager, hide_operations
 from omni_cli.config.schema import Execution
 from omni_cli.core.errors import StageError
 
@@ -83,10 +83,10 @@ class _ReplacedForward(ExecutionMode):
         original = module.forward
 
         @functools.wraps(original)
-        def replaced(*args: object, **kwargs: object) -> object:
+        def run_chosen(*args: object, **kwargs: object) -> object:
             return (original if self._is_eager else forward)(*args, **kwargs)
 
-        module.forward = replaced
+        module.forward = run_chosen
 
     def use(self, execution: Execution) -> None:
         """Make further calls run in another mode, one that this one contains."""
@@ -176,8 +176,8 @@ class CompiledMode(_ReplacedForward):
         self.counters.compiled_regions += len(blocks) or 1
         # Not `block.compile`, which would compile the hooks of the block too, and a cache's decide in Python.
         for block in blocks:
-            self._replace(block, unwatched(torch.compile(block.forward, **keys)))
-        call = part.forward if blocks else unwatched(torch.compile(part.forward, **keys))
+            self._replace(block, hide_operations(torch.compile(block.forward, **keys)))
+        call = part.forward if blocks else hide_operations(torch.compile(part.forward, **keys))
         self._replace(part, functools.partial(self._run, part, call))
 
     def _run(self, part: torch.nn.Module, call: Callable[..., object], /, *args: object, **kwargs: object) -> object:

@@ -11,15 +11,15 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from omni_cli.checkpoints.adapters import EXPERTS, adapted_modules, has_experts, renamed, unusable
+from omni_cli.checkpoints.adapters import EXPERTS, adapted_modules, has_experts, rename_modules, unusable
 from omni_cli.config.families import StageRole
 from omni_cli.config.stage_keys import Adapter
 from omni_cli.core.errors import CheckpointError, StageError
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.protocol import StageSpec
 
-_UNSUPPORTED = "does not support LoRA"
-_UNEXPECTED = re.compile(r"but received \['([^']+)'")
+_UNSUPPORTED_MESSAGE = "does not support LoRA"
+_UNEXPECTED_MODULE = re.compile(r"but received \['([^']+)'")
 
 
 class EngineAdapters:
@@ -74,12 +74,12 @@ class EngineAdapters:
     def load(self, engine: LLMEngine) -> None:
         """Load all adapters. Raises `CheckpointError` for one that the model cannot use as a whole."""
         for number, adapter in enumerate(self._stage.adapters, start=1):
-            folder = renamed(adapter, *self._checkpoint)
+            folder = rename_modules(adapter, *self._checkpoint)
             request = LoRARequest(adapter.name, number, str(folder), is_3d_lora_weight=_is_fused(adapter))
             try:
                 engine.add_lora(request)
             except (ValueError, RuntimeError, AssertionError) as error:  # whatever vLLM lacks for it
-                unused = set(_UNEXPECTED.findall(str(error)))
+                unused = set(_UNEXPECTED_MODULE.findall(str(error)))
                 if not unused:
                     raise unusable(adapter, " ".join(str(error).split()) or "vLLM cannot load it") from error
             else:
@@ -101,7 +101,7 @@ class EngineAdapters:
         try:
             yield
         except ValueError as error:
-            if _UNSUPPORTED not in str(error):
+            if _UNSUPPORTED_MESSAGE not in str(error):
                 raise
             name, model = self._stage.name, str(error).partition(" ")[0]
             raise CheckpointError(

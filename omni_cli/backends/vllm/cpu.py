@@ -10,7 +10,7 @@ from omni_cli.backends.vllm.code_runner import CodeRunnerMixin
 from omni_cli.backends.vllm.diffusion_runner import DiffusionRunnerMixin
 from omni_cli.backends.vllm.runner_mixins import ARRunnerMixin, OmniRunnerMixin
 from omni_cli.backends.vllm.workers import OmniWorkerMixin
-from omni_cli.core.compat import replaced
+from omni_cli.core.compat import replace_attributes
 
 
 class _Discarded(torch.Generator):
@@ -66,7 +66,7 @@ class OmniCPUWorker(OmniWorkerMixin, CPUWorker):
     def load_model(self, *args: object, **kwargs: object) -> None:
         # vLLM 0.32 takes Triton for experts beside any adapter, and CPUs have none; `EngineAdapters` adapts no experts.
         config = layer.FusedMoEConfig
-        with replaced(layer, FusedMoEConfig=lambda **keys: config(**{**keys, "is_lora_enabled": False})):
+        with replace_attributes(layer, FusedMoEConfig=lambda **keys: config(**{**keys, "is_lora_enabled": False})):
             super().load_model(*args, **kwargs)
 
 

@@ -48,7 +48,7 @@ class Unfinished:
     """Returned in place of a tensor for a request that needs more steps; see `StepwiseScheduler`."""
 
 
-UNFINISHED = Unfinished()
+NOT_FINISHED = Unfinished()
 Output: TypeAlias = torch.Tensor | NoOutput | Unfinished
 
 
@@ -102,11 +102,11 @@ def start_together(tensors: Mapping[str, torch.Tensor], copy: OutputCopy) -> Cal
     shapes = [tensor.shape for tensor in tensors.values()]
     together = copy.start(torch.cat([tensor.reshape(-1) for tensor in tensors.values()]))
 
-    def arrived() -> dict[str, torch.Tensor]:
+    def rebuild_tensors() -> dict[str, torch.Tensor]:
         flat = together.get().split([shape.numel() for shape in shapes])
         return {name: part.view(shape) for name, part, shape in zip(tensors, flat, shapes, strict=True)}
 
-    return arrived
+    return rebuild_tensors
 
 
 class DiffusionModel(nn.Module, IsAttentionFree):

@@ -40,7 +40,7 @@ class ComputedSpan(NamedTuple):
     def end(self) -> int:
         return self.start + self.length
 
-    def accepted(self, num_sampled_tokens: int) -> ComputedSpan:
+    def drop_rejected(self, num_sampled_tokens: int) -> ComputedSpan:
         """Return the span without rejected draft tokens; a step samples one more token than it accepts."""
         rejected = max(0, self.num_draft_tokens - max(0, num_sampled_tokens - 1))
         return self._replace(length=self.length - rejected, num_draft_tokens=0)
@@ -88,10 +88,10 @@ class HiddenStateTracker:
         begin = span.sent.next_position
         span.sent.next_position = max(begin, span.end)
         if begin < span.start:
-            return torch.cat([*self._cached(span, begin), rows])
+            return torch.cat([*self._read_cached(span, begin), rows])
         return rows[begin - span.start :].clone()
 
-    def _cached(self, span: ComputedSpan, begin: int) -> list[torch.Tensor]:
+    def _read_cached(self, span: ComputedSpan, begin: int) -> list[torch.Tensor]:
         """Return the rows from `begin` to the span, which other requests computed."""
         if self._slot_rows is None:
             raise RuntimeError(

@@ -32,8 +32,8 @@ from omni_cli.backends.execution.ranges import mark
 from omni_cli.backends.vllm.hidden_states import ComputedSpan, HiddenStateTracker
 from omni_cli.backends.vllm.outputs import with_payloads
 from omni_cli.backends.vllm.schedulers import Arrived
-from omni_cli.backends.vllm.weights import WHOLE
-from omni_cli.core.compat import replaced
+from omni_cli.backends.vllm.weights import WHOLE_STAGE
+from omni_cli.core.compat import replace_attributes
 from omni_cli.stage.payloads import DEFAULT_LIMITS
 from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
 
@@ -60,7 +60,7 @@ class GraphCounters(ExecutionCounters):
 
     _captured: frozenset[tuple[CUDAGraphMode, BatchDescriptor]] = frozenset()
 
-    def captured(self, pool_bytes: int, seconds: float) -> None:
+    def on_capture(self, pool_bytes: int, seconds: float) -> None:
         """Record that vLLM captured its graphs, with their device memory and time."""
         graphs = [
             (wrapper.runtime_mode, shape)
@@ -113,7 +113,7 @@ class OmniRunnerMixin(VllmRunner):
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         if self.load_config.load_format == "auto":
-            self.load_config = self.vllm_config.load_config = replace(self.load_config, load_format=WHOLE)
+            self.load_config = self.vllm_config.load_config = replace(self.load_config, load_format=WHOLE_STAGE)
         super().load_model(*args, **kwargs)
 
     def _dummy_run(self, *args: object, **kwargs: object) -> object:
@@ -232,9 +232,9 @@ class ARRunnerMixin(OmniRunnerMixin):
         began_s = time.perf_counter()
         # Afterwards vLLM makes garbage collection look at all objects again, those of the imports among them, which the
         # fork server has excluded (`gc.freeze`), and collects twice: 2.5 s on a slow processor.
-        with mark("capture"), replaced(gc, unfreeze=lambda: None):
+        with mark("capture"), replace_attributes(gc, unfreeze=lambda: None):
             num_bytes: int = super().capture_model()
-        self.graph_counters.captured(num_bytes, time.perf_counter() - began_s)
+        self.graph_counters.on_capture(num_bytes, time.perf_counter() - began_s)
         return num_bytes
 
     def execution_counters(self) -> dict[str, float]:
@@ -303,7 +303,7 @@ class ARRunnerMixin(OmniRunnerMixin):
     def _start_copy(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> PendingCopy:
         """Start the step's one copy, of the rows (num_rows, hidden_size) of `spans`, before they are overwritten."""
         rows = hidden_states if self._stage_output_rows is None else self._stage_output_rows
-        parts = [rows[begin:end] for begin, end in _joined(spans)]
+        parts = [rows[begin:end] for begin, end in _join_spans(spans)]
         with mark("output copy"):
             return self.output_copy.start(parts[0] if len(parts) == 1 else torch.cat(parts), reused=True)
 
@@ -316,12 +316,12 @@ class ARRunnerMixin(OmniRunnerMixin):
         computed = list(zip(spans, rows.split([span.length for span in spans]), strict=True))
         if any(span.num_draft_tokens for span in spans):
             sampled, index = output.sampled_token_ids, output.req_id_to_index
-            spans = [span.accepted(len(sampled[index[span.request_id]])) for span in spans]
+            spans = [span.drop_rejected(len(sampled[index[span.request_id]])) for span in spans]
             computed = [(span, part[: span.length]) for span, (_, part) in zip(spans, computed, strict=True)]
         return self.hidden_states.resolve(computed)
 
 
-def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
+def _join_spans(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
     """Return (begin, end) of the rows of `spans`, with adjacent spans joined."""
     rows: list[tuple[int, int]] = []
     for span in spans:

@@ -82,11 +82,13 @@ def without_filler(asked: StructuredOutputsParams | dict[str, Any]) -> Structure
     if bound.json is not None:
         return replace(bound, json=as_grammar(json.loads(bound.json) if isinstance(bound.json, str) else bound.json))
     if bound.structural_tag is not None:
-        return replace(bound, structural_tag=json.dumps(json.loads(bound.structural_tag, object_hook=_bounded)))
+        return replace(
+            bound, structural_tag=json.dumps(json.loads(bound.structural_tag, object_hook=_bound_whitespace))
+        )
     return bound
 
 
-def _bounded(part: dict[str, Any]) -> dict[str, Any]:
+def _bound_whitespace(part: dict[str, Any]) -> dict[str, Any]:
     """Allow at most a line break and a blank between the tokens of JSON in a structural tag."""
     if part.get("type") != "json_schema" or "json_schema" not in part:
         return part

@@ -169,7 +169,7 @@ class VllmStage:
             is_text = "prompt" in prompt or active.request.prompt_only
             tokenize_params = self.tokenize_params(active.request) if is_text else None
             (engine_input,) = self.engine.renderer.render_cmpl([prompt], tokenize_params)
-            self.prepared(active, engine_input)
+            self.on_prepared(active, engine_input)
             if active.request.prompt_only:
                 self.emit(self.only_prompt(active, engine_input["prompt_token_ids"]))
                 return
@@ -177,7 +177,7 @@ class VllmStage:
             active.engine_id = self.engine.add_request(request_id, engine_input, params, lora_request=lora)
         except (ValueError, VLLMClientError) as error:
             # How vLLM rejects a prompt that is too long or not decodable, or media that its processor cannot use.
-            raise self.refused(error, active.request) from error
+            raise self.describe_refusal(error, active.request) from error
         self.active[request_id] = active
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
@@ -188,14 +188,14 @@ class VllmStage:
         """Return vLLM's parameters for tokenizing a text prompt; None for its default."""
         return None
 
-    def prepared(self, active: ActiveRequest, engine_input: object) -> None:
+    def on_prepared(self, active: ActiveRequest, engine_input: object) -> None:
         """Inspect the tokenized, preprocessed prompt before it enters the engine."""
 
     def only_prompt(self, active: ActiveRequest, token_ids: Sequence[int]) -> RequestDone:
         """Finish a request that asks for its prompt alone."""
         raise InputError(f"stage `{self.spec.stage.name}` has no tokenizer")
 
-    def refused(self, error: Exception, request: GenerateRequest) -> InputError:
+    def describe_refusal(self, error: Exception, request: GenerateRequest) -> InputError:
         """Describe a prompt that vLLM rejects to the user."""
         if str(error).startswith("Failed to apply") and error.__cause__ is not None:
             return InputError(f"the model cannot use this image, audio or video: {one_line(error.__cause__)}")

@@ -143,7 +143,7 @@ class TextStage(VllmStage):
             if part is not None:
                 reports.append(StageOutputChunk(request_id, part, is_last=output.finished))
         if output.finished:
-            reports.append(self.done(active, output))
+            reports.append(self.finish(active, output))
         elif now - active.reported_s > _PROGRESS_INTERVAL_S:
             active.reported_s = now
             total = self.max_tokens(active.request)
@@ -183,7 +183,7 @@ class TextStage(VllmStage):
         limit: int | None = request.sampling.get("max_tokens", self.spec.ar.sampling.max_tokens)
         return limit
 
-    def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
+    def finish(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
         finish_reason = output.outputs[0].finish_reason or "stop"
         if finish_reason == "error":
             raise StageError("the answer left its grammar", stage=self.spec.stage.name)

@@ -29,7 +29,7 @@ from omni_cli.stage.protocol import StageSpec
 
 logger = logging.getLogger(__name__)
 
-WHOLE = "omni_whole"
+WHOLE_STAGE = "omni_whole"
 _THREADS = 2
 # Number of tensors that are read ahead of the model, and the size of the largest one.
 _AHEAD = 4
@@ -39,7 +39,7 @@ _LEAST_SHARE = 0.75
 _INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
 
 
-@register_model_loader(WHOLE)
+@register_model_loader(WHOLE_STAGE)
 class WholeLoader(DefaultModelLoader):
     """vLLM's loader of files as they are (`load_format: auto`) that raises `CheckpointError` if weights are missing.
 
@@ -162,7 +162,7 @@ def read_ahead(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[st
     device = torch.cuda.current_device()  # the default of a new thread is the first device
     with ThreadPoolExecutor(_THREADS, initializer=torch.cuda.set_device, initargs=(device,)) as threads:
         for name, tensor in weights:
-            waiting.append((name, threads.submit(_pinned, tensor)))
+            waiting.append((name, threads.submit(_pin, tensor)))
             if len(waiting) > _AHEAD:
                 first, pinned = waiting.popleft()
                 yield first, pinned.result()
@@ -171,5 +171,5 @@ def read_ahead(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[st
     torch.accelerator.empty_host_cache()
 
 
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+def _pin(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.pin_memory() if tensor.device.type == "cpu" and tensor.nbytes <= _LARGEST_BYTES else tensor

@@ -26,7 +26,7 @@ from vllm.platforms import current_platform
 from omni_cli.backends.execution.ranges import mark
 from omni_cli.backends.execution.stacks import stacks_in, write_stacks_on_signal
 from omni_cli.backends.vllm.registry import resolve_inner
-from omni_cli.core.compat import replaced
+from omni_cli.core.compat import replace_attributes
 from omni_cli.core.errors import StageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 else:
     VllmWorker = object  # `cpu.py` and `gpu.py` combine the mixin with vLLM's workers
 
-_created: WeakSet[shm_broadcast.ShmRingBuffer] = WeakSet()
+_created_rings: WeakSet[shm_broadcast.ShmRingBuffer] = WeakSet()
 
 
 def prepare_ranks(num_ranks: int, stage: str) -> None:
@@ -71,7 +71,7 @@ class RecordedRingBuffer(shm_broadcast.ShmRingBuffer):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         if self.is_creator:
-            _created.add(self)
+            _created_rings.add(self)
 
 
 # vLLM's message queues look the class up by this name. Only a rank's main loop holds its queue, so no hook reaches it.
@@ -83,7 +83,7 @@ def forget_message_queues() -> None:
 
     Call it once the engine is loaded.
     """
-    for buffer in _created:
+    for buffer in _created_rings:
         # A forked rank also has its parent's queues; the first process to get here unlinks them.
         with contextlib.suppress(FileNotFoundError):
             buffer.shared_memory.unlink()
@@ -112,7 +112,7 @@ class OmniWorkerMixin(VllmWorker):
         if scratch is not None and stacks_in(scratch).exists():  # not in a rank on another machine
             write_stacks_on_signal(stacks_in(scratch))
         base = next(cls.__name__ for cls in self.runner_cls.__mro__ if cls.__module__.startswith("vllm."))
-        with replaced(self.runner_home, **{base: self.runner_cls}):
+        with replace_attributes(self.runner_home, **{base: self.runner_cls}):
             super().init_device(*args, **kwargs)
         forget_cpu_channels()
         built = type(self.model_runner)

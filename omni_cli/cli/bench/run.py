@@ -174,14 +174,14 @@ class BenchProgress:
             return
         left = max(0.0, state.planned_s - state.elapsed_s)
         self._line.say(
-            f"block {state.blocks}/{state.planned_blocks}   {self._known(state)}   {left:.0f} s left at most"
+            f"block {state.blocks}/{state.planned_blocks}   {self._format_estimate(state)}   {left:.0f} s left at most"
         )
 
     def hide(self) -> None:
         """Clear the live line, so that other lines can be written."""
         self._line.hide()
 
-    def _known(self, state: State) -> str:
+    def _format_estimate(self, state: State) -> str:
         """The ratio of the end-to-end times with its interval, or the median of a single variant."""
         report = self._spec.report(state.record)
         comparisons = [item for result in report.results for item in result.comparisons if item.metric == E2E]

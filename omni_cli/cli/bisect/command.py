@@ -135,7 +135,7 @@ def bisect(options: BisectOptions) -> int:
     is_timed = limit is not None and options.max_memory_regression is None
     criterion = Criterion((options.metric or E2E) if is_timed else None, limit)
     bisection = _bisection(options, criterion)
-    with bisection.folder.locked():
+    with bisection.folder.lock():
         bisection.load()
         return _run(bisection, options)
 

@@ -12,9 +12,9 @@ from omni_cli.cli.terminal import console
 from omni_cli.core.errors import OmniError
 from omni_cli.measure.bench.local import CPU_TIME, WALL_TIME
 from omni_cli.records.record_file import with_digest
-from omni_cli.report.tables import aligned
+from omni_cli.report.tables import align
 from omni_cli.report.units import count, percent, percent_interval, title
-from omni_cli.stats.bisection import BROKEN
+from omni_cli.stats.bisection import BROKEN_VERDICTS
 from omni_cli.stats.sequential import ALPHA
 from omni_cli.stats.verdicts import ComparisonSpec
 
@@ -43,7 +43,7 @@ class BisectProgress(BenchProgress):
         self._commits = commits
 
     def step_begins(self, step: NextTrial) -> None:
-        self._line.say(f"{self._commits[step.b].short}: commit {step.b} of {len(self._commits) - 1}")
+        self._line.say(f"{self._commits[step.b].short_sha}: commit {step.b} of {len(self._commits) - 1}")
 
     def step_done(self, search: Search) -> None:
         self._line.say("  ".join(filter(None, trial_cells(search, search.trials[-1], self._commits))))
@@ -55,11 +55,11 @@ def show_search(record: BisectRecord, search: Search, folder: Path, *, as_json: 
     if as_json:
         console.print_json(with_digest(record))
         return
-    ends = record.commits[0].short, record.commits[-1].short
+    ends = record.commits[0].short_sha, record.commits[-1].short_sha
     lines = [f"{count(len(record.commits) - 1, 'commit')} after {ends[0]} up to {ends[1]}, {_subject(record)}"]
     heads = ("commit", "against", "change", "verdict", "sure", "blocks")
     cells = [trial_cells(search, trial, record.commits) for trial in record.trials]
-    lines += aligned([heads, *cells], right=frozenset({4, 5}))
+    lines += align([heads, *cells], right=frozenset({4, 5}))
     lines += [f"Skipped: {trial.reason}" for trial in record.trials if trial.verdict in ("failed", "not comparable")]
     lines += ["", *_result_lines(record, record.result), f"Saved {folder}"]
     console.print_text("\n".join(lines))
@@ -77,8 +77,8 @@ def trial_cells(search: Search, trial: Trial, commits: Sequence[CommitInfo]) -> 
     if odds and trial.change is not None:
         verdict, sure = "worse" if odds > 0 else "as good", probability(1 / (1 + math.exp(-abs(odds))))
     return (
-        commits[trial.b].short,
-        "GOOD" if trial.a == 0 else commits[trial.a].short,
+        commits[trial.b].short_sha,
+        "GOOD" if trial.a == 0 else commits[trial.a].short_sha,
         change,
         verdict,
         sure,
@@ -96,12 +96,12 @@ def range_so_far(search: Search, commits: Sequence[CommitInfo]) -> str | None:
     low, high = search.bounds
     if search.confidence is None or high - low == search.last:
         return None
-    left = f"{count(high - low, 'commit')} after {commits[low].short} up to {commits[high].short}"
+    left = f"{count(high - low, 'commit')} after {commits[low].short_sha} up to {commits[high].short_sha}"
     shares = search.probabilities.tolist()
     likely = sorted(range(low, high), key=lambda place: -shares[place])[:_MOST_LIKELY]
-    rows = [(commits[place + 1].short, probability(shares[place]), commits[place + 1].subject) for place in likely]
+    rows = [(commits[place + 1].short_sha, probability(shares[place]), commits[place + 1].subject) for place in likely]
     heading = f"so far: one of the {left}, with {probability(search.confidence)}; most likely"
-    return "\n".join([heading, *aligned(rows, right=frozenset({1}))])
+    return "\n".join([heading, *align(rows, right=frozenset({1}))])
 
 
 def _hint_on_noise(record: BisectRecord) -> str:
@@ -118,7 +118,7 @@ def get_failure(record: BisectRecord, search: Search) -> OmniError | None:
         case "narrowed":
             left = count(len(record.result.commits), "commit")
             low, high = search.bounds
-            skipped = sum(low < trial.b < high for trial in record.trials if trial.verdict in BROKEN)
+            skipped = sum(low < trial.b < high for trial in record.trials if trial.verdict in BROKEN_VERDICTS)
             if skipped and skipped == high - low - 1:
                 return OmniError(
                     f"{left} are left, of which only the last one runs",

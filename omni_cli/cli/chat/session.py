@@ -73,12 +73,12 @@ class Conversation:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *self.messages]
 
-    def answered(self, text: str) -> None:
+    def add_answer(self, text: str) -> None:
         """Add the answer, or what there is of one that was stopped."""
         self.parts = []
         self.messages.append({"role": "assistant", "content": text})
 
-    def refused(self) -> None:
+    def take_back(self) -> None:
         """Take back the message that got no answer; its media wait for the next one."""
         self.messages.pop()
 
@@ -203,12 +203,12 @@ class Session:
         if said:
             console.print_part("\n")
         if outcome is not None and outcome.failure is not None:
-            conversation.refused()
+            conversation.take_back()
             raise OmniError(f"{outcome.failure.kind}: {outcome.failure.message}")
         if outcome is None and not said:
-            conversation.refused()
+            conversation.take_back()
         else:
-            conversation.answered("".join(reader.answer.content))
+            conversation.add_answer("".join(reader.answer.content))
         if outcome is None:
             console.print_note("stopped")
         elif not self._quiet:

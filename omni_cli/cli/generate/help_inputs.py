@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 
 from omni_cli.cli.terminal import console
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
-from omni_cli.report.tables import aligned
+from omni_cli.report.tables import align
 from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.fields import FIELDS
 from omni_cli.requests.pipeline_call import SOUND_FIELDS
-from omni_cli.requests.value_types import FileKind, described
+from omni_cli.requests.value_types import FileKind, describe_types
 
 SCHEMA = "omni.inputs/1"
 
@@ -46,7 +46,7 @@ def show_inputs(config: EngineConfig, capabilities: Capabilities, *, as_json: bo
     title = f"{config.name} ({pipeline or config.model}) makes {outputs}"
     header = ("option", "name", "type", "default")
     cells = [(row.option, row.name, row.type, "required" if row.required else row.default or "") for row in rows]
-    console.print_text("\n".join([title, "", *aligned([header, *cells])]))
+    console.print_text("\n".join([title, "", *align([header, *cells])]))
 
 
 def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRow]:
@@ -66,7 +66,7 @@ def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRo
             InputRow(
                 option,
                 name,
-                described(argument.types),
+                describe_types(argument.types),
                 default if own is None else json.dumps(own),
                 argument.is_required and own is None,
             )
@@ -88,7 +88,7 @@ def _arg_option(name: str, kind: FileKind | None) -> str:
 
 def _field_rows(capabilities: Capabilities) -> list[InputRow]:
     """Return the request fields that have an effect."""
-    options = {name: described for name, described in _options().items() if name in capabilities.fields}
+    options = {name: describe_types for name, describe_types in _options().items() if name in capabilities.fields}
     return [
         InputRow(option, name, kind, None, name == "prompt" and capabilities.needs_prompt)
         for name, (option, kind) in options.items()

@@ -79,7 +79,7 @@ def decode_specs(
         size = _decoded_bytes(request)
         if held_bytes + size <= MAX_HELD_BYTES:
             held_bytes += size
-            build = partial(_held, request)
+            build = partial(_hold_media, request)
         else:
             build = partial(build_request, spec, config, choose)
         writes_files = capabilities.makes_files(request.modalities)
@@ -123,7 +123,7 @@ def _decoded_bytes(request: GenerateRequest) -> int:
     return sum(array.nbytes for array in (*sounds, *images, *videos, *in_call))
 
 
-def _held(request: GenerateRequest) -> GenerateRequest:
+def _hold_media(request: GenerateRequest) -> GenerateRequest:
     return request
 
 
@@ -144,10 +144,10 @@ def fit_to_requests(
         if len(asked) == 1 and None not in asked:
             keys[name] = asked.pop()
 
-    def fitted(stage: StageConfig) -> StageConfig:
+    def fit_stage(stage: StageConfig) -> StageConfig:
         if not isinstance(stage, DiffusionStageConfig) or stage.backend != "diffusers":
             return stage
         is_open = stage.execution is None and len(good) < _MIN_REQUESTS_TO_CHOOSE and not makes_video
         return stage.model_copy(update=keys | ({"execution": "eager"} if is_open else {}))
 
-    return config.with_stages(map(fitted, config.stages))
+    return config.with_stages(map(fit_stage, config.stages))

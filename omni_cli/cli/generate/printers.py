@@ -24,7 +24,7 @@ class Printer:
         # What is noted on one request is not repeated for others.
         self._noted = set(noted)
 
-    def loaded(self, stages: Sequence[StageInfo]) -> None:
+    def on_loaded(self, stages: Sequence[StageInfo]) -> None:
         pass
 
     def text(self, text: str) -> None:
@@ -33,7 +33,7 @@ class Printer:
     def output(self, written: WrittenOutput) -> None:
         pass
 
-    def ended(self, record: RequestRecord) -> None:
+    def on_ended(self, record: RequestRecord) -> None:
         new_notes = [note for note in record.notes if note not in self._noted]
         self._noted.update(new_notes)
         if not new_notes and record.error is None:
@@ -42,7 +42,7 @@ class Printer:
         for note in new_notes:
             console.print_warning(note if record.place is None else f"{record.place}: {note}")
         if record.error is not None:
-            console.print_error(placed(record), verbose=self._verbose)
+            console.print_error(with_place(record), verbose=self._verbose)
         self._progress.show()
 
     def close(self) -> None:
@@ -57,13 +57,13 @@ class BlockPrinter(Printer):
         self._quiet = quiet
         self._blocks = 0
 
-    def loaded(self, stages: Sequence[StageInfo]) -> None:
+    def on_loaded(self, stages: Sequence[StageInfo]) -> None:
         if not self._quiet:
             self._progress.hide()
             console.print_note("\n".join(loaded_lines(stages)))
             self._progress.show()
 
-    def ended(self, record: RequestRecord) -> None:
+    def on_ended(self, record: RequestRecord) -> None:
         if record.outputs:
             lines = [f"[{record.request_id}]", *(_line(written) for written in record.outputs)]
             self._progress.hide()
@@ -73,7 +73,7 @@ class BlockPrinter(Printer):
                 console.print_note(f"[{record.request_id}] {cut}")
             self._blocks += 1
             self._progress.show()
-        super().ended(record)
+        super().on_ended(record)
 
 
 class StreamPrinter(BlockPrinter):
@@ -108,11 +108,11 @@ class StreamPrinter(BlockPrinter):
         console.flush()
         self._progress.show()
 
-    def ended(self, record: RequestRecord) -> None:
+    def on_ended(self, record: RequestRecord) -> None:
         self._progress.hide()
         self._end_line()
         console.flush()
-        Printer.ended(self, record)
+        Printer.on_ended(self, record)
 
     def close(self) -> None:
         super().close()
@@ -124,7 +124,7 @@ class StreamPrinter(BlockPrinter):
         self._line_open = False
 
 
-def placed(record: RequestRecord) -> OmniError:
+def with_place(record: RequestRecord) -> OmniError:
     """Prefix a request's failure with its place: FILE:LINE, as compilers do."""
     error = record.error
     if error is None:

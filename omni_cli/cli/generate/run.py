@@ -159,7 +159,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
 
     def _end(self, index: int, record: RequestRecord) -> None:
         self._records[index] = record
-        self._printer.ended(record)
+        self._printer.on_ended(record)
 
     def _all_records(self, stopped: OmniError | None) -> tuple[RequestRecord, ...]:
         """Return a record of every request in order; unfinished ones have the reason and their partial output."""
@@ -199,7 +199,7 @@ class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):
             return
         await self._worker.start(self._progress.handle)
         self._started = True
-        self._printer.loaded(self._worker.stages)
+        self._printer.on_loaded(self._worker.stages)
         in_flight = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
         tasks = [
             asyncio.create_task(self._run_request(index, request, in_flight))

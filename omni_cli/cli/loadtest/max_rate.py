@@ -23,7 +23,7 @@ from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.records.record_file import save_record, with_digest
 from omni_cli.report.bench_view import request_text, slo_text
 from omni_cli.report.shared_parts import workload_title
-from omni_cli.report.tables import aligned
+from omni_cli.report.tables import align
 from omni_cli.stats.saturation import (
     MIN_WINDOWS,
     RATE_ALPHA,
@@ -143,7 +143,7 @@ def _try(
     benchmark = Benchmark(plan, spec, limits, progress)
     work, stopped = asyncio.run(run_until_stopped(benchmark.run(), timeout_s))
     progress.hide()
-    trial = spec.judged(plan.builder.record(), rate)
+    trial = spec.judge(plan.builder.record(), rate)
     failure = None if stopped is not None else work.exception()
     if failure is None:
         return trial, stopped
@@ -167,7 +167,7 @@ def _text(record: MaxRateRecord) -> str:
             within += f" [{trial.ci95[0]:.1%}, {trial.ci95[1]:.1%}]"
         goodput = "-" if trial.goodput_per_second is None else f"{trial.goodput_per_second:.4g}/s"
         rows.append((f"{trial.rate:.4g}/s", within, goodput, str(len(trial.windows)), trial.verdict))
-    lines = [", ".join(heads), *aligned(rows, right=frozenset({0, 2, 3}))]
+    lines = [", ".join(heads), *align(rows, right=frozenset({0, 2, 3}))]
     if record.low is not None and record.high is not None:
         lines += ["", f"The highest rate is between {record.low:.4g} and {record.high:.4g} requests per second"]
     return "\n".join(lines)

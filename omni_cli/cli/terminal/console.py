@@ -127,7 +127,7 @@ def _tell(text: str) -> None:
 
 def print_note(text: str) -> None:
     """Write progress or a result's context to stderr."""
-    _tell(_coloured(text, sys.stderr) + "\n")
+    _tell(_colour(text, sys.stderr) + "\n")
 
 
 def print_warning(message: str, *, hint: str | None = None) -> None:
@@ -181,7 +181,7 @@ def report_failure(error: OmniError, *, as_json: bool, verbose: bool) -> ExitCod
     return error.exit_code
 
 
-def _coloured(text: str, stream: TextIO) -> str:
+def _colour(text: str, stream: TextIO) -> str:
     if not use_colour(stream):
         return text
     return _LABEL.sub(lambda match: f"{_COLOURS[match[1]]}{match[0]}{_RESET}", text)

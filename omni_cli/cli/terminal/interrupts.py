@@ -16,7 +16,7 @@ STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SI
 # Long enough for the callback to end.
 _AGAIN_S = 0.02
 
-_seen = False
+_num_seen = False
 
 
 def install() -> None:
@@ -32,7 +32,7 @@ def ignore() -> None:
 
 def was_interrupted() -> bool:
     """True after a signal. Libraries may have replaced the exception by their own."""
-    return _seen
+    return _num_seen
 
 
 def check() -> None:
@@ -51,8 +51,8 @@ def _set_all(handler: Callable[[int, FrameType | None], None] | signal.Handlers)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    global _seen
-    _seen = True
+    global _num_seen
+    _num_seen = True
     raise KeyboardInterrupt
 
 

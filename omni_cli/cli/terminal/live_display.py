@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 REFRESH_PER_SECOND = 8
 # The terminal whose echo is off, with its settings before.
-_silenced: tuple[int, list[Any]] | None = None
+_saved_settings: tuple[int, list[Any]] | None = None
 _LOCAL_FLAGS = 3
 
 
@@ -118,23 +118,23 @@ def hide_keys(stream: TextIO) -> None:
 
     Keys typed while a live display is shown are not written into it, and the shell gets them later.
     """
-    global _silenced
+    global _saved_settings
     # Such a stream has no descriptor, or is no terminal, or the terminal has gone.
     with suppress(OSError, ValueError, termios.error):
         descriptor = stream.fileno()
         before = termios.tcgetattr(descriptor)
-        if _silenced is None and _may_change(descriptor):
+        if _saved_settings is None and _may_change(descriptor):
             silent = [*before]
             silent[_LOCAL_FLAGS] &= ~termios.ECHO
-            _silenced = descriptor, before
+            _saved_settings = descriptor, before
             termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
 
 
 def show_keys() -> None:
     """Give the terminal its settings back, if `hide_keys` changed them."""
-    global _silenced
-    if _silenced is not None:
-        (descriptor, before), _silenced = _silenced, None
+    global _saved_settings
+    if _saved_settings is not None:
+        (descriptor, before), _saved_settings = _saved_settings, None
         with suppress(OSError, termios.error):
             if _may_change(descriptor):
                 termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -52,7 +52,7 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     check_model_based(quality, ())
     max_memory_bytes = options.max_memory_bytes()
     workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
-    kinds = [stage.kind for stage in workload.measured(config)]
+    kinds = [stage.kind for stage in workload.get_measured_stages(config)]
     modalities = get_capabilities(config).modalities if "diffusion" in kinds else ()
     workload = replace(workload, slo=_read_slo(options, kinds, modalities))
     if options.objective == "tokens_per_second" and kinds != ["ar"]:

@@ -30,7 +30,7 @@ from omni_cli.records.tune_record import Candidate, TuneRecord, load_tune_record
 from omni_cli.report.renderers import to_text
 from omni_cli.report.tune_view import tune_view
 from omni_cli.report.units import count, seconds
-from omni_cli.stats.race import Race, concluded
+from omni_cli.stats.race import Race, conclude
 
 RECORD, PROFILE = "tune.json", "profile.yaml"
 
@@ -88,7 +88,7 @@ def search(wanted: SettingsSearch, options: TuneOptions, command: tuple[str, ...
         check_writable(folder)
     except (OSError, ValueError) as error:
         raise cannot_write(folder, error) from error
-    record = _continued(wanted.record(command), folder / RECORD)
+    record = _continue_record(wanted.record(command), folder / RECORD)
     progress = TuneProgress(quiet=options.quiet, verbose=options.verbose)
     tuning = Tuning(
         wanted.space.variants,
@@ -107,7 +107,7 @@ def search(wanted: SettingsSearch, options: TuneOptions, command: tuple[str, ...
     return _report(wanted, tuning.record, options, stopped)
 
 
-def _continued(record: TuneRecord, path: Path) -> TuneRecord:
+def _continue_record(record: TuneRecord, path: Path) -> TuneRecord:
     """Return the record in the folder if it is of the same search. Raises `OutputError` if it is of another one."""
     if not path.exists():
         return record
@@ -132,7 +132,7 @@ def _report(wanted: SettingsSearch, record: TuneRecord, options: TuneOptions, st
     if stopped is not None:
         if not record.starts:
             raise stopped
-        record = concluded(record)
+        record = conclude(record)
         again = f"run the same command to continue; {path} has {count(record.starts, 'start')}"
         stopped.hint = again
     written = None
@@ -179,7 +179,7 @@ class TuneProgress:
         self._leader = f", so far the best: {race.leader}" if race.has_started else ""
         self._line.say(self._batch + self._leader)
 
-    def refused(self, name: str, reason: str) -> None:
+    def on_refused(self, name: str, reason: str) -> None:
         self.hide()
         if not self._quiet:
             console.print_note(f"{name}: {reason}")

@@ -12,7 +12,7 @@ from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.cli.tune.run import SettingsSearch
 from omni_cli.core.errors import UsageError
 from omni_cli.measure.bench.benchmark import Plan
-from omni_cli.measure.bench.tuning import MAX_SETTINGS, OPTION, Space, TuneLimits, expanded
+from omni_cli.measure.bench.tuning import MAX_SETTINGS, OPTION, Space, TuneLimits, expand_values
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.loadtest.plan import server_plan
 from omni_cli.measure.loadtest.window import parse_slos
@@ -35,7 +35,7 @@ def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
     if options.stage != "all":
         raise UsageError("`--stage` does not apply to a running server", hint="omit it, or omit `--url`")
     url, seed = parse_url(options.url or ""), options.seed or 0
-    texts = [expanded(text) for text in options.search or [_DEFAULT]]
+    texts = [expand_values(text) for text in options.search or [_DEFAULT]]
     loads = {}
     for text in texts:
         for traffic in read_traffics([text], None, None, seed, option=OPTION):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def replaced(owner: object, **values: object) -> Iterator[None]:
+def replace_attributes(owner: object, **values: object) -> Iterator[None]:
     """Give attributes of a module or class these values within the context."""
     originals = {name: getattr(owner, name) for name in values}
     for name, value in values.items():

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from typing import Any
 
-from omni_cli.core.compat import replaced
+from omni_cli.core.compat import replace_attributes
 from omni_cli.core.compat.own_tokenizers import use_own_tokenizers
 from omni_cli.core.compat.torchvision import ensure_torchvision_importable, lacks_cpu_mark
 
@@ -24,7 +24,7 @@ def quick_package_names() -> Iterator[None]:
     transformers and diffusers call it while they are imported. Since Python 3.12 it looks for every file that a RECORD
     lists, tens of thousands next to torch.
     """
-    with replaced(metadata, packages_distributions=packages_distributions):
+    with replace_attributes(metadata, packages_distributions=packages_distributions):
         yield
 
 
@@ -33,12 +33,12 @@ def packages_distributions() -> dict[str, list[str]]:
     distributions: defaultdict[str, list[str]] = defaultdict(list)
     for distribution in metadata.distributions():
         declared = (distribution.read_text("top_level.txt") or "").split()
-        for name in declared or _inferred(distribution):
+        for name in declared or _infer_names(distribution):
             distributions[name].append(distribution.metadata["Name"])
     return dict(distributions)
 
 
-def _inferred(distribution: metadata.Distribution) -> Iterable[str]:
+def _infer_names(distribution: metadata.Distribution) -> Iterable[str]:
     record = distribution.read_text("RECORD")
     if record is None:  # not from a wheel
         paths = [str(path) for path in distribution.files or ()]
@@ -90,7 +90,7 @@ def capabilities_by_nvml() -> Iterator[None]:
             return usual_properties(device)
         return _Properties(0 if device is None else _get_device_index(device), usual_properties)
 
-    with replaced(cuda, current_device=current_device, get_device_properties=get_device_properties):
+    with replace_attributes(cuda, current_device=current_device, get_device_properties=get_device_properties):
         yield
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omni_cli.core.compat import replaced
+from omni_cli.core.compat import replace_attributes
 
 
 @contextmanager
@@ -17,5 +17,5 @@ def one_device_at_least() -> Iterator[None]:
     import torch
 
     num_devices = max(1, torch.accelerator.device_count())
-    with replaced(torch.accelerator, device_count=lambda: num_devices):
+    with replace_attributes(torch.accelerator, device_count=lambda: num_devices):
         yield

@@ -121,7 +121,7 @@ def _run(
     forget_peaks()
     loaded.append(stage)
     if recorder is not None:
-        recorder.loaded(stage)
+        recorder.on_loaded(stage)
     try:
         _serve(spec, stage, inbox, emit, recorder)
     except Exception as error:  # noqa: BLE001 - the engine has failed, and with it every request of this stage
@@ -153,7 +153,7 @@ def _serve(
             reports = stage.step()
         _note_ends(reports)
         if recorder is not None:
-            recorder.stepped()
+            recorder.on_step()
         _send_reports(stage, reports, emit)
 
 

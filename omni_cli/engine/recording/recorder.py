@@ -159,13 +159,13 @@ class Recorder:
         self._load: Recording
         self._start_log()
 
-    def loaded(self, stage: Stage) -> None:
+    def on_loaded(self, stage: Stage) -> None:
         from omni_cli.engine.recording.target import get_target
 
         self._load = self._stop_log()
         self._stage, self._target = stage, get_target(stage)
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """Note an engine step while there are requests."""
         usage = self._target.kv_cache_usage()
         if usage is not None:
@@ -247,7 +247,7 @@ class Recorder:
             budgets=self._target.budgets(),
             linears=self._target.linears(),
             attentions=self._target.attentions(),
-            uncounted=self._target.uncounted(),
+            uncounted=self._target.get_uncounted(),
         )
 
     def _rates(self) -> MachineRates:

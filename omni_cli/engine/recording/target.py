@@ -43,7 +43,7 @@ class RecordingTarget:
     def attentions(self) -> tuple[Attention, ...]:
         return ()
 
-    def uncounted(self) -> tuple[str, ...]:
+    def get_uncounted(self) -> tuple[str, ...]:
         """Parts of an AR stage that are in neither."""
         return ()
 
@@ -120,7 +120,7 @@ class VllmTarget(RecordingTarget):
             linear for root, model in self.modules().items() for linear in get_linears(root, model, self.dtype)
         )
 
-    def uncounted(self) -> tuple[str, ...]:
+    def get_uncounted(self) -> tuple[str, ...]:
         from omni_cli.engine.recording.matrices import get_uncounted
 
         if self._stage.spec.stage.kind != "ar":

@@ -195,11 +195,11 @@ def _best_s(run: Callable[[], object], device: torch.device) -> float:
     run()
     times: list[float] = []
     while len(times) < _MIN_RUNS or sum(times) < _SECONDS:
-        times.append(_timed(run, device))
+        times.append(_time_run(run, device))
     return min(times)
 
 
-def _timed(run: Callable[[], object], device: torch.device) -> float:
+def _time_run(run: Callable[[], object], device: torch.device) -> float:
     if device.type == "cpu":
         began_s = time.perf_counter()
         run()

@@ -143,7 +143,7 @@ class BatchJob:
     @property
     def stages(self) -> tuple[StageInfo, ...]:
         """Stages of all replicas that have answered, merged."""
-        return self._stages.merged
+        return self._stages.merged_stages
 
     async def answers(self, specs: Mapping[int, RequestSpec]) -> AsyncGenerator[tuple[int, BatchAnswer], None]:
         """Yield (key of `specs`, answer) as requests finish. Raises `OmniError` if nothing can be run."""

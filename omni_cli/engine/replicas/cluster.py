@@ -147,7 +147,7 @@ class ReplicaStages:
             del self._reported[next(iter(self._reported))]
 
     @property
-    def merged(self) -> tuple[StageInfo, ...]:
+    def merged_stages(self) -> tuple[StageInfo, ...]:
         """Each stage once, with the longest load time and the memory of all replicas combined."""
         merged: dict[str, StageInfo] = {}
         for stages in self._reported.values():

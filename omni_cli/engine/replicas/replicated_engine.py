@@ -154,7 +154,7 @@ class ReplicatedEngine:
     @property
     def stages(self) -> tuple[StageInfo, ...]:
         """Stages of all replicas merged, each as of its last request."""
-        return self._stages.merged
+        return self._stages.merged_stages
 
     @property
     def failed_stages(self) -> Mapping[str, StageError]:

@@ -39,8 +39,8 @@ EXIT_CODES = {
     SearchOutcome.NOT_COMPARABLE: ExitCode.NOT_COMPARABLE,
 }
 _AGAIN = "remove the file to search again"
-_RENAMED = {"omni.bisect/1": {"question": "spec"}}
-_KIND = Kind("search of `omni bisect`", BISECT_SCHEMA, "omni bisect", _AGAIN, renamed=_RENAMED)
+_NEW_NAMES = {"omni.bisect/1": {"question": "spec"}}
+_KIND = Kind("search of `omni bisect`", BISECT_SCHEMA, "omni bisect", _AGAIN, renamed=_NEW_NAMES)
 _FILE = "search.json"
 
 PlanMaker = Callable[[tuple[VariantConfig, VariantConfig]], AbstractContextManager[Plan]]
@@ -105,7 +105,7 @@ class SearchFolder:
 
     def __init__(self, root: Path, spec: dict[str, Any], commits: Sequence[CommitInfo]) -> None:
         name = get_digest(spec).removeprefix("sha256:")[:12]
-        self.path = root / f"{commits[0].short}-{commits[-1].short}-{name}"
+        self.path = root / f"{commits[0].short_sha}-{commits[-1].short_sha}-{name}"
         # JSON has lists instead of tuples, and the saved spec is compared with this one.
         self._spec = msgspec.json.decode(msgspec.json.encode(spec))
         self._commits = tuple(commits)
@@ -115,7 +115,7 @@ class SearchFolder:
         return self.path / _FILE
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Raises `OutputError` if the folder cannot be written, and `UsageError` if another command uses it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ class Bisection:
                     raise OmniError(error.message, hint=error.hint) from error
                 raise
             report = benchmark.report()
-        judged = _judged(report, msgspec.structs.replace(trial, record=name, alpha=0.0 if exact else step.alpha))
+        judged = _judge_trial(report, msgspec.structs.replace(trial, record=name, alpha=0.0 if exact else step.alpha))
         if judged.verdict == "failed" and step.b == self._last:
             raise OmniError(f"the measurement cannot be trusted: {judged.reason}")
         return judged
@@ -247,10 +247,10 @@ class Bisection:
     async def _variant_config(self, position: int) -> VariantConfig:
         commit = self.record.commits[position]
         folder = await self.worktrees.provide(commit)
-        return VariantConfig(commit.short, code=folder, settings={"code": commit.sha})
+        return VariantConfig(commit.short_sha, code=folder, settings={"code": commit.sha})
 
 
-def _judged(report: BenchmarkReport, trial: Trial) -> Trial:
+def _judge_trial(report: BenchmarkReport, trial: Trial) -> Trial:
     """Return the trial with the gate's verdict. A variant that failed has no other verdict, and spent no error."""
     assert report.within is not None and report.within.gate is not None  # two variants and limits
     gate = report.within.gate

@@ -89,7 +89,7 @@ def mode_not_used(
     return None
 
 
-def unaccounted(shares: Mapping[str, Sequence[float]]) -> str | None:
+def find_unaccounted_time(shares: Mapping[str, Sequence[float]]) -> str | None:
     """Return a sentence if the parts of the times do not add up; `shares` are by kind."""
     words = {
         "stages": "the stages' times make up {:.0%} of the end-to-end time",

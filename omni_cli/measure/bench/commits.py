@@ -41,7 +41,7 @@ class CommitInfo(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
 
     @property
-    def short(self) -> str:
+    def short_sha(self) -> str:
         return self.sha[:12]
 
 
@@ -96,8 +96,8 @@ class Worktrees:
 
     async def provide(self, commit: CommitInfo) -> Path:
         """Return the commit's files, built. Raises `BuildError`."""
-        path = self._folder / commit.short
-        mark = self._folder / f"{commit.short}.built"
+        path = self._folder / commit.short_sha
+        mark = self._folder / f"{commit.short_sha}.built"
         if path.is_dir() and mark.is_file():
             return path
         # A leftover of a command that was killed is neither complete nor known to be built.
@@ -109,12 +109,12 @@ class Worktrees:
         add = shlex.join(["git", "worktree", "add", "--detach", str(path), commit.sha])
         code, out, err = await run_program(add, self._repository)
         if code:
-            raise BuildError(f"cannot check out {commit.short}: {last_line(err, out)}")
+            raise BuildError(f"cannot check out {commit.short_sha}: {last_line(err, out)}")
         if self._build is not None:
             code, out, err = await run_program(self._build, path)
             if code:
                 raise BuildError(
-                    f"{commit.short}: `{visible(self._build, 80)}` ended with {code}: {last_line(err, out)}"
+                    f"{commit.short_sha}: `{visible(self._build, 80)}` ended with {code}: {last_line(err, out)}"
                 )
         add_entry_points(path)
         mark.touch()

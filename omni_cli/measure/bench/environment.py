@@ -14,7 +14,7 @@ from typing import Any
 import omni_cli
 from omni_cli.core.machine import read_cpu, read_gpus, read_memory
 from omni_cli.core.version import git_output, read_commit
-from omni_cli.measure.doctor.packages import RECORDED, installed
+from omni_cli.measure.doctor.packages import RECORDED_PACKAGES, get_installed_version
 
 # Variables that affect speed; of all others not even the name is recorded.
 _VARIABLES = re.compile(
@@ -44,7 +44,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> dict[str, Any
         },
         "versions": {
             "python": platform.python_version(),
-            **{name: number for name in RECORDED if (number := installed(name)) is not None},
+            **{name: number for name in RECORDED_PACKAGES if (number := get_installed_version(name)) is not None},
         },
         "variables": relevant_variables(variables),
         "code": code_version(Path(omni_cli.__file__).parents[1]),

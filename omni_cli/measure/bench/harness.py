@@ -200,7 +200,7 @@ class Harness:
             for variant in range(self._first + 1, self._count):
                 await self._prepare(variant)
             self.interleaving = "iterations" if self._count > 1 else "none"
-            run_block, schedule = self._interleaved()
+            run_block, schedule = self._interleave()
         else:
             self.watcher.falling_back(reason)
             self.interleaving = "loads"
@@ -259,7 +259,7 @@ class Harness:
         devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
         return lacking(Free(host, devices), after, self._count - 1)
 
-    def _interleaved(self) -> tuple[_Block, BlockSchedule]:
+    def _interleave(self) -> tuple[_Block, BlockSchedule]:
         """Keep all variants loaded, and interleave their iterations."""
         round_s = sum(self._typical_s.values())
         limits = self.limits
@@ -328,7 +328,7 @@ class Harness:
 
     def _check_settings(self, variant: int, loaded: Loaded) -> None:
         measured = self.builder.measured[variant]
-        measured.loaded(loaded.stages)
+        measured.add_stages(loaded.stages)
         measured.server = loaded.server
         reason = setting_not_in_effect(measured.variant_config, loaded.stages)
         if reason is not None:
@@ -370,7 +370,7 @@ class Harness:
         ran = await self._one(variant, number, f"block {block}", limit_s)
         self._next_number[variant] = number + 1
         self._longest_s = max(self._longest_s, _seconds(ran))
-        sample = self.builder.sampled(variant, number, ran, block=block, position=position)
+        sample = self.builder.add_sample(variant, number, ran, block=block, position=position)
         self._check_mode_used(variant, sample)
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:

@@ -18,7 +18,7 @@ from omni_cli.records.metrics import (
     Timeline,
     goodput,
     rates,
-    summarised,
+    summarise_values,
     values_by_metric,
 )  # fmt: skip
 from omni_cli.requests.outputs import ImageOutput, RequestResult, StageTrace, VideoOutput, audio_seconds
@@ -127,14 +127,14 @@ def _ar_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
     chosen = {name: values[name] for name in (TTFT, TPOT, ITL)}
     for name in ("code_predictor_s", "backbone_s"):
         chosen[name] = [step for trace in traces for step in getattr(trace, name) or ()]
-    return summarised(chosen, tails=(ITL,), percentiles=PERCENTILES[:1])
+    return summarise_values(chosen, tails=(ITL,), percentiles=PERCENTILES[:1])
 
 
 def _diffusion_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
     values = {"denoise_step_s": [step for trace in traces for step in trace.denoise_step_s or ()]}
     for name in ("text_encode_s", "vae_encode_s", "vae_decode_s", "vocoder_s", "encode_s"):
         values[name] = [value for trace in traces if (value := getattr(trace, name)) is not None]
-    return summarised(values)
+    return summarise_values(values)
 
 
 def _rates(iteration: Iteration, timelines: Sequence[Timeline]) -> dict[str, float]:
@@ -146,7 +146,7 @@ def _rates(iteration: Iteration, timelines: Sequence[Timeline]) -> dict[str, flo
     if produced["audio_s"]:
         metrics[RTF] = e2e_s / produced["audio_s"]
         metrics |= rates({"audio_seconds": produced["audio_s"]}, e2e_s)
-        metrics |= summarised({TTFP: values_by_metric(timelines)[TTFP]})
+        metrics |= summarise_values({TTFP: values_by_metric(timelines)[TTFP]})
     counts = {name: produced[name] for name in ("images", "frames") if produced[name]}
     return metrics | rates(counts, e2e_s)
 

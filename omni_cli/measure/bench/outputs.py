@@ -89,10 +89,10 @@ def load_arrays(path: Path) -> dict[str, np.ndarray] | None:
 
 def kept_outputs(arrays: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray] | None) -> tuple[KeptOutput, ...]:
     """Return the first outputs of an iteration that can be shown; `first` are those of the first variant."""
-    return tuple(_kept(arrays, first))[:MAX_OUTPUTS]
+    return tuple(_select_outputs(arrays, first))[:MAX_OUTPUTS]
 
 
-def _kept(arrays: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray] | None) -> Iterator[KeptOutput]:
+def _select_outputs(arrays: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray] | None) -> Iterator[KeptOutput]:
     for name in sorted(arrays):
         kind, array = name.split(".")[1], arrays[name]
         if kind == "audio" and name + RATE in arrays:

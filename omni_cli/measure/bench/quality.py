@@ -57,7 +57,7 @@ def parse_weights(texts: Sequence[str]) -> dict[str, Path]:
         name, _, folder = text.partition("=")
         if name not in MODEL_BASED_MEASURES:
             hint = suggest(name, MODEL_BASED_MEASURES) or f"there are {', '.join(MODEL_BASED_MEASURES)}"
-            raise _invalid(f"no measure `{visible(name, 40)}` with weights", hint)
+            raise _bad_value(f"no measure `{visible(name, 40)}` with weights", hint)
         folders[name] = Path(folder)
         _check_folder(name, folders[name])
     return folders
@@ -69,18 +69,20 @@ def _check_folder(measure: str, folder: Path) -> None:
         raise UsageError(f"`{measure}` needs torchmetrics, which is not installed", hint=hint)
     if measure == "lpips":
         if not (folder / ALEXNET).is_file():
-            raise _invalid(f"no file `{folder / ALEXNET}`", "get torchvision's weights of AlexNet, and keep their name")
+            raise _bad_value(
+                f"no file `{folder / ALEXNET}`", "get torchvision's weights of AlexNet, and keep their name"
+            )
         return
     kind = _CHECKPOINTS[measure]
     try:
         model_type = json.loads((folder / "config.json").read_text()).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
-        raise _invalid(f"no checkpoint in `{folder}`: cannot read its config.json", f"name one of {kind}") from error
+        raise _bad_value(f"no checkpoint in `{folder}`: cannot read its config.json", f"name one of {kind}") from error
     if model_type != kind:
-        raise _invalid(f"`{measure}` needs a checkpoint of {kind}, and `{folder}` has one of {model_type}", None)
+        raise _bad_value(f"`{measure}` needs a checkpoint of {kind}, and `{folder}` has one of {model_type}", None)
 
 
-def _invalid(why: str, hint: str | None) -> UsageError:
+def _bad_value(why: str, hint: str | None) -> UsageError:
     return UsageError(f"invalid value for `--quality`: {why}", hint=hint)
 
 
@@ -104,7 +106,7 @@ def measure_pairs(weights: Mapping[str, Path], pairs: Sequence[tuple[Path, Path]
     return msgspec.json.decode(ended.stdout, type=list[list[dict[str, float]]])
 
 
-def measured(work: Measurement) -> list[list[dict[str, float]]]:
+def measure_all(work: Measurement) -> list[list[dict[str, float]]]:
     """Return the measures of each request of each pair, the worst of its outputs; equal outputs have none."""
     of_frames = {name: make(Path(work.weights[name])) for name, make in _OF_FRAMES.items() if name in work.weights}
     transcribe = _transcriber(Path(work.weights["wer"])) if "wer" in work.weights else None
@@ -166,7 +168,7 @@ def _clip_score(folder: Path) -> Frames:
     import torch
     from transformers import AutoProcessor, CLIPModel
 
-    model, processor = _loaded(CLIPModel, folder), AutoProcessor.from_pretrained(folder, local_files_only=True)
+    model, processor = _load_model(CLIPModel, folder), AutoProcessor.from_pretrained(folder, local_files_only=True)
 
     def score(_a: np.ndarray, b: np.ndarray, prompt: str) -> float | None:
         """Return 100 times the cosine of the image and its prompt, at least 0, the mean over the frames."""
@@ -186,7 +188,7 @@ def _transcriber(folder: Path) -> Callable[[np.ndarray, int], str]:
     import torch
     from transformers import AutoProcessor, WhisperForConditionalGeneration
 
-    model = _loaded(WhisperForConditionalGeneration, folder)
+    model = _load_model(WhisperForConditionalGeneration, folder)
     processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
 
     def transcribe(samples: np.ndarray, rate: int) -> str:
@@ -214,7 +216,7 @@ def _word_error_rate(reference: str, heard: str) -> float:
     return float(word_error_rate([heard], [reference]))
 
 
-def _loaded(kind: Any, folder: Path) -> Any:
+def _load_model(kind: Any, folder: Path) -> Any:
     """Load a model with all its weights. Raises `ValueError` if some are missing."""
     model, info = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
     if missing := sorted(info["missing_keys"]):
@@ -238,7 +240,7 @@ def main() -> None:
     work = msgspec.json.decode(sys.stdin.buffer.read(), type=Measurement)
     prepare_libraries()
     with answer:
-        answer.write(msgspec.json.encode(measured(work)))
+        answer.write(msgspec.json.encode(measure_all(work)))
 
 
 if __name__ == "__main__":

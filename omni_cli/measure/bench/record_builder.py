@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.backends.execution.counters import since
-from omni_cli.measure.bench.checks import ineffective, unaccounted
+from omni_cli.measure.bench.checks import find_unaccounted_time, ineffective
 from omni_cli.measure.bench.iteration import median_share
 from omni_cli.measure.bench.outputs import kept_outputs, load_arrays
 from omni_cli.measure.bench.protocol import LoadedStage, Ran, StagePeaks
@@ -40,7 +40,7 @@ class Measured:
     server: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
-    def loaded(self, stages: tuple[LoadedStage, ...]) -> None:
+    def add_stages(self, stages: tuple[LoadedStage, ...]) -> None:
         """Note the loaded stages; a variant may be loaded more than once."""
         self.stages = stages
         self.execution_counters = {stage.name: stage.execution_counters for stage in stages}
@@ -113,7 +113,7 @@ class RecordBuilder:
         """Return the file for the outputs of iteration `number`; None for those that are only hashed."""
         return self.folder / f"{variant}-{number}.npz" if number < MAX_OUTPUT_FILES else None
 
-    def sampled(self, variant: int, number: int, ran: Ran, *, block: int, position: int) -> Sample:
+    def add_sample(self, variant: int, number: int, ran: Ran, *, block: int, position: int) -> Sample:
         measured = self.measured[variant]
         sample = Sample(
             block=block, position=position, number=number, e2e_s=ran.e2e_s, metrics=ran.metrics, work=ran.work,
@@ -128,7 +128,7 @@ class RecordBuilder:
     def check(self) -> None:
         """Mark a variant as failed if requests failed or the parts of its times do not add up."""
         for measured in self.measured:
-            measured.error = measured.to_variant().failure or unaccounted(measured.accounted)
+            measured.error = measured.to_variant().failure or find_unaccounted_time(measured.accounted)
 
     def record(self) -> Record:
         """Return the record so far, without summaries and verdicts, but with the comparison of the outputs."""
@@ -165,7 +165,7 @@ class RecordBuilder:
     def _difference(self, variant: int, number: int) -> tuple[float | None, Sequence[Mapping[str, float]]]:
         """Return the largest difference and each request's measures of one iteration's outputs."""
         if (variant, number) not in self._differences:
-            mine, other = self._saved(0, number), self._saved(variant, number)
+            mine, other = self._load_outputs(0, number), self._load_outputs(variant, number)
             if mine is None or other is None:
                 return None, ()
             self._differences[variant, number] = max_abs_difference(mine, other), request_qualities(mine, other)
@@ -184,14 +184,14 @@ class RecordBuilder:
             difference, known = self._differences[key]
             self._differences[key] = difference, [{**a, **b} for a, b in zip(known, measures, strict=True)]
 
-    def _saved(self, variant: int, number: int) -> dict[str, Any] | None:
+    def _load_outputs(self, variant: int, number: int) -> dict[str, Any] | None:
         path = self.output_file(variant, number)
         return None if path is None else load_arrays(path)
 
     def _kept_outputs(self, variant: int) -> tuple[KeptOutput, ...]:
         """Encode the outputs of the first iteration once."""
         if self.keeps_outputs and variant not in self._kept:
-            mine, first = self._saved(variant, 0), self._saved(0, 0) if variant else None
+            mine, first = self._load_outputs(variant, 0), self._load_outputs(0, 0) if variant else None
             if mine is not None:
                 self._kept[variant] = kept_outputs(mine, first)
         return self._kept.get(variant, ())

@@ -36,7 +36,7 @@ from omni_cli.records.results import Comparison, Outputs
 from omni_cli.records.tune_record import Candidate, Round, TuneRecord
 from omni_cli.stats.blocks import get_values, metric_names
 from omni_cli.stats.gate import judge
-from omni_cli.stats.race import Race, batch_costs, concluded, get_race, peak_bytes
+from omni_cli.stats.race import Race, batch_costs, conclude, get_race, peak_bytes
 
 MIN_ATTAINMENT = 0.99
 """Share of its requests that must meet the limits of `--slo`."""
@@ -47,7 +47,7 @@ MAX_TOGETHER = 8
 """Settings that run side by side; more would disturb each other, and the result would be about their crowd."""
 
 AS_IT_IS = "profile as it is"
-_WHOLE = 8
+_MAX_WHOLE_NUMBERS = 8
 _STEPS = 5
 _RANGE = re.compile(r"([^=]+)=\s*(-?[0-9.]+?)\s*\.\.\s*(-?[0-9.]+)\s*")
 
@@ -68,7 +68,7 @@ class TuneWatcher(Watcher, Protocol):
 
     def batch_started(self, where: str, race: Race) -> None: ...
 
-    def refused(self, name: str, reason: str) -> None: ...
+    def on_refused(self, name: str, reason: str) -> None: ...
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Tuning:
         race = get_race(self.record)
         is_late = self.time_budget_s is not None and self.record.elapsed_s >= self.time_budget_s
         if race.is_decided or race.is_exhausted or is_late:
-            self._keep(concluded(self.record, stopped=True))
+            self._keep(conclude(self.record, stopped=True))
             return False
         await self._round(race)
         return True
@@ -161,13 +161,13 @@ class Tuning:
         finished = batch_costs(kept, self.record.objective)
         for variant in variants:
             outputs = compared[variant.name].outputs if variant.name in compared else None
-            problem = variant.error or self._violated(variant, outputs)
+            problem = variant.error or self._find_violation(variant, outputs)
             if problem is None and variant.name not in finished:
                 problem = "none of its requests met the limits of `--slo`"
             self._update(variant.name, outputs, problem)
-        self._keep(concluded(self.record))
+        self._keep(conclude(self.record))
 
-    def _violated(self, variant: Variant, outputs: Outputs | None) -> str | None:
+    def _find_violation(self, variant: Variant, outputs: Outputs | None) -> str | None:
         """Return a sentence on the first limit that a setting missed in this batch."""
         peak, most = peak_bytes(variant), self.limits.max_memory_bytes
         if most is not None and peak is not None and peak > most:
@@ -185,7 +185,7 @@ class Tuning:
     def _update(self, name: str, outputs: Outputs | None, problem: str | None) -> None:
         """Note what a batch showed of a setting."""
         if problem is not None:
-            self.watcher.refused(name, problem)
+            self.watcher.on_refused(name, problem)
             if name == self._reference and self.limits.quality:
                 raise OmniError(f"`--quality` compares with `{name}`, which cannot run: {problem}")
         self.record = msgspec.structs.replace(
@@ -244,7 +244,7 @@ def plan_space(
     searches: Sequence[str], config: EngineConfig, workload: Workload, source: ProfileSource, cores: int
 ) -> Space:
     """Return the settings to try. Raises `OmniError` for a key or a value that no setting may have."""
-    texts = [expanded(text) for text in searches] or default_space(config, workload, cores)
+    texts = [expand_values(text) for text in searches] or default_space(config, workload, cores)
     variants = list(parse_vary(texts, config, workload.stage, option=OPTION, at_most=MAX_SETTINGS))
     for text in texts:
         # One key at a time, so that an invalid value is an error, and an impossible combination only a refusal.
@@ -278,7 +278,7 @@ def _reason(error: OmniError) -> str:
     return error.message
 
 
-def expanded(text: str) -> str:
+def expand_values(text: str) -> str:
     """Expand `KEY=1..16`: up to eight whole numbers are all tried, more are doubled from the first, and fractions are
     five evenly spaced values. Returns any other text unchanged. Raises `UsageError`."""
     match = _RANGE.fullmatch(text)
@@ -295,7 +295,7 @@ def expanded(text: str) -> str:
 
 
 def _values(low: float, high: float, *, whole: bool) -> list[float]:
-    if whole and high - low < _WHOLE:
+    if whole and high - low < _MAX_WHOLE_NUMBERS:
         return [low + step for step in range(int(high - low) + 1)]
     if not whole or low < 1:
         return [low + (high - low) * step / (_STEPS - 1) for step in range(_STEPS)]
@@ -309,7 +309,7 @@ def default_space(config: EngineConfig, workload: Workload, cores: int) -> list[
     """Return the keys that change the speed of these stages on this machine and leave their outputs as they are."""
     from omni_cli.engine.devices import has_cuda_device
 
-    kinds = {stage.kind for stage in workload.measured(config)}
+    kinds = {stage.kind for stage in workload.get_measured_stages(config)}
     cuda = has_cuda_device()
     space = []
     if "diffusion" in kinds:
@@ -317,9 +317,9 @@ def default_space(config: EngineConfig, workload: Workload, cores: int) -> list[
     if "ar" in kinds and cuda:
         space.append("cudagraph_mode=none,piecewise,full_and_piecewise")
     if workload.batch_size > 1:
-        space.append(expanded(f"max_num_seqs=1..{workload.batch_size}"))
+        space.append(expand_values(f"max_num_seqs=1..{workload.batch_size}"))
     if not cuda and cores > 1:
-        space.append(expanded(f"env.OMP_NUM_THREADS=1..{cores}"))
+        space.append(expand_values(f"env.OMP_NUM_THREADS=1..{cores}"))
     if not space:
         raise UsageError("there is no default space for this stage", hint=f"name one: `{OPTION} KEY=A,B`")
     return space

@@ -104,17 +104,17 @@ class UtilisationSampler:
             interval_s=self._interval_s,
             cost_s=round(self._cost_s, 4),
             usable_cores=self._cores,
-            end_s=_rounded([item.at_s - self._started_s for item in later]),
+            end_s=_round_all([item.at_s - self._started_s for item in later]),
             busy_cores=_rates(readings, "busy_s"),
             own_cores=_rates(readings, "own_s"),
             stolen_cores=_rates(readings, "stolen_s"),
-            held_back=() if None in held_back else _rounded([share or 0.0 for share in held_back]),
+            held_back=() if None in held_back else _round_all([share or 0.0 for share in held_back]),
             cpu_mhz=tuple(clocks) if len(clocks) == len(later) else (),
             gpus=tuple(
                 _gpu_series(index, name, [item.gpus[position] for item in later])
                 for position, (index, name) in enumerate(self._gpu_names)
             ),
-            block_end_s=_rounded(self._block_end_s),
+            block_end_s=_round_all(self._block_end_s),
             error=self._error,
         )
 
@@ -148,7 +148,7 @@ def _rates(readings: Sequence[Counters], name: str) -> tuple[float, ...]:
     A process that was reparented is no longer included, so that a sum may be smaller than before.
     """
     pairs = itertools.pairwise(readings)
-    return _rounded([max(0.0, (getattr(b, name) - getattr(a, name)) / (b.at_s - a.at_s)) for a, b in pairs])
+    return _round_all([max(0.0, (getattr(b, name) - getattr(a, name)) / (b.at_s - a.at_s)) for a, b in pairs])
 
 
 def _held_back(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
@@ -163,15 +163,15 @@ def _gpu_series(index: int, name: str, states: Sequence[GpuState]) -> GpuUtilisa
     return GpuUtilisation(
         index=index,
         name=name,
-        utilisation_percent=_rounded([state.utilisation_percent for state in states], 1),
-        sm_clock_mhz=_rounded([state.sm_clock_mhz for state in states], 0),
-        temperature_c=_rounded([state.temperature_c for state in states], 0),
-        power_w=_rounded([state.power_w for state in states], 1),
+        utilisation_percent=_round_all([state.utilisation_percent for state in states], 1),
+        sm_clock_mhz=_round_all([state.sm_clock_mhz for state in states], 0),
+        temperature_c=_round_all([state.temperature_c for state in states], 0),
+        power_w=_round_all([state.power_w for state in states], 1),
         throttled=tuple("+".join(state.throttled) for state in states),
     )
 
 
-def _rounded(values: Sequence[float], digits: int = 3) -> tuple[float, ...]:
+def _round_all(values: Sequence[float], digits: int = 3) -> tuple[float, ...]:
     return tuple(round(value, digits) for value in values)
 
 

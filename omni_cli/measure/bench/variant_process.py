@@ -149,7 +149,7 @@ class VariantProcess:
             self._stdin.write(encode(request) + b"\n")
             await self._stdin.drain()
         except OSError as error:
-            raise await self._ended(when) from error
+            raise await self._describe_end(when) from error
 
     async def _receive(self, when: str, timeout_s: float | None) -> Reply:
         assert self._process.stdout is not None  # it is a pipe
@@ -162,7 +162,7 @@ class VariantProcess:
                 hint="`-v` shows the output of its stages",
             ) from None
         if not line.endswith(b"\n"):
-            raise await self._ended(when)
+            raise await self._describe_end(when)
         reply: Reply = decode_reply(line)
         if isinstance(reply, Failed):
             failure = reply.failure
@@ -175,7 +175,7 @@ class VariantProcess:
             )
         return reply
 
-    async def _ended(self, when: str) -> VariantError:
+    async def _describe_end(self, when: str) -> VariantError:
         code = await self._process.wait()
         tail = self._log.tail(_LOG_LINES)
         module = find_worker(self.config.code)

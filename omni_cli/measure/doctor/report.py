@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from omni_cli.engine.memory_plan import gib
 from omni_cli.measure.doctor.checkup import MachineFacts, Problem, ProfileVerdict
-from omni_cli.report.tables import aligned
+from omni_cli.report.tables import align
 
 SCHEMA = "omni.doctor/1"
 
@@ -123,4 +123,4 @@ def _verdict(verdict: ProfileVerdict) -> str:
 
 
 def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join([title, *aligned(rows)])
+    return "\n".join([title, *align(rows)])

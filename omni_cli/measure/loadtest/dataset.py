@@ -192,7 +192,7 @@ class _LineReader:
                     if key == "custom_id":
                         hint = "OpenAI's batch form is for `omni generate --requests`: write a `prompt` in each line"
                     raise InputError(f"unknown key `{key}`", hint=hint)
-            return self._of_trace(fields) if is_trace else self._own(fields)
+            return self._of_trace(fields) if is_trace else self._make_own_request(fields)
         except (UsageError, ValueError) as error:
             advice = error.hint if isinstance(error, UsageError) else None
             raise InputError(f"{self.path}:{number}: {error}", hint=advice) from error
@@ -206,7 +206,7 @@ class _LineReader:
         due_s = _time(fields["timestamp"], "timestamp") / 1000
         return DatasetRequest(None, fields["input_length"], fields=length, due_s=due_s)
 
-    def _own(self, fields: Mapping[str, Any]) -> DatasetRequest:
+    def _make_own_request(self, fields: Mapping[str, Any]) -> DatasetRequest:
         checked: dict[str, Any] = {}
         for key, value in fields.items():
             try:

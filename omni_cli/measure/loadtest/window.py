@@ -28,7 +28,7 @@ from omni_cli.records.metrics import (
     columns,
     goodput,
     rates,
-    summarised,
+    summarise_values,
     values_by_metric,
 )
 from omni_cli.records.record import Failures, summed_failures
@@ -146,7 +146,7 @@ def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     optional = {"output_tokens": work.get("output_tokens"), "images": num_images}
     amounts = {"requests": work["requests"]} | {name: amount for name, amount in optional.items() if amount}
     return {
-        **summarised(values_by_metric(timelines), TAILS),
+        **summarise_values(values_by_metric(timelines), TAILS),
         **rates(amounts, window.lasted_s),
         **goodput(window.rows(), row_limits(slos), window.lasted_s),
     }

@@ -153,9 +153,9 @@ class RequestMaker:
 
     def bodies(self, number: int) -> list[bytes | aiohttp.FormData]:
         """Return the window's requests as JSON, or as forms."""
-        return [self._encoded(number, index) for index in range(self._count)]
+        return [self._encode_body(number, index) for index in range(self._count)]
 
-    def _encoded(self, number: int, index: int) -> bytes | aiohttp.FormData:
+    def _encode_body(self, number: int, index: int) -> bytes | aiohttp.FormData:
         body = self._body(number, index)
         if not self._workload.endpoint.sends_speech:
             return msgspec.json.encode(body)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from omni_cli.measure.profiling.operators import Operators
-from omni_cli.measure.profiling.ranges import ENGINE_STEP, Interval, length, merged, within, without
+from omni_cli.measure.profiling.ranges import ENGINE_STEP, Interval, length, merge_intervals, within, without
 from omni_cli.records.profile_record import Activity, LaunchGaps, Limit, Roofline, RooflinePart
 from omni_cli.requests.outputs import StageTrace
 from omni_cli.stage.recording import Linear, MachineRates, Recording, StageDescription, WorkPart
@@ -22,12 +22,12 @@ _NOT_MATRICES = "norms, activations, embeddings and sampling: assumed fused into
 
 def windows(recording: Recording) -> list[Interval]:
     """Intervals during which the stage had a request."""
-    return merged((request.began_ns, request.ended_ns) for request in recording.requests)
+    return merge_intervals((request.began_ns, request.ended_ns) for request in recording.requests)
 
 
 def step_windows(recording: Recording) -> list[Interval]:
     """Intervals during which the engine was working on a step."""
-    return merged((item.began_ns, item.ended_ns) for item in recording.ranges if item.name == ENGINE_STEP)
+    return merge_intervals((item.began_ns, item.ended_ns) for item in recording.ranges if item.name == ENGINE_STEP)
 
 
 def measure_activity(traced: Sequence[Operators], description: StageDescription) -> Activity:
@@ -191,8 +191,8 @@ def _reads(linear: Linear, num_prompt_tokens: int, num_further_tokens: int, num_
         return float(num_steps)
     num_further_steps = max(1, num_steps - 1)
 
-    def chosen(num_tokens: float) -> float:
+    def count_chosen(num_tokens: float) -> float:
         others: float = (1 - linear.num_active / linear.num_experts) ** num_tokens
         return linear.num_experts * (1 - others)
 
-    return chosen(num_prompt_tokens) + num_further_steps * chosen(num_further_tokens / num_further_steps)
+    return count_chosen(num_prompt_tokens) + num_further_steps * count_chosen(num_further_tokens / num_further_steps)

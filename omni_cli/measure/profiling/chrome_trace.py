@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from omni_cli.measure.profiling.activity import windows
 from omni_cli.measure.profiling.operators import Event, TraceFile
-from omni_cli.measure.profiling.ranges import Interval, length, merged, without
+from omni_cli.measure.profiling.ranges import Interval, length, merge_intervals, without
 from omni_cli.measure.profiling.session import Profiled
 from omni_cli.records.profile_record import Span
 from omni_cli.stage.recording import Range, Recording, RequestSpan
@@ -21,7 +21,7 @@ _STAGE_PIDS = 100
 _GZIP_LEVEL = 5
 
 CONNECTORS = "connectors"
-OTHER = "other"
+OTHER_PART = "other"
 
 
 def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str, TraceFile]]) -> bytes:
@@ -175,16 +175,16 @@ def stage_seconds(began_ns: int, e2e_s: float, recordings: Mapping[str, Recordin
     seconds: dict[str, float] = {}
     parts = {name: windows(recording) for name, recording in recordings.items()}
     for name, begin, end in connectors(recordings):
-        parts[name] = merged([*parts.get(name, []), (begin, end)])
+        parts[name] = merge_intervals([*parts.get(name, []), (begin, end)])
     for name, intervals in parts.items():
-        own = without(_clipped(intervals, whole[0]), taken)
+        own = without(_clip(intervals, whole[0]), taken)
         seconds[name] = length(own) / 1e9
-        taken = merged([*taken, *own])
-    seconds[OTHER] = length(without(whole, taken)) / 1e9
+        taken = merge_intervals([*taken, *own])
+    seconds[OTHER_PART] = length(without(whole, taken)) / 1e9
     return seconds
 
 
-def _clipped(intervals: Sequence[Interval], bounds: Interval) -> list[Interval]:
+def _clip(intervals: Sequence[Interval], bounds: Interval) -> list[Interval]:
     low, high = bounds
     return [(max(begin, low), min(end, high)) for begin, end in intervals if end > low and begin < high]
 

@@ -10,12 +10,12 @@ from omni_cli.report.units import memory, milliseconds
 
 _GAPS = 0.3
 _COPIES = 0.05
-_EXPOSED = 0.02
-_WAITED = 0.2
-_SLOWED = 1.5
-_ADDED = 0.2
+_MIN_EXPOSED_SHARE = 0.02
+_MIN_WAITED_SHARE = 0.2
+_MIN_SLOWDOWN = 1.5
+_MIN_ADDED_SHARE = 0.2
 _MIN_ADDED_BYTES = 32 * 2**20
-_UNUSED = 0.1
+_MIN_UNUSED_SHARE = 0.1
 _MIN_BUDGET_BYTES = 2**30
 
 
@@ -23,9 +23,9 @@ def find_hints(stages: Sequence[StageProfile], overhead: Sequence[Overhead]) -> 
     """Return one finding and one suggestion per hint; empty if the numbers suggest nothing."""
     hints: list[Hint] = []
     for stage in stages:
-        for rule in (_outliers, _launch_gaps, _copies, _exposed, _added_memory, _waited, _unused):
+        for rule in (_outliers, _launch_gaps, _copies, _hint_exposed, _added_memory, _hint_waits, _hint_unused):
             hints += rule(stage)
-    return (*hints, *_slowed(overhead))
+    return (*hints, *_hint_slowdown(overhead))
 
 
 def _outliers(stage: StageProfile) -> Iterator[Hint]:
@@ -70,9 +70,9 @@ def _copies(stage: StageProfile) -> Iterator[Hint]:
             yield Hint(stage=stage.name, message=message, advice="keep the tensor where it is, or copy it once")
 
 
-def _exposed(stage: StageProfile) -> Iterator[Hint]:
+def _hint_exposed(stage: StageProfile) -> Iterator[Hint]:
     copies, window_s = stage.copies, stage.activity.window_s
-    if not window_s or copies.exposed_s / window_s < _EXPOSED or stage.activity.device == "cpu":
+    if not window_s or copies.exposed_s / window_s < _MIN_EXPOSED_SHARE or stage.activity.device == "cpu":
         return
     message = f"the device waits for device-to-host output copies {copies.exposed_s / window_s:.0%} of its time"
     advice = "find what waits for them in the trace"
@@ -85,7 +85,7 @@ def _added_memory(stage: StageProfile) -> Iterator[Hint]:
     phases = [
         phase
         for phase in stage.memory.phases
-        if phase.added_bytes >= max(_MIN_ADDED_BYTES, _ADDED * stage.memory.peak_bytes)
+        if phase.added_bytes >= max(_MIN_ADDED_BYTES, _MIN_ADDED_SHARE * stage.memory.peak_bytes)
         and not phase.name.startswith(("load", "KV cache", "first request"))
     ]
     for phase in phases:
@@ -93,9 +93,9 @@ def _added_memory(stage: StageProfile) -> Iterator[Hint]:
         yield Hint(stage=stage.name, message=message, advice="see the largest tensors at the peak for their origin")
 
 
-def _waited(stage: StageProfile) -> Iterator[Hint]:
+def _hint_waits(stage: StageProfile) -> Iterator[Hint]:
     activity = stage.activity
-    if activity.waited_for_core_s and activity.waited_for_core_s > _WAITED * activity.busy_s:
+    if activity.waited_for_core_s and activity.waited_for_core_s > _MIN_WAITED_SHARE * activity.busy_s:
         message = (
             f"its threads waited {milliseconds(activity.waited_for_core_s)} for a core and ran for "
             f"{milliseconds(activity.busy_s)}"
@@ -105,19 +105,19 @@ def _waited(stage: StageProfile) -> Iterator[Hint]:
         )
 
 
-def _unused(stage: StageProfile) -> Iterator[Hint]:
+def _hint_unused(stage: StageProfile) -> Iterator[Hint]:
     for budget in stage.memory.budgets:
         size, used = budget.budget_bytes, budget.used_fraction
         if budget.what != "KV cache" or size is None or used is None:
             continue
-        if size >= _MIN_BUDGET_BYTES and used < _UNUSED:
+        if size >= _MIN_BUDGET_BYTES and used < _MIN_UNUSED_SHARE:
             message = f"it used {used:.1%} of its KV cache of {memory(size)}"
             advice = f"requests like these need less: `--set {stage.name}.kv_cache_memory_bytes=BYTES`"
             yield Hint(stage=stage.name, message=message, advice=advice)
 
 
-def _slowed(overhead: Sequence[Overhead]) -> Iterator[Hint]:
+def _hint_slowdown(overhead: Sequence[Overhead]) -> Iterator[Hint]:
     for row in overhead:
-        if row.metric == "e2e_s" and row.ratio is not None and row.ratio > _SLOWED:
+        if row.metric == "e2e_s" and row.ratio is not None and row.ratio > _MIN_SLOWDOWN:
             message = f"profiling made requests take {row.ratio:.2f} times as long"
             yield Hint(stage=None, message=message, advice="rely on the shares rather than on the milliseconds")

@@ -68,18 +68,18 @@ def stage_memory(
 
 def _find_peak(stretches: Sequence[_Stretch], kind: str) -> tuple[int, str]:
     """Return the peak, and where memory first comes within a page or two of it: often it keeps creeping up later."""
-    highest = [max(_measured(sample, kind) for sample in stretch.samples) for stretch in stretches]
+    highest = [max(_get_measured_bytes(sample, kind) for sample in stretch.samples) for stretch in stretches]
     peak = max(highest)
     return peak, next(s.location for s, high in zip(stretches, highest, strict=True) if high >= _ALL_BUT * peak)
 
 
 def added_by_step(operators: Operators, device: str) -> list[int]:
     """Peak memory of tensors in each step of an iteration, relative to the start of the step."""
-    added = _added(operators, _DEVICE_TYPE[device.partition(":")[0]])
+    added = _get_added_bytes(operators, _DEVICE_TYPE[device.partition(":")[0]])
     return [added[index] for index in step_indices(operators.recording)]
 
 
-def _measured(sample: MemoryReading, kind: str) -> int:
+def _get_measured_bytes(sample: MemoryReading, kind: str) -> int:
     return sample.allocated_bytes or 0 if kind == "cuda" else sample.host_rss_bytes
 
 
@@ -107,7 +107,7 @@ def _stretches(recording: Recording, added: dict[str, int], kind: str) -> list[_
 def _stretch(
     phase: str, location: str, began_ns: int, ended_ns: int, samples: Sequence[MemoryReading], kind: str, known: int = 0
 ) -> _Stretch:
-    measured = [_measured(sample, kind) for sample in samples]
+    measured = [_get_measured_bytes(sample, kind) for sample in samples]
     return _Stretch(phase, location, began_ns, ended_ns, samples, max(known, max(measured) - measured[0]))
 
 
@@ -151,7 +151,7 @@ def _timeline(recordings: Sequence[Recording], origin_ns: int, kind: str) -> tup
     samples = [sample for recording in recordings for sample in recording.samples]
     group = -(-len(samples) // _MAX_SAMPLES) or 1
     highest = [
-        max(samples[first : first + group], key=lambda sample: _measured(sample, kind))
+        max(samples[first : first + group], key=lambda sample: _get_measured_bytes(sample, kind))
         for first in range(0, len(samples), group)
     ]
     return tuple(
@@ -165,7 +165,7 @@ def _timeline(recordings: Sequence[Recording], origin_ns: int, kind: str) -> tup
     )
 
 
-def _held(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarray]:
+def _track_held_bytes(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarray]:
     """(moments, bytes held from then on beyond those held before the trace), int64 (n,) each."""
     moments = np.array([allocation.at_ns for allocation in allocations], np.int64)
     return moments, np.cumsum(np.array([allocation.num_bytes for allocation in allocations], np.int64))
@@ -175,9 +175,9 @@ def _of_device(operators: Operators, device_type: int) -> list[Allocation]:
     return [allocation for allocation in operators.allocations if allocation.device_type == device_type]
 
 
-def _added(operators: Operators, device_type: int) -> list[int]:
+def _get_added_bytes(operators: Operators, device_type: int) -> list[int]:
     """Bytes added, per range of the recording."""
-    moments, held = _held(_of_device(operators, device_type))
+    moments, held = _track_held_bytes(_of_device(operators, device_type))
     added = []
     for item in operators.recording.ranges:
         first, last = np.searchsorted(moments, [item.began_ns, item.ended_ns])
@@ -216,7 +216,7 @@ def _live_at_peak(operators: Operators, device_type: int) -> list[LargeTensor]:
     allocations = _of_device(operators, device_type)
     if not allocations:
         return []
-    _, held = _held(allocations)
+    _, held = _track_held_bytes(allocations)
     live: dict[int, Allocation] = {}
     for allocation in allocations[: int(held.argmax()) + 1]:
         if allocation.num_bytes > 0:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from omni_cli.core.errors import OutputError
-from omni_cli.measure.profiling.ranges import Innermost, Interval, base_name, merged
+from omni_cli.measure.profiling.ranges import Innermost, Interval, base_name, merge_intervals
 from omni_cli.records.profile_record import Copies, CopyPlace, OperatorTime
 from omni_cli.stage.recording import MODULE_PREFIX, Recording, module_kind
 
@@ -178,11 +178,11 @@ class Operators:
 
     def outermost_intervals(self) -> list[Interval]:
         """Intervals during which the thread was inside an operator."""
-        return merged((call.begin_ns, call.end_ns) for call in self.calls if call.is_outermost)
+        return merge_intervals((call.begin_ns, call.end_ns) for call in self.calls if call.is_outermost)
 
     def device_intervals(self) -> list[Interval]:
         """Intervals during which the device was running anything."""
-        return merged((work.begin_ns, work.end_ns) for work in self.device_work)
+        return merge_intervals((work.begin_ns, work.end_ns) for work in self.device_work)
 
 
 class _Frame(msgspec.Struct):
@@ -208,7 +208,7 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
         if event.tid == thread and (event.cat == "cpu_op" or (event.ph == "i" and event.name == _MEMORY))
     ]
     events.sort(key=lambda event: (event.ts, -(event.dur or 0)))
-    frames, allocations = _nested(trace, events)
+    frames, allocations = _nest_events(trace, events)
     innermost = Innermost(recording.ranges)
     middles = np.array([(frame.begin_ns + frame.end_ns) // 2 for frame in frames], np.int64)
     held_by = innermost.at(middles)
@@ -221,7 +221,7 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
     return Operators(recording, calls, placed, _device_work(trace, calls))
 
 
-def _nested(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], list[tuple[Event, _Frame | None]]]:
+def _nest_events(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], list[tuple[Event, _Frame | None]]]:
     """Operators with their enclosing frames, and allocations with the operator or module they happened in."""
     opened: list[_Frame] = []
     operators: list[_Frame] = []
@@ -300,10 +300,10 @@ def get_copies(traced: Sequence[Operators], counters: Sequence[Mapping[str, floa
     rows = _medians([_copies(operators) for operators in traced])
     largest = sorted(rows.items(), key=lambda row: (-row[1][1], -row[1][2]))[:_MAX_PLACES]
     return Copies(
-        output_copies=_counted(counters, "copies"),
-        output_bytes=_counted(counters, "copied_bytes"),
-        hidden_s=_counted(counters, "copy_hidden_s"),
-        exposed_s=_counted(counters, "copy_exposed_s"),
+        output_copies=_get_median(counters, "copies"),
+        output_bytes=_get_median(counters, "copied_bytes"),
+        hidden_s=_get_median(counters, "copy_hidden_s"),
+        exposed_s=_get_median(counters, "copy_exposed_s"),
         places=tuple(
             CopyPlace(
                 range=place, operator=operator, module=module or None, calls=calls, copied_bytes=num_bytes,
@@ -377,5 +377,5 @@ def _medians(iterations: Sequence[_Rows]) -> dict[tuple[str, ...], tuple[float, 
     return {key: (median(key, 0), median(key, 1), median(key, 2)) for key in keys}
 
 
-def _counted(iterations: Sequence[Mapping[str, float]], name: str) -> float:
+def _get_median(iterations: Sequence[Mapping[str, float]], name: str) -> float:
     return statistics.median([counters.get(name, 0.0) for counters in iterations] or [0.0])

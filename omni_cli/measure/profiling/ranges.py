@@ -174,7 +174,7 @@ class Innermost:
         return np.where(starts < 0, -1, self._holders[starts])
 
 
-def merged(intervals: Iterable[Interval]) -> list[Interval]:
+def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
     """Merge into sorted intervals that neither touch nor overlap."""
     union: list[Interval] = []
     for begin, end in sorted(intervals):

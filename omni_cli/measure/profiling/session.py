@@ -93,10 +93,10 @@ class ProfilingRun:
             session.stages = self._loaded.llm.stages
             await self._warm_up()
             self.on_progress("recording memory")
-            session.memory = await self._recorded("memory", snapshots=True)
+            session.memory = await self._record("memory", snapshots=True)
             await self._interleave()
             self.on_progress("counting what the models compute")
-            session.work = await self._recorded("work")
+            session.work = await self._record("work")
             await self._describe()
             session.stages = self._loaded.llm.stages
         finally:
@@ -105,10 +105,10 @@ class ProfilingRun:
 
     async def _warm_up(self) -> None:
         self.on_progress("warming up")
-        self.session.warm_up = await self._recorded("memory")
+        self.session.warm_up = await self._record("memory")
         for _ in range(self.num_iters_warmup - MIN_WARMUP):
             await self._iterate()
-        await self._recorded("trace")
+        await self._record("trace")
 
     async def _interleave(self) -> None:
         for number in range(self.num_iters):
@@ -136,7 +136,7 @@ class ProfilingRun:
         counters = {name: since(before[name], after) for name, after in self._execution_counters().items()}
         return Profiled(began_ns, iteration, recordings, traces, counters)
 
-    async def _recorded(self, what: What, *, snapshots: bool = False) -> dict[str, Recording]:
+    async def _record(self, what: What, *, snapshots: bool = False) -> dict[str, Recording]:
         """Run one iteration and record it. Only CUDA devices have snapshots."""
         await self._ask_all(StartRecording(what, snapshot=snapshots))
         await self._iterate()

@@ -22,7 +22,7 @@ from omni_cli.measure.verify.run_comparison import (
 )
 from omni_cli.measure.verify.subject import Subject
 from omni_cli.measure.verify.tokens import get_probabilities, make_decoder
-from omni_cli.measure.verify.verdicts import changed, judge_arrays, judge_tokens, worst, worst_of_each
+from omni_cli.measure.verify.verdicts import judge_arrays, judge_tokens, replace_values, worst, worst_of_each
 from omni_cli.models.scores import EngineTokens
 from omni_cli.records.verify_record import Check, Row, TokenProbability
 from omni_cli.requests.outputs import GenerateRequest
@@ -75,8 +75,8 @@ class Checks:
 
     async def _compare_answers(self) -> None:
         checks: Mapping[Check, Callable[[], Awaitable[None]]] = {
-            "alone = batched": self._batched,
-            "streamed = whole": self._streamed,
+            "alone = batched": self._check_batch,
+            "streamed = whole": self._check_streaming,
             "repeat": self._repeat,
             "seed": self._seeds,
             "limits": self._limits,
@@ -121,8 +121,8 @@ class Checks:
         for stage in reference.token_stages:
             row = judge_tokens(stage, outputs, wide, noise, decode)
             if not self._alone[0].has_logprobs and row.verdict != "not checked":
-                row = changed(row, why="by the text: the server gives no log-probabilities")
-            self.rows.append(changed(row, stage=reference.row_stage or stage))
+                row = replace_values(row, why="by the text: the server gives no log-probabilities")
+            self.rows.append(replace_values(row, stage=reference.row_stage or stage))
         self.rows += [*judge_arrays(outputs, found.results, noise), *unknown]
         for output, item in zip(outputs, wide, strict=True):
             name = output.request.request_id
@@ -132,7 +132,7 @@ class Checks:
                 self._num_prompt_tokens[name] = item.num_input_tokens
         self.probabilities = get_probabilities(outputs, wide, decode)
 
-    async def _batched(self) -> None:
+    async def _check_batch(self) -> None:
         self._say("all requests at once")
         rows = self._subject.compare("alone = batched", self._alone, await self._subject.ask_at_once(self._requests))
         self._say("in another order, beside long requests")
@@ -140,7 +140,7 @@ class Checks:
         answers = await self._subject.ask_at_once([*beside, *self._requests[::-1]])
         self._add([*rows, *self._subject.compare("alone = batched", self._alone, answers[len(beside) :][::-1])])
 
-    async def _streamed(self) -> None:
+    async def _check_streaming(self) -> None:
         self._say("streamed")
         self._add(await self._subject.stream_rows(self._alone))
 

@@ -15,7 +15,7 @@ MAX_TOKENS = 24
 MAX_TOKENS_OF_LATER_STAGES = 64
 _RATE = 16_000
 _TEXTS = ("hello", "Write three short sentences about the sea.", "The capital of France is")
-_LONG = "Tell me everything that you know about the sea, its shores, its ships and its weather. "
+_LONG_TEXT = "Tell me everything that you know about the sea, its shores, its ships and its weather. "
 _SCENES = ("a red lighthouse at dusk", "two boats on a calm sea")
 
 
@@ -81,7 +81,7 @@ def draw_video(number: int, num_frames: int = 8) -> Video:
 
 def longer(request: GenerateRequest) -> GenerateRequest:
     """Return the request with a prompt of several hundred tokens, if it has one."""
-    return replace(request, prompt=f"{_LONG * 8}{request.prompt}") if request.prompt else request
+    return replace(request, prompt=f"{_LONG_TEXT * 8}{request.prompt}") if request.prompt else request
 
 
 def another_medium(request: GenerateRequest, field: str) -> Any:

@@ -21,10 +21,10 @@ from omni_cli.measure.bench.outputs import output_arrays
 from omni_cli.measure.bench.profile_source import ProfileSource
 from omni_cli.measure.verify.default_requests import MAX_TOKENS_OF_LATER_STAGES
 from omni_cli.measure.verify.reference import Reference
-from omni_cli.measure.verify.run_comparison import STREAMED_AUDIO_BOUND, Answer, broken, different
+from omni_cli.measure.verify.run_comparison import STREAMED_AUDIO_BOUND, Answer, different_row, text_row
 from omni_cli.measure.verify.subject import Mode, Subject
 from omni_cli.measure.verify.tokens import make_decoder, make_tokens
-from omni_cli.measure.verify.verdicts import changed
+from omni_cli.measure.verify.verdicts import replace_values
 from omni_cli.models.scores import EngineOutput, EngineTokens
 from omni_cli.records.verify_record import Check, Row
 from omni_cli.requests.outputs import (
@@ -159,11 +159,11 @@ class EngineSubject(Subject):
             for answer in (answer_alone, streamed_answer):
                 if answer.text is not None and answer.text_deltas != answer.text:
                     why = "the text deltas, joined, are not the text"
-                    rows.append(broken("streamed = whole", self.stage, name, answer.text, answer.text_deltas, why))
+                    rows.append(text_row("streamed = whole", self.stage, name, answer.text, answer.text_deltas, why))
             if joined is not None and audio is not None and not np.array_equal(joined, audio.samples):
                 why = "the audio chunks, joined, are not the audio"
                 sizes = {"expected": f"{len(audio.samples)} samples", "got": f"{len(joined)} samples"}
-                rows.append(different("streamed = whole", self.last, name, why, **sizes))
+                rows.append(different_row("streamed = whole", self.last, name, why, **sizes))
         return rows
 
     def only_text(self, request: GenerateRequest) -> GenerateRequest:
@@ -252,7 +252,7 @@ class EngineSubject(Subject):
             if (got := str(list(answer.text_output.prompt.token_ids))) != expected:
                 why = f"the engine reads {text!r} as other ids than the checkpoint's file"
                 row = Row(check="tokenizer", stage=stage.name, verdict="different", why=why)
-                return [changed(row, expected=expected, got=got)]
+                return [replace_values(row, expected=expected, got=got)]
         return [Row(check="tokenizer", stage=stage.name, verdict="equal", why=stage.effective.get("tokenizer"))]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from omni_cli.core.errors import OmniError
 from omni_cli.measure.verify.noise import ROUNDING, SIDES, Noise
-from omni_cli.measure.verify.verdicts import Decode, changed, compare_arrays, worst
+from omni_cli.measure.verify.verdicts import Decode, compare_arrays, replace_values, worst
 from omni_cli.models.scores import EngineOutput, EngineTokens
 from omni_cli.records.verify_record import Check, DifferentPair, MeanMax, Row, Verdict
 from omni_cli.requests.outputs import GenerateRequest
@@ -77,13 +77,13 @@ def compare_runs(
             if row is None:
                 continue
             if row.verdict != "equal" and stage in one.tokens and row.got is not None:
-                row = changed(row, **_run_texts(row, stage, one, other, decode))
+                row = replace_values(row, **_run_texts(row, stage, one, other, decode))
             found[stage].append(row)
             if row.verdict != "equal":
                 break
         else:
             found[stages[-1]] += _compare_media(check, stages[-1], one, other, noise, media_bound)
-    return [changed(worst(rows), mode=mode) for rows in found.values() if rows]
+    return [replace_values(worst(rows), mode=mode) for rows in found.values() if rows]
 
 
 def own_noise(pairs: Iterable[tuple[EngineTokens, EngineTokens]]) -> float:
@@ -117,14 +117,14 @@ def _compare_stage(
     if own is not None and spread is not None and spread.max > limit:
         at = int(np.argmax(gaps))
         why = f"log-probabilities differ by up to {spread.max:.2g}, the reference's own by up to {own.max:.2g}"
-        return changed(shared, verdict="different", position=at, why=why, noise=own)
+        return replace_values(shared, verdict="different", position=at, why=why, noise=own)
     if position is None:
         return _codes_row(shared, a, b)
     ids = [side.token_ids[position] if position < len(side.token_ids) else None for side in (a, b)]
     margin = _margin(a, position, ids[1])
     verdict: Verdict = "near tie" if margin is not None and margin <= limit else "different"
     words = ["end" if token_id is None else str(token_id) for token_id in ids]
-    return changed(
+    return replace_values(
         shared, verdict=verdict, position=position, expected=words[0], got=words[1], margin=margin, noise=own
     )
 
@@ -135,7 +135,7 @@ def _codes_row(shared: Row, a: EngineTokens, b: EngineTokens) -> Row:
         if x != y:
             codebook = next(number for number, pair in enumerate(zip(x, y, strict=True)) if pair[0] != pair[1])
             got = {"expected": str(x[codebook]), "got": str(y[codebook])}
-            return changed(shared, verdict="different", position=position, codebook=codebook, **got)
+            return replace_values(shared, verdict="different", position=position, codebook=codebook, **got)
     return shared
 
 
@@ -145,7 +145,7 @@ def _compare_media(
     request = one.request.request_id
     if one.arrays.keys() != other.arrays.keys():
         names = [", ".join(sorted(side.arrays)) or "nothing" for side in (one, other)]
-        return [different(check, stage, request, f"{names[1]} instead of {names[0]}")]
+        return [different_row(check, stage, request, f"{names[1]} instead of {names[0]}")]
     own = SIDES * noise.arrays.get(stage, 0.0) if noise is not None else 0.0
     return [compare_arrays(check, stage, other, name, array, own + media_bound) for name, array in one.arrays.items()]
 
@@ -192,7 +192,7 @@ def seed_row(stage: str, answers: Sequence[Answer]) -> Row:
     first, again, *others = [answer.output.tokens[stage] for answer in answers]
     request = answers[0].request.request_id
     if first.token_ids != again.token_ids:
-        return different("seed", stage, request, "the same seed gave two different answers")
+        return different_row("seed", stage, request, "the same seed gave two different answers")
     if any(other.token_ids != first.token_ids for other in others):
         return Row(check="seed", stage=stage, verdict="equal")
     why = None
@@ -202,7 +202,7 @@ def seed_row(stage: str, answers: Sequence[Answer]) -> Row:
         why = "the model is so sure of its answer that another seed need not change it"
     if why is not None:
         return Row(check="seed", stage=stage, verdict="not checked", request=request, why=why)
-    return different("seed", stage, request, "other seeds gave the same answer at temperature 1")
+    return different_row("seed", stage, request, "other seeds gave the same answer at temperature 1")
 
 
 def noise_row(stage: str, answers: Sequence[Answer], noise: Noise | None, *, may_ignore_seeds: bool) -> Row:
@@ -211,11 +211,11 @@ def noise_row(stage: str, answers: Sequence[Answer], noise: Noise | None, *, may
     limit = 0.0 if noise is None else SIDES * noise.arrays.get(stage, 0.0)
     first, again, *others = [answer.output.arrays for answer in answers]
     if not _is_equal(first, again, limit):
-        return different("seed", stage, request, "the same seed gave two different outputs")
+        return different_row("seed", stage, request, "the same seed gave two different outputs")
     if all(_is_equal(first, other, 0.0) for other in others):
         if may_ignore_seeds:
             return Row(check="seed", stage=stage, verdict="not checked", request=request, why=_NO_EFFECT)
-        return different("seed", stage, request, "other seeds gave the same output")
+        return different_row("seed", stage, request, "other seeds gave the same output")
     return Row(check="seed", stage=stage, verdict="equal")
 
 
@@ -223,11 +223,11 @@ def limit_rows(stage: str, answer: Answer, max_tokens: int) -> Iterator[Row]:
     """Judge an answer that a maximum of tokens ends."""
     name = answer.request.request_id
     if answer.failure is not None or answer.text is None:
-        yield different("limits", stage, name, f"max_tokens: {answer.failure or 'no text'}")
+        yield different_row("limits", stage, name, f"max_tokens: {answer.failure or 'no text'}")
     elif answer.finish_reason != "length" or answer.num_output_tokens not in (None, max_tokens):
         why = "max_tokens must end the answer with finish_reason `length`"
         got = f"{answer.num_output_tokens} tokens, {answer.finish_reason}"
-        yield different("limits", stage, name, why, expected=f"{max_tokens} tokens, length", got=got)
+        yield different_row("limits", stage, name, why, expected=f"{max_tokens} tokens, length", got=got)
 
 
 def stop_string(text: str) -> str | None:
@@ -241,12 +241,12 @@ def stop_rows(stage: str, answer: Answer, whole: str, stop: str) -> Iterator[Row
     """Judge an answer that a stop string ends, which is not part of it."""
     expected, name = whole[: whole.index(stop)], answer.request.request_id
     if answer.failure is not None or answer.text is None:
-        yield different("limits", stage, name, f"stop {stop!r}: {answer.failure or 'no text'}")
+        yield different_row("limits", stage, name, f"stop {stop!r}: {answer.failure or 'no text'}")
     elif answer.text != expected:
-        yield broken("limits", stage, name, expected, answer.text, f"the stop string {stop!r} is cut wrongly")
+        yield text_row("limits", stage, name, expected, answer.text, f"the stop string {stop!r} is cut wrongly")
     elif answer.finish_reason != "stop":
         why = f"finish_reason is `{answer.finish_reason}` after a stop string, not `stop`"
-        yield different("limits", stage, name, why)
+        yield different_row("limits", stage, name, why)
 
 
 def count_rows(stage: str, answer: Answer, names: tuple[str, str], num_prompt: int | None) -> Iterator[Row]:
@@ -256,7 +256,7 @@ def count_rows(stage: str, answer: Answer, names: tuple[str, str], num_prompt: i
     for name, (got, allowed) in zip(names, counts, strict=True):
         if allowed and got is not None and got not in allowed:
             request = answer.request.request_id
-            yield different("limits", stage, request, f"{name} is wrong", expected=str(allowed[0]), got=str(got))
+            yield different_row("limits", stage, request, f"{name} is wrong", expected=str(allowed[0]), got=str(got))
 
 
 def depends_row(stage: str, answer: Answer, other: Answer, message: str) -> Row:
@@ -270,20 +270,20 @@ def depends_row(stage: str, answer: Answer, other: Answer, message: str) -> Row:
     same = same_tokens if one.tokens else _is_equal(one.arrays, two.arrays, 0.0)
     if not same:
         return Row(check="modalities", stage=stage, verdict="equal")
-    return different("modalities", stage, answer.request.request_id, message)
+    return different_row("modalities", stage, answer.request.request_id, message)
 
 
-def different(check: Check, stage: str, request: str, why: str, **values: object) -> Row:
+def different_row(check: Check, stage: str, request: str, why: str, **values: object) -> Row:
     """Return the row of a request whose answer is wrong."""
-    return changed(Row(check=check, stage=stage, verdict="different", request=request, why=why), **values)
+    return replace_values(Row(check=check, stage=stage, verdict="different", request=request, why=why), **values)
 
 
-def broken(check: Check, stage: str, request: str, expected: str, got: str, why: str) -> Row:
+def text_row(check: Check, stage: str, request: str, expected: str, got: str, why: str) -> Row:
     """Return the row of a text that is not what it must be."""
     position = next((at for at, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1]), None)
     position = min(len(expected), len(got)) if position is None else position
     pair = DifferentPair(expected_text=expected, got_text=got)
-    return different(check, stage, request, f"{why}, from character {position} on", pair=pair)
+    return different_row(check, stage, request, f"{why}, from character {position} on", pair=pair)
 
 
 def _is_equal(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], limit: float) -> bool:

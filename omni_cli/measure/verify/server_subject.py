@@ -15,10 +15,10 @@ import numpy as np
 
 from omni_cli.core.errors import OmniError
 from omni_cli.measure.verify.reference import Reference
-from omni_cli.measure.verify.run_comparison import STREAMED_AUDIO_BOUND, Answer, broken, different
+from omni_cli.measure.verify.run_comparison import STREAMED_AUDIO_BOUND, Answer, different_row, text_row
 from omni_cli.measure.verify.subject import Subject
 from omni_cli.measure.verify.tokens import TokenIds, make_tokens
-from omni_cli.measure.verify.verdicts import changed
+from omni_cli.measure.verify.verdicts import replace_values
 from omni_cli.models.scores import EngineOutput
 from omni_cli.openai_api.client import Client, RequestFailure
 from omni_cli.openai_api.media import data_url, image_part, sound_form, sound_part
@@ -228,7 +228,7 @@ class ServerSubject(Subject):
         rows: list[Row] = [Row(check="streamed = whole", stage=TEXT, verdict="equal")]
         streamed = [whole for whole in alone if whole.request.task != "translate"]
         if not streamed:
-            rows = [changed(rows[0], verdict="not checked", why="the route of translations has no streams")]
+            rows = [replace_values(rows[0], verdict="not checked", why="the route of translations has no streams")]
         for whole in streamed:
             answer = await self._send(whole.request, stream=True, stream_options={"include_usage": True})
             if (answer.failure or "").startswith("HTTP 4"):
@@ -236,7 +236,7 @@ class ServerSubject(Subject):
             name, expected = whole.request.request_id, whole.text or ""
             why: str | None = answer.failure
             if why is None and (wrong := [text for text in answer.texts if text != expected]):
-                rows.append(broken("streamed = whole", TEXT, name, expected, wrong[0], "the streamed text differs"))
+                rows.append(text_row("streamed = whole", TEXT, name, expected, wrong[0], "the streamed text differs"))
                 continue
             if why is None and self._route in _TEXT_ROUTES:  # a whole transcript has neither
                 if answer.finish_reason != whole.finish_reason:
@@ -245,7 +245,7 @@ class ServerSubject(Subject):
                     counts = answer.num_output_tokens, whole.num_output_tokens
                     why = f"streamed, usage counts {counts[0]} tokens; whole, {counts[1]}"
             if why is not None:
-                rows.append(different("streamed = whole", TEXT, name, why))
+                rows.append(different_row("streamed = whole", TEXT, name, why))
         return rows
 
     async def choice_rows(self, request: GenerateRequest) -> list[Row]:
@@ -255,7 +255,7 @@ class ServerSubject(Subject):
             return [Row(check="limits", stage=TEXT, verdict="not checked", mode="n=2", why=answer.failure)]
         if len(answer.texts) != 2:
             why = f"the server returned {len(answer.texts)} of 2 choices"
-            return [different("limits", TEXT, request.request_id, why, mode="n=2")]
+            return [different_row("limits", TEXT, request.request_id, why, mode="n=2")]
         return [Row(check="limits", stage=TEXT, verdict="equal", mode="n=2")]
 
     def to_reference(self, alone: Sequence[Answer]) -> tuple[list[EngineOutput], list[Row]]:

@@ -11,7 +11,7 @@ from typing import Self
 from omni_cli.measure.verify.noise import Noise
 from omni_cli.measure.verify.reference import Reference
 from omni_cli.measure.verify.run_comparison import Answer, compare_runs
-from omni_cli.measure.verify.verdicts import Decode, changed
+from omni_cli.measure.verify.verdicts import Decode, replace_values
 from omni_cli.models.scores import EngineOutput
 from omni_cli.records.verify_record import Check, Row
 from omni_cli.requests.outputs import GenerateRequest
@@ -117,7 +117,7 @@ class Subject(ABC):
         if second[0].has_logprobs:
             return rows
         return [
-            changed(row, why=_NO_TIES, got=None, expected=None, position=None)
+            replace_values(row, why=_NO_TIES, got=None, expected=None, position=None)
             if row.verdict == "different" and row.why is None
             else row
             for row in rows

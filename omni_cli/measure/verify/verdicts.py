@@ -78,7 +78,7 @@ def judge_tokens(
         row = Row(check="reference", stage=stage, verdict="different", why=why)
     same = np.concatenate([_same_top(tokens, scores) for _, tokens, scores in pairs])
     number = next((index for index, item in enumerate(pairs) if item[0].request.request_id == row.request), 0)
-    return changed(
+    return replace_values(
         row,
         **_texts(row, stage, pairs[number][1], decode),
         logprob_diff=spread,
@@ -116,7 +116,7 @@ def compare_arrays(
     got = output.arrays[name]
     shared = Row(check=check, stage=stage, verdict="equal", request=output.request.request_id)
     if expected.shape != got.shape:
-        return changed(
+        return replace_values(
             shared,
             verdict="different",
             expected=_shape(name, expected),
@@ -126,13 +126,13 @@ def compare_arrays(
         )
     gap = array_gap(expected, got)
     if gap <= limit:
-        return changed(shared, max_abs_diff=gap)
+        return replace_values(shared, max_abs_diff=gap)
     measures = get_quality({name: expected}, {name: got})
     known = {measure: measures[measure] for measure in _MEASURES if measure in measures}
     allowed = "must be identical" if limit == 0 else f"may differ by {limit:.2g}"
     why = f"values differ by up to {gap:.3g}, and {allowed}"
     pair = _output_pair(name, expected, got, output.sample_rates.get(name, 0))
-    return changed(shared, verdict="different", max_abs_diff=gap, why=why, pair=pair, **known)
+    return replace_values(shared, verdict="different", max_abs_diff=gap, why=why, pair=pair, **known)
 
 
 def _is_far(gaps: np.ndarray, own_mean: float, floor: float) -> bool:
@@ -241,6 +241,6 @@ def _texts(row: Row, stage: str, tokens: EngineTokens, decode: Decode) -> dict[s
     return {"expected": texts[0], "got": texts[1], "pair": pair}
 
 
-def changed(row: Row, **values: object) -> Row:
+def replace_values(row: Row, **values: object) -> Row:
     """Return the row with other values."""
     return msgspec.structs.replace(row, **values)

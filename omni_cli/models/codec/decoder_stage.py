@@ -158,7 +158,7 @@ class CodecStage(VllmStage):
         self._next_piece(stream)
         if is_last and not stream.is_decoding:
             # All frames were decoded before it was known that no more would come.
-            self.emit(self._done(stream))
+            self.emit(self._finish_request(stream))
 
     def _check(self, codes: torch.Tensor) -> None:
         """Raise `InputError` for codes that the codec does not have."""
@@ -214,10 +214,10 @@ class CodecStage(VllmStage):
             reports.append(WaveformChunk(stream.request.request_id, self._audio(samples)))
         self._next_piece(stream)
         if stream.has_all_codes and not stream.is_decoding:
-            reports.append(self._done(stream))
+            reports.append(self._finish_request(stream))
         return reports
 
-    def _done(self, stream: CodeStream) -> RequestDone:
+    def _finish_request(self, stream: CodeStream) -> RequestDone:
         self._forget(stream.request.request_id)
         trace = {
             "latency_s": time.perf_counter() - stream.added_s,

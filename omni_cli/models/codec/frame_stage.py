@@ -40,8 +40,8 @@ class StepStage(InputEmbedsStage):
             active.context.setdefault(name, []).extend(nanoseconds / 1e9 for nanoseconds in spent.tolist())
         return rows[:, : self.num_codebooks]
 
-    def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
-        report = super().done(active, output)
+    def finish(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
+        report = super().finish(active, output)
         report.trace.update({name: active.context.get(name, []) for name in _STEP_TIMES})
         return report
 
@@ -119,8 +119,8 @@ class FrameStage(StepStage):
         """Return [begin, end) of the frames that `num_spoken` counts, as the next stage takes them."""
         return self.frames(active, begin, end)
 
-    def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
-        report = super().done(active, output)
+    def finish(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
+        report = super().finish(active, output)
         report.trace["output_codes"] = self.frames(active, 0, self.num_reported(active)).tolist()
         return report
 

@@ -59,7 +59,7 @@ class Piece:
         return self.state.num_positions == 0
 
 
-Advanced = tuple[torch.Tensor, dict[int, torch.Tensor], list[torch.Tensor]]
+StepResult = tuple[torch.Tensor, dict[int, torch.Tensor], list[torch.Tensor]]
 
 
 class DecoderCall(nn.Module):
@@ -89,7 +89,7 @@ class DecoderCall(nn.Module):
         starts: torch.Tensor,
         contexts: dict[int, torch.Tensor],
         keys_values: list[torch.Tensor],
-    ) -> Advanced:
+    ) -> StepResult:
         """Return samples (batch, num_samples) of codes (batch, num_codebooks, num_frames), and the new state.
 
         `starts` (batch,) are the transformer's positions so far. Contexts, keys and values are those of
@@ -252,9 +252,9 @@ class StreamingCodecDecoder:
         rows = [*states, *[states[-1]] * spare]
         if spare:
             codes = torch.cat([codes, codes[-1:].expand(spare, -1, -1)])
-        contexts = {index: _joined([row.contexts[index] for row in rows]) for index in first.contexts}
+        contexts = {index: _join_rows([row.contexts[index] for row in rows]) for index in first.contexts}
         layers = range(len(first.keys_values))
-        keys_values = [_joined([row.keys_values[layer] for row in rows]) for layer in layers]
+        keys_values = [_join_rows([row.keys_values[layer] for row in rows]) for layer in layers]
         starts = torch.tensor([row.num_positions for row in rows])
         if replays and self._graphs is not None:
             samples, contexts, keys_values = self._graphs(codes, starts, contexts, keys_values)
@@ -269,7 +269,7 @@ class StreamingCodecDecoder:
         return advanced
 
 
-def _joined(rows: list[torch.Tensor]) -> torch.Tensor:
+def _join_rows(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 

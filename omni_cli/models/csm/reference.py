@@ -13,7 +13,15 @@ from transformers import CsmForConditionalGeneration, CsmProcessor
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.csm.family import pick_speaker
-from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_device, get_limits, led_by, load_model
+from omni_cli.models.reference import (
+    ForcedCodes,
+    ForcedTokens,
+    force_tokens,
+    get_device,
+    get_limits,
+    led_by,
+    load_model,
+)
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -38,7 +46,7 @@ class CsmReference:
 
     def expected(self, output: EngineOutput) -> Expected:
         engine = output.tokens[self._stage]
-        tokens, codes = forced(engine), ForcedCodes(engine.codes or ())
+        tokens, codes = force_tokens(engine), ForcedCodes(engine.codes or ())
         # The engine never makes ids that Mimi cannot decode.
         config = self._model.config
         tokens.suppressed = list(range(config.codec_config.codebook_size, config.vocab_size))

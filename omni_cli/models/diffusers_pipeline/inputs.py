@@ -11,7 +11,7 @@ from omni_cli.config.families import BUILTIN_PREFIX, published_needs
 from omni_cli.core.errors import OmniError
 from omni_cli.requests.pipeline_call import PipelineCall
 
-_BUILT = {
+_BUILT_PIPELINES = {
     "tiny-audio": "StableAudioPipeline",
     "tiny-edit": "Flux2KleinPipeline",
     "tiny-image": "QwenImagePipeline",
@@ -28,19 +28,19 @@ def get_call(model: str) -> PipelineCall:
         from omni_cli.backends.diffusers.description import class_named, described_checkpoint, described_class
     except ImportError as error:
         raise OmniError(f"diffusers cannot be imported: {error}", hint="run `omni doctor`") from error
-    name = _BUILT.get(model.removeprefix(BUILTIN_PREFIX))
+    name = _BUILT_PIPELINES.get(model.removeprefix(BUILTIN_PREFIX))
     folder = None if name is not None else _get_folder(model)
     if folder is not None:
         call = described_checkpoint(folder)
     else:
-        name = name or _published(model)
+        name = name or _find_published(model)
         call = PipelineCall(None) if name is None else described_class(class_named(name))
     if call.pipeline is not None:
         call.check_runnable()
     return call
 
 
-def _published(model: str) -> str | None:
+def _find_published(model: str) -> str | None:
     needs = published_needs(model)
     return None if needs is None else needs.pipeline
 
@@ -55,6 +55,6 @@ def _get_folder(model: str) -> Path | None:
     folder: Path | None = Path(model).expanduser() if Path(model).expanduser().is_dir() else None
     if folder is None:
         folder = cached_settings(model, "model_index.json") or cached_settings(model, MODULAR_INDEX)
-        if folder is None and _published(model) is None and REPO_ID.fullmatch(model):
+        if folder is None and _find_published(model) is None and REPO_ID.fullmatch(model):
             folder = download(model, settings_only=True)
     return None if folder is None or index_file(folder) is None else folder

@@ -12,7 +12,7 @@ from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.config.schema import DiffusionStageConfig, StageConfig
 from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.glm_image.checks import FACTOR
-from omni_cli.models.glm_image.prompts import PriorOutput, upsampled
+from omni_cli.models.glm_image.prompts import PriorOutput, upsample
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Report
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
@@ -45,12 +45,12 @@ class DecoderStage(DiffusersStage):
     def _call_arguments(self, stage_output: PriorOutput) -> dict[str, object]:
         """Return the arguments of the pipeline's call that hold tokens and images."""
         device = self.executor.device
-        arguments: dict[str, object] = {"prior_token_ids": upsampled(stage_output.token_ids)[None].to(device)}
+        arguments: dict[str, object] = {"prior_token_ids": upsample(stage_output.token_ids)[None].to(device)}
         if stage_output.images:
             grids = [
                 [1, 2 * rows, 2 * columns] for rows, columns in (ids.shape for ids in stage_output.image_token_ids)
             ]
-            token_ids = torch.cat([upsampled(ids) for ids in stage_output.image_token_ids])
+            token_ids = torch.cat([upsample(ids) for ids in stage_output.image_token_ids])
             arguments |= {
                 "image": [Image.fromarray(image.numpy()) for image in stage_output.images],
                 "prior_token_image_ids": [token_ids.to(device)],

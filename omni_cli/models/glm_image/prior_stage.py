@@ -83,7 +83,10 @@ class PriorStage(TextStage):
         )
         # The same tokens in another grid have other positions, which vLLM's block hashes do not cover.
         salt = f"{prompt.images}{request.cache_salt or ''}"
-        return {"prompt_token_ids": self._filled(prompt.token_ids, image_token_ids), "cache_salt": salt}, params
+        return {
+            "prompt_token_ids": self._fill_placeholders(prompt.token_ids, image_token_ids),
+            "cache_salt": salt,
+        }, params
 
     def _check_arguments(self, request: GenerateRequest) -> None:
         check_arguments(request.diffusion)
@@ -107,7 +110,7 @@ class PriorStage(TextStage):
         by_rank = self.engine.collective_rpc("image_tokens", args=(prompt.pixel_values, prompt.image_grids))
         return tuple(next(tokens for tokens in by_rank if tokens is not None))
 
-    def _filled(self, token_ids: list[int], image_token_ids: tuple[torch.Tensor, ...]) -> list[int]:
+    def _fill_placeholders(self, token_ids: list[int], image_token_ids: tuple[torch.Tensor, ...]) -> list[int]:
         """Replace the placeholders of a prompt by image tokens."""
         tokens = iter([token_id for image in image_token_ids for token_id in image.flatten().tolist()])
         return [next(tokens) if token_id == self._image_token_id else token_id for token_id in token_ids]

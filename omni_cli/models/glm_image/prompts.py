@@ -55,7 +55,7 @@ def mrope_positions(
     return torch.cat(parts, dim=1)
 
 
-def upsampled(token_ids: torch.Tensor) -> torch.Tensor:
+def upsample(token_ids: torch.Tensor) -> torch.Tensor:
     """Repeat the tokens of a grid (rows, columns) for the decoder's resolution; returns (4 * rows * columns,)."""
     return token_ids.repeat_interleave(2, 0).repeat_interleave(2, 1).reshape(-1)
 

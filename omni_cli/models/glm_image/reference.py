@@ -14,7 +14,7 @@ from PIL import Image
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.diffusers_pipeline.reference import get_diffusion_stage, is_set
 from omni_cli.models.glm_image.checks import PriorConfig, get_size
-from omni_cli.models.reference import ForcedTokens, check_whole, forced, led_by, noise_in
+from omni_cli.models.reference import ForcedTokens, check_whole, force_tokens, led_by, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -38,7 +38,7 @@ class GlmImageReference:
         encoder.set_attn_implementation(way.attention)
         generate, self._get_image_features = encoder.generate, encoder.get_image_features
 
-        def noted(**inputs: Any) -> torch.Tensor:
+        def record_output(**inputs: Any) -> torch.Tensor:
             # Threads cost more than they save there; the image depends on their number, and gets the stage's.
             num_threads = torch.get_num_threads()
             torch.set_num_threads(1)
@@ -47,10 +47,10 @@ class GlmImageReference:
             self.token_ids = tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
             return output
 
-        encoder.generate, encoder.get_image_features = noted, self._features
+        encoder.generate, encoder.get_image_features = record_output, self._features
 
     def expected(self, output: EngineOutput) -> Expected:
-        tokens = forced(output.tokens[self._prior.name])
+        tokens = force_tokens(output.tokens[self._prior.name])
         image = self.run(output.request, tokens)
         is_exact = not any(is_set(self._decoder, key) for key in _ROUNDING_KEYS)
         arrays = {name: image for name in output.arrays}

@@ -97,12 +97,12 @@ class DelayedFrames(FrameStore):
         )
 
     def guide(self, spans: Sequence[ComputedSpan], logits: torch.Tensor) -> torch.Tensor:
-        return self._masked(spans, logits[:, None], slice(0, 1))[:, 0]
+        return self._mask_logits(spans, logits[:, None], slice(0, 1))[:, 0]
 
     def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
         requests, frames = self._frames(spans)
         raw_logits = self._model.compute_other_logits(hidden).float()
-        logits = self._masked(spans, raw_logits, slice(1, None))
+        logits = self._mask_logits(spans, raw_logits, slice(1, None))
         others = logits.argmax(dim=-1)
         sampled = [index for index, request in enumerate(requests) if not request.is_greedy]
         if sampled:
@@ -143,7 +143,7 @@ class DelayedFrames(FrameStore):
         ]
         return torch.stack(counts)
 
-    def _masked(self, spans: Sequence[ComputedSpan], logits: torch.Tensor, which: slice) -> torch.Tensor:
+    def _mask_logits(self, spans: Sequence[ComputedSpan], logits: torch.Tensor, which: slice) -> torch.Tensor:
         """Mask what the delay forbids in the logits (num_requests, num_codebooks, codebook_size) of some codebooks."""
         requests, frames = self._frames(spans)
         codebooks = self._codebooks[which]

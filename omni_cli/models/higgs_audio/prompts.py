@@ -101,7 +101,7 @@ def make_conversation(request: GenerateRequest, scene_text: str | None = None) -
             turns += [("user", (Part("text", tag + voice.text),)), ("assistant", (Part("audio"),))]
         else:
             scene = (*scene, Part("text", f"SPEAKER{index}:"), Part("audio"))
-    text = _tagged(_get_text(request, messages), request.speaker)
+    text = _tag_speaker(_get_text(request, messages), request.speaker)
     turns = [("system", (Part("text", _SYSTEM),)), ("scene", scene), *turns, ("user", (Part("text", text),))]
     return [
         {"role": role, "content": [{"type": part.type, "text": part.text} for part in parts]} for role, parts in turns
@@ -122,7 +122,7 @@ def _get_text(request: GenerateRequest, messages: list[Message]) -> str:
     return text
 
 
-def _tagged(text: str, speaker: str | None) -> str:
+def _tag_speaker(text: str, speaker: str | None) -> str:
     """Tag a text with its speaker, if one is named. Raises `InputError` for one that the model does not have."""
     if speaker is None:
         return text

@@ -14,7 +14,7 @@ from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.higgs_audio.prompts import load_processor, load_tokenizer, make_inputs
-from omni_cli.models.reference import ForcedTokens, forced, get_device, get_limits, load_model, replaced
+from omni_cli.models.reference import ForcedTokens, force_tokens, get_device, get_limits, load_model, replace_attribute
 from omni_cli.models.scores import EngineOutput, Expected, TokenScores, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -68,7 +68,7 @@ class HiggsAudioReference:
 
     def expected(self, output: EngineOutput) -> Expected:
         engine = output.tokens[self._stage]
-        frames = ForcedFrames(forced(engine), engine.codes or ())
+        frames = ForcedFrames(force_tokens(engine), engine.codes or ())
         spoken = self.speak(output.request, frames, len(engine.token_ids))
         arrays = {name: spoken.waveform for name in output.arrays}
         num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
@@ -100,7 +100,7 @@ class HiggsAudioReference:
             made.append(frames)
             return made
 
-        with replaced(self._model, "_get_logits_processor", processors):
+        with replace_attribute(self._model, "_get_logits_processor", processors):
             yield
 
     def _inputs(self, request: GenerateRequest) -> Any:

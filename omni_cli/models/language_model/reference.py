@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoPro
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.reference import (
     ForcedTokens,
-    forced,
+    force_tokens,
     get_device,
     get_limits,
     led_by,
@@ -60,7 +60,7 @@ class LanguageModelReference:
         return answer
 
     def expected(self, output: EngineOutput) -> Expected:
-        tokens = forced(output.tokens[self._stage.name])
+        tokens = force_tokens(output.tokens[self._stage.name])
         self.generate(output.request, len(tokens.token_ids), tokens)
         return Expected({self._stage.name: tokens.scores}, num_input_tokens=self._num_input_tokens)
 

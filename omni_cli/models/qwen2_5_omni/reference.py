@@ -20,7 +20,7 @@ from omni_cli.models.qwen2_5_omni.connectors import pick_speaker
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
 from omni_cli.models.reference import (
     ForcedTokens,
-    forced,
+    force_tokens,
     get_device,
     get_limits,
     led_by,
@@ -28,8 +28,8 @@ from omni_cli.models.reference import (
     load_model,
     noise_in,
     processor_inputs,
-    recorded,
-    replaced,
+    record_calls,
+    replace_attribute,
     use_adapter,
 )
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
@@ -66,13 +66,13 @@ class Qwen2_5OmniReference:
             self._keep_mask()
 
     def expected(self, output: EngineOutput) -> Expected:
-        thinker = forced(output.tokens["thinker"])
+        thinker = force_tokens(output.tokens["thinker"])
         if "talker" not in output.tokens:
             self.answer(output.request, thinker)
             return Expected({"thinker": thinker.scores}, num_input_tokens=self._num_input_tokens)
         if len(thinker.token_ids) < self.MIN_SPOKEN:
             raise NoReferenceError("transformers cannot speak an answer of a single token")
-        talker = forced(output.tokens["talker"])
+        talker = force_tokens(output.tokens["talker"])
         spoken = self.speak(output.request, thinker, talker)
         arrays = {name: spoken.waveform for name in output.arrays}
         scores = {"thinker": thinker.scores, "talker": talker.scores}
@@ -100,7 +100,7 @@ class Qwen2_5OmniReference:
             led_by(model.thinker, thinker),
             led_by(model.talker, talker),
             self._noise(request),
-            recorded(model.talker) as calls,
+            record_calls(model.talker) as calls,
         ):
             sequences, waveform = model.generate(
                 **inputs,
@@ -155,17 +155,17 @@ class Qwen2_5OmniReference:
         """
         forward, is_wide = self.model.token2wav.forward, self._way.dtype == "float64"
 
-        def seeded(*args: Any, **kwargs: Any) -> torch.Tensor:
+        def seed_and_run(*args: Any, **kwargs: Any) -> torch.Tensor:
             torch.manual_seed(request.seed)
             if is_wide:
                 self.model.token2wav.double()
-                args = tuple(map(_widened, args))
-                kwargs = {name: _widened(value) for name, value in kwargs.items()}
+                args = tuple(map(_widen, args))
+                kwargs = {name: _widen(value) for name, value in kwargs.items()}
             with noise_in(torch.float32, on_host=True):
                 result: torch.Tensor = forward(*args, **kwargs)
             return result
 
-        with replaced(self.model.token2wav, "forward", seeded):
+        with replace_attribute(self.model.token2wav, "forward", seed_and_run):
             yield
 
     def _keep_mask(self) -> None:
@@ -186,7 +186,7 @@ class Qwen2_5OmniReference:
         self.model.talker.prepare_inputs_for_generation = with_mask
 
 
-def _widened(value: object) -> object:
+def _widen(value: object) -> object:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 

@@ -11,7 +11,15 @@ from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProce
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
 from omni_cli.models.qwen3_omni.connectors import pick_speaker
-from omni_cli.models.reference import ForcedCodes, ForcedTokens, forced, get_limits, led_by, load_model, recorded
+from omni_cli.models.reference import (
+    ForcedCodes,
+    ForcedTokens,
+    force_tokens,
+    get_limits,
+    led_by,
+    load_model,
+    record_calls,
+)
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -29,12 +37,12 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
             self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config
 
     def expected(self, output: EngineOutput) -> Expected:
-        thinker = forced(output.tokens["thinker"])
+        thinker = force_tokens(output.tokens["thinker"])
         if "talker" not in output.tokens:
             self.answer(output.request, thinker)
             return Expected({"thinker": thinker.scores}, num_input_tokens=self._num_input_tokens)
         tokens = output.tokens["talker"]
-        talker, codes = forced(tokens), ForcedCodes(tokens.codes or ())
+        talker, codes = force_tokens(tokens), ForcedCodes(tokens.codes or ())
         spoken = self.speak(output.request, thinker, talker, codes)
         arrays = {name: spoken.waveform for name in output.arrays}
         scores = {"thinker": thinker.scores, "talker": codes.added_to(talker.scores)}
@@ -50,7 +58,7 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
         """Return the spoken answer, with the ids of both stages and the frames of codes."""
         model, inputs = self.model, self.inputs(request)
         frames = contextlib.nullcontext() if codes is None else codes.leading(model.talker.code_predictor)
-        with led_by(model.thinker, thinker), led_by(model.talker, talker), frames, recorded(model.talker) as calls:
+        with led_by(model.thinker, thinker), led_by(model.talker, talker), frames, record_calls(model.talker) as calls:
             sequences, waveform = model.generate(
                 **inputs,
                 **get_limits(self.config, "thinker", "thinker_"),

@@ -43,8 +43,8 @@ class Qwen3ThinkerStage(OmniThinkerStage):
     def engine_args(self) -> dict[str, object]:
         return {**super().engine_args(), "hf_overrides": {"architectures": [THINKER]}}
 
-    def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
-        super().prepared(active, engine_input)
+    def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
+        super().on_prepared(active, engine_input)
         num_tokens = len(engine_input["prompt_token_ids"])
         for placeholders in engine_input.get("mm_placeholders", {}).values():
             # vLLM counts positions from the tokens around a placeholder, and fails if there are none.

@@ -62,7 +62,7 @@ class OmniThinkerStage(TextStage):
             raise InputError("the reply is empty", hint="give it something to say")
         return tokenizer.encode(prompt, add_special_tokens=False), [*words, tokenizer.eos_token_id]
 
-    def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
+    def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         key_by_padding(active.request.audio, engine_input)
         if active.request.wants_stage_output:
             active.context["media"] = media_of_prompt(engine_input)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor, VoxtralProcessor
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
-from omni_cli.models.reference import ForcedTokens, forced, get_limits, led_by, load_model
+from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -121,6 +121,6 @@ class TranscriptionReference:
         return text.lstrip()
 
     def expected(self, output: EngineOutput) -> Expected:
-        tokens = forced(output.tokens[self._name])
+        tokens = force_tokens(output.tokens[self._name])
         self.generate(output.request, len(tokens.token_ids), tokens)
         return Expected({self._name: tokens.scores}, num_input_tokens=self.num_input_tokens)

@@ -275,22 +275,22 @@ class TranscriptionStage(TextStage):
         for piece in transcription.pieces[transcription.num_sent :]:
             for chunk in piece.chunks:
                 more = piece.without_timestamps(piece.reader.process_delta(chunk.text, False), is_last=False)
-                text = self._joined(transcription, piece, more)
+                text = self._join_text(transcription, piece, more)
                 if text or chunk.logprobs:
                     reports.append(msgspec.structs.replace(chunk, request_id=request_id, text=text))
             piece.chunks.clear()
             if piece.done is None:
                 return reports
             rest = piece.without_timestamps(piece.reader.process_delta("", True), is_last=True)
-            rest = self._joined(transcription, piece, rest)
+            rest = self._join_text(transcription, piece, rest)
             if rest:
                 counts = (piece.done.trace["num_input_tokens"], piece.done.trace["num_output_tokens"])
                 reports.append(TextChunk(request_id, rest, *counts))
             transcription.num_sent += 1
         del self._transcriptions[request_id]
-        return [*reports, self._whole(transcription)]
+        return [*reports, self._finish_whole(transcription)]
 
-    def _joined(self, transcription: Transcription, piece: SoundWindow, text: str) -> str:
+    def _join_text(self, transcription: Transcription, piece: SoundWindow, text: str) -> str:
         """Return more text of a piece as it goes on in the whole text."""
         if not piece.has_text:
             text = text.lstrip()
@@ -301,7 +301,7 @@ class TranscriptionStage(TextStage):
         transcription.text += text
         return text
 
-    def _whole(self, transcription: Transcription) -> RequestDone:
+    def _finish_whole(self, transcription: Transcription) -> RequestDone:
         done = [piece.done for piece in transcription.pieces if piece.done is not None]
         texts = [each.text for each in done if each.text is not None]
         traces = [each.trace for each in done]

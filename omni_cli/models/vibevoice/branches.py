@@ -20,7 +20,7 @@ from omni_cli.backends.execution.graphs import GraphBackend, batch_sizes
 # Positions per block; a block belongs to one branch.
 _BLOCK = 64
 # The block that rows without a request write to.
-_SPARE = 0
+_SPARE_ROW = 0
 # Graphs read a fixed number of blocks per branch: the smallest graph two, and each larger one four times as many as the
 # one before it.
 _FIRST_WIDTH, _WIDER = 2, 4
@@ -36,7 +36,7 @@ class BranchCache:
         self._graphs = graphs
         self._lengths, self._num_blocks = np.zeros((2, num_branches), np.int64)
         # Of each branch, its blocks and then its last one again.
-        self._tables = np.full((num_branches, -(-max_length // _BLOCK)), _SPARE)
+        self._tables = np.full((num_branches, -(-max_length // _BLOCK)), _SPARE_ROW)
         self._free: list[int] = []
         self._cache: torch.Tensor  # (num_layers, num_blocks, positions, 2, num_kv_heads, head_dim)
         self._read: torch.Tensor  # a layer's blocks, as one step reads them
@@ -50,7 +50,7 @@ class BranchCache:
         shape = (len(decoder.layers), num_blocks, _BLOCK, 2, attention.num_kv_heads, attention.head_dim)
         self._cache = like.new_zeros(shape)
         self._read = self._cache[0, :0]
-        self._free = list(range(num_blocks - 1, _SPARE, -1))
+        self._free = list(range(num_blocks - 1, _SPARE_ROW, -1))
 
     def capture(self, backend: GraphBackend, like: torch.Tensor) -> None:
         """Capture the graphs of all numbers of branches at once; `like` is an input row (hidden_size,)."""
@@ -58,7 +58,7 @@ class BranchCache:
         for width in self._widths():
             for size in batch_sizes(most_at_once, min(_SMALLEST, most_at_once)):
                 positions = torch.zeros(size, dtype=torch.long, device=like.device)
-                tables = torch.full((size, width), _SPARE, device=like.device)
+                tables = torch.full((size, width), _SPARE_ROW, device=like.device)
                 inputs = [like.new_zeros((size, len(like))), positions, tables]
                 self._graphs.capture(backend, width, self._step, inputs)
 
@@ -87,7 +87,7 @@ class BranchCache:
         size = self._graphs.size(width, len(branches))
         positions = np.zeros(size, np.int64)
         positions[: len(branches)] = lengths
-        tables = np.full((size, width), _SPARE)
+        tables = np.full((size, width), _SPARE_ROW)
         tables[: len(branches)] = self._tables[list(branches), :width]
         values = [rows, torch.from_numpy(positions), torch.from_numpy(tables)]
         (states,) = self._graphs.run(width, self._step, len(branches), values)

@@ -14,7 +14,15 @@ from transformers import LogitsProcessorList, VibeVoiceForConditionalGeneration,
 from transformers.models.vibevoice.generation_vibevoice import VibeVoiceTokenConstraintProcessor
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.models.reference import ForcedTokens, forced, get_device, get_limits, load_model, noise_in, replaced
+from omni_cli.models.reference import (
+    ForcedTokens,
+    force_tokens,
+    get_device,
+    get_limits,
+    load_model,
+    noise_in,
+    replace_attribute,
+)
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.models.vibevoice.prompts import make_inputs
 from omni_cli.models.vibevoice.settings import SpeakerConfig
@@ -44,7 +52,7 @@ class VibeVoiceReference:
 
     def expected(self, output: EngineOutput) -> Expected:
         name = self._stage.name
-        tokens = forced(output.tokens[name])
+        tokens = force_tokens(output.tokens[name])
         spoken = self.speak(output.request, tokens)
         num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
         arrays = {array: spoken.waveform for array in output.arrays}
@@ -59,7 +67,7 @@ class VibeVoiceReference:
             arguments["guidance_scale"] = stage.cfg_scale
         if tokens is not None:
             # Only tokens that the engine can choose count, and the model's own constraint comes last.
-            allowed = self._allowed()
+            allowed = self._get_constraint()
             arguments |= {
                 "max_new_tokens": len(tokens.token_ids),
                 "logits_processor": LogitsProcessorList([allowed, tokens]),
@@ -73,7 +81,7 @@ class VibeVoiceReference:
         sound = np.zeros(0, np.float32) if audio is None else audio.reshape(-1).float().cpu().numpy()
         return Speech(tuple(made), sound)
 
-    def _allowed(self) -> VibeVoiceTokenConstraintProcessor:
+    def _get_constraint(self) -> VibeVoiceTokenConstraintProcessor:
         config = self._model.config
         ids = [config.audio_bos_token_id, config.audio_eos_token_id, config.audio_token_id, config.eos_token_id]
         return VibeVoiceTokenConstraintProcessor(ids, config.vocab_size, device=get_device())
@@ -83,7 +91,7 @@ class VibeVoiceReference:
         def randn_like(like: torch.Tensor) -> torch.Tensor:
             return torch.empty_like(like, dtype=self._noise_dtype, device="cpu").normal_().to(like)
 
-        with noise_in(self._noise_dtype, on_host=True), replaced(torch, "randn_like", randn_like):
+        with noise_in(self._noise_dtype, on_host=True), replace_attribute(torch, "randn_like", randn_like):
             yield
 
     def _inputs(self, request: GenerateRequest) -> Any:

@@ -122,8 +122,8 @@ class SpeakerStage(StepStage):
             chunks.append(WaveformChunk(active.request.request_id, self._take_audio(active)))
         return [*chunks, *super().output(active, output)]
 
-    def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
-        report = super().done(active, output)
+    def finish(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
+        report = super().finish(active, output)
         num_chunks = active.context["num_chunks"]
         if not num_chunks:
             raise InputError("the model said nothing: it ended at once")

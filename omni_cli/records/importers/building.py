@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from omni_cli.core.text import visible
-from omni_cli.records.metrics import E2E, TPOT, TTFT, Row, columns, known_values, summarised
+from omni_cli.records.metrics import E2E, TPOT, TTFT, Row, columns, known_values, summarise_values
 from omni_cli.records.record import (
     Failures,
     Record,
@@ -103,7 +103,7 @@ def timed_variant(name: str, runs: Sequence[float | FailedRun | None]) -> Varian
     ]
     medians = [statistics.median(part) for part in _parts([run for run in checked if _is_time(run)], MOST_BLOCKS)]
     samples = tuple(_sample(number, value) for number, value in enumerate(medians))
-    error = failure_sentence(counted(checked), len(checked), "runs") or (None if samples else "it has no runs")
+    error = failure_sentence(count_failures(checked), len(checked), "runs") or (None if samples else "it has no runs")
     return Variant(name=name, samples=samples, error=error)
 
 
@@ -112,7 +112,7 @@ def request_variant(name: str, rows: Sequence[Row | FailedRun], failed: int = 0)
 
     `failed` is how many the tool says failed. A request without times that can be its own failed, too.
     """
-    checked = [row if isinstance(row, FailedRun) else _checked(row) for row in rows]
+    checked = [row if isinstance(row, FailedRun) else _check_row(row) for row in rows]
     answers = [row for row in checked if isinstance(row, dict)]
     answered, first_s = len(answers), min(known_values(answers, "start_s"), default=0.0)
     for row in answers:
@@ -122,7 +122,9 @@ def request_variant(name: str, rows: Sequence[Row | FailedRun], failed: int = 0)
         parts = list(_parts(checked, blocks))
         if all(any(isinstance(row, dict) for row in part) for part in parts):
             break
-    error = failure_sentence(counted(checked), len(checked), "requests") or (None if checked else "it has no requests")
+    error = failure_sentence(count_failures(checked), len(checked), "requests") or (
+        None if checked else "it has no requests"
+    )
     if failed > len(checked) - answered:
         error = f"{failed} of {max(failed, len(checked))} requests failed"
     return Variant(name=name, samples=tuple(_window(number, part) for number, part in enumerate(parts)), error=error)
@@ -137,7 +139,7 @@ def summary_variant(name: str, value_s: Any, metrics: Mapping[str, Any], error: 
     return Variant(name=name, samples=samples, error=error)
 
 
-def counted(items: Iterable[object]) -> dict[str, Failures]:
+def count_failures(items: Iterable[object]) -> dict[str, Failures]:
     """Count the failed ones by kind."""
     return summed_failures(
         (visible(item.kind, 60), Failures(count=item.count, first=visible(item.message)))
@@ -146,7 +148,7 @@ def counted(items: Iterable[object]) -> dict[str, Failures]:
     )
 
 
-def _checked(row: Row) -> Row | FailedRun:
+def _check_row(row: Row) -> Row | FailedRun:
     if not row.get(E2E):
         return FailedRun("no answer", "no answer")
     for name in _TIMES:
@@ -166,7 +168,7 @@ def _sample(number: int, value_s: float, metrics: dict[str, float] | None = None
 
 def _window(number: int, rows: Sequence[Row | FailedRun]) -> Sample:
     answers: list[Row] = [row if isinstance(row, dict) else {} for row in rows]
-    medians = summarised({name: known_values(answers, name) for name in _TIMES})
+    medians = summarise_values({name: known_values(answers, name) for name in _TIMES})
     work = {name: float(sum(known_values(answers, name))) for name in _TOKENS}
     return Sample(
         block=number,
@@ -175,7 +177,7 @@ def _window(number: int, rows: Sequence[Row | FailedRun]) -> Sample:
         metrics=medians,
         work={"requests": float(sum(map(bool, answers))), **{name: amount for name, amount in work.items() if amount}},
         requests=columns([{name: row.get(name) for name in ("start_s", *_TIMES)} for row in answers]),
-        failures=counted(rows),
+        failures=count_failures(rows),
     )
 
 

@@ -20,7 +20,7 @@ from omni_cli.records.importers.building import Imported
 from omni_cli.records.importers.serving import aiperf_requests, aiperf_summary, guidellm, sglang_serving, vllm_serve
 from omni_cli.records.importers.timings import LEFT_OUT, action_data, action_values, hyperfine, pytest_benchmark
 from omni_cli.records.record import first_problem, read_record
-from omni_cli.records.record_file import Kind, located, read_bytes
+from omni_cli.records.record_file import Kind, read_bytes, rephrase_location
 
 _KIND = Kind("result", "omni", "omni bench --output-json FILE", "write it again")
 _ACTION_SCRIPT = b"window.BENCHMARK_DATA ="
@@ -60,13 +60,13 @@ def load_foreign(path: Path) -> list[Imported]:
     label = visible(str(path))
     content, tool = read_bytes(label, path, _KIND), "another tool"
     try:
-        recognised = _recognised(content)
+        recognised = _recognise_tool(content)
         if recognised is None:
             return []
         tool, read = recognised
-        imported = [_dated(item, path) for item in read()]
+        imported = [_add_date(item, path) for item in read()]
     except (msgspec.ValidationError, TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        raise InputError(f"`{label}` is not a complete file of {tool}: {located(error)}") from error
+        raise InputError(f"`{label}` is not a complete file of {tool}: {rephrase_location(error)}") from error
     except InputError as error:
         raise InputError(f"`{label}`: {error.message}", hint=error.hint) from error
     if not all(item.record.variants for item in imported) or not imported:
@@ -88,7 +88,7 @@ def load_newest(path: Path) -> Imported:
     return Imported(newest.record, (*newest.missing, note))
 
 
-def _recognised(content: bytes) -> tuple[str, Callable[[], list[Imported]]] | None:
+def _recognise_tool(content: bytes) -> tuple[str, Callable[[], list[Imported]]] | None:
     """Return the tool that wrote the file and its reader; None for a record of omni and for anything unknown."""
     text = content.strip()
     if text.startswith(_ACTION_SCRIPT):
@@ -137,7 +137,7 @@ def _has(document: Any, keys: frozenset[str]) -> bool:
     return isinstance(document, dict) and keys <= document.keys()
 
 
-def _dated(item: Imported, path: Path) -> Imported:
+def _add_date(item: Imported, path: Path) -> Imported:
     """Take the date of the file where the tool writes none."""
     if item.record.created:
         return item

@@ -15,7 +15,7 @@ from omni_cli.core.text import visible
 from omni_cli.records.importers.building import (
     FailedRun,
     Imported,
-    counted,
+    count_failures,
     make_record,
     request_variant,
     summary_variant,
@@ -62,13 +62,13 @@ def vllm_serve(document: Any) -> list[Imported]:
     except ValueError:
         created = None
     ramp = [name for name in document if name.startswith("ramp_up_")]
-    settings = {name: _plain(document.get(name)) for name in (*_VLLM_SETTINGS, *ramp)}
+    settings = {name: _to_json_value(document.get(name)) for name in (*_VLLM_SETTINGS, *ramp)}
     return [_serving("vllm bench serve", document, created, settings, "--save-detailed")]
 
 
 def sglang_serving(document: Any) -> list[Imported]:
     """Read a line of SGLang's `bench_serving --output-file`, with single requests if it has them."""
-    settings = {name: _plain(document.get(name)) for name in _SGLANG_SETTINGS}
+    settings = {name: _to_json_value(document.get(name)) for name in _SGLANG_SETTINGS}
     return [_serving("sglang bench_serving", document, None, settings, "--output-details")]
 
 
@@ -120,7 +120,7 @@ def _rows(run: ServingRun) -> list[Row | FailedRun]:
         for ttft, gaps in zip(ttfts or (), itls or (), strict=True)
     ]
     starts = run.start_times
-    if _plain(run.request_rate) == "inf" and run.ramp_up_strategy is None:
+    if _to_json_value(run.request_rate) == "inf" and run.ramp_up_strategy is None:
         # The client may need longer to send all of them than the server for its first answer.
         starts = starts if (run.max_concurrency or math.inf) < len(latencies) else [0.0] * len(latencies)
     others: list[Any] = [column or () for column in (ttfts, itls, run.input_lens, run.output_lens, run.errors, starts)]
@@ -258,7 +258,7 @@ def _aiperf_error(document: Any) -> str | None:
     outcome = msgspec.convert(document, AIPerfOutcome)
     failed = [replace(_aiperf_failure(item.error_details), count=item.count) for item in outcome.error_summary]
     unnamed = int(outcome.error_request_count.avg) - sum(item.count for item in failed)
-    failures = counted([*failed, *([FailedRun("error", "error", unnamed)] if unnamed > 0 else [])])
+    failures = count_failures([*failed, *([FailedRun("error", "error", unnamed)] if unnamed > 0 else [])])
     total = int(outcome.request_count.avg) + sum(item.count for item in failures.values())
     if failures:
         return failure_sentence(failures, total, "requests")
@@ -312,6 +312,6 @@ def _guide_row(request: GuideRequest) -> Row | FailedRun:
     return {**times, "input_tokens": request.prompt_tokens, "output_tokens": request.output_tokens}
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """Return a setting as JSON can hold it: `Infinity` is none of its numbers."""
     return "inf" if value in (float("inf"), "inf") else value

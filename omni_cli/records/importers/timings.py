@@ -14,7 +14,7 @@ from omni_cli.core.errors import InputError
 from omni_cli.records.importers.building import (
     FailedRun,
     Imported,
-    counted,
+    count_failures,
     make_record,
     summary_variant,
     timed_variant,
@@ -64,7 +64,7 @@ def _command(result: HyperfineResult) -> Variant:
     exits = [_exit(number, code) for number, code in enumerate(codes, start=1)]
     if times:
         return timed_variant(result.command, [code or time for time, code in itertools.zip_longest(times, exits)])
-    error = failure_sentence(counted(exits), len(exits), "runs")
+    error = failure_sentence(count_failures(exits), len(exits), "runs")
     # A median of all runs is that of the failed ones, too.
     value = None if error else result.mean if result.median is None else result.median
     return summary_variant(result.command, value, {}, error)

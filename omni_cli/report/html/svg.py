@@ -65,7 +65,7 @@ _SETTINGS: dict[Any, Any] = {
 }
 _FONT_FAMILY = re.compile(r"font-family: [^;]*(; )?")
 _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
-_KEPT = frozenset({"svg", "g", "path", "use", "text", "tspan", "defs", "clipPath", "rect", "circle"})
+_ALLOWED_TAGS = frozenset({"svg", "g", "path", "use", "text", "tspan", "defs", "clipPath", "rect", "circle"})
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _clean(element: ElementTree.Element, name: str) -> None:
     """Keep the drawing, in the page's colours and font; prefix ids and references to them with `name`."""
     element.tag = _local(element.tag)
     for child in list(element):
-        if _local(child.tag) in _KEPT:
+        if _local(child.tag) in _ALLOWED_TAGS:
             _clean(child, name)
         else:
             element.remove(child)

@@ -89,7 +89,7 @@ def _decode_pcm(content: BinaryIO, length: _Length) -> DecodedAudio | None:
         if file.frames and file.subtype.startswith(("PCM_", "FLOAT", "DOUBLE")):
             length.check(file.samplerate, file.channels, file.frames)
             blocks = file.blocks(2**16, dtype="float32", always_2d=True)
-            return _collected(((file.samplerate, block) for block in blocks), length)
+            return _collect(((file.samplerate, block) for block in blocks), length)
     return None
 
 
@@ -103,7 +103,7 @@ def _decode_stream(container: av.container.InputContainer, stream: Any, length: 
     track = Track(container, stream, length.name)
     expected = _declared_samples(container, stream)
     length.check(stream.codec_context.sample_rate, stream.codec_context.channels, expected)
-    audio = _collected(_parts(track), length, expected, _end_s(container, stream))
+    audio = _collect(_parts(track), length, expected, _end_s(container, stream))
     notes = track.notes()
     if (num_streams := len(container.streams.audio)) > 1:
         notes.append(f"the {length.name} has {num_streams} audio streams; only one is used")
@@ -119,7 +119,7 @@ def _decode_stream(container: av.container.InputContainer, stream: Any, length: 
     return DecodedAudio(samples, audio.sample_rate, tuple(notes))
 
 
-def _collected(parts: _Parts, length: _Length, expected: int = 0, end_s: Fraction | None = None) -> DecodedAudio:
+def _collect(parts: _Parts, length: _Length, expected: int = 0, end_s: Fraction | None = None) -> DecodedAudio:
     """Join parts, which are `expected` samples or more, and cut them at `end_s`."""
     import numpy as np
 

@@ -50,7 +50,7 @@ def decode_image(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PI
     if alpha is not None and alpha.getextrema() != (255, 255):
         notes.append(f"the transparency of the {name} was put on white")
         image = on_white(image, alpha)
-    return DecodedImage(_turned(image, orientation), tuple(notes))
+    return DecodedImage(_turn(image, orientation), tuple(notes))
 
 
 def decode_alpha(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> DecodedImage:
@@ -61,7 +61,7 @@ def decode_alpha(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PI
     _, alpha, orientation, notes = _load(content, name, max_pixels)
     if alpha is None:
         raise InputError(f"the {name} has no transparency")
-    return DecodedImage(_turned(alpha, orientation), tuple(notes))
+    return DecodedImage(_turn(alpha, orientation), tuple(notes))
 
 
 def on_white(image: Image.Image, alpha: Image.Image) -> Image.Image:
@@ -200,7 +200,7 @@ def _low_bytes(file: BinaryIO) -> np.ndarray:
     return np.asarray(image)
 
 
-def _turned(image: Image.Image, orientation: int) -> np.ndarray:
+def _turn(image: Image.Image, orientation: int) -> np.ndarray:
     """Turn and mirror pixels by EXIF's number, into memory of their own."""
     import numpy as np
 

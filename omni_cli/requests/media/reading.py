@@ -40,10 +40,10 @@ from omni_cli.requests.media.worker import (
 from omni_cli.requests.outputs import Video
 
 Warn = Callable[[str], None]
-Chosen = tuple[Sequence[int], Mapping[str, Any]]
-ChooseFrames = Callable[[int, float], Chosen]
+FrameChoice = tuple[Sequence[int], Mapping[str, Any]]
+ChooseFrames = Callable[[int, float], FrameChoice]
 """Returns which frames a model sees, and vLLM's metadata on them, for the number and the rate of all."""
-FIRST_FRAME: Chosen = (0,), {"frames_indices": (0,), "do_sample_frames": False}
+FIRST_FRAME: FrameChoice = (0,), {"frames_indices": (0,), "do_sample_frames": False}
 # Videos, which take the longest, have workers of their own, so that other media never wait for them.
 _NUM_WORKERS = {"video": 2, "other": max(4, count_usable_cores())}
 _MAX_IDLE = 2
@@ -65,17 +65,17 @@ class MediaReader:
 
     def image(self, content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
         """Decode to uint8 RGB (height, width, 3), turned by its EXIF orientation, with transparency put on white."""
-        return self._required(ImageJob(name, max_pixels), content)[1]
+        return self._require(ImageJob(name, max_pixels), content)[1]
 
     def alpha(self, content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
         """Decode the transparency of an image to uint8 (height, width): 0 is fully transparent."""
-        return self._required(ImageJob(name, max_pixels, alpha=True), content)[1]
+        return self._require(ImageJob(name, max_pixels, alpha=True), content)[1]
 
     def audio(
         self, content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S, mono: bool = True
     ) -> tuple[np.ndarray, int]:
         """Decode to float32 (num_samples,), with `mono` False (num_samples, channels), and the sample rate in Hz."""
-        header, samples = self._required(AudioJob(name, max_s, mono), content)
+        header, samples = self._require(AudioJob(name, max_s, mono), content)
         return samples, int(header.rate)
 
     def sound(self, content: BinaryIO, name: str) -> tuple[np.ndarray, int] | None:
@@ -94,7 +94,7 @@ class MediaReader:
     ) -> Video:
         """Decode the frames that `choose` returns, without it all; `limits` are further ones of `VideoJob`."""
         job = VideoJob(name, max_pixels, MAX_VIDEO_S, None if choose is None else (), **limits)
-        header, frames = self._required(job, content)
+        header, frames = self._require(job, content)
         if choose is None:
             return Video(frames, header.rate, header.total_num_frames, header.frames_indices)
         # Where packets are hidden, or hold half a frame, decoding alone tells how many frames there are.
@@ -107,7 +107,7 @@ class MediaReader:
                 self._warn(f"of the {name} a limit of {max_pixels:,} pixels leaves {most} of {len(chosen)} frames")
                 chosen = tuple(chosen[index * (len(chosen) - 1) // (most - 1)] for index in range(most))
                 metadata = {**metadata, "frames_indices": chosen, "do_sample_frames": False}
-            header, frames = self._required(msgspec.structs.replace(job, indices=tuple(chosen)), content)
+            header, frames = self._require(msgspec.structs.replace(job, indices=tuple(chosen)), content)
             if header.total_num_frames == total:
                 break
         else:
@@ -116,7 +116,7 @@ class MediaReader:
         self._warn(f"the model sees {count} frame{'s' * (count > 1)} of the {name}, {rate:.3g} per second, of {total}")
         return Video(frames, header.rate, total, tuple(metadata["frames_indices"]), metadata["do_sample_frames"])
 
-    def _required(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray]:
+    def _require(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray]:
         decoded = self._decode(job, content)
         assert decoded is not None
         return decoded

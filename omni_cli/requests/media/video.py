@@ -217,15 +217,15 @@ class _FrameConverter:
         from PIL import Image
 
         if not any(component.is_alpha for component in frame.format.components) and frame.format.name != "pal8":
-            return self._turned(frame, self._converted(frame, "rgb24"))
-        colours = self._converted(frame, "rgba")
+            return self._turn(frame, self._convert(frame, "rgb24"))
+        colours = self._convert(frame, "rgba")
         if colours[:, :, 3].min() == 255:
-            return self._turned(frame, colours[:, :, :3])
+            return self._turn(frame, colours[:, :, :3])
         self._note(f"the transparency of the {self._name} was put on white")
         image = Image.fromarray(colours)
-        return self._turned(frame, np.asarray(on_white(image, image.getchannel("A"))))
+        return self._turn(frame, np.asarray(on_white(image, image.getchannel("A"))))
 
-    def _converted(self, frame: av.VideoFrame, pixel_format: str) -> np.ndarray:
+    def _convert(self, frame: av.VideoFrame, pixel_format: str) -> np.ndarray:
         """Convert as ffmpeg does, with libavfilter: alone, libswscale places colours elsewhere in some formats."""
         import av
 
@@ -242,7 +242,7 @@ class _FrameConverter:
         graph.push(frame)
         return cast("av.VideoFrame", graph.pull()).to_ndarray()
 
-    def _turned(self, frame: av.VideoFrame, pixels: np.ndarray) -> np.ndarray:
+    def _turn(self, frame: av.VideoFrame, pixels: np.ndarray) -> np.ndarray:
         """Apply the display matrix: column' = a * column + c * row, row' = b * column + d * row."""
         a, b, c, d = _display_matrix(frame)
         straight, crossed = abs(a) + abs(d), abs(b) + abs(c)

@@ -21,7 +21,7 @@ import numpy as np
 
 from omni_cli.core.errors import InputError
 
-_UNLIMITED = resource.RLIM_INFINITY
+_NO_LIMIT = resource.RLIM_INFINITY
 # Below the engine: a flood of media must not slow down the requests that it works on.
 _NICENESS = 5
 MIB = 2**20
@@ -184,7 +184,7 @@ def _decode(job: Job, descriptor: int) -> tuple[Decoded | Nothing | Refused, np.
             try:
                 return _run(job, content)
             finally:
-                resource.setrlimit(resource.RLIMIT_DATA, (_UNLIMITED, _UNLIMITED))
+                resource.setrlimit(resource.RLIMIT_DATA, (_NO_LIMIT, _NO_LIMIT))
     except InputError as error:
         return Refused(error.message, error.hint), None
     except MemoryError:
@@ -211,7 +211,7 @@ def _run(job: Job, content: BinaryIO) -> tuple[Decoded | Nothing, np.ndarray | N
 
             decode = decode_alpha if job.alpha else decode_image
             image = decode(content, job.name, max_pixels=job.max_pixels)
-            return _described(image.pixels, image.notes)
+            return _describe(image.pixels, image.notes)
         case AudioJob():
             from omni_cli.requests.media.audio import decode_audio, decode_sound
 
@@ -221,13 +221,13 @@ def _run(job: Job, content: BinaryIO) -> tuple[Decoded | Nothing, np.ndarray | N
                 audio = decode_audio(content, job.name, max_s=job.max_s, mono=job.mono)
             if audio is None:
                 return Nothing(), None
-            return _described(audio.samples, audio.notes, rate=audio.sample_rate)
+            return _describe(audio.samples, audio.notes, rate=audio.sample_rate)
         case VideoJob():
             from omni_cli.requests.media.video import decode_video
 
             decoded = decode_video(content, job.name, max_pixels=job.max_pixels, max_s=job.max_s, indices=job.indices)
             video = decoded.video
-            return _described(
+            return _describe(
                 video.frames,
                 decoded.notes,
                 rate=video.fps,
@@ -236,7 +236,7 @@ def _run(job: Job, content: BinaryIO) -> tuple[Decoded | Nothing, np.ndarray | N
             )
 
 
-def _described(array: np.ndarray, notes: tuple[str, ...], **fields: object) -> tuple[Decoded, np.ndarray]:
+def _describe(array: np.ndarray, notes: tuple[str, ...], **fields: object) -> tuple[Decoded, np.ndarray]:
     contiguous = np.ascontiguousarray(array)
     return Decoded(contiguous.shape, contiguous.dtype.name, notes, **fields), contiguous  # type: ignore[arg-type]
 
@@ -245,11 +245,11 @@ def _limit(job: Job) -> None:
     """Limit the memory and the processor time that this process may use from now on."""
     used_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     # The kernel ends the process (SIGXCPU), whatever a decoder is doing.
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + 1 + job.max_cpu_s, _UNLIMITED))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + 1 + job.max_cpu_s, _NO_LIMIT))
     status = Path("/proc/self/status")
     if status.exists():  # other systems have no such limit, or do not keep it
         fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        resource.setrlimit(resource.RLIMIT_DATA, (int(fields["VmData"].split()[0]) * 1024 + job.max_bytes, _UNLIMITED))
+        resource.setrlimit(resource.RLIMIT_DATA, (int(fields["VmData"].split()[0]) * 1024 + job.max_bytes, _NO_LIMIT))
 
 
 def _end_with_the_other_side(descriptor: int) -> None:

@@ -25,7 +25,7 @@ from omni_cli.serve.schemas.chat import ChatCompletionRequest, NamedTool
 from omni_cli.serve.schemas.completions import StreamOptions
 from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.service import Service, seeded_copies
-from omni_cli.serve.sse import DONE, event_stream
+from omni_cli.serve.sse import END_OF_STREAM, event_stream
 
 
 def chat_routes(service: Service) -> APIRouter:
@@ -46,7 +46,7 @@ def chat_routes(service: Service) -> APIRouter:
         requests = seeded_copies(generate, body.n or 1)
         if body.stream:
             documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
-            return await event_stream(documents, exchange, service.log, end=DONE)
+            return await event_stream(documents, exchange, service.log, end=END_OF_STREAM)
         results = await service.results(requests, exchange)
         if not reply.wants_audio:
             return JSONResponse(reply.completion(results))

@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse, Response
 from omni_cli.openai_api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.outputs import GenerateRequest, PromptTokens, RequestResult, TextDelta, TokenLogprobs
-from omni_cli.serve.chat_reply import get_text, named, token_usage
+from omni_cli.serve.chat_reply import get_text, get_text_and_logprob, token_usage
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.parsed_route import RUNNING, content, errors, parsed_routes
 from omni_cli.serve.schemas.completions import CompletionRequest, StreamOptions
 from omni_cli.serve.service import Service, seeded_copies
-from omni_cli.serve.sse import DONE, event_stream
+from omni_cli.serve.sse import END_OF_STREAM, event_stream
 
 
 def completion_routes(service: Service) -> APIRouter:
@@ -38,8 +38,8 @@ def completion_routes(service: Service) -> APIRouter:
         requests = _generate_requests(body, reply, service.adapter(body.model))
         if body.stream:
             documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
-            return await event_stream(documents, exchange, service.log, end=DONE)
-        return JSONResponse(reply.whole(await service.results(requests, exchange)))
+            return await event_stream(documents, exchange, service.log, end=END_OF_STREAM)
+        return JSONResponse(reply.build(await service.results(requests, exchange)))
 
     return router
 
@@ -104,7 +104,7 @@ class CompletionReply:
         self.id, self._created = new_id("cmpl"), unix_now()
         self.n, self.wants_new = body.n or 1, body.max_tokens != 0
 
-    def whole(self, results: Sequence[RequestResult]) -> Completion:
+    def build(self, results: Sequence[RequestResult]) -> Completion:
         """Build the whole reply."""
         choices = [CompletionParts(self, index).end(result) for index, result in enumerate(results)]
         return {**self._document(choices), "usage": self._usage(results)}
@@ -182,11 +182,13 @@ class CompletionParts:
             return None
         found: CompletionLogprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for candidates in tokens:  # the token itself, then the most likely ones without it
-            text, logprob = named(candidates[0])
+            text, logprob = get_text_and_logprob(candidates[0])
             has_one = not math.isnan(logprob)
             found["text_offset"].append(self._offset)
             found["tokens"].append(text)
             found["token_logprobs"].append(logprob if has_one else None)
-            found["top_logprobs"].append(dict(map(named, candidates[: num_top + 1])) if has_one else None)
+            found["top_logprobs"].append(
+                dict(map(get_text_and_logprob, candidates[: num_top + 1])) if has_one else None
+            )
             self._offset += len(text)
         return found

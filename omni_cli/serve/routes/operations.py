@@ -24,7 +24,7 @@ _MEDIA = ("image", "audio", "video")
 _METRICS = content("Prometheus' text format.", CONTENT_TYPE_LATEST)
 
 
-def _served(service: Service) -> dict[str, Model]:
+def _describe_models(service: Service) -> dict[str, Model]:
     """Describe the model under each of its names, and its LoRA adapters."""
     text = [] if service.capabilities.transcribes else ["text"]
     model: Model = {
@@ -46,7 +46,7 @@ def _served(service: Service) -> dict[str, Model]:
 
 def operation_routes(service: Service) -> APIRouter:
     router = APIRouter()
-    served = _served(service)
+    served = _describe_models(service)
 
     @router.get(Route.MODELS, responses=errors(*WITH_KEY))
     async def models() -> ModelList:
@@ -62,7 +62,7 @@ def operation_routes(service: Service) -> APIRouter:
     # Not in the document: nothing is there to be described.
     @router.post(Route.EMBEDDINGS, include_in_schema=False)
     @router.post(Route.MODERATIONS, include_in_schema=False)
-    async def unsupported(request: Request) -> None:
+    async def refuse_endpoint(request: Request) -> None:
         """Name the model that has no such endpoint."""
         made, wanted = " and ".join(service.modalities), request.url.path.rpartition("/")[2]
         message = f"profile `{service.config.name}` makes {made}, not {wanted}; no profile does"
@@ -74,7 +74,7 @@ def operation_routes(service: Service) -> APIRouter:
         return {"status": "ok"}
 
     @router.get(Route.READY, response_model=Readiness, responses=errors(*ALWAYS) | _NOT_READY)
-    async def ready() -> Response:
+    async def check_ready() -> Response:
         """Report readiness: 200 while all stages are loaded and requests are accepted, else 503."""
         failed = service.supervisor.failed_stages
         loaded = "asleep" if service.supervisor.is_asleep else "ready"

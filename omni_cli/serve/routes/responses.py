@@ -27,8 +27,8 @@ from omni_cli.serve.sse import event_stream
 
 Document = dict[str, Any]
 # Settings of the request that a response repeats.
-_REPEATED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "top_logprobs")
-_SHOWN = {*_REPEATED, "tools", "tool_choice", "text", "reasoning"}
+_REPEATED_FIELDS = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "top_logprobs")
+_SHOWN_FIELDS = {*_REPEATED_FIELDS, "tools", "tool_choice", "text", "reasoning"}
 # An item's text by its type: in the item, and in the names of its events.
 _PARTS = {"reasoning": ("reasoning_text", "reasoning_text"), "message": ("output_text", "output_text")}
 
@@ -55,7 +55,7 @@ def response_routes(service: Service) -> APIRouter:
             raise
         documents = _events(service, generate, reply, exchange)
         if body.stream:
-            return await event_stream(documents, exchange, service.log, failed=reply.failed)
+            return await event_stream(documents, exchange, service.log, failed=reply.make_failure_event)
         async with aclosing(documents):
             async for document in documents:
                 last = document
@@ -136,13 +136,13 @@ class ResponseReply:
         }
         yield self._event(f"response.{status}", response=document)
 
-    def failed(self, error: APIError) -> Document:
+    def make_failure_event(self, error: APIError) -> Document:
         """Return the event of a failure midway."""
         return self._event("error", **{name: error.body()["error"][name] for name in ("code", "message", "param")})
 
     def document(self, status: str) -> Document:
         """Return the response so far."""
-        body = self.request.model_dump(mode="json", by_alias=True, include=_SHOWN)
+        body = self.request.model_dump(mode="json", by_alias=True, include=_SHOWN_FIELDS)
         return {
             "id": self.id,
             "object": "response",
@@ -152,7 +152,7 @@ class ResponseReply:
             "incomplete_details": None,
             "model": self.model,
             "output": list(self._items),
-            **{name: body[name] for name in _REPEATED},
+            **{name: body[name] for name in _REPEATED_FIELDS},
             "tools": body["tools"] or [],
             "tool_choice": body["tool_choice"] or ("auto" if body["tools"] else "none"),
             "parallel_tool_calls": self.request.parallel_tool_calls is not False,

@@ -16,7 +16,7 @@ from omni_cli.openai_api.replies import SpeechEvent
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
-from omni_cli.requests.voices import spoken
+from omni_cli.requests.voices import make_spoken_request
 from omni_cli.serve.chat_reply import count_tokens, split_audio
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id
@@ -47,7 +47,7 @@ def speech_routes(service: Service) -> APIRouter:
             **body.request_fields("speech"),
             **await voice_fields(service, body),
         )
-        generate = spoken(settings, body.input, _system_prompt(service, body))
+        generate = make_spoken_request(settings, body.input, _system_prompt(service, body))
         if body.stream_format == "sse":
             return await event_stream(_events(service, generate, exchange, body), exchange, service.log)
         if body.stream_format == "audio":

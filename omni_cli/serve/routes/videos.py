@@ -119,7 +119,7 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
         try:
             file = path.open("rb")
         except OSError as error:
-            raise _missing(video_id) from error
+            raise _not_found(video_id) from error
         if variant == "thumbnail":
             return Response(await asyncio.to_thread(_thumbnail, file), media_type="image/webp")
         return _send(file, path, "image/webp" if variant == "spritesheet" else "video/mp4")
@@ -163,11 +163,11 @@ def _jobs(service: Service, jobs: VideoJobs | None) -> VideoJobs:
 def _find(jobs: VideoJobs, video_id: str) -> Job:
     job = jobs.store.get(video_id)
     if job is None:
-        raise _missing(video_id)
+        raise _not_found(video_id)
     return job
 
 
-def _missing(video_id: str) -> APIError:
+def _not_found(video_id: str) -> APIError:
     return APIError(404, f"no video `{video_id}`; it may have expired", code="video_not_found", param="video_id")
 
 

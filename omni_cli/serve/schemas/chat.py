@@ -11,7 +11,7 @@ from omni_cli.requests.contents import ToolUse
 from omni_cli.serve.schemas.completions import SampledText
 from omni_cli.serve.schemas.fields import (
     ForOpenAI,
-    Ignored,
+    IgnoredField,
     Items,
     ModelBody,
     Only,
@@ -67,7 +67,7 @@ class GivenToolCall(Strict):
     id: Annotated[str, Field(min_length=1)]
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: Ignored
+    index: IgnoredField
 
 
 Tools = Annotated[Items[Tool], Field(max_length=1000)]
@@ -81,7 +81,7 @@ class TextPart(Strict):
 
 class ImageURL(Strict):
     url: str = Field(description="`data:image/png;base64,...`, or a URL that the server may fetch.")
-    detail: Ignored
+    detail: IgnoredField
 
 
 class ImagePart(Strict):
@@ -118,29 +118,29 @@ class GivenAudio(Strict):
 
     id: str | None = None
     transcript: str | None = None
-    data: Ignored
-    expires_at: Ignored
+    data: IgnoredField
+    expires_at: IgnoredField
 
 
 class InstructionMessage(Strict):
     role: Literal["system", "developer"]
     content: str | Items[TextPart]
-    name: Ignored
+    name: IgnoredField
 
 
 class UserMessage(Strict):
     role: Literal["user"]
     content: str | Items[Part]
-    name: Ignored
+    name: IgnoredField
 
 
 class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: str | Items[TextPart] | None = None
     audio: GivenAudio | None = None
-    name: Ignored
+    name: IgnoredField
     refusal: str | None = None
-    annotations: Ignored
+    annotations: IgnoredField
     reasoning: str | None = None
     reasoning_content: str | None = None
     function_call: Annotated[object, Only()] = None
@@ -153,7 +153,7 @@ class ToolMessage(Strict):
     role: Literal["tool"]
     content: str | Items[TextPart]
     tool_call_id: Annotated[str, Field(min_length=1)]
-    name: Ignored
+    name: IgnoredField
 
 
 Message = Annotated[InstructionMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
@@ -191,7 +191,7 @@ class ChatCompletionRequest(SampledText, ForOpenAI):
     verbosity: Annotated[object, Only("medium")] = None
     web_search_options: Annotated[object, Only()] = None
 
-    metadata: Ignored
+    metadata: IgnoredField
 
     def tool_use(self) -> ToolUse | None:
         """The functions that the answer may call; None without any."""

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Stri
 from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.config.stage_keys import Sampling, TokenId
 from omni_cli.requests.json_schemas import check_schema
-from omni_cli.serve.schemas.fields import Ignored, Items, ModelBody, Only, Seed, Strict, from_json
+from omni_cli.serve.schemas.fields import IgnoredField, Items, ModelBody, Only, Seed, Strict, from_json
 
 TokenText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
@@ -29,8 +29,8 @@ class JsonObjectFormat(Strict):
 class JsonSchema(Strict):
     name: str
     content: KeptSchema = Field(alias="schema", description="A JSON Schema, which the text fulfils.")
-    description: Ignored
-    strict: Ignored
+    description: IgnoredField
+    strict: IgnoredField
 
 
 class JsonSchemaFormat(Strict):
@@ -94,7 +94,7 @@ class SampledText(ModelBody, Sampling):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: CacheSalt | None = None
 
-    user: Ignored
+    user: IgnoredField
 
     def sampling(self) -> dict[str, object]:
         """The given vLLM sampling parameters of the first stage."""

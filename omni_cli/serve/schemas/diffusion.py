@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from omni_cli.config.bounds import MAX_IMAGE_SIDE
 from omni_cli.requests.checks import check_frame_rate
-from omni_cli.serve.schemas.fields import Form, Ignored, ModelBody, Only, Seed, Upload, with_fields_of
+from omni_cli.serve.schemas.fields import Form, IgnoredField, ModelBody, Only, Seed, Upload, with_fields_of
 
 _MAX_FILES = 16
 # The most that a stranger may have made: a device's memory, not a model's ability, ends there.
@@ -49,8 +49,8 @@ class DiffusionBody(ModelBody):
     size: Size | None = Field(None, description="`WIDTHxHEIGHT`. Default, also for `auto`: the profile's.")
     seed: Seed | None = None
 
-    user: Ignored
-    safety_identifier: Ignored
+    user: IgnoredField
+    safety_identifier: IgnoredField
 
     def diffusion(self) -> dict[str, Any]:
         """Return the given arguments of the pipeline's call."""
@@ -80,8 +80,8 @@ class ImageFields(DiffusionBody):
     stream: Annotated[object, Only(False)] = None
     style: Annotated[object, Only()] = None
 
-    moderation: Ignored
-    quality: Ignored
+    moderation: IgnoredField
+    quality: IgnoredField
 
     @property
     def image_format(self) -> str:

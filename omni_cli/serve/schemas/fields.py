@@ -154,20 +154,20 @@ class Only:
 
 
 # No influence on a reply: the requester, and what OpenAI should store.
-Ignored = Annotated[object, Field(default=None, description="Accepted and ignored.")]
+IgnoredField = Annotated[object, Field(default=None, description="Accepted and ignored.")]
 
 
 class ForOpenAI(Strict):
     """Fields about the requester, and what OpenAI should store, cache or charge."""
 
-    moderation: Ignored
-    prompt_cache_key: Ignored
-    prompt_cache_options: Ignored
-    prompt_cache_retention: Ignored
-    safety_identifier: Ignored
-    service_tier: Ignored
-    store: Ignored
-    user: Ignored
+    moderation: IgnoredField
+    prompt_cache_key: IgnoredField
+    prompt_cache_options: IgnoredField
+    prompt_cache_retention: IgnoredField
+    safety_identifier: IgnoredField
+    service_tier: IgnoredField
+    store: IgnoredField
+    user: IgnoredField
 
 
 Seed = Annotated[

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from omni_cli.config.stage_keys import Fraction, Temperature, Tokens
 from omni_cli.serve.schemas import chat
 from omni_cli.serve.schemas.completions import JsonObjectFormat, JsonSchema, TextFormat
-from omni_cli.serve.schemas.fields import ForOpenAI, Ignored, Items, ModelBody, Only, Seed, Strict
+from omni_cli.serve.schemas.fields import ForOpenAI, IgnoredField, Items, ModelBody, Only, Seed, Strict
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -18,15 +18,15 @@ LOGPROBS = "message.output_text.logprobs"
 class InputText(Strict):
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: Ignored
-    logprobs: Ignored
+    annotations: IgnoredField
+    logprobs: IgnoredField
 
 
 class InputImage(Strict):
     type: Literal["input_image"]
     image_url: str = Field(description="`data:image/png;base64,...`.")
     file_id: Annotated[object, Only()] = None
-    detail: Ignored
+    detail: IgnoredField
 
 
 class InputAudioPart(Strict):
@@ -46,9 +46,9 @@ class InputMessage(Strict):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Items[InputPart]
-    id: Ignored
-    status: Ignored
-    phase: Ignored
+    id: IgnoredField
+    status: IgnoredField
+    phase: IgnoredField
 
 
 class InputCall(Strict):
@@ -58,8 +58,8 @@ class InputCall(Strict):
     call_id: Annotated[str, Field(min_length=1)]
     name: Annotated[str, Field(min_length=1)]
     arguments: str
-    id: Ignored
-    status: Ignored
+    id: IgnoredField
+    status: IgnoredField
 
 
 class InputCallOutput(Strict):
@@ -68,8 +68,8 @@ class InputCallOutput(Strict):
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(min_length=1)]
     output: str | Items[InputText]
-    id: Ignored
-    status: Ignored
+    id: IgnoredField
+    status: IgnoredField
 
 
 class ReasoningText(Strict):
@@ -84,8 +84,8 @@ class InputReasoning(Strict):
     summary: Items[ReasoningText] | None = None
     content: Items[ReasoningText] | None = None
     encrypted_content: Annotated[object, Only()] = None
-    id: Ignored
-    status: Ignored
+    id: IgnoredField
+    status: IgnoredField
 
 
 def _item_type(item: Any) -> str:
@@ -121,8 +121,8 @@ class TextSettings(Strict):
 
 class ReasoningSettings(Strict):
     effort: chat.ReasoningEffort | None = None
-    summary: Ignored
-    generate_summary: Ignored
+    summary: IgnoredField
+    generate_summary: IgnoredField
 
 
 class ResponseStreamOptions(Strict):
@@ -156,7 +156,7 @@ class ResponseRequest(ModelBody, ForOpenAI):
     truncation: Annotated[object, Only("disabled")] = None
     context_management: Annotated[object, Only([])] = None
 
-    max_tool_calls: Ignored
+    max_tool_calls: IgnoredField
 
     @property
     def wants_logprobs(self) -> bool:

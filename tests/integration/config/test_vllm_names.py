@@ -54,7 +54,7 @@ def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
     }
     of_pipelines = {"attention_backend", "quantization"}
     assert DiffusionStageConfig.model_fields.keys() & arguments == shared | of_pipelines
-    stage = DiffusionStageConfig.named("vocoder", max_num_seqs=3)
+    stage = DiffusionStageConfig.create("vocoder", max_num_seqs=3)
     spec: Any = SimpleNamespace(stage=stage, model="m", dtype="float32", seed=0, trust_remote_code=False)
     unbuilt: Any = SimpleNamespace(spec=spec, worker_cls=VllmStage.worker_cls, adapters=EngineAdapters(spec))
     passed = VllmStage.engine_args(unbuilt)

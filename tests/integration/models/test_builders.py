@@ -20,7 +20,7 @@ from support.samples import sample
 from omni_cli.checkpoints.build import build_folder
 from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind
 from omni_cli.checkpoints.tiny import DecoderSizes
-from omni_cli.checkpoints.tiny_qwen import SMALL, OmniSizes, VocoderSizes, qwen2_5_omni
+from omni_cli.checkpoints.tiny_qwen import SMALL_SIZES, OmniSizes, VocoderSizes, qwen2_5_omni
 from omni_cli.core.errors import OutputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -185,7 +185,7 @@ for limit in (4_000, 1_000_000):
 def test_small_omni_is_mostly_thinker_and_talker() -> None:
     from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
-    config = qwen2_5_omni(SMALL).models[""].config
+    config = qwen2_5_omni(SMALL_SIZES).models[""].config
     with torch.device("meta"):
         model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config))
     parts = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}

@@ -126,7 +126,7 @@ def test_joined_chunks_are_within_the_bound_of_the_whole(request, name, num_code
 @torch.inference_mode()
 def carried(model, speaker, codes: torch.Tensor, sizes: ChunkSizes) -> torch.Tensor:
     """Join the chunks of a stream whose last comes first, and of another one beside it."""
-    stage = Token2WavConfig.named("token2wav", backend="vllm", batching="padded")
+    stage = Token2WavConfig.create("token2wav", backend="vllm", batching="padded")
     scheduler = SpeechScheduler(Synthesizer(copy.deepcopy(model), {"one": speaker}, stage))
     chunks = Chunker(sizes).add(codes[0].tolist(), is_last=True)
     for stream in ("0", "1"):

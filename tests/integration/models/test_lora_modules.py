@@ -50,7 +50,7 @@ def check(folder: Path, base: Path, adapters: Mapping[str, Path], peft: PeftToke
 
 def stage(base: Path, adapter: Path) -> Any:
     """Return a language model's stage with an adapter, its folder and its role, as the checks take them."""
-    return ARStageConfig.named("model", lora={"own": str(adapter)}), base, read_family(base).role("model")
+    return ARStageConfig.create("model", lora={"own": str(adapter)}), base, read_family(base).role("model")
 
 
 def test_patterns_with_names_of_transformers(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_adapter_of_the_language_model_beside_an_encoder_of_the_same_names(tm
     adapters = {"own": save_adapter(text, tmp_path / "own", 1, modules=("q_proj", "o_proj", "down_proj"))}
     check(tmp_path, base, adapters, PeftTokens(tmp_path / "text", adapters))
     with pytest.raises(NoReferenceError, match=r"Idefics3ForConditionalGeneration has no `model\.layers\.0"):
-        load_adapters(whole, ARStageConfig.named("model", lora={"own": str(adapters["own"])}))
+        load_adapters(whole, ARStageConfig.create("model", lora={"own": str(adapters["own"])}))
 
 
 @pytest.fixture(scope="module")

@@ -334,7 +334,7 @@ def loud_vocoder(channels: int = 64) -> torch.nn.Module:
 
 
 def speech_scheduler(batching: str, **keys) -> SpeechScheduler:
-    stage = Token2WavConfig.named("token2wav", backend="vllm", batching=batching, **keys)
+    stage = Token2WavConfig.create("token2wav", backend="vllm", batching=batching, **keys)
     return SpeechScheduler(Synthesizer(token2wav(), VOICES, stage))
 
 

@@ -24,7 +24,7 @@ from omni_cli.stage.protocol import StageSpec  # noqa: E402
 
 
 def spec(execution: Execution = "eager", **keys) -> StageSpec:
-    stage = Token2WavConfig.named(
+    stage = Token2WavConfig.create(
         name="token2wav", backend="vllm", input="talker", num_inference_steps=4, execution=execution, **keys
     )
     return get_spec(stage, resolve_model("builtin:tiny-omni"))
@@ -235,7 +235,7 @@ def test_tf32_without_cuda_is_refused():
     [({}, 2), ({"batching": "padded"}, 2), ({"stream_context_codes": 0}, 0)],
 )
 def test_audio_is_held_back_where_the_next_chunk_can_make_it(keys, held_back):
-    stage = Token2WavConfig.named(name="token2wav", backend="vllm", **keys)
+    stage = Token2WavConfig.create(name="token2wav", backend="vllm", **keys)
     assert chunk_sizes(stage, codes_per_block=12).held_back == held_back
 
 

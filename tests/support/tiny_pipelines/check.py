@@ -19,7 +19,7 @@ from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import OmniError
 from omni_cli.models.diffusers_pipeline.reference import get_arrays
-from omni_cli.requests.contents import CallFile, Nested
+from omni_cli.requests.contents import CallFile, NestedCall
 from omni_cli.requests.outputs import GenerateRequest, Video
 from omni_cli.requests.pipeline_call import PipelineCall
 from omni_cli.stage.messages import AddRequest, decode_command, encode
@@ -145,7 +145,7 @@ def _shown(pipeline: Any, prediction: np.ndarray) -> list[Image.Image]:
 
 def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     """The output of a stage over the same checkpoint, as `get_arrays`; the frames of a video are not encoded yet."""
-    config = DiffusionStageConfig.named("image", enable_vae_tiling=declared.is_tiled or None)
+    config = DiffusionStageConfig.create("image", enable_vae_tiling=declared.is_tiled or None)
     spec = replace(get_spec(config, str(folder)), dtype=declared.dtype)
     request = decode_command(encode(AddRequest(stage_request(declared.call, call_named(declared.name))))).request
     stage = DiffusersStage(spec, lambda report: None)
@@ -190,7 +190,7 @@ def _has_rows(value: Any) -> bool:
     return isinstance(value, list) and isinstance(value[0], list)
 
 
-def _files(value: Any) -> Nested[object]:
+def _files(value: Any) -> NestedCall[object]:
     if value is None or isinstance(value, list):
         return value and [_files(each) for each in value]
     if isinstance(value, Image.Image):

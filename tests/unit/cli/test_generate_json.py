@@ -15,7 +15,7 @@ from omni_cli.report.generate_text import file_line, loaded_lines, summary_line
 from omni_cli.report.records import RequestRecord, WrittenOutput
 from omni_cli.requests.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TensorOutput, TextOutput
 
-CONFIG = make_config("tiny-omni", "builtin:tiny-omni", ARStageConfig.named("thinker"), seed=3)
+CONFIG = make_config("tiny-omni", "builtin:tiny-omni", ARStageConfig.create("thinker"), seed=3)
 STAGE = StageInfo(
     "thinker", "ar", 4.1, {"device": 0, "host": 123 * 2**20}, {"cudagraph_mode": "none", "output_copy": "async"}
 )

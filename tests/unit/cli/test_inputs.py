@@ -22,7 +22,7 @@ from omni_cli.engine.describing import get_capabilities
 from omni_cli.requests.jsonl import read_requests
 from omni_cli.requests.media.reading import (
     ChooseFrames,
-    Chosen,
+    FrameChoice,
     MediaReader,
     load_audio,
     load_image,
@@ -35,11 +35,11 @@ from omni_cli.requests.request_spec import BadRequest, RequestSpec
 OMNI = make_config(
     "tiny-omni",
     "builtin:tiny-omni",
-    ARStageConfig.named("thinker"),
-    ARStageConfig.named("talker", input="thinker"),
-    DiffusionStageConfig.named("token2wav", backend="vllm", input="talker"),
+    ARStageConfig.create("thinker"),
+    ARStageConfig.create("talker", input="thinker"),
+    DiffusionStageConfig.create("token2wav", backend="vllm", input="talker"),
 )
-IMAGE = make_config("tiny-image", "builtin:tiny-image", DiffusionStageConfig.named("image"))
+IMAGE = make_config("tiny-image", "builtin:tiny-image", DiffusionStageConfig.create("image"))
 
 
 def no_warning(message: str) -> None:
@@ -102,7 +102,7 @@ def test_the_sound_of_a_video_as_samples(tmp_path: Path) -> None:
 
 
 def every(step: int) -> ChooseFrames:
-    def choose(total: int, fps: float) -> Chosen:
+    def choose(total: int, fps: float) -> FrameChoice:
         indices = tuple(range(0, total, step))
         return indices, {"frames_indices": indices, "do_sample_frames": fps == 8}
 
@@ -344,7 +344,7 @@ def test_files_are_written_unless_only_text_is_requested() -> None:
 
 def test_a_checkpoint_s_pipeline_decides_what_a_request_may_and_must_have(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "MarigoldDepthPipeline"}')
-    config = make_config("depth", str(tmp_path), DiffusionStageConfig.named("image"))
+    config = make_config("depth", str(tmp_path), DiffusionStageConfig.create("image"))
     capabilities = get_capabilities(config)
     assert {"image", "num_inference_steps", "arg"} <= capabilities.fields
     assert not {"prompt", "mask", "control_image", "duration"} & capabilities.fields

@@ -22,11 +22,11 @@ from omni_cli.requests.request_spec import BadRequest, RequestSpec, build_reques
 OMNI = make_config(
     "tiny-omni",
     "builtin:tiny-omni",
-    ARStageConfig.named("thinker"),
-    ARStageConfig.named("talker", input="thinker"),
-    DiffusionStageConfig.named("token2wav", backend="vllm", input="talker"),
+    ARStageConfig.create("thinker"),
+    ARStageConfig.create("talker", input="thinker"),
+    DiffusionStageConfig.create("token2wav", backend="vllm", input="talker"),
 )
-IMAGE = make_config("tiny-image", "builtin:tiny-image", DiffusionStageConfig.named("image"))
+IMAGE = make_config("tiny-image", "builtin:tiny-image", DiffusionStageConfig.create("image"))
 
 
 def read(path: Path, *lines: object, config: EngineConfig = OMNI, **defaults: object) -> list:

@@ -69,14 +69,14 @@ def test_a_named_architecture_comes_before_any(install: Callable[..., None]) -> 
 @pytest.mark.parametrize(
     ("model", "stages", "expected"),
     [
-        ("a/b", [ARStageConfig.named("thinker")], "qwen2_5_omni"),
-        ("a/b", [ARStageConfig.named("anything")], "language_model"),
-        ("a/b", [DiffusionStageConfig.named("anything")], "diffusers_pipeline"),
-        ("a/b", [ARStageConfig.named("writer")], "toy"),
-        ("builtin:tiny-toy", [ARStageConfig.named("anything")], "toy"),
-        ("a/b", [ARStageConfig.named("thinker"), ARStageConfig.named("talker", input="thinker")], "qwen2_5_omni"),
-        ("a/b", [ARStageConfig.named("writer"), ARStageConfig.named("talker", input="writer")], None),
-        ("a/b", [DiffusionStageConfig.named("thinker", backend="vllm")], None),
+        ("a/b", [ARStageConfig.create("thinker")], "qwen2_5_omni"),
+        ("a/b", [ARStageConfig.create("anything")], "language_model"),
+        ("a/b", [DiffusionStageConfig.create("anything")], "diffusers_pipeline"),
+        ("a/b", [ARStageConfig.create("writer")], "toy"),
+        ("builtin:tiny-toy", [ARStageConfig.create("anything")], "toy"),
+        ("a/b", [ARStageConfig.create("thinker"), ARStageConfig.create("talker", input="thinker")], "qwen2_5_omni"),
+        ("a/b", [ARStageConfig.create("writer"), ARStageConfig.create("talker", input="writer")], None),
+        ("a/b", [DiffusionStageConfig.create("thinker", backend="vllm")], None),
     ],
 )
 def test_the_family_of_a_profile(

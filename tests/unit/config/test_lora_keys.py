@@ -35,8 +35,8 @@ def test_a_source_may_end_with_a_scale(source: str, path: str, scale: float | No
 
 
 def test_a_request_without_a_name_uses_the_only_adapter() -> None:
-    one = ARStageConfig.named("model", lora={"a": "x"})
-    two = ARStageConfig.named("model", lora={"a": "x", "b": "y"})
+    one = ARStageConfig.create("model", lora={"a": "x"})
+    two = ARStageConfig.create("model", lora={"a": "x", "b": "y"})
     assert [one.choose_adapter(wanted) for wanted in (None, "", "a", "c")] == ["a", None, "a", None]
     assert [two.choose_adapter(wanted) for wanted in (None, "", "b")] == [None, None, "b"]
 

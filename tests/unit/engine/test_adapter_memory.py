@@ -28,13 +28,13 @@ def test_the_plan_counts_them_and_shows_a_column(
 ) -> None:
     (tmp_path / "own.safetensors").write_bytes(bytes(100 * MIB))
     lora = {"whole": str(tmp_path), "half": f"{tmp_path}@0.5", "file": f"{tmp_path}/own.safetensors"}
-    base, adapted = planned(kind.named("model")), planned(kind.named("model", lora=lora))
+    base, adapted = planned(kind.create("model")), planned(kind.create("model", lora=lora))
     (row,) = adapted.stages
     assert row.adapters_bytes == 300 * MIB
     assert adapted.uses[0].needed_bytes == base.uses[0].needed_bytes + 300 * MIB
     assert "ADAPTERS" not in memory_lines(base.stages)[0]
     header, line = memory_lines(adapted.stages)
     assert header.split()[3] == "ADAPTERS" and "300 MiB" in line
-    missing = kind.named("model", lora={**lora, "missing": str(tmp_path / "nowhere")})
+    missing = kind.create("model", lora={**lora, "missing": str(tmp_path / "nowhere")})
     (unknown,) = planned(missing).stages
     assert unknown.adapters_bytes is None and memory_lines([unknown])[1].split().count("unknown") == 1

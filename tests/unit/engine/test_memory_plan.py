@@ -29,8 +29,8 @@ TOKEN_BYTES = 2 * 30 * 3 * 64 * 2
 
 def chain(**keys: object) -> EngineConfig:
     stages = [
-        ARStageConfig.named("thinker", **keys),
-        ARStageConfig.named("talker", input="thinker", **keys),
+        ARStageConfig.create("thinker", **keys),
+        ARStageConfig.create("talker", input="thinker", **keys),
     ]
     return make_config("chain", "model", *stages, dtype="bfloat16")
 
@@ -92,7 +92,7 @@ def test_sizes_that_the_profile_states_stay() -> None:
 
 
 def test_a_model_of_unknown_layers_gets_a_cache() -> None:
-    config = make_config("one", "model", ARStageConfig.named("model"), dtype="bfloat16")
+    config = make_config("one", "model", ARStageConfig.create("model"), dtype="bfloat16")
     host = HostMemory(24 * GIB, 24 * GIB, None)
     planned = plan_memory(config, {"model": {"": GIB}}, {}, host, Devices((), ()))
     assert 10 * GIB < caches(planned)[0] < 18 * GIB

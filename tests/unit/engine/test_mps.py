@@ -116,7 +116,7 @@ def test_auto_is_not_for_stages_on_devices_of_their_own(control: Path, monkeypat
 
 def test_a_stage_tells_whether_it_is_a_client(control: Path, monkeypatch: pytest.MonkeyPatch):
     family = get_family("Qwen2_5OmniModel")
-    spec = StageSpec(ARStageConfig.named("thinker"), "folder", family, family.architectures[0], "float32", 0, False)
+    spec = StageSpec(ARStageConfig.create("thinker"), "folder", family, family.architectures[0], "float32", 0, False)
     assert mps_effect(spec) == {}
     assert mps_effect(replace(spec, mps="auto")) == {"mps": False}
     monkeypatch.setenv(PIPES, "/theirs")

@@ -28,7 +28,7 @@ FAILED = Failure("stage", "it broke", request_id="a")
 
 async def is_busy_after(*messages: Any) -> bool:
     family = get_family("Qwen2_5OmniModel")
-    spec = StageSpec(ARStageConfig.named("talker"), "folder", family, family.architectures[0], "float32", 0, False)
+    spec = StageSpec(ARStageConfig.create("talker"), "folder", family, family.architectures[0], "float32", 0, False)
     client = StageClient(spec, lambda client, report: None)
     for message in messages:
         if isinstance(message, AddRequest | AppendInput | AbortRequest):

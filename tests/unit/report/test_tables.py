@@ -10,7 +10,7 @@ from support.bench_records import ABBA, record, variant
 from omni_cli.report.comparison_view import comparison_view
 from omni_cli.report.comparison_words import Labels
 from omni_cli.report.renderers import to_text
-from omni_cli.report.tables import aligned
+from omni_cli.report.tables import align
 from omni_cli.stats.verdicts import compare_within
 
 ROWS = [
@@ -30,7 +30,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
 @pytest.mark.parametrize("columns", [40, 56, 64, 72, 200])
 def test_rows_fit_and_numbers_stay_whole(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow(monkeypatch, columns)
-    lines = aligned(ROWS, right=frozenset({1}))
+    lines = align(ROWS, right=frozenset({1}))
     text = "\n".join(lines)
     assert all(part in text for part in WHOLE)
     assert max(map(len, lines)) <= max(columns, 52) and (len(lines) == 3) == (columns > 79)
@@ -39,12 +39,12 @@ def test_rows_fit_and_numbers_stay_whole(columns: int, monkeypatch: pytest.Monke
 
 def test_what_cannot_be_broken_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow(monkeypatch, 20)
-    assert aligned([("/a/long/folder/of/models", "x y")]) == ["  /a/long/folder/of/models  x", " " * 28 + "y"]
+    assert align([("/a/long/folder/of/models", "x y")]) == ["  /a/long/folder/of/models  x", " " * 28 + "y"]
 
 
 def test_a_pipe_gets_one_line_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    assert len(aligned([("word " * 30, "2")])) == 1
+    assert len(align([("word " * 30, "2")])) == 1
 
 
 def test_long_names_of_variants_stand_in_the_heading_only() -> None:

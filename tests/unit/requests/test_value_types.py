@@ -9,8 +9,8 @@ import pytest
 from omni_cli.requests.value_types import (
     Types,
     ValueType,
-    converted,
-    described,
+    convert_value,
+    describe_types,
     file_kind,
     is_plain,
     is_possible,
@@ -59,7 +59,7 @@ CLIP = Path("clip.mp4")
     ],
 )
 def test_a_value_that_fits_is_taken(of: Types, value: object, expected: object) -> None:
-    found = converted(of, value)
+    found = convert_value(of, value)
     assert found == expected and type(found) is type(expected)
 
 
@@ -86,7 +86,7 @@ def test_a_value_that_fits_is_taken(of: Types, value: object, expected: object) 
 def test_a_value_of_another_kind_never_fits(of: Types, value: object) -> None:
     for is_strict in (True, False):
         with pytest.raises(ValueError):
-            converted(of, value, is_strict=is_strict)
+            convert_value(of, value, is_strict=is_strict)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_a_value_of_another_kind_never_fits(of: Types, value: object) -> None:
 )
 def test_annotations_are_not_taken_at_their_word(of: Types, value: object, expected: object) -> None:
     with pytest.raises(ValueError):
-        converted(of, value)
-    assert converted(of, value, is_strict=False) == expected
+        convert_value(of, value)
+    assert convert_value(of, value, is_strict=False) == expected
 
 
 def test_files_hold_images_or_tensors_as_the_types_say() -> None:
@@ -119,7 +119,7 @@ def test_files_hold_images_or_tensors_as_the_types_say() -> None:
 
 
 def test_types_are_shown_as_an_annotation_has_them() -> None:
-    assert described(types("int", "None")) == "int | None"
-    assert described(types(PAIR, list_of("float", name="tuple"))) == "tuple[int, int] | tuple[float, ...]"
-    assert described(types(list_of(CONDITION), FREE)) == "list[{frames, index}] | dict[str, Any]"
-    assert described(types(FIRST_OR_LAST)) == "Literal['first', 'last']" and described(()) == "Any"
+    assert describe_types(types("int", "None")) == "int | None"
+    assert describe_types(types(PAIR, list_of("float", name="tuple"))) == "tuple[int, int] | tuple[float, ...]"
+    assert describe_types(types(list_of(CONDITION), FREE)) == "list[{frames, index}] | dict[str, Any]"
+    assert describe_types(types(FIRST_OR_LAST)) == "Literal['first', 'last']" and describe_types(()) == "Any"

@@ -16,7 +16,7 @@ from support.bench_records import ENVIRONMENT, record, variant
 from omni_cli.core.errors import UsageError
 from omni_cli.records.history_folder import Kept, keep, read_folder
 from omni_cli.records.results import HistoryRecord
-from omni_cli.stats.history import THRESHOLD, Steps, find_steps, get_history, judged
+from omni_cli.stats.history import THRESHOLD, Steps, find_steps, get_history, judge_history
 
 START = datetime(2026, 6, 1, 2, tzinfo=UTC)
 
@@ -50,9 +50,9 @@ def test_a_step_has_its_commits_and_fails_the_check_until_the_level_is_back() ->
     assert (change.good, change.bad) == (f"c{change.earliest - 1}", f"c{change.latest}")
     assert change.earliest <= 25 <= change.latest
     assert change.ci95[0] < 1.06 < change.ci95[1]
-    assert judged(e2e(nights(slow))).verdict == "regression"
-    assert judged(e2e(nights(slow + [0.1] * 6))).verdict == "inconclusive"  # too few for the next step
-    assert judged(e2e(nights(slow + [0.1] * 15))).verdict == "pass"
+    assert judge_history(e2e(nights(slow))).verdict == "regression"
+    assert judge_history(e2e(nights(slow + [0.1] * 6))).verdict == "inconclusive"  # too few for the next step
+    assert judge_history(e2e(nights(slow + [0.1] * 15))).verdict == "pass"
 
 
 def test_a_step_is_still_there_only_if_the_newest_nights_are_worse_than_before_it() -> None:
@@ -62,22 +62,22 @@ def test_a_step_is_still_there_only_if_the_newest_nights_are_worse_than_before_i
     kept = nights([0.1] * 25 + [0.1067] * 10 + [0.095] * 3)
     (change,) = e2e(kept).series[0].changes
     assert change.verdict == "slower" and not change.is_open
-    assert judged(e2e(kept)).verdict != "regression"
+    assert judge_history(e2e(kept)).verdict != "regression"
 
 
 def test_limits_and_dates_decide_as_in_a_gate() -> None:
     found = e2e(nights([0.1] * 25 + [0.106] * 15))
-    assert judged(found, limit=0.02).verdict == "regression"
-    assert judged(found, limit=0.06).verdict == "inconclusive"
-    assert judged(found, limit=0.15).verdict == "pass"
+    assert judge_history(found, limit=0.02).verdict == "regression"
+    assert judge_history(found, limit=0.06).verdict == "inconclusive"
+    assert judge_history(found, limit=0.15).verdict == "pass"
     (series,) = found.series
     at = series.changes[0].at
-    assert judged(found, since=series.points[at].created).verdict == "regression"
-    assert judged(found, since=series.points[at + 1].created).verdict == "pass"
+    assert judge_history(found, since=series.points[at].created).verdict == "regression"
+    assert judge_history(found, since=series.points[at + 1].created).verdict == "pass"
 
 
 def test_faster_is_no_regression_and_rates_are_reversed() -> None:
-    assert judged(e2e(nights([0.1] * 25 + [0.09] * 15))).verdict == "pass"
+    assert judge_history(e2e(nights([0.1] * 25 + [0.09] * 15))).verdict == "pass"
     kept = nights([10.0] * 25 + [9.0] * 10)
     changed = [
         Kept(item.name, item.created, record(_renamed(item), environment=dict(item.record.environment)))
@@ -85,7 +85,7 @@ def test_faster_is_no_regression_and_rates_are_reversed() -> None:
     ]
     found = get_history(changed, "history", ["requests_per_second"])
     assert found.series[0].changes[0].verdict == "slower"
-    assert judged(found).verdict == "regression"
+    assert judge_history(found).verdict == "regression"
 
 
 def _renamed(item: Kept) -> Any:
@@ -107,10 +107,10 @@ def test_another_machine_begins_another_series_and_is_no_alarm() -> None:
         "environment.machine.cpu",
         "environment.machine.usable_cores",
     ]
-    assert judged(found).verdict == "pass"
-    first = judged(e2e([*old, other[0]]))
+    assert judge_history(found).verdict == "pass"
+    first = judge_history(e2e([*old, other[0]]))
     assert first.verdict == "not comparable" and "environment.machine.cpu Test 2" in first.reasons[0]
-    assert judged(e2e([*old, *other[:5]])).verdict == "inconclusive"
+    assert judge_history(e2e([*old, *other[:5]])).verdict == "inconclusive"
     (joined,) = e2e([*old, *other], allowed=["environment.machine"]).series
     assert len(joined.changes) == 1
 
@@ -119,13 +119,13 @@ def test_machines_that_alternate_keep_a_series_each() -> None:
     kept = [night(number, 0.1 if number % 2 else 0.15, machine={"cpu": f"Test {number % 2}"}) for number in range(40)]
     found = e2e(kept)
     assert [len(series.points) for series in found.series] == [20, 20]
-    assert judged(found).verdict == "pass"
+    assert judge_history(found).verdict == "pass"
 
 
 def test_a_step_between_two_records_of_one_commit_is_the_machine() -> None:
     found = e2e(nights([0.1] * 20 + [0.12] * 15, commit="same"))
     assert found.series[0].changes[0].same_commit
-    assert judged(found).verdict == "pass"
+    assert judge_history(found).verdict == "pass"
 
 
 def test_shorter_audio_is_no_alarm_as_in_vllm_omni_7915() -> None:
@@ -138,10 +138,10 @@ def test_shorter_audio_is_no_alarm_as_in_vllm_omni_7915() -> None:
     found = get_history(kept, "history", ["rtf"])
     assert not any(series.changes for series in found.series)
     assert [item.field for item in found.series[-1].differences] == ["work.audio_s"]
-    assert judged(found).verdict == "inconclusive"
+    assert judge_history(found).verdict == "inconclusive"
     blind = [night(n, level, work={"audio_s": 1.0}) for n, level in enumerate(levels)]
     assert (
-        judged(get_history(blind, "history", ["e2e_s"])).verdict == "regression"
+        judge_history(get_history(blind, "history", ["e2e_s"])).verdict == "regression"
     )  # the work is what makes the difference
 
 
@@ -152,14 +152,14 @@ def test_nine_broken_nights_are_no_alarm_as_in_vllm_omni_6032() -> None:
     found = get_history(kept, "history", ["rtf"])
     assert [len(series.points) for series in found.series] == [51, 9]
     assert not any(series.changes for series in found.series)
-    assert judged(found).verdict == "pass"
+    assert judge_history(found).verdict == "pass"
 
 
 def test_too_few_records_and_too_much_noise_are_inconclusive() -> None:
-    assert judged(e2e(nights([0.1] * 12))).verdict == "inconclusive"
-    assert judged(e2e(nights([0.1] * 30))).verdict == "pass"
+    assert judge_history(e2e(nights([0.1] * 12))).verdict == "inconclusive"
+    assert judge_history(e2e(nights([0.1] * 30))).verdict == "pass"
     wild = 0.1 * np.exp(0.3 * np.random.default_rng(1).standard_normal(40))
-    found = judged(e2e(nights(wild.tolist())), limit=0.05)
+    found = judge_history(e2e(nights(wild.tolist())), limit=0.05)
     assert found.verdict == "inconclusive" and "would not be seen" in found.reasons[0]
 
 
@@ -216,13 +216,13 @@ def test_a_night_that_failed_is_marked_and_is_in_no_series() -> None:
     (series,) = found.series
     assert len(series.points) == 20
     assert [(item.record, item.commit, item.is_current) for item in found.failures] == [(bad.name, "c20", True)]
-    check = judged(found)
+    check = judge_history(found)
     assert check.verdict == "failed" and check.reasons == ("a: 1 of 10 runs failed: 1 x exit code 1",)
-    assert judged(found, since="2026-07-01T00:00:00Z").verdict == "pass", "it is known"
+    assert judge_history(found, since="2026-07-01T00:00:00Z").verdict == "pass", "it is known"
     # A later night, or another try in the same one, is judged by itself; another machine's is not its.
-    assert judged(e2e([*good, bad, night(22, 0.1)])).verdict == "pass"
+    assert judge_history(e2e([*good, bad, night(22, 0.1)])).verdict == "pass"
     early = failed(night(20, 0.05), hours=-1)
-    assert judged(e2e([*good, early, night(20, 0.1)])).verdict == "pass"
+    assert judge_history(e2e([*good, early, night(20, 0.1)])).verdict == "pass"
     other = failed(night(20, 0.05), hours=-1, machine={"cpu": "Test 2"})
-    assert judged(e2e([*good, other, night(20, 0.1)])).verdict == "failed"
-    assert judged(e2e([bad])).verdict == "failed"
+    assert judge_history(e2e([*good, other, night(20, 0.1)])).verdict == "failed"
+    assert judge_history(e2e([bad])).verdict == "failed"

@@ -71,14 +71,14 @@ def record(shares: list[float], requests: int = 8) -> Record:
 
 def test_verdicts_on_a_rate() -> None:
     spec = AttainmentSpec(target=0.9)
-    assert spec.judged(record([1.0] * 7), 4.0).verdict == "undecided", "too few windows"
-    assert spec.judged(record([1.0] * 12), 4.0).verdict == "undecided", "96 requests do not prove it"
-    assert spec.judged(record([1.0] * 12, requests=32), 4.0).verdict == "met"
-    assert spec.judged(record([0.25, 0.5] * 6, requests=32), 4.0).verdict == "missed"
-    assert spec.judged(record([1.0, 0.75] * 6), 4.0).verdict == "undecided"
-    trial = spec.judged(record([0.5] * 8), 4.0)
+    assert spec.judge(record([1.0] * 7), 4.0).verdict == "undecided", "too few windows"
+    assert spec.judge(record([1.0] * 12), 4.0).verdict == "undecided", "96 requests do not prove it"
+    assert spec.judge(record([1.0] * 12, requests=32), 4.0).verdict == "met"
+    assert spec.judge(record([0.25, 0.5] * 6, requests=32), 4.0).verdict == "missed"
+    assert spec.judge(record([1.0, 0.75] * 6), 4.0).verdict == "undecided"
+    trial = spec.judge(record([0.5] * 8), 4.0)
     assert (trial.attainment, trial.goodput_per_second, trial.num_requests) == (0.5, 2.0, 64)
-    assert spec.judged(record([]), 4.0).attainment is None
+    assert spec.judge(record([]), 4.0).attainment is None
 
 
 @pytest.mark.parametrize("within_block", [0.0, 0.2])

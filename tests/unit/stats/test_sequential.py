@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_cli.stats.estimate import MIN_BLOCKS, get_centre
-from omni_cli.stats.sequential import ALPHA, level_at, plan_looks, spent
+from omni_cli.stats.sequential import ALPHA, level_at, plan_looks, spend_alpha
 
 pytestmark = pytest.mark.slow
 
@@ -40,9 +40,9 @@ def test_published_bounds_of_the_pocock_type_spending_function() -> None:
 
 
 def test_all_of_alpha_is_spent_and_no_more() -> None:
-    assert spent(0) == 0
-    assert spent(1) == pytest.approx(ALPHA)
-    assert spent(2) == spent(1)
+    assert spend_alpha(0) == 0
+    assert spend_alpha(1) == pytest.approx(ALPHA)
+    assert spend_alpha(2) == spend_alpha(1)
 
 
 @pytest.mark.parametrize("looks", [plan_looks(12), plan_looks(40), plan_looks(200)])

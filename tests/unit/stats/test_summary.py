@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.bench_records import correlated, variant
 
-from omni_cli.records.metrics import samples_for, summarised
+from omni_cli.records.metrics import samples_for, summarise_values
 from omni_cli.records.record import Variant
 from omni_cli.stats.blocks import summarise
 from omni_cli.stats.estimate import MIN_BLOCKS
@@ -32,7 +32,7 @@ def test_only_supported_percentiles(blocks: int) -> None:
 def test_a_window_and_a_summary_have_the_same_percentiles() -> None:
     times = np.random.default_rng(1).lognormal(size=(250, 2))
     found = summarise(variant("x", times), "e2e_s")
-    window = summarised({"e2e_s": times.ravel().tolist()}, tails=("e2e_s",))
+    window = summarise_values({"e2e_s": times.ravel().tolist()}, tails=("e2e_s",))
     assert (found.p90, found.p99) == (window["e2e_p90_s"], window["e2e_p99_s"])
 
 

@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_cli.backends.execution.modes import ExecutionMode
-from omni_cli.backends.vllm.diffusion_runner import UNFINISHED, DiffusionInput, DiffusionModel, Unfinished
+from omni_cli.backends.vllm.diffusion_runner import NOT_FINISHED, DiffusionInput, DiffusionModel, Unfinished
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.models.qwen2_5_omni.connectors import load_speakers
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
@@ -62,7 +62,7 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
                     SynthesisRequest.from_engine(request.request_id, request.token_ids, request.information)
                 )
         waveforms = self.scheduler.advance()
-        return {request.request_id: waveforms.get(request.request_id, UNFINISHED) for request in inputs}
+        return {request.request_id: waveforms.get(request.request_id, NOT_FINISHED) for request in inputs}
 
     def drop(self, request_id: str) -> None:
         """Forget a request that has ended."""

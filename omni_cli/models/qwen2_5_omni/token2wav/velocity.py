@@ -121,7 +121,7 @@ class Velocity(nn.Module):
         self._projections = [(norm.silu.forward, norm.linear.forward) for norm in norms]
         for norm in norms:
             # Their result is an input.
-            norm.silu.forward = norm.linear.forward = _unchanged
+            norm.silu.forward = norm.linear.forward = _keep
         self._schedules: OrderedDict[tuple[int, float, int], Evaluations] = OrderedDict()
 
     def evaluations(self, sampling: DenoisingSettings, *, num_rows: int) -> Evaluations:
@@ -201,7 +201,7 @@ def evaluation_times(times: torch.Tensor) -> list[torch.Tensor]:
     return seen
 
 
-def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+def _keep(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 

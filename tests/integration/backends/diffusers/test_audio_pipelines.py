@@ -28,7 +28,7 @@ from omni_cli.requests.media.reading import load_audio
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import RequestDone, WaveformChunk
 
-STAGE = DiffusionStageConfig.named("audio", num_inference_steps=3, max_num_seqs=4)
+STAGE = DiffusionStageConfig.create("audio", num_inference_steps=3, max_num_seqs=4)
 
 
 @pytest.fixture(scope="module")

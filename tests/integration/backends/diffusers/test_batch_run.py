@@ -19,7 +19,7 @@ PICTURE_BYTES = 64 * 64 * 3 + 1
 
 @pytest.fixture(scope="module")
 def executor():
-    stage = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64, width=64)
+    stage = DiffusionStageConfig.create("image", num_inference_steps=STEPS, height=64, width=64)
     executor = DiffusersPipelineExecutor(stage, resolve_model("builtin:tiny-image"), "float32", "cpu")
     yield executor
     executor.shutdown()

@@ -152,7 +152,7 @@ def test_tokens_that_cannot_be_divided_fail_alone(start_engine):
 
 def refusal(*models: Any, **keys: Any) -> UsageError:
     with pytest.raises(UsageError) as raised:
-        check_denoisers(DiffusionStageConfig.named("image", **keys), models)
+        check_denoisers(DiffusionStageConfig.create("image", **keys), models)
     return raised.value
 
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_shared_is_refused(tiny_image_path):
     error = refusal(qwen, context_parallel={"ulysses_degree": 3})
     assert "`ulysses_degree: 3` does not divide the 2 attention heads" in error.message
     with pytest.raises(UsageError) as raised:
-        check_attention(DiffusionStageConfig.named("image", attention_backend="nativ"))
+        check_attention(DiffusionStageConfig.create("image", attention_backend="nativ"))
     assert (raised.value.message, raised.value.hint) == (
         "stage `image`: diffusers has no attention backend `nativ`", "did you mean `native`?"
     )  # fmt: skip
@@ -176,7 +176,7 @@ def test_what_diffusers_refuses_to_share_is_refused_in_its_words(start_engine: A
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without the devices")
 def test_ranks_run_on_the_devices_that_are_named_and_nowhere_else():
-    stage = DiffusionStageConfig.named("image", context_parallel={"ulysses_degree": 2})
+    stage = DiffusionStageConfig.create("image", context_parallel={"ulysses_degree": 2})
     assert choose_device(stage, 1) == choose_device(stage.model_copy(update={"devices": "cpu,cpu"}), 1) == "cpu"
     with pytest.raises(StageError, match="needs 2 devices, and 0 are visible"):
         choose_device(stage.model_copy(update={"devices": "0,1"}), 0)

@@ -12,7 +12,7 @@ from omni_cli.backends.diffusers.description import class_named, described_check
 from omni_cli.core.errors import CheckpointError, InputError
 from omni_cli.requests.checks import ArgumentText
 from omni_cli.requests.pipeline_call import PipelineCall
-from omni_cli.requests.value_types import described
+from omni_cli.requests.value_types import describe_types
 
 A, B, C = Path("a.png"), Path("b.png"), Path("c.png")
 
@@ -36,7 +36,7 @@ A, B, C = Path("a.png"), Path("b.png"), Path("c.png")
 )
 def test_what_a_call_makes_and_requires(name: str, makes: str | None, required: list[str]) -> None:
     call = call_named(name)
-    assert (call.makes, list(call.missing({}))) == (makes, required)
+    assert (call.makes, list(call.list_missing({}))) == (makes, required)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_a_call_makes_and_requires(name: str, makes: str | None, required: 
 )
 def test_types_and_defaults(name: str, argument: str, kind: str, default: object) -> None:
     found = call_named(name).arguments[argument]
-    assert (described(found.types), found.default) == (kind, default)
+    assert (describe_types(found.types), found.default) == (kind, default)
 
 
 def test_rates_and_tensors_that_are_not_yet_images() -> None:
@@ -98,7 +98,7 @@ def test_rates_and_tensors_that_are_not_yet_images() -> None:
 def test_words_of_the_command_line_have_the_argument_s_type(
     pipeline: str, argument: str, text: str, value: object
 ) -> None:
-    found = call_named(pipeline).checked(argument, ArgumentText(text))
+    found = call_named(pipeline).check_value(argument, ArgumentText(text))
     assert found == value and type(found) is type(value)
 
 
@@ -120,7 +120,7 @@ def test_words_of_the_command_line_have_the_argument_s_type(
 )
 def test_a_wrong_argument_is_one_short_error(argument: str, text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        call_named("QwenImagePipeline").checked(argument, ArgumentText(text))
+        call_named("QwenImagePipeline").check_value(argument, ArgumentText(text))
     assert caught.value.message.startswith(message) and len(caught.value.message) < 200
 
 
@@ -135,7 +135,7 @@ def test_the_listed_arguments_are_those_that_can_be_set() -> None:
 
 def _is_taken(call: PipelineCall, argument: str, value: object) -> bool:
     try:
-        call.checked(argument, value)
+        call.check_value(argument, value)
     except InputError:
         return False
     return True
@@ -197,4 +197,4 @@ def test_blocks_of_a_modular_checkpoint(tmp_path: Path) -> None:
     assert described_checkpoint(tmp_path).argument_for("image") is None
     (tmp_path / "modular_config.json").write_text(json.dumps({"auto_map": {"ModularPipelineBlocks": "block.Blocks"}}))
     found = described_checkpoint(tmp_path)
-    assert found.pipeline is None and found.checked("anything", ArgumentText("[1]")) == [1]
+    assert found.pipeline is None and found.check_value("anything", ArgumentText("[1]")) == [1]

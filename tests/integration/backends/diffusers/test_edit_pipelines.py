@@ -31,7 +31,7 @@ from omni_cli.requests.contents import CallFile
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Failure, RequestDone
 
-STAGE = DiffusionStageConfig.named("image", num_inference_steps=3, max_num_seqs=4)
+STAGE = DiffusionStageConfig.create("image", num_inference_steps=3, max_num_seqs=4)
 
 
 def smooth(seed: int, height: int = 64, width: int = 64) -> Image.Image:

@@ -39,7 +39,7 @@ from omni_cli.core.errors import CheckpointError, InputError, OmniError, StageEr
 
 MODELS = ("qwen_image", "stable_diffusion")
 STEPS = 3
-STAGE = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64, width=64, max_num_seqs=4)
+STAGE = DiffusionStageConfig.create("image", num_inference_steps=STEPS, height=64, width=64, max_num_seqs=4)
 
 
 @pytest.fixture(scope="module")
@@ -473,7 +473,7 @@ def test_a_failure_that_names_an_option_of_diffusers_names_ours(folders):
 
 
 def test_values_come_from_the_request_then_the_stage_then_the_pipeline(folders):
-    stage = DiffusionStageConfig.named(
+    stage = DiffusionStageConfig.create(
         name="image", height=32, negative_prompt="blurry", call={"eta": 0.5, "clip_skip": 1}
     )
     executor = start(folders["stable_diffusion"], stage)
@@ -591,14 +591,14 @@ def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path):
 )
 def test_stage_settings_that_cannot_be_kept_are_refused_at_load(folders, changes, error, message):
     with pytest.raises(error, match=message) as caught:
-        start(folders["qwen_image"], DiffusionStageConfig.named("image", **changes))
+        start(folders["qwen_image"], DiffusionStageConfig.create("image", **changes))
     assert caught.value.hint or "must be" in message
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
 def test_cudagraph_without_a_device_is_refused_before_anything_is_loaded(tmp_path):
     with pytest.raises(StageError) as caught:
-        start(tmp_path / "nowhere", DiffusionStageConfig.named("image", execution="cudagraph"))
+        start(tmp_path / "nowhere", DiffusionStageConfig.create("image", execution="cudagraph"))
     assert (
         caught.value.message == "stage `image`: `execution: cudagraph` needs a CUDA device, and this machine has none"
     )
@@ -607,7 +607,7 @@ def test_cudagraph_without_a_device_is_refused_before_anything_is_loaded(tmp_pat
 
 @pytest.mark.slow
 def test_compiled_blocks_run_and_make_nearly_the_same_image(folders, plain):
-    stage = DiffusionStageConfig.named(
+    stage = DiffusionStageConfig.create(
         name="image", num_inference_steps=STEPS, height=64, width=64, execution="compile"
     )
     executor = start(folders["qwen_image"], stage)
@@ -677,7 +677,7 @@ def test_a_mode_on_a_cpu_is_eager_without_a_measurement(executors):
 
 
 def test_eager_calls_and_copies_are_counted_and_a_cpu_copies_nothing(folders):
-    stage = DiffusionStageConfig.named(
+    stage = DiffusionStageConfig.create(
         name="image", num_inference_steps=STEPS, height=64, width=64, output_copy="async"
     )
     executor = start(folders["qwen_image"], stage)
@@ -820,7 +820,7 @@ from omni_cli.backends.diffusers.messages import describe_failure  # noqa: E402
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
 
-stage = DiffusionStageConfig.named("image", num_inference_steps=2, height=64, width=64)
+stage = DiffusionStageConfig.create("image", num_inference_steps=2, height=64, width=64)
 executor = DiffusersPipelineExecutor(stage, sys.argv[1], "float32", "cpu")
 output = executor.execute_model(DiffusionSchedulerOutput((DiffusionRequest("0", "a cat"),)))
 executor.shutdown()
@@ -835,7 +835,7 @@ print(output.outputs[0].pixels.shape, any(name.startswith("vllm") for name in sy
 
 @pytest.mark.nightly
 def test_a_single_step_that_a_schedule_cannot_make_is_the_requests_fault(folders):
-    executor = start(folders["qwen_image"], DiffusionStageConfig.named("image"))
+    executor = start(folders["qwen_image"], DiffusionStageConfig.create("image"))
     try:
         request = DiffusionRequest("a", "a boat", num_inference_steps=1)
         (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs

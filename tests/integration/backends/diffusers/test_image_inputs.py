@@ -21,7 +21,7 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import InputError
 from omni_cli.requests.outputs import GenerateRequest
 
-STAGE = DiffusionStageConfig.named("image", num_inference_steps=4, max_num_seqs=4)
+STAGE = DiffusionStageConfig.create("image", num_inference_steps=4, max_num_seqs=4)
 CLASSES = {
     "QwenImageImg2ImgPipeline": "qwen_image",
     "QwenImageInpaintPipeline": "qwen_image",

@@ -101,7 +101,9 @@ def test_compiled_steps_take_adapters(
     lora = {name: f"{adapters[own]}@{scale:g}" for name, (own, scale) in WANTED.items() if own and name}
     keys = {"num_inference_steps": STEPS, "height": SIZE, "width": SIZE, "execution": "compile", "lora": lora}
     with torch._dynamo.config.patch(recompile_limit=2):  # the limit is for each adapter
-        executor = DiffusersPipelineExecutor(DiffusionStageConfig.named("image", **keys), str(folder), "float32", "cpu")
+        executor = DiffusersPipelineExecutor(
+            DiffusionStageConfig.create("image", **keys), str(folder), "float32", "cpu"
+        )
     executor.compile_or_warm_up_model()
     warm = executor.execution_counters
     assert warm["compiled_graphs"] == 2 * len(WANTED) and warm["recompiles"] == 2 * len(WANTED) - 1
@@ -199,7 +201,7 @@ def test_each_of_two_transformers_has_a_part_of_an_adapter(loaded: tuple[str, ..
     shutil.copytree(second, tmp_path / "low" / "transformer_2")
     parts = {"both": (first, second), "high": (first, None), "low": (None, second), None: (None, None)}
     lora = {"both": str(tmp_path / "both"), "high": str(first), "low": str(tmp_path / "low")}
-    stage = DiffusionStageConfig.named("video", lora={name: lora[name] for name in loaded})
+    stage = DiffusionStageConfig.create("video", lora={name: lora[name] for name in loaded})
     executor = DiffusersPipelineExecutor(stage, str(wan), "float32", "cpu")
     keys = {key: value for key, value in WAN.call.items() if key != "prompt"}
     expected = {name: plain_video(wan, *files) for name, files in parts.items()}

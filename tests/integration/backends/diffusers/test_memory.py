@@ -41,7 +41,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def start(folder: Path, **keys: object) -> DiffusersPipelineExecutor:
-    stage = DiffusionStageConfig.named("image", num_inference_steps=2, height=64, width=64, **keys)
+    stage = DiffusionStageConfig.create("image", num_inference_steps=2, height=64, width=64, **keys)
     return DiffusersPipelineExecutor(stage, str(folder), "float32", "cpu")
 
 
@@ -106,7 +106,7 @@ def test_an_offloaded_pipeline_makes_the_same_image_again_and_after_sleep(folder
 def test_only_autoencoders_that_diffusers_cannot_move_in_groups_stay_on_the_device(folder, vae, left):
     pipeline = DiffusionPipeline.from_pretrained(folder)
     pipeline.register_modules(vae=vae)
-    memory = PipelineMemory(pipeline, DiffusionStageConfig.named("image", offload="group"), "cpu")
+    memory = PipelineMemory(pipeline, DiffusionStageConfig.create("image", offload="group"), "cpu")
     assert memory.effective["exclude_modules"] == left
 
 
@@ -202,7 +202,7 @@ def test_keys_that_the_pipeline_cannot_follow_are_refused_before_weights_are_rea
 
 
 def test_a_vae_without_tiling_is_refused() -> None:
-    tiled = DiffusionStageConfig.named("image", enable_vae_tiling=True)
+    tiled = DiffusionStageConfig.create("image", enable_vae_tiling=True)
     vae = AutoencoderKLTemporalDecoder(block_out_channels=(32,))
     with pytest.raises(StageError, match=r"`enable_vae_tiling` .*: AutoencoderKLTemporalDecoder has no tiling"):
         PipelineMemory(SimpleNamespace(vae=vae), tiled, "cpu")

@@ -35,7 +35,7 @@ from omni_cli.requests.request_spec import RequestSpec, build_request
 from omni_cli.requests.video_encoding import Sound, encode_video
 from omni_cli.stage.messages import Progress, RequestDone
 
-STAGE = DiffusionStageConfig.named("image", num_inference_steps=3, height=32, width=32)
+STAGE = DiffusionStageConfig.create("image", num_inference_steps=3, height=32, width=32)
 Z_IMAGE = "ZImageModularPipeline"
 TONE = np.sin(np.arange(40000) * 0.1).astype(np.float32)
 

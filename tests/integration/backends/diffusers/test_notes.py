@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(name: str, changes: Mapping[str, Any] = {}, *, without: str = "", **fields: object) -> RequestDone:
         call = {key: value for key, value in {**declarations()[name].call, **changes}.items() if key != without}
         request = dataclasses.replace(stage_request(call, call_named(name)), **fields)
-        stage = DiffusersStage(get_spec(DiffusionStageConfig.named("image"), str(folder(name))), lambda report: None)
+        stage = DiffusersStage(get_spec(DiffusionStageConfig.create("image"), str(folder(name))), lambda report: None)
         sent = decode_command(encode(AddRequest(request)))
         assert isinstance(sent, AddRequest)
         stage.add(sent.request)
@@ -119,7 +119,7 @@ def test_the_strength_of_diffedit_is_that_of_its_inpainting(tmp_path: Path) -> N
     parts = {name: part for name, part in parts.items() if name != "image_encoder"}
     edit = StableDiffusionDiffEditPipeline(**parts, inverse_scheduler=inverse, requires_safety_checker=False)
     edit.save_pretrained(tmp_path / "edit")
-    config = DiffusionStageConfig.named("image", num_inference_steps=4)
+    config = DiffusionStageConfig.create("image", num_inference_steps=4)
     stage = DiffusersStage(get_spec(config, str(tmp_path / "edit")), lambda report: None)
     # The latents of two steps: half of four.
     latents = np.random.default_rng(0).standard_normal((1, 2, 4, 32, 32), np.float32)

@@ -15,7 +15,7 @@ from omni_cli.stage.protocol import StageSpec
 
 @pytest.fixture(scope="module")
 def spec() -> StageSpec:
-    stage = DiffusionStageConfig.named("image", height=64, width=64, num_inference_steps=6)
+    stage = DiffusionStageConfig.create("image", height=64, width=64, num_inference_steps=6)
     return get_spec(stage, resolve_model("builtin:tiny-image"))
 
 

@@ -64,7 +64,7 @@ def folder() -> str:
 
 
 def start(folder: str, **keys: Any) -> DiffusersPipelineExecutor:
-    stage = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64, width=64, **keys)
+    stage = DiffusionStageConfig.create("image", num_inference_steps=STEPS, height=64, width=64, **keys)
     return DiffusersPipelineExecutor(stage, folder, "float32", "cpu")
 
 
@@ -190,7 +190,7 @@ def test_cache_dit_serves_models_for_which_diffusers_has_no_cache(name, tmp_path
     sizes = {key: declared.call[key] for key in ("height", "width", "guidance_scale") if key in declared.call}
     made = []
     for cache in ({"method": "none"}, {**CACHE_DIT, "threshold": 0.0}, {**CACHE_DIT, "threshold": 1e9}):
-        stage = DiffusionStageConfig.named("image", num_inference_steps=STEPS, cache=cache, **sizes)
+        stage = DiffusionStageConfig.create("image", num_inference_steps=STEPS, cache=cache, **sizes)
         executor = DiffusersPipelineExecutor(stage, str(tmp_path), "float32", "cpu")
         call = {key: declared.call[key] for key in ("text_encoder_out_layers",) if key in declared.call}
         made.append(run(executor, DiffusionRequest.from_arguments("0", "a red cat", 1, call)).pixels)
@@ -208,7 +208,7 @@ def test_a_cache_of_attention_is_used_where_guidance_is_one_call(video_folder, m
     for keys in ({}, {"cache": {"method": method, **BROADCASTING[method]}}):
         sizes = {name: declared.call[name] for name in ("height", "width", "guidance_scale") if name in declared.call}
         call = {"num_frames": declared.call["num_frames"]}
-        stage = DiffusionStageConfig.named("video", num_inference_steps=STEPS, call=call, **sizes, **keys)
+        stage = DiffusionStageConfig.create("video", num_inference_steps=STEPS, call=call, **sizes, **keys)
         executor = DiffusersPipelineExecutor(stage, video_folder, "float32", "cpu")
         frames = [run(executor, DiffusionRequest("0", "a cat", seed=seed)).videos[0].numpy() for seed in (1, 2, 1)]
         np.testing.assert_array_equal(frames[0], frames[2])
@@ -247,7 +247,7 @@ def test_a_cache_decides_between_compiled_blocks(folder, monkeypatch, cache, com
 def test_what_cannot_have_a_cache_is_refused(folder, tmp_path):
     def refused(*models: Any, **cache: Any) -> str:
         with pytest.raises(UsageError) as raised:
-            StepCaches(models, DiffusionStageConfig.named("image", cache=cache), lambda: 0.0)
+            StepCaches(models, DiffusionStageConfig.create("image", cache=cache), lambda: 0.0)
         return raised.value.message
 
     first_block = {"method": "first_block", "threshold": 0.1}
@@ -255,7 +255,7 @@ def test_what_cannot_have_a_cache_is_refused(folder, tmp_path):
     sana = SanaTransformer2DModel(num_layers=1, caption_channels=8)
     assert refused(sana, **first_block) == start_of + "diffusers has no caches for SanaTransformer2DModel"
     with pytest.raises(UsageError, match="SanaTransformer2DModel computes its attention itself"):
-        check_denoisers(DiffusionStageConfig.named("image", attention_backend="native"), [sana])
+        check_denoisers(DiffusionStageConfig.create("image", attention_backend="native"), [sana])
     assert refused(**first_block) == start_of + "the pipeline has no transformer"
     qwen = QwenImageTransformer2DModel.from_pretrained(Path(folder) / "transformer")
     if importlib.util.find_spec("cache_dit") is not None:
@@ -265,7 +265,7 @@ def test_what_cannot_have_a_cache_is_refused(folder, tmp_path):
         ltx = LTX2VideoTransformer3DModel.from_pretrained(tmp_path / "ltx2" / "transformer")
         other_version = refused(ltx, method="cache_dit", Fn_compute_blocks=1)
         assert "cache-dit's own code for it is for another version of diffusers and lacks " in other_version
-    StepCaches([qwen], DiffusionStageConfig.named("image", cache=first_block), lambda: 0.0).close()
+    StepCaches([qwen], DiffusionStageConfig.create("image", cache=first_block), lambda: 0.0).close()
 
 
 def test_a_cache_that_would_mix_the_halves_of_guidance_is_refused(folder):
@@ -276,6 +276,6 @@ def test_a_cache_that_would_mix_the_halves_of_guidance_is_refused(folder):
 def test_a_cache_whose_package_is_missing_names_its_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as raised:
-        check_package(DiffusionStageConfig.named("image", cache={"method": "cache_dit"}))
+        check_package(DiffusionStageConfig.create("image", cache={"method": "cache_dit"}))
     assert raised.value.message.endswith("it needs cache-dit, which is not installed")
     assert "omni-cli[cache-dit]" in (raised.value.hint or "")

@@ -37,7 +37,7 @@ from omni_cli.requests.outputs import GenerateRequest, Video
 from omni_cli.requests.request_spec import RequestSpec, build_request
 from omni_cli.stage.messages import Failure, RequestDone
 
-STAGE = DiffusionStageConfig.named("video", num_inference_steps=2, height=32, width=48, guidance_scale=3.0)
+STAGE = DiffusionStageConfig.create("video", num_inference_steps=2, height=32, width=48, guidance_scale=3.0)
 SIZES = {"num_inference_steps": 2, "height": 32, "width": 48, "guidance_scale": 3.0}
 PIPELINES = {
     pipeline.__name__: pipeline for pipeline in (WanPipeline, WanImageToVideoPipeline, WanVideoToVideoPipeline)
@@ -161,7 +161,7 @@ def test_ltx_2_makes_sound_with_its_frames(tmp_path):
     settings = {"num_inference_steps": 2, "height": 96, "width": 128, "guidance_scale": 3.0}
     arguments = {"num_frames": 9, "spatio_temporal_guidance_blocks": [1]}
     stage = DiffusersStage(
-        get_spec(DiffusionStageConfig.named("video", **settings), str(tmp_path / "ltx2")), lambda report: None
+        get_spec(DiffusionStageConfig.create("video", **settings), str(tmp_path / "ltx2")), lambda report: None
     )
     done = one_report(stage, diffusion={**arguments, "fps": "25"}, wants_frames=True)
     request = DiffusionRequest.from_arguments("1", "a red cat", 3, {**arguments, "fps": "25"})
@@ -219,7 +219,7 @@ def test_a_video_file_is_the_list_of_its_frames(tmp_path):
 )
 def test_steps_are_counted_over_all_windows_and_without_a_callback(tmp_path, name, num_frames, noticed_by, total):
     build(declarations()[name], tmp_path)
-    config = DiffusionStageConfig.named("video", num_inference_steps=2, height=32, width=32)
+    config = DiffusionStageConfig.create("video", num_inference_steps=2, height=32, width=32)
     executor = DiffusersPipelineExecutor(config, str(tmp_path), "float32", "cpu")
     assert executor.effective["step_callback"] == noticed_by
     request = DiffusionRequest.from_arguments("0", "a red cat", 3, {"num_frames": num_frames})

@@ -32,7 +32,7 @@ needs_gguf = needs("gguf", "quantization")
 
 def made(model: str = "builtin:tiny-image", **keys: Any) -> tuple[np.ndarray, dict[str, float], dict[str, Any]]:
     """The image of one request, the counters and the effective settings."""
-    stage = DiffusionStageConfig.named("image", num_inference_steps=4, height=64, width=64, **keys)
+    stage = DiffusionStageConfig.create("image", num_inference_steps=4, height=64, width=64, **keys)
     executor = DiffusersPipelineExecutor(stage, resolve_model(model), "float32", "cpu")
     request = DiffusionRequest("0", "a red cat", seed=1)
     (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
@@ -64,7 +64,7 @@ def test_quantized_weights_take_less_memory_and_change_little(plain, quantizatio
 def test_weights_by_bitsandbytes_are_those_that_it_makes_of_each_layer(plain, quantization, share, gap):
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
-    stage = DiffusionStageConfig.named("image", quantization=quantization)
+    stage = DiffusionStageConfig.create("image", quantization=quantization)
     pipeline = load_pipeline(resolve_model("builtin:tiny-image"), "float32", stage)
     linear, numbers = pipeline.transformer.proj_out, torch.randn(4, pipeline.transformer.proj_out.in_features)
     given = {"has_fp16_weights": False, "threshold": 6.0}
@@ -130,7 +130,7 @@ def test_a_gguf_file_that_does_not_fit_is_refused(tmp_path):
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"cannot read .*broken.gguf"):
         made(quantization=str(tmp_path / "broken.gguf"))
-    stage = DiffusionStageConfig.named("image", quantization="missing.gguf")
+    stage = DiffusionStageConfig.create("image", quantization="missing.gguf")
     with pytest.raises(UsageError, match="there is none of that name"):
         weights.check_quantization(stage, "cpu")
     for parts, why in (
@@ -150,7 +150,7 @@ def test_channels_last_is_in_effect_and_rounds(plain):
 def test_a_quantization_that_cannot_be_followed_is_refused(monkeypatch):
     def refused(quantization: str) -> UsageError:
         with pytest.raises(UsageError) as raised:
-            weights.check_quantization(DiffusionStageConfig.named("image", quantization=quantization), "cpu")
+            weights.check_quantization(DiffusionStageConfig.create("image", quantization=quantization), "cpu")
         return raised.value
 
     if weights.importlib.util.find_spec("torchao") is not None:
@@ -171,6 +171,6 @@ def test_a_quantization_that_cannot_be_followed_is_refused(monkeypatch):
 def test_a_pipeline_without_what_a_key_changes_refuses_it():
     pipeline = type("Pipeline", (), {"components": {"text": torch.nn.Linear(2, 2)}})()
     for key, why in (("quantization", "has none"), ("channels_last", "no convolutions")):
-        stage = DiffusionStageConfig.named("image", **{key: "int8_weight_only" if key == "quantization" else True})
+        stage = DiffusionStageConfig.create("image", **{key: "int8_weight_only" if key == "quantization" else True})
         with pytest.raises(UsageError, match=why):
             weights.reshape_weights(pipeline, stage)

@@ -34,7 +34,7 @@ def test_a_mode_without_a_device_is_refused_before_anything_is_started(mode, mon
 
 
 def test_a_reduced_mode_is_an_error():
-    stage = ARStageConfig.named("thinker", cudagraph_mode="full")
+    stage = ARStageConfig.create("thinker", cudagraph_mode="full")
     compilation = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL, mode=0)
     settled = compilation.resolve_cudagraph_mode_and_sizes(AttentionCGSupport.UNIFORM_BATCH, "FlashAttention2")
     mode = settled.name.lower()
@@ -46,8 +46,8 @@ def test_a_reduced_mode_is_an_error():
 
 
 def test_a_mode_for_which_nothing_was_captured_is_an_error():
-    stage = ARStageConfig.named("thinker", cudagraph_mode="piecewise")
+    stage = ARStageConfig.create("thinker", cudagraph_mode="piecewise")
     with pytest.raises(StageError, match="vLLM has captured no graph"):
         check_effective(stage, "piecewise", {"graphs_captured": 0})
     check_effective(stage, "piecewise", {"graphs_captured": 1})
-    check_effective(ARStageConfig.named("thinker"), "none", {"graphs_captured": 0})
+    check_effective(ARStageConfig.create("thinker"), "none", {"graphs_captured": 0})

@@ -60,7 +60,7 @@ def test_a_step_counts_as_replay_exactly_when_vllm_replays(config):
     counters = GraphCounters()
     for mode, shape in ((PIECEWISE, MIXED_8), (FULL, DECODE_8), (FULL, DECODE_16)):
         step(model, config, mode, shape)
-    counters.captured(pool_bytes=4096, seconds=0.5)
+    counters.on_capture(pool_bytes=4096, seconds=0.5)
     assert counters.as_dict() == {
         "graphs_captured": 5,
         "graph_replays": 0,
@@ -80,7 +80,7 @@ def test_a_model_without_a_compiled_part_runs_eagerly_in_piecewise_mode_and_coun
     model = CUDAGraphWrapper(lambda x: x, config, FULL)
     step(model, config, FULL, DECODE_8)
     counters = GraphCounters()
-    counters.captured(pool_bytes=0, seconds=0.0)
+    counters.on_capture(pool_bytes=0, seconds=0.0)
     assert not step(model, config, PIECEWISE, MIXED_8, counters)
     assert counters.as_dict()["eager_calls"] == 1
 

@@ -64,7 +64,7 @@ def test_every_position_gets_exactly_one_row(data):
         count = data.draw(st.integers(1, length - computed), label="chunk")
         rejected = data.draw(st.integers(0, count - 1), label="rejected")
         span = span_of(tracker, "request", computed, count, blocks, num_drafts=count - 1)
-        span = span.accepted(num_sampled_tokens=count - rejected)
+        span = span.drop_rejected(num_sampled_tokens=count - rejected)
         assert span.length == count - rejected
         step = [(span, row_values(computed, computed + span.length))]
         if beside_computed < 64 * BLOCK_SIZE:

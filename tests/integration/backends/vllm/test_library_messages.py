@@ -19,7 +19,7 @@ from omni_cli.engine.devices import has_cuda_device  # noqa: E402
 from omni_cli.stage.failures import TRANSLATIONS, translate  # noqa: E402
 
 GIB = 1 << 30
-STAGE = ARStageConfig.named("model")
+STAGE = ARStageConfig.create("model")
 FOREIGN = ("--limit-mm", "--gpu-memory", "--kv-cache", "--max-model-len", "VLLM_", "docs.vllm.ai")
 
 
@@ -185,7 +185,7 @@ def test_messages_that_need_a_device() -> None:
     assert hint == "`--set model.max_num_seqs=128` or `--set model.gpu_memory_utilization=0.8`"
     # torch's, of its C++ allocator.
     torch = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
-    message, hint = translate(torch, DiffusionStageConfig.named("image"))
+    message, hint = translate(torch, DiffusionStageConfig.create("image"))
     assert message == "out of memory on the device: 2.00 GiB more could not be allocated"
     assert hint == "`--set image.devices='1'` or `--set image.max_num_seqs=1` or `--set dtype=bfloat16`"
     # In a process with a share of the device.

@@ -11,13 +11,13 @@ from torch import nn
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import get_model_loader
 
-from omni_cli.backends.vllm.weights import WHOLE
+from omni_cli.backends.vllm.weights import WHOLE_STAGE
 
 
 @pytest.mark.parametrize(("rows", "ahead"), [(6, False), (8, True)])
 def test_a_model_that_takes_a_part_of_the_checkpoint_has_none_of_it_read_ahead(tmp_path: Path, rows: int, ahead: bool):
     save_file({"thinker.weight": torch.ones(8, 1024), "talker.weight": torch.ones(1, 1024)}, tmp_path / "a.safetensors")
-    loader = get_model_loader(LoadConfig(load_format=WHOLE))
+    loader = get_model_loader(LoadConfig(load_format=WHOLE_STAGE))
     loader._num_bytes = sum(parameter.nbytes for parameter in nn.Linear(1024, rows, bias=False).parameters())
     _, (file,), *_ = loader._prepare_weights(str(tmp_path), None, None, True, None)
     assert (Path(file).name, loader._reads_ahead) == ("a.safetensors", ahead)
@@ -33,7 +33,7 @@ def test_files_beside_the_weights_are_left_out_with_a_note(
     """vLLM would load an adapter's tensors as the model's, and shards of an earlier save over it."""
     for name in (f"model.{suffix}", OTHERS[0], *(OTHERS[1:] if suffix == "safetensors" else ())):
         save_file({"weight": torch.ones(1)}, tmp_path / name)
-    loader = get_model_loader(LoadConfig(load_format=WHOLE))
+    loader = get_model_loader(LoadConfig(load_format=WHOLE_STAGE))
     _, files, are_safetensors, _ = loader._prepare_weights(str(tmp_path), None, None, True, None)
     assert ([Path(file).name for file in files], are_safetensors) == ([f"model.{suffix}"], suffix == "safetensors")
     (note,) = caplog.messages

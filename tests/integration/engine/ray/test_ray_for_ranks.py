@@ -22,9 +22,9 @@ from omni_cli.config.schema import ARStageConfig
 from omni_cli.engine.ray.cluster import ray_for_ranks
 
 before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-with ray_for_ranks(ARStageConfig.named("thinker")):
+with ray_for_ranks(ARStageConfig.create("thinker")):
     assert not ray.is_initialized()
-with ray_for_ranks(ARStageConfig.named("thinker", distributed_executor_backend="ray")):
+with ray_for_ranks(ARStageConfig.create("thinker", distributed_executor_backend="ray")):
     assert {number: signal.getsignal(number) for number in before} == before
     import multiprocessing.shared_memory
 

@@ -20,7 +20,7 @@ def test_memory_adds_up_and_the_slowest_load_counts() -> None:
     stages.update("a", stage(1.0, 10))
     stages.update("b", stage(3.0, 20))
     stages.update("a", stage(1.0, 15))
-    (merged,) = stages.merged
+    (merged,) = stages.merged_stages
     assert (merged.load_s, merged.peak_memory_bytes) == (3.0, {"device": 0, "host": 35})
 
 
@@ -29,7 +29,7 @@ def test_a_replica_that_was_replaced_is_forgotten() -> None:
     stages.update("gone", stage(1.0, 1000))
     stages.update("b", stage(1.0, 20))
     stages.update("new", stage(1.0, 30))
-    assert stages.merged[0].peak_memory_bytes["host"] == 50
+    assert stages.merged_stages[0].peak_memory_bytes["host"] == 50
 
 
 @pytest.fixture(autouse=True)

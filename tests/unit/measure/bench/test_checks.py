@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.measure.bench.checks import Free, ineffective, lacking, setting_not_in_effect, unaccounted, warnings
+from omni_cli.measure.bench.checks import (
+    Free,
+    find_unaccounted_time,
+    ineffective,
+    lacking,
+    setting_not_in_effect,
+    warnings,
+)
 from omni_cli.measure.bench.protocol import LoadedStage, StagePeaks
 from omni_cli.measure.bench.record_builder import get_memory
 from omni_cli.measure.bench.variant_configs import VariantConfig
@@ -44,7 +51,7 @@ def test_threads_that_the_engine_chose_itself() -> None:
     [("stages", 0.95, False), ("stages", 0.5, True), ("steps", 0.05, True), ("steps", 1.2, True)],
 )
 def test_parts_have_to_make_up_the_whole(kind: str, share: float, is_off: bool) -> None:
-    reason = unaccounted({kind: [share] * 5})
+    reason = find_unaccounted_time({kind: [share] * 5})
     assert (reason is not None) is is_off
     if reason:
         assert f"{share:.0%}" in reason
@@ -52,11 +59,11 @@ def test_parts_have_to_make_up_the_whole(kind: str, share: float, is_off: bool) 
 
 @pytest.mark.parametrize("shares", [[0.99, 0.4, 0.98], [0.99, 0.67], [0.99, 1.4]])
 def test_one_run_in_which_something_else_was_going_on_is_no_fault(shares: list[float]) -> None:
-    assert unaccounted({"stages": shares}) is None
+    assert find_unaccounted_time({"stages": shares}) is None
 
 
 def test_parts_that_are_missing_in_most_runs_are_a_fault() -> None:
-    assert "make up 80% of the" in (unaccounted({"stages": [0.99, 0.8, 0.4]}) or "")
+    assert "make up 80% of the" in (find_unaccounted_time({"stages": [0.99, 0.8, 0.4]}) or "")
 
 
 GIB = 2**30

@@ -70,9 +70,9 @@ def ran(**counters: Mapping[str, float]) -> Ran:
 def test_a_stage_that_is_loaded_again_counts_from_its_new_beginning() -> None:
     measured = Measured(VariantConfig("a"))
     loaded = LoadedStage("x", "diffusion", 1.0, {}, {}, {}, execution_counters={"graph_replays": 2})
-    measured.loaded((loaded,))
+    measured.add_stages((loaded,))
     assert measured.ran(0, ran(x={"graph_replays": 12})) == {"x": {"graph_replays": 10}}
-    measured.loaded((loaded,))
+    measured.add_stages((loaded,))
     assert measured.ran(0, ran(x={"graph_replays": 5})) == {"x": {"graph_replays": 3}}
     assert measured.effective()["engagement"] == {"x": {"graph_replays": 5}}
 

@@ -39,7 +39,7 @@ def measure(session: RecordBuilder, blocks: int, factor: float = 1.0) -> None:
         for position, variant in enumerate((0, 1, 1, 0)):
             time = 0.1 * (1 + 0.01 * source.standard_normal()) * (factor if variant else 1)
             number = 2 * block + position // 2
-            session.sampled(variant, number, ran(time), block=block, position=position)
+            session.add_sample(variant, number, ran(time), block=block, position=position)
 
 
 def test_it_is_a_valid_record_at_any_moment(session: RecordBuilder, tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_few_blocks_decide_nothing(session: RecordBuilder) -> None:
 
 def test_a_variant_whose_times_do_not_add_up_has_failed(session: RecordBuilder) -> None:
     for number in range(4):
-        session.sampled(0, number, ran(share=0.05), block=number, position=0)
-        session.sampled(1, number, ran(), block=number, position=1)
+        session.add_sample(0, number, ran(share=0.05), block=number, position=0)
+        session.add_sample(1, number, ran(), block=number, position=1)
     session.check()
     assert "make up 5% of the end-to-end time" in session.measured[0].error
     assert session.measured[1].error is None
@@ -119,7 +119,7 @@ def test_only_hashes_of_later_outputs_are_left_to_say_that_they_differ(session: 
     for variant in (0, 1):
         save_arrays(session.output_file(variant, 0), {"0.audio.0": np.array([0.1], np.float32)})
         session.measured[variant].ran(0, ran(sha="x"))
-        session.sampled(variant, MAX_OUTPUT_FILES, ran(sha=f"y{variant}"), block=0, position=variant)
+        session.add_sample(variant, MAX_OUTPUT_FILES, ran(sha=f"y{variant}"), block=0, position=variant)
     assert outputs(session) == {"identical": False, "max_abs_diff": None}
 
 

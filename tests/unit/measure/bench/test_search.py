@@ -9,7 +9,15 @@ import pytest
 from omni_cli.config.bundled import find_profile
 from omni_cli.core.errors import OmniError, UsageError
 from omni_cli.measure.bench.profile_source import ProfileSource
-from omni_cli.measure.bench.tuning import AS_IT_IS, MAX_TOGETHER, Space, default_space, expanded, get_groups, plan_space
+from omni_cli.measure.bench.tuning import (
+    AS_IT_IS,
+    MAX_TOGETHER,
+    Space,
+    default_space,
+    expand_values,
+    get_groups,
+    plan_space,
+)
 from omni_cli.measure.bench.workload import Workload
 from omni_cli.stats.race import Race
 
@@ -37,13 +45,13 @@ def space(*searches: str, profile: str = "tiny-image", overrides: tuple[str, ...
     ],
 )
 def test_ranges(text: str, expected: str) -> None:
-    assert expanded(text) == expected
+    assert expand_values(text) == expected
 
 
 @pytest.mark.parametrize("text", ["a=4..4", "a=16..1"])
 def test_a_range_without_values(text: str) -> None:
     with pytest.raises(UsageError, match="smaller number first"):
-        expanded(text)
+        expand_values(text)
 
 
 def test_all_combinations_with_the_profile_as_it_is_first() -> None:

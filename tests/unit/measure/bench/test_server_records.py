@@ -67,7 +67,7 @@ def session(folder: Path, runs: list[Ran], names: tuple[str, ...] = (URL,), **ch
     )
     for number, item in enumerate(runs):
         for position in range(len(names)):
-            found.sampled(position, number, item, block=number, position=position)
+            found.add_sample(position, number, item, block=number, position=position)
     return found
 
 

@@ -78,7 +78,7 @@ class Notes:
             raise asyncio.CancelledError
         self.rounds.append(number)
 
-    def refused(self, name: str, reason: str) -> None:
+    def on_refused(self, name: str, reason: str) -> None:
         self.refusals[name] = reason
 
     def loading(self, variant: str, event: Any) -> None: ...

@@ -11,7 +11,7 @@ from omni_cli.checkpoints.stage_weights import find_snapshot
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
 from omni_cli.core.machine import Cpu, Folder, Gpus
 from omni_cli.measure.doctor.checkup import Problem, find_problems, judge_profile
-from omni_cli.measure.doctor.packages import VERIFIED, TorchProbe
+from omni_cli.measure.doctor.packages import VERIFIED_VERSIONS, TorchProbe
 
 
 def only(found: list[Problem]) -> Problem:
@@ -29,7 +29,7 @@ def test_a_healthy_gpu_machine_has_no_problems() -> None:
 
 
 def test_nothing_installed() -> None:
-    nothing = facts(**{name.replace("-", "_"): None for name in VERIFIED})
+    nothing = facts(**{name.replace("-", "_"): None for name in VERIFIED_VERSIONS})
     libraries, vllm = find_problems(nothing)
     assert "torch, torchvision, diffusers, transformers" in libraries.message
     assert "download.pytorch.org/whl/cpu torch==2.13.0+cpu torchvision==0.28.0" in libraries.hint
@@ -40,7 +40,7 @@ def test_nothing_installed() -> None:
 
 
 def test_nothing_installed_beside_a_gpu_gets_the_cuda_builds() -> None:
-    nothing = facts(H200, **{name.replace("-", "_"): None for name in VERIFIED})
+    nothing = facts(H200, **{name.replace("-", "_"): None for name in VERIFIED_VERSIONS})
     libraries, vllm = find_problems(nothing)
     assert "+cpu" not in libraries.hint
     assert "vllm==0.32.0" in vllm.hint
@@ -145,10 +145,10 @@ def test_cache_that_cannot_be_used(folder: Folder) -> None:
 OMNI = make_config(
     "tiny",
     "builtin:tiny-omni",
-    ARStageConfig.named("a", kv_cache_memory_bytes=1 << 30),
-    DiffusionStageConfig.named("b", backend="vllm"),
+    ARStageConfig.create("a", kv_cache_memory_bytes=1 << 30),
+    DiffusionStageConfig.create("b", backend="vllm"),
 )
-IMAGE = make_config("image", "Qwen/Qwen-Image", DiffusionStageConfig.named("image"), dtype="bfloat16")
+IMAGE = make_config("image", "Qwen/Qwen-Image", DiffusionStageConfig.create("image"), dtype="bfloat16")
 
 
 def test_missing_vllm_blocks_only_profiles_that_use_it() -> None:

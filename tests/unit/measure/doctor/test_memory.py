@@ -73,7 +73,7 @@ def language_model(folder: Path, tensors: Mapping[str, tuple[str, int]]) -> Path
 
 
 def text_config(model: Path | str, dtype: str = "bfloat16", **keys: object) -> EngineConfig:
-    return make_config("text", str(model), ARStageConfig.named("model", **keys), dtype=dtype)
+    return make_config("text", str(model), ARStageConfig.create("model", **keys), dtype=dtype)
 
 
 def test_every_bundled_profile_of_a_repository_states_what_it_needs() -> None:
@@ -231,7 +231,7 @@ def test_a_local_pipeline_is_measured_by_component(tmp_path: Path) -> None:
     (tmp_path / "scheduler").mkdir()
     index = {name: ["diffusers", "Any"] for name in ("transformer", "text_encoder", "scheduler")}
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "QwenImagePipeline", **index}))
-    stage = DiffusionStageConfig.named("image", torch_dtype={"text_encoder": "float32"})
+    stage = DiffusionStageConfig.create("image", torch_dtype={"text_encoder": "float32"})
     assert needed(judge(make_config("image", str(tmp_path), stage, dtype="bfloat16"), machine())) == {None: 60.6}
 
 

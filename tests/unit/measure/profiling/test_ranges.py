@@ -16,7 +16,7 @@ from omni_cli.measure.profiling.ranges import (
     Innermost,
     base_name,
     length,
-    merged,
+    merge_intervals,
     range_times,
     step_times,
     within,
@@ -89,7 +89,7 @@ def test_intervals_against_counting_moments(some: list, others: list) -> None:
     def moments(found: list) -> set[int]:
         return {moment for begin, end in found for moment in range(begin, end)}
 
-    a, b = merged(some), merged(others)
+    a, b = merge_intervals(some), merge_intervals(others)
     assert moments(a) == moments(some) and length(a) == len(moments(some))
     assert moments(without(a, b)) == moments(a) - moments(b)
     assert moments(within(a, b)) == moments(a) & moments(b)

@@ -62,7 +62,7 @@ def _store(to, value, row, channels, mask):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _filtered(  # type: ignore[no-untyped-def]
+def _filter(  # type: ignore[no-untyped-def]
     total, values, first: tl.constexpr, weights: tl.constexpr, part: tl.constexpr
 ):  # fmt: skip
     """Return `total` and six weighted values from the `first` on."""
@@ -97,13 +97,13 @@ def _outside(  # type: ignore[no-untyped-def]
     second = _load(x, bias, row, channels, mask)
     row = _row(start + tl.minimum(2, last), num_samples, phases)
     third = _load(x, bias, row, channels, mask)
-    before = _filtered(0.0, (first, first, first, first, second, third), 0, UP, 0)
+    before = _filter(0.0, (first, first, first, first, second, third), 0, UP, 0)
     first = _load(x, bias, _row(start + last, num_samples, phases), channels, mask)
     row = _row(start + tl.maximum(last - 1, 0), num_samples, phases)
     second = _load(x, bias, row, channels, mask)
     row = _row(start + tl.maximum(last - 2, 0), num_samples, phases)
     third = _load(x, bias, row, channels, mask)
-    after = _filtered(0.0, (third, second, first, first, first, first), 0, UP, 1)
+    after = _filter(0.0, (third, second, first, first, first, first), 0, UP, 1)
     return _snake(before, speed, weight, APPROXIMATE), _snake(after, speed, weight, APPROXIMATE)
 
 
@@ -128,8 +128,8 @@ def _with_six_values(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Return `evens` and `odds` with the values of the samples from `position` on at the higher rate."""
     for step in tl.static_range(6):
-        even = _snake(_filtered(0.0, samples, step, UP, 0), speed, weight, APPROXIMATE)
-        odd = _snake(_filtered(0.0, samples, step + 1, UP, 1), speed, weight, APPROXIMATE)
+        even = _snake(_filter(0.0, samples, step, UP, 0), speed, weight, APPROXIMATE)
+        odd = _snake(_filter(0.0, samples, step + 1, UP, 1), speed, weight, APPROXIMATE)
         if ENDS:
             inside = (position + step >= 0) & (position + step <= last)
             outside = tl.where(position + step < 0, before, after)
@@ -145,7 +145,7 @@ def _store_six(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Store the samples from `position` on; return the row of the one after them."""
     for step in tl.static_range(6):
-        sample = _filtered(_filtered(weight, evens, step, DOWN, 0), odds, step, DOWN, 1)
+        sample = _filter(_filter(weight, evens, step, DOWN, 0), odds, step, DOWN, 1)
         stored = mask
         if ENDS:
             sample = tl.where(position + step <= last, sample, 0.0)
