@@ -74,7 +74,7 @@ def test_cudagraph_equals_eager_bit_for_bit(folders, model):
 def test_an_image_does_not_depend_on_sizes_in_between(folders, model, execution):
     executor = start(folders[model], execution=execution)
     executor.compile_or_warm_up_model()
-    module = getattr(executor.pipeline, "transformer", None) or executor._pipeline.unet
+    module = getattr(executor.pipeline, "transformer", None) or executor.pipeline.unet
 
     def made(prompt: str, **size: int) -> list[torch.Tensor]:
         return predictions(executor, module, DiffusionRequest("0", prompt, seed=1, **size))[1]

@@ -140,7 +140,7 @@ def version(client: Client) -> str:
         packages: dict[str, Any] = json.loads((SCRIPTS / "package-lock.json").read_text())["packages"]
         return str(packages[f"node_modules/{client.package}"]["version"])
     lock = SCRIPTS / "requirements" / f"{client.name}.txt"
-    lines = lock.read_text().splitlines() if lock.is_file() else (ROOT / "pyproject.toml").read_text().split('"')
+    lines = (lock if lock.is_file() else ROOT / "requirements" / "cpu.txt").read_text().splitlines()
     return next(line.removeprefix(f"{client.package}==") for line in lines if line.startswith(f"{client.package}=="))
 
 

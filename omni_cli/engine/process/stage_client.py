@@ -263,10 +263,9 @@ async def watch(clients: Callable[[], Iterable[StageClient]], give_up: Callable[
     """
     while True:
         await asyncio.sleep(_INTERVAL_S)
-        for client in [client for client in clients() if _hangs(client)]:
+        for client, hang in [(client, hang) for client in clients() if (hang := _hangs(client)) is not None]:
             stacks = await client.write_stacks()
-            hang = _hangs(client)
-            if hang is not None:
+            if _hangs(client) is not None:
                 where = f"the stacks of its threads are in {stacks}; " if stacks is not None else ""
                 give_up(client.name, hang[0], f"{where}`--set {client.name}.{hang[1]}=SECONDS` gives it more time")
             elif stacks is not None:  # it has continued or ended while its stacks were written
