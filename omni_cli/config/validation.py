@@ -217,6 +217,16 @@ class _Checker:
             low, high = _integer(sampling, "min_tokens", 0), _integer(sampling, "max_tokens", None)
             if high is not None and low > high:
                 self._add((*path, "sampling", "min_tokens"), f"`min_tokens` is above `max_tokens` ({high})")
+        length, tokens = _integer(stage, "max_model_len", None), _integer(stage, "max_num_batched_tokens", None)
+        requests = _integer(stage, "max_num_seqs", 1)
+        if tokens is None:
+            return
+        path = (*path, "max_num_batched_tokens")
+        if tokens < requests:
+            self._add(path, f"`max_num_batched_tokens` is below `max_num_seqs` ({requests})")
+        elif length is not None and tokens < length and stage.get("enable_chunked_prefill") is False:
+            message = f"`max_num_batched_tokens` is below `max_model_len` ({length}) without chunked prefill"
+            self._add(path, message, "raise it, or set `enable_chunked_prefill: true`")
 
     def _check_backends(self, path: TreePath, stage: Mapping[str, Any]) -> None:
         """Reject keys that have no effect with the stage's backend."""

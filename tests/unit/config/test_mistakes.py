@@ -254,6 +254,10 @@ SINGLE = {
         "9:5 'gpu_memory_utilization': `gpu_memory_utilization` has no effect with `kv_cache_memory_bytes`"
         " (remove it, or write `kv_cache_memory_bytes: null`)",
     ),
+    "too few batched tokens": (
+        ("    kind: ar\n", "    kind: ar\n    max_num_seqs: 8\n    max_num_batched_tokens: 4\n"),
+        "9:29 '4': `max_num_batched_tokens` is below `max_num_seqs` (8)",
+    ),
     "devices and ranks": (
         ("    kind: ar\n", "    kind: ar\n    tensor_parallel_size: 4\n    devices: '0,1'\n"),
         "9:14 ''0,1'': `devices` names 2, but the stage has 4 ranks"
