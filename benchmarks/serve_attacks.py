@@ -3,6 +3,8 @@
 Each row has its own `omni serve --profile tiny-omni` on a loopback address, started with a limit of 1024 open files as
 most systems have. Ordinary requests are short texts and a small image, one after another. An attack lasts `--seconds`
 of measurement; then SIGTERM comes while it goes on. Attackers are processes of this script, which end by themselves.
+Idle connections, slow headers and bodies, and small chunks are a reverse proxy's to end (`deploy/nginx.conf`): without
+one, others may wait, or get 429 or 503.
 
     python benchmarks/serve_attacks.py --output-json attacks.json
     python benchmarks/serve_attacks.py idle media --seconds 20

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from omni_cli.serve.errors import APIError, StreamAborted, queue_full, shutting_down
 from omni_cli.serve.exchange import FINISH_REASON, REQUEST_ID, REQUEST_TIMEOUT, SEED, Exchange
-from omni_cli.serve.limits import MIB, Limits
+from omni_cli.serve.limits import MIB
 from omni_cli.serve.service import Service
 from omni_cli.serve.sites import SiteRule
 
@@ -73,6 +73,12 @@ class RequestMiddleware:
         self._log = service.log
         self._key = None if api_key is None else api_key.encode()
         self._in_flight = 0
+        self._arriving: set[asyncio.Timeout] = set()
+
+    def stop_reading(self) -> None:
+        """Wait for no body any longer: while the service drains, those that arrive are refused."""
+        for time_limit in self._arriving:
+            time_limit.reschedule(0.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -127,13 +133,37 @@ class RequestMiddleware:
         self._in_flight += 1
         self._metrics.in_flight.set(self._in_flight)
         try:
-            body = await _read_body(receive, headers, self._limits)
+            body = await self._read_body(receive, headers)
             if self._service.is_draining:
                 raise shutting_down()
             await self._run(scope, replay(body), receive, send, exchange)
         finally:
             self._in_flight -= 1
             self._metrics.in_flight.set(self._in_flight)
+
+    async def _read_body(self, receive: Receive, headers: Headers) -> bytes:
+        """Raise `APIError` for a body that is too large or too slow, `Disconnected` for a client that disconnects."""
+        cap, limit_s = self._limits.max_body_bytes, self._limits.body_timeout_s
+        announced = headers.get("content-length", "0")
+        is_too_large = announced.isdecimal() and int(announced) > cap
+        body = bytearray()
+        try:
+            async with asyncio.timeout(limit_s) as time_limit:
+                self._arriving.add(time_limit)
+                chunks = _chunks(receive)
+                while not is_too_large and (chunk := await anext(chunks, None)) is not None:
+                    body += chunk
+                    is_too_large = len(body) > cap
+        except TimeoutError:
+            if self._service.is_draining:
+                raise shutting_down() from None
+            raise APIError(408, f"the body did not arrive within {limit_s:g} s") from None
+        finally:
+            self._arriving.discard(time_limit)
+        if is_too_large:
+            await _discard(receive, cap)
+            raise APIError(413, f"the body is larger than {cap / MIB:g} MiB", code="body_too_large")
+        return bytes(body)
 
     def _refusal(self, scope: Scope, headers: Headers) -> APIError | None:
         """Return the error of a request whose body is not even read."""
@@ -188,26 +218,6 @@ class _Reply:
             self._exchange.sent_bytes += len(message.get("body", b""))
         await self._send(message)
         self._exchange.is_answered = message["type"] == "http.response.body" and not message.get("more_body", False)
-
-
-async def _read_body(receive: Receive, headers: Headers, limits: Limits) -> bytes:
-    """Raise `APIError` for a body that is too large or too slow, `Disconnected` for a client that disconnects."""
-    cap = limits.max_body_bytes
-    announced = headers.get("content-length", "0")
-    is_too_large = announced.isdecimal() and int(announced) > cap
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            chunks = _chunks(receive)
-            while not is_too_large and (chunk := await anext(chunks, None)) is not None:
-                body += chunk
-                is_too_large = len(body) > cap
-    except TimeoutError:
-        raise APIError(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from None
-    if is_too_large:
-        await _discard(receive, cap)
-        raise APIError(413, f"the body is larger than {cap / MIB:g} MiB", code="body_too_large")
-    return bytes(body)
 
 
 async def _discard(receive: Receive, cap: int) -> None:

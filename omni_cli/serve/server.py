@@ -37,6 +37,7 @@ _BACKLOG = 512
 _MAX_IDLE_CONNECTIONS = 4096
 # The kernel ends a connection whose client reads nothing for this long, although there is something to read.
 _UNREAD_TIMEOUT_MS = 30_000
+_STALLED_S = 1.5
 # Longer than clients keep an idle connection, because closing one under an arriving request is an error to the client.
 _KEEP_ALIVE_S = 75
 _LOGGERS = ("uvicorn.error", "asyncio")
@@ -74,7 +75,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """A connection that also sends the trailers of a response, which uvicorn cannot."""
+    """A connection that also sends trailers, and at the server's end does not wait for a client that reads nothing."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -85,6 +86,17 @@ class _Connection(H11Protocol):
         if isinstance(event, h11.EndOfMessage) and self.cycle is not None:
             event = h11.EndOfMessage(headers=Exchange.pop_trailers(dict(self.cycle.scope)))
         return self._send_event(event)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.loop.call_later(_STALLED_S, self._end_stalled, self.transport.get_write_buffer_size())
+
+    def _end_stalled(self, unsent: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left and left == unsent:
+            self.transport.abort()
+        elif self in self.connections:
+            self.loop.call_later(_STALLED_S, self._end_stalled, left)
 
 
 def _max_connections(max_requests: int) -> int:
@@ -228,6 +240,7 @@ class Server:
         if was_serving:
             self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
         self.service.drain()
+        self.app.stop_reading()
         self._uvicorn.should_exit = True
         loading.cancel()
         jobs = () if self._videos is None else (self._videos.drain(self._settings.drain_timeout_s),)

@@ -253,7 +253,7 @@ class StageClient:
         self._on_report(self, report)
 
 
-_INTERVAL_S = 0.5
+_WATCH_INTERVAL_S = 0.5
 
 
 async def watch(clients: Callable[[], Iterable[StageClient]], give_up: Callable[[str, str, str], None]) -> None:
@@ -262,7 +262,7 @@ async def watch(clients: Callable[[], Iterable[StageClient]], give_up: Callable[
     `clients()` are the stages to watch; `give_up(name, reason, hint)` ends one and its requests.
     """
     while True:
-        await asyncio.sleep(_INTERVAL_S)
+        await asyncio.sleep(_WATCH_INTERVAL_S)
         for client, hang in [(client, hang) for client in clients() if (hang := _hangs(client)) is not None]:
             stacks = await client.write_stacks()
             if _hangs(client) is not None:

@@ -83,9 +83,9 @@ def test_a_stop_signal_does_not_wait_for_media_that_are_decoded(folder: Path) ->
     assert (ended.code, ended.leftovers) == (0, ())
 
 
-def test_connections_without_a_request_do_not_delay_the_end_further(folder: Path) -> None:
-    """A request that never arrives, and answers that nobody reads, are waited for until the drain timeout at most."""
-    server = OmniServer(folder, "--profile", "tiny-image", "--drain-timeout", "2")
+def test_connections_without_a_request_do_not_delay_the_end(folder: Path) -> None:
+    """A request that never arrives, and answers that nobody reads, are not waited for until the drain timeout."""
+    server = OmniServer(folder, "--profile", "tiny-image")
     post = f"POST {IMAGES} HTTP/1.1\r\nHost: localhost\r\n".encode()
     get = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as stack:
