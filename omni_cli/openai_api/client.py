@@ -41,7 +41,7 @@ class RequestFailure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Times are of `time.perf_counter`: when the request was due, when it was sent, and when its answer ended.
+    """Times are of `time.perf_counter`: when the request was due, when it was sent, and when its connection was free.
 
     Exactly one of `answer` and `failure` is None.
     """
@@ -51,6 +51,12 @@ class Outcome:
     done_s: float
     answer: ServerAnswer | None = None
     failure: RequestFailure | None = None
+
+    @property
+    def ended_s(self) -> float:
+        """The time of the last output; what may follow it in a stream is bookkeeping."""
+        last_at = None if self.answer is None else self.answer.last_at
+        return self.done_s if last_at is None else last_at
 
 
 class Client:
@@ -174,6 +180,11 @@ class Target:
     def salts_caches(self) -> bool:
         """True if the server runs on vLLM, which has a prefix cache and accepts `cache_salt`."""
         return self.description.get("owned_by") in ("vllm", "omni-cli")
+
+    @property
+    def counts_chunks(self) -> bool:
+        """True if the server sends the `usage` so far with every chunk when it is asked (`continuous_usage_stats`)."""
+        return self.description.get("owned_by") in ("vllm", "omni-cli", "sglang")
 
 
 def parse_url(text: str) -> str:

@@ -52,17 +52,39 @@ class _Audio(msgspec.Struct):
     transcript: str | None = None
 
 
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function | None = None
+
+
 class _Delta(msgspec.Struct):
     """`reasoning` is vLLM's name for the reasoning before the answer, `reasoning_content` its earlier one."""
 
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
     audio: _Audio | None = None
+
+    @property
+    def size(self) -> int:
+        """The characters of all that the model made, sound excepted."""
+        texts = [self.content, self.reasoning or self.reasoning_content, self.refusal]
+        texts += [self.audio.transcript] if self.audio else []
+        for call in self.tool_calls or ():
+            if call.function is not None:
+                texts += [call.function.name, call.function.arguments]
+        return sum(len(text) for text in texts if text)
 
 
 class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
+    index: int = 0
+    delta: _Delta | None = None
     finish_reason: str | None = None
 
 
@@ -74,6 +96,15 @@ class TokenCounts(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     completion_tokens_details: _Details | None = None
+
+    @property
+    def audio_tokens(self) -> int:
+        details = self.completion_tokens_details
+        return (details and details.audio_tokens) or 0
+
+    @property
+    def text_tokens(self) -> int | None:
+        return None if self.completion_tokens is None else self.completion_tokens - self.audio_tokens
 
 
 class _Event(msgspec.Struct):
@@ -92,7 +123,7 @@ E = TypeVar("E", bound=_Event)
 class _Chunk(_Event):
     """A chunk of a chat, or an event of speech, without log-probabilities."""
 
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
 
 
 class LikelyToken(msgspec.Struct):
@@ -129,7 +160,7 @@ class _WholeChoice(_Choice):
         """The text, with the reasoning before it."""
         if self.text is not None:
             return self.text
-        message = self.message or self.delta
+        message = self.message or self.delta or _Delta()
         return (message.reasoning_content or message.reasoning or "") + (message.content or "")
 
     @property
@@ -165,14 +196,27 @@ class AnswerError(Exception):
 
 
 @dataclass
+class Chunks:
+    """The chunks of one choice that have output other than sound: when they came, and their characters."""
+
+    at: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+
+@dataclass
 class ServerAnswer:
     """Times are of `time.perf_counter`. Token counts are the server's, None if it reports none.
 
-    `content` is the text without the reasoning before it. `output_tokens` counts all that the model generated,
-    `audio_tokens` those that became sound.
+    `first_at` and `last_at` are the times of a stream's first and last output of any kind: text, reasoning, a tool
+    call, a refusal or sound. `chunks` are by the index of their choice, and `first_tokens` is the number of tokens up
+    to the first one, if its `usage` says so. `content` is the text without the reasoning before it. `output_tokens`
+    counts all that the model generated, `audio_tokens` those that became sound.
     """
 
-    text_at: list[float] = field(default_factory=list)
+    first_at: float | None = None
+    last_at: float | None = None
+    chunks: dict[int, Chunks] = field(default_factory=dict)
+    first_tokens: int | None = None
     audio_at: float | None = None
     text: list[str] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
@@ -191,8 +235,31 @@ class ServerAnswer:
             return self.heard_s
         return len(self.pcm) / 2 / SAMPLE_RATE if self.pcm else None
 
+    @property
+    def num_chunks(self) -> int:
+        return sum(len(chunks.at) for chunks in self.chunks.values())
+
+    @property
+    def text_tokens(self) -> int | None:
+        """The output tokens that did not become sound."""
+        return None if self.output_tokens is None else self.output_tokens - self.audio_tokens
+
+    @property
+    def later_tokens(self) -> float | None:
+        """The tokens after the first chunk of each choice: by the `usage` of that chunk; else all but one where each
+        token has a chunk of its own; else by the share of the characters."""
+        tokens, chunks = self.text_tokens, self.chunks.values()
+        if tokens is None or not chunks:
+            return None
+        if self.first_tokens is not None:
+            return tokens - self.first_tokens
+        if self.num_chunks >= tokens:
+            return tokens - len(chunks)
+        return tokens * sum(sum(item.sizes[1:]) for item in chunks) / sum(sum(item.sizes) for item in chunks)
+
     def add_audio(self, data: str, at_s: float) -> None:
         """Add PCM in base64. Raises `AnswerError`."""
+        self.last_at = at_s
         self.audio_at = at_s if self.audio_at is None else self.audio_at
         try:
             self.pcm += base64.b64decode(data, validate=True)
@@ -241,27 +308,38 @@ class ChatReader(_EventReader[_Chunk]):
             raise AnswerError("incomplete answer", "the stream ended without a finish_reason")
 
     def _take(self, event: _Chunk, at_s: float) -> None:
-        for choice in event.choices:
-            delta = choice.delta
+        answer = self.answer
+        for choice in event.choices or ():
+            delta = choice.delta or _Delta()
             audio = delta.audio or _Audio()
             content = delta.content or audio.transcript
-            self.answer.content += [content] if content else []
+            answer.content += [content] if content else []
             text = content or delta.reasoning or delta.reasoning_content
-            if text:
-                self.answer.text_at.append(at_s)
-                self.answer.text.append(text)
+            answer.text += [text] if text else []
             if audio.data:
-                self.answer.add_audio(audio.data, at_s)
-            self.answer.finish_reason = choice.finish_reason or self.answer.finish_reason
+                answer.add_audio(audio.data, at_s)
+            if size := delta.size:
+                if not answer.chunks and event.usage is not None:
+                    answer.first_tokens = event.usage.text_tokens
+                chunks = answer.chunks.setdefault(choice.index, Chunks())
+                chunks.at.append(at_s)
+                chunks.sizes.append(size)
+            if size or audio.data:
+                answer.first_at = at_s if answer.first_at is None else answer.first_at
+                answer.last_at = at_s
+            answer.finish_reason = choice.finish_reason or answer.finish_reason
+        if len(answer.chunks) > 1:
+            answer.first_tokens = None  # that of one choice, or of all: servers differ
         if event.audio:
-            self.answer.add_audio(event.audio, at_s)
+            answer.add_audio(event.audio, at_s)
         if event.type == "speech.audio.done":
-            self.answer.finish_reason = event.finish_reason or "stop"
+            answer.finish_reason = event.finish_reason or "stop"
+        if answer.last_at is None and answer.finish_reason is not None:
+            answer.last_at = at_s  # an empty answer
         if event.usage is not None:
-            self.answer.input_tokens = event.usage.prompt_tokens
-            self.answer.output_tokens = event.usage.completion_tokens
-            details = event.usage.completion_tokens_details
-            self.answer.audio_tokens = (details and details.audio_tokens) or 0
+            answer.input_tokens = event.usage.prompt_tokens
+            answer.output_tokens = event.usage.completion_tokens
+            answer.audio_tokens = event.usage.audio_tokens
 
 
 class ReplyReader(_EventReader["Reply"]):
@@ -298,6 +376,7 @@ class SpeechReader:
     def feed(self, chunk: bytes, at_s: float) -> None:
         if self.answer.audio_at is None:
             self.answer.audio_at = at_s
+        self.answer.last_at = at_s
         self.answer.pcm += chunk
 
     def finish(self) -> None:

@@ -17,6 +17,7 @@ from typing import Literal
 E2E, TTFT, TPOT, ITL, ITL_MAX = "e2e_s", "ttft_s", "tpot_s", "itl_s", "itl_max_s"
 TTFP, RTF, DENOISE_STEP = "ttfp_s", "rtf", "denoise_step_s"
 GOODPUT, ATTAINMENT = "goodput_per_second", "slo_attainment"
+BACKLOG_GROWTH = "backlog_growth"
 ALLOCATED, RESERVED, HOST_RSS = "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"
 
 COUNTED_METRICS = frozenset({GOODPUT, ATTAINMENT})
@@ -51,9 +52,9 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric(E2E, "time of a request, or of an iteration of `omni bench`, from end to end"),
-        Metric(TTFT, "time to the first token; of a server to its first chunk of text"),
-        Metric(TPOT, "time per output token after the first"),
-        Metric(ITL, "time between tokens; of a server between chunks of text"),
+        Metric(TTFT, "time to the first token; of a server to its first output of any kind"),
+        Metric(TPOT, "time per output token after the first; of a server after those of its first chunk"),
+        Metric(ITL, "time between tokens; of a server between chunks with output"),
         Metric(ITL_MAX, "longest time between tokens of a request, which `--slo itl:LIMIT` limits"),
         Metric(TTFP, "time to the first packet of audio"),
         Metric(RTF, "seconds per second of audio"),
@@ -73,6 +74,7 @@ METRICS = {
         Metric("frames_per_second", "frames of the videos of all requests", higher_is_better=True),
         Metric(GOODPUT, "requests that meet every limit of `--slo`", higher_is_better=True),
         Metric(ATTAINMENT, "share of the requests that meet every limit of `--slo`", higher_is_better=True),
+        Metric(BACKLOG_GROWTH, "seconds that answers fall behind per second of arrivals; 0 if the server keeps up"),
         Metric("rtfx", "seconds of audio per second, in earlier records", higher_is_better=True),
         Metric(ALLOCATED, "peak of allocated device memory"),
         Metric(RESERVED, "peak of reserved device memory"),
@@ -114,33 +116,32 @@ def samples_for(percentile: int) -> int:
 
 
 def get_percentile(values: Sequence[float], percentile: int) -> float | None:
-    """Return a percentile of single values; None for fewer than `samples_for`."""
+    """Return a percentile of single values, as `numpy.percentile` does by default (`linear`): at the place
+    `(n - 1) * percentile / 100` of the sorted values, between two of them in proportion. None for fewer than
+    `samples_for`.
+    """
     if len(values) < samples_for(percentile):
         return None
-    return statistics.quantiles(values, n=100)[percentile - 1]
+    return statistics.quantiles(values, n=100, method="inclusive")[percentile - 1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
     """The times of one answered request on one clock, or those in one stage.
 
-    `token_times_s` are the times of all tokens, or of the chunks in which a server sends them; `num_tokens` counts
-    tokens and is None if they are not known.
+    `gaps_s` are the times between tokens, or between the chunks in which a server sends them, and `streaming_s` is the
+    time from the first of them to the last; of several answers, the sum. `later_tokens` are those that came in
+    `streaming_s`: all but the first, of a server all that were not in the first chunk. None if they are not known.
     """
 
     start_s: float = 0.0
     end_s: float
     first_token_s: float | None = None
-    last_token_s: float | None = None
-    token_times_s: Sequence[float] = ()
-    num_tokens: int | None = None
+    streaming_s: float | None = None
+    gaps_s: Sequence[float] = ()
+    later_tokens: float | None = None
     first_audio_s: float | None = None
     audio_s: float = 0.0
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """The times between tokens, whose median is `itl_s`."""
-        return [later - earlier for earlier, later in itertools.pairwise(self.token_times_s)]
 
     def row(self) -> Row:
         """Return the values of the request."""
@@ -148,18 +149,21 @@ class Timeline:
         return {
             E2E: e2e_s,
             TTFT: None if self.first_token_s is None else self.first_token_s - self.start_s,
-            TPOT: time_per_output_token(self.first_token_s, self.last_token_s, self.num_tokens),
+            TPOT: time_per_output_token(self.streaming_s, self.later_tokens),
             ITL_MAX: max(self.gaps_s, default=None),
             TTFP: None if self.first_audio_s is None else self.first_audio_s - self.start_s,
             RTF: e2e_s / self.audio_s if self.audio_s else None,
         }
 
 
-def time_per_output_token(first_s: float | None, last_s: float | None, num_tokens: int | None) -> float | None:
-    """Return the seconds per token after the first; None for a single token, or if something is not known."""
-    if first_s is None or last_s is None or num_tokens is None or num_tokens < 2:
-        return None
-    return (last_s - first_s) / (num_tokens - 1)
+def time_per_output_token(streaming_s: float | None, later_tokens: float | None) -> float | None:
+    """Return the seconds per token after those that came first; None if there is none, or something is not known."""
+    return None if streaming_s is None or not later_tokens or later_tokens <= 0 else streaming_s / later_tokens
+
+
+def time_gaps(times_s: Sequence[float]) -> list[float]:
+    """Return the times between neighbours."""
+    return [later - earlier for earlier, later in itertools.pairwise(times_s)]
 
 
 def known_values(rows: Sequence[Row], metric: str) -> list[float]:
@@ -204,13 +208,13 @@ def rates(amounts: Mapping[str, float], seconds: float) -> dict[str, float]:
 def goodput(rows: Sequence[Row], limits: Mapping[str, float], seconds: float) -> dict[str, float]:
     """Return the rate and the share of the requests that were answered within all limits; empty without limits.
 
-    A missing value is not within its limit.
+    A limit does not apply to an answer without the value: one token has no time per token.
     """
     if not limits:
         return {}
     good = sum(
         row.get(E2E) is not None
-        and all((value := row.get(name)) is not None and value <= limit for name, limit in limits.items())
+        and all((value := row.get(name)) is None or value <= limit for name, limit in limits.items())
         for row in rows
     )
     return {GOODPUT: good / seconds, ATTAINMENT: good / len(rows)}

@@ -270,10 +270,10 @@ class _PrintingReader(ChatReader):
 def _figures(outcome: Outcome, began_s: float) -> str:
     answer = outcome.answer
     assert answer is not None  # it did not fail
-    first = [f"TTFT {milliseconds(answer.text_at[0] - began_s)}"] if answer.text_at else []
+    first = [] if answer.first_at is None else [f"TTFT {milliseconds(answer.first_at - began_s)}"]
     tokens = [] if answer.output_tokens is None else [f"{answer.output_tokens} tokens"]
     cut = ["cut at its maximum of tokens"] if answer.finish_reason == "length" else []
-    return "  " + " · ".join([*first, *tokens, f"total {seconds(outcome.done_s - began_s)}", *cut])
+    return "  " + " · ".join([*first, *tokens, f"total {seconds(outcome.ended_s - began_s)}", *cut])
 
 
 async def _lines() -> AsyncIterator[str]:

@@ -19,6 +19,7 @@ from omni_cli.records.metrics import (
     goodput,
     rates,
     summarise_values,
+    time_gaps,
     values_by_metric,
 )  # fmt: skip
 from omni_cli.requests.outputs import ImageOutput, RequestResult, StageTrace, VideoOutput, audio_seconds
@@ -102,9 +103,9 @@ def _stage_timeline(trace: StageTrace) -> Timeline:
     return Timeline(
         end_s=trace.latency_s,
         first_token_s=trace.ttft_s,
-        last_token_s=trace.latency_s,
-        token_times_s=trace.token_times_s or (),
-        num_tokens=trace.num_output_tokens,
+        streaming_s=None if trace.ttft_s is None else trace.latency_s - trace.ttft_s,
+        gaps_s=time_gaps(trace.token_times_s or ()),
+        later_tokens=None if trace.num_output_tokens is None else trace.num_output_tokens - 1,
     )
 
 

@@ -20,8 +20,8 @@ from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
-from omni_cli.measure.loadtest.traffic import ClosedLoop, OpenLoop, Traffic
-from omni_cli.measure.loadtest.window import Window, window_metrics, window_work
+from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
+from omni_cli.measure.loadtest.window import Window, unlimited, window_metrics, window_work
 from omni_cli.measure.loadtest.workload import RequestMaker, ServerWorkload
 from omni_cli.openai_api.client import Client, Outcome, Target, find_targets
 from omni_cli.openai_api.reading import ServerAnswer
@@ -30,6 +30,7 @@ from omni_cli.records.record import Failures, describe_failures
 
 if TYPE_CHECKING:
     import numpy as np
+    from aiohttp import FormData
 
 _SPARE_FILES = 64
 _HINTS = {
@@ -68,10 +69,12 @@ def server_plan(
     environment = read_environment()
     environment["versions"]["aiohttp"] = version("aiohttp")
 
+    turn = Turn()
+
     def launch(index: int) -> ServerVariant:
         target, traffic = pairs[index]
         return ServerVariant(
-            variants[index].name, target, workload, traffic, api_key=api_key, request_timeout_s=request_timeout_s
+            variants[index].name, target, workload, traffic, turn, api_key=api_key, request_timeout_s=request_timeout_s
         )
 
     with scratch_folder("omni-bench-") as folder:
@@ -110,6 +113,18 @@ def _allow_open_files(traffics: Sequence[Traffic], num_requests: int | None) -> 
         raise UsageError(message, hint="raise the limit with `ulimit -Hn`, or send fewer: `--num-requests`")
 
 
+class Turn:
+    """The variant that sends requests: another one begins when its last answers have come."""
+
+    def __init__(self) -> None:
+        self._holder: ServerVariant | None = None
+
+    async def take(self, variant: ServerVariant) -> None:
+        if self._holder is not None and self._holder is not variant:
+            await self._holder.rest()
+        self._holder = variant
+
+
 class ServerVariant:
     """Sends windows of requests to one server. Owned by one event loop."""
 
@@ -121,6 +136,7 @@ class ServerVariant:
         target: Target,
         workload: ServerWorkload,
         traffic: Traffic,
+        turn: Turn,
         *,
         api_key: str | None,
         request_timeout_s: float,
@@ -129,14 +145,21 @@ class ServerVariant:
         self._target = target
         self._workload = workload
         self._traffic = traffic
+        self._turn = turn
         self._client = Client(target.url, api_key=api_key, timeout_s=request_timeout_s)
-        count = workload.num_requests or traffic.default_requests
-        self._maker = RequestMaker(workload, count, target)
+        self._count = workload.num_requests or traffic.default_requests
+        self._maker = RequestMaker(workload, self._count, target)
         self._stack = AsyncExitStack()
+        self._clients: Clients | None = None
+        if isinstance(traffic, ClosedLoop):
+            # One client alone is never in step with others.
+            self._clients = Clients(traffic.concurrency, self._send_extra if traffic.concurrency > 1 else None)
 
     async def start(self) -> None:
         """Open the client."""
         await self._stack.enter_async_context(self._client)
+        if self._clients is not None:
+            self._stack.push_async_callback(self._clients.close)
 
     async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
         """Load nothing: the server has loaded its model."""
@@ -147,22 +170,43 @@ class ServerVariant:
 
         Each request has its own timeout, so `timeout_s` is not needed for a server that hangs.
         """
+        await self._turn.take(self)
         bodies = await asyncio.to_thread(self._maker.bodies, number)
-        endpoint = self._workload.endpoint
 
         async def send(index: int, due_s: float) -> Outcome:
-            return await self._client.post(endpoint.path, bodies[index], self._maker.reader(), due_s)
+            return await self._post(bodies[index], due_s)
 
         began_s = time.perf_counter()
-        outcomes = await self._traffic.run(send, len(bodies), number)
-        window = Window(tuple(outcomes), began_s, time.perf_counter(), isinstance(self._traffic, OpenLoop))
+        clients = offered_s = None
+        if isinstance(self._traffic, ClosedLoop):
+            clients = self._traffic.concurrency
+            assert self._clients is not None
+            outcomes = await self._clients.window(send, len(bodies))
+        else:
+            offered_s = self._traffic.offered_s(len(bodies))
+            outcomes = await self._traffic.run(send, len(bodies), number)
+        window = Window(tuple(outcomes), began_s, time.perf_counter(), clients, offered_s)
         if not window.answers:
             raise self._no_answer(window, when)
+        if number == 0 and (slo := unlimited(window, self._workload.slos)) is not None:
+            message = f"no answer of `{self.name}` has a value that `--slo {slo.metric}:...` limits"
+            raise VariantError(message, hint="omit it, or ask for other answers")
         return await asyncio.to_thread(self._ran, window, outputs)
+
+    async def rest(self) -> None:
+        """Wait for the answers to requests that were sent, and send no more."""
+        if self._clients is not None:
+            await self._clients.rest()
 
     async def close(self) -> None:
         """Close the client. Safe to call twice."""
         await self._stack.aclose()
+
+    async def _send_extra(self, index: int, due_s: float) -> Outcome:
+        return await self._post(self._maker.extra_body(index), due_s)
+
+    async def _post(self, body: bytes | FormData, due_s: float) -> Outcome:
+        return await self._client.post(self._workload.endpoint.path, body, self._maker.reader(), due_s)
 
     def _ran(self, window: Window, outputs: Path | None) -> Ran:
         arrays = answer_arrays(window.answers)
@@ -177,7 +221,7 @@ class ServerVariant:
             output_sha256=None if window.failures else hash_arrays(arrays),
             accounted={},
             memory={},
-            lasted_s=window.lasted_s,
+            lasted_s=window.ended_s - window.began_s,
             requests=window.columns(),
             failures=window.failures,
         )

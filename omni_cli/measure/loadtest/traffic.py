@@ -13,7 +13,7 @@ from typing import Any
 from omni_cli.openai_api.client import Outcome
 
 Send = Callable[[int, float], Coroutine[Any, Any, Outcome]]
-"""Sends request `index`, which is due at the given time of `time.perf_counter`."""
+"""Sends request `index`, which is due at the given time of `time.perf_counter`; raises for no failure of it."""
 
 _TIMER_S = 0.0015
 """The event loop wakes up to a millisecond late; the remaining time is spent polling the clock."""
@@ -37,17 +37,97 @@ class ClosedLoop:
 
     async def run(self, send: Send, count: int, number: int) -> list[Outcome]:
         """Send `count` requests and wait for the last answer; outcomes in the order of the requests."""
-        outcomes: dict[int, Outcome] = {}
-        indices = iter(range(count))
+        clients = Clients(min(self.concurrency, count))
+        try:
+            return await clients.window(send, count)
+        finally:
+            await clients.close()
 
-        async def work() -> None:
-            for index in indices:
-                outcomes[index] = await send(index, time.perf_counter())
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.concurrency, count)):
-                group.create_task(work())
-        return [outcomes[index] for index in range(count)]
+@dataclass
+class _Window:
+    """Requests that the clients send; `answered` is done with the last answer."""
+
+    send: Send
+    count: int
+    answered: asyncio.Future[None]
+
+    def __post_init__(self) -> None:
+        self.indices = iter(range(self.count))
+        self.outcomes: dict[int, Outcome] = {}
+
+
+class Clients:
+    """The clients of a closed loop, which go on from window to window.
+
+    Each begins with a request of `send_extra`, so that the burst of the beginning is in no window. They send more of
+    these while the last requests of a window are answered, and until the next one begins: every request of a window is
+    answered under the whole load. Without `send_extra`, they wait.
+    """
+
+    def __init__(self, concurrency: int, send_extra: Send | None = None) -> None:
+        self._concurrency = concurrency
+        self._send_extra = send_extra
+        self._tasks: list[asyncio.Task[None]] = []
+        self._begun = asyncio.Event()
+        self._is_ending = False
+        self.num_extras = 0
+        """The number of requests so far that are in no window."""
+        self.burst: list[Outcome] = []
+        """The outcomes of the requests that all clients sent at once when they last began."""
+
+    async def window(self, send: Send, count: int) -> list[Outcome]:
+        """Send `count` requests and wait for their answers; outcomes in the order of the requests."""
+        self._window = _Window(send, count, asyncio.get_running_loop().create_future())
+        if not self._tasks:
+            self._is_ending, self.burst = False, []
+            self._tasks = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
+        self._wake()
+        await asyncio.wait([self._window.answered, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in self._tasks:
+            if task.done():
+                task.result()  # raises: a client ends only so
+        return [self._window.outcomes[index] for index in range(count)]
+
+    async def rest(self) -> None:
+        """Send no more requests, and wait for the answers to those that were sent."""
+        self._is_ending = True
+        self._wake()
+        await asyncio.gather(*self._tasks)
+        self._tasks = []
+
+    async def close(self) -> None:
+        """End at once. Safe to call twice."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    def _wake(self) -> None:
+        self._begun.set()
+        self._begun = asyncio.Event()
+
+    async def _work(self) -> None:
+        if self._send_extra is not None:
+            self.burst.append(await self._extra(self._send_extra))
+        has_failed = False
+        while not self._is_ending:
+            window = self._window
+            index = next(window.indices, None)
+            if index is not None:
+                window.outcomes[index] = await window.send(index, time.perf_counter())
+                if len(window.outcomes) == window.count:
+                    window.answered.set_result(None)
+            elif self._send_extra is None or has_failed:
+                # A server that refuses at once would be asked without a pause.
+                has_failed = False
+                await self._begun.wait()
+            else:
+                has_failed = (await self._extra(self._send_extra)).failure is not None
+
+    async def _extra(self, send: Send) -> Outcome:
+        self.num_extras += 1
+        return await send(self.num_extras - 1, time.perf_counter())
 
 
 @dataclass(frozen=True)
@@ -72,6 +152,10 @@ class OpenLoop:
         if self.trace is not None:
             return len(self.trace)
         return 64 if math.isinf(self.rate) else max(MIN_REQUESTS, min(math.ceil(4 * self.rate), 1024))
+
+    def offered_s(self, count: int) -> float | None:
+        """Return the seconds in which `count` requests arrive; None if they come at once."""
+        return None if math.isinf(self.rate) else count / self.rate
 
     async def run(self, send: Send, count: int, number: int) -> list[Outcome]:
         """Send `count` requests when they are due, even if earlier answers are outstanding."""

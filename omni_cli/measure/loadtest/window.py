@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from omni_cli.core.text import suggest, visible
 from omni_cli.openai_api.client import Outcome
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.records.metrics import (
+    BACKLOG_GROWTH,
     E2E,
     ITL,
     ITL_MAX,
@@ -27,8 +29,10 @@ from omni_cli.records.metrics import (
     Timeline,
     columns,
     goodput,
+    known_values,
     rates,
     summarise_values,
+    time_gaps,
     values_by_metric,
 )
 from omni_cli.records.record import Failures, summed_failures
@@ -45,6 +49,7 @@ _SCALES = {"ms": 1e-3, "s": 1.0, "": 1.0}
 TAILS = (E2E, TTFT, ITL, TTFP)
 """Metrics whose high percentiles are metrics as well, if the window has enough requests."""
 _DIGITS = 7
+_FEW_FOR_TREND, _TREND_Z = 8, 2.33
 
 
 @dataclass(frozen=True)
@@ -104,16 +109,54 @@ def _parse(text: str, metrics: Sequence[str]) -> SLO:
 
 @dataclass(frozen=True)
 class Window:
-    """`began_s` and `ended_s` are of `time.perf_counter`; `is_open`: requests had times at which they were due."""
+    """`began_s` and `ended_s` are of `time.perf_counter`.
+
+    A closed loop has `clients`. In an open loop, the requests have times at which they were due, within `offered_s`
+    seconds; None if that is at once.
+    """
 
     outcomes: tuple[Outcome, ...]
     began_s: float
     ended_s: float
-    is_open: bool = False
+    clients: int | None = None
+    offered_s: float | None = None
 
     @property
-    def lasted_s(self) -> float:
+    def span_s(self) -> float:
+        """The seconds that rates are over.
+
+        Of a closed loop, the sum of all times from sending to the end of the answer over the number of clients
+        (Little's law): in it, clients that are never idle get these answers, whatever happens at the window's edges.
+        Of an open loop, the time in which the requests arrive, and what the answers fall behind in it. Of requests
+        that are sent at once, the time to the last answer.
+        """
+        if self.clients is not None:
+            return sum(outcome.done_s - outcome.due_s for outcome in self.outcomes) / self.clients
+        if self.offered_s is not None:
+            return self.offered_s * (1 + self.backlog_growth)
         return self.ended_s - self.began_s
+
+    @property
+    def backlog_growth(self) -> float:
+        """The seconds that answers of an open loop fall behind per second of arrivals; 0 where no trend is shown.
+
+        A trend is a rank correlation of arrival and latency that chance has in 1 of 100 windows; its slope is that
+        between the medians of the first and the last third.
+        """
+        answered = sorted((o.due_s, o.ended_s - o.due_s) for o in self.outcomes if o.answer is not None)
+        count, third = len(answered), len(answered) // 3
+        if count < _FEW_FOR_TREND or answered[0][0] == answered[-1][0]:
+            return 0.0
+        order = sorted(range(count), key=lambda place: answered[place][1])
+        distance = sum((place - rank) ** 2 for rank, place in enumerate(order))
+        correlation = 1 - 6 * distance / (count * (count**2 - 1))
+        if correlation * math.sqrt(count - 1) < _TREND_Z:
+            return 0.0
+        (early_s, first_s), (late_s, last_s) = (
+            (statistics.median(due_s for due_s, _ in part), statistics.median(time_s for _, time_s in part))
+            for part in (answered[:third], answered[-third:])
+        )
+        return max(0.0, (last_s - first_s) / (late_s - early_s))
 
     @property
     def answers(self) -> list[ServerAnswer]:
@@ -127,7 +170,7 @@ class Window:
 
     def rows(self) -> list[Row]:
         """Return the values of each request, with its start in the window, its lag and its amounts of work."""
-        return [_row(outcome, self.began_s, is_open=self.is_open) for outcome in self.outcomes]
+        return [_row(outcome, self.began_s, is_open=self.clients is None) for outcome in self.outcomes]
 
     def columns(self) -> dict[str, tuple[float | None, ...]]:
         """Return the rows as columns of rounded values."""
@@ -147,9 +190,16 @@ def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     amounts = {"requests": work["requests"]} | {name: amount for name, amount in optional.items() if amount}
     return {
         **summarise_values(values_by_metric(timelines), TAILS),
-        **rates(amounts, window.lasted_s),
-        **goodput(window.rows(), row_limits(slos), window.lasted_s),
+        **rates(amounts, window.span_s),
+        **goodput(window.rows(), row_limits(slos), window.span_s),
+        **({} if window.offered_s is None else {BACKLOG_GROWTH: window.backlog_growth}),
     }
+
+
+def unlimited(window: Window, slos: Sequence[SLO]) -> SLO | None:
+    """Return an SLO on a value that no answer of the window has; None if there is none, and without answers."""
+    rows = [row for row in window.rows() if row.get(E2E) is not None]
+    return next((slo for slo in slos if rows and not known_values(rows, COLUMNS[slo.metric])), None)
 
 
 def window_work(window: Window) -> dict[str, float]:
@@ -179,14 +229,14 @@ def num_pixels(png: bytes) -> int:
 
 def _timeline(outcome: Outcome, answer: ServerAnswer) -> Timeline:
     """Return the times of an answer. Tokens that became sound are not counted."""
-    text_at, num_tokens = answer.text_at, answer.output_tokens
+    times = [chunks.at for chunks in answer.chunks.values()]
     return Timeline(
         start_s=outcome.due_s,
-        end_s=outcome.done_s,
-        first_token_s=text_at[0] if text_at else None,
-        last_token_s=text_at[-1] if text_at else None,
-        token_times_s=text_at,
-        num_tokens=None if num_tokens is None else num_tokens - answer.audio_tokens,
+        end_s=outcome.ended_s,
+        first_token_s=answer.first_at,
+        streaming_s=sum(at[-1] - at[0] for at in times),
+        gaps_s=[gap for at in times for gap in time_gaps(at)],
+        later_tokens=answer.later_tokens if answer.num_chunks > len(times) else None,
         first_audio_s=answer.audio_at,
         audio_s=answer.audio_s or 0.0,
     )
@@ -204,6 +254,8 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
         "audio_s": answer.audio_s,
         "input_tokens": answer.input_tokens,
         "output_tokens": answer.output_tokens,
+        "chunks": answer.num_chunks or None,
+        "first_tokens": answer.first_tokens,
         # Of speech; the length of a text is a setting.
         "is_cut": None if answer.text or answer.finish_reason is None else answer.finish_reason == "length",
     }

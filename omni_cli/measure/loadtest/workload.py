@@ -22,6 +22,10 @@ from omni_cli.records.record import workload_fingerprint
 from omni_cli.requests.encoding import encode_wav
 from omni_cli.requests.media.audio import read_speech
 
+DEFINITIONS = 2
+"""The number of the definitions in docs/metrics.md that a record's figures follow. 1: tokens of the first chunk count
+as later ones, and rates are over the time to the last answer."""
+
 EndpointName = Literal["chat", "speech", "images", "transcriptions"]
 
 
@@ -113,6 +117,7 @@ class ServerWorkload:
         """Return the record's `workload`: everything that has to be equal for two measurements to be comparable."""
         described: dict[str, object] = {
             "kind": "server",
+            "definitions": DEFINITIONS,
             "endpoint": self.endpoint.name,
             # A request without its prompt.
             "request": {**self.endpoint.body("", "", 0), **self.extra_body},
@@ -147,13 +152,20 @@ class RequestMaker:
         name, is_omni = workload.endpoint.name, target.description.get("owned_by") == "omni-cli"
         self._salt = {"cache_salt": uuid.uuid4().hex} if target.salts_caches and name == "chat" else {}
         # The same speech, as events: only they say if it is cut.
-        self._form = {"stream_format": "sse"} if is_omni and name == "speech" else {}
+        self._form: dict[str, object] = {"stream_format": "sse"} if is_omni and name == "speech" else {}
+        # Tells the tokens of each chunk.
+        if name == "chat" and target.counts_chunks:
+            self._form = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         is_events = {**self._form, **workload.extra_body}.get("stream_format") == "sse"
         self.reader: Callable[[], Reader] = ChatReader if is_events else workload.endpoint.reader
 
     def bodies(self, number: int) -> list[bytes | aiohttp.FormData]:
         """Return the window's requests as JSON, or as forms."""
         return [self._encode_body(number, index) for index in range(self._count)]
+
+    def extra_body(self, index: int) -> bytes | aiohttp.FormData:
+        """Return a request that is in no window: a prompt that no window has, or of a file, from its end."""
+        return self._encode_body(-1 - index // self._count, self._count - 1 - index % self._count)
 
     def _encode_body(self, number: int, index: int) -> bytes | aiohttp.FormData:
         body = self._body(number, index)

@@ -138,7 +138,10 @@ def _row(
     wrong = [gap for gap in gaps or () if gap is None or not 0 <= gap < math.inf]
     if wrong:
         return FailedRun("no duration", f"an inter-token latency of {wrong[0]}")
-    tpot_s = time_per_output_token(ttft or None, latency or None, out)
+    # The file does not say how many tokens the first of several chunks had: as many as the others on average.
+    first = 1.0 if out is None or gaps is None else max(1.0, out / (len(gaps) + 1))
+    streaming_s = latency - ttft if ttft and latency else None
+    tpot_s = time_per_output_token(streaming_s, None if out is None else out - first)
     tokens = {"input_tokens": into, "output_tokens": out}
     return {"start_s": start_s, E2E: latency, TTFT: ttft or None, TPOT: tpot_s, **tokens}
 

@@ -32,7 +32,7 @@ def test_a_chat_with_text_sound_and_usage() -> None:
     reader.finish()
     answer = reader.answer
     # The piece that only says who speaks is no token; two that come together come at the same time.
-    assert answer.text_at == [2.0, 2.0, 3.0] and "".join(answer.text) == "hello!"
+    assert answer.chunks[0].at == [2.0, 2.0, 3.0] and "".join(answer.text) == "hello!"
     assert answer.audio_at == 4.0 and answer.audio_s == pytest.approx(0.2)
     assert (answer.input_tokens, answer.output_tokens, answer.audio_tokens) == (7, 13, 10)
 

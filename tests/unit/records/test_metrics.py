@@ -36,11 +36,11 @@ def test_names_of_percentiles() -> None:
 def test_a_timeline_on_any_clock() -> None:
     """Of a server's answer, whose last chunk is not its end, and of a stage, whose time begins with 0."""
     answer = Timeline(
-        start_s=10.0, end_s=13.0, first_token_s=10.5, last_token_s=12.5, token_times_s=(10.5, 11.5, 12.5), num_tokens=5,
+        start_s=10.0, end_s=13.0, first_token_s=10.5, streaming_s=2.0, gaps_s=(1.0, 1.0), later_tokens=4,
         first_audio_s=11.0, audio_s=2.0,
     )  # fmt: skip
     assert answer.row() == {
         "e2e_s": 3.0, "ttft_s": 0.5, "tpot_s": 0.5, "itl_max_s": 1.0, "ttfp_s": 1.0, "rtf": 1.5,
     }  # fmt: skip
-    stage = Timeline(end_s=0.5, first_token_s=0.5, last_token_s=0.5, num_tokens=1)
+    stage = Timeline(end_s=0.5, first_token_s=0.5, streaming_s=0.0, later_tokens=0)
     assert {name for name, value in stage.row().items() if value is not None} == {"e2e_s", "ttft_s"}

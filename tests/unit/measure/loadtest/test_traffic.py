@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from omni_cli.measure.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, arrival_times
-from omni_cli.openai_api.client import Outcome
+from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, OpenLoop, Traffic, arrival_times
+from omni_cli.openai_api.client import Outcome, RequestFailure
 
 
 class Server:
@@ -89,6 +89,64 @@ def test_an_interrupt_leaves_no_request_behind() -> None:
 
     for traffic in (ClosedLoop(4), OpenLoop(1000.0, seed=0)):
         assert asyncio.run(interrupted(traffic, Server(60))) == 0
+
+
+def test_clients_go_on_between_windows() -> None:
+    """Each begins with a request outside of the windows; none is idle while the last ones of a window are answered."""
+    server, extra = Server(0.05), Server(0.05)
+
+    async def slow(index: int, due_s: float) -> Outcome:
+        outcome = await server.send(index, due_s)
+        await asyncio.sleep(0.5 if index == 0 else 0)
+        return outcome
+
+    async def measure() -> tuple[list[Outcome], int, int, float]:
+        clients = Clients(4, extra.send)
+        outcomes = await clients.window(slow, 8)
+        burst, before = len(clients.burst), extra.seen.copy()
+        await asyncio.sleep(0.12)
+        await clients.window(server.send, 8)
+        after = len(extra.seen)
+        await clients.rest()
+        await asyncio.sleep(0.12)
+        assert len(clients.burst) == 4 and clients.num_extras == len(extra.seen)
+        assert sorted(extra.seen) == list(range(len(extra.seen)))
+        await clients.window(server.send, 8)
+        await clients.close()
+        return outcomes, burst, len(before), after
+
+    outcomes, burst, before, after = asyncio.run(measure())
+    assert burst == 4 and server.seen.count(0) == 3 and len(server.seen) == 24
+    # Three others, ten times as fast, for about half a second.
+    assert 4 + 3 * 3 <= before < after
+    assert [outcome.due_s for outcome in outcomes] == sorted(outcome.due_s for outcome in outcomes)
+
+
+def test_clients_do_not_ask_a_server_that_refuses_without_a_pause() -> None:
+    extra = 0
+
+    async def refused(_index: int, due_s: float) -> Outcome:
+        nonlocal extra
+        extra += 1
+        return Outcome(due_s, due_s, due_s, failure=RequestFailure("HTTP 429", "no"))
+
+    async def measure() -> None:
+        clients = Clients(4, refused)
+        for _ in range(2):
+            await clients.window(Server(0.0).send, 8)
+            await asyncio.sleep(0.05)
+        await clients.close()
+
+    asyncio.run(measure())
+    assert extra <= 4 * 3
+
+
+def test_an_error_in_a_client_ends_the_window() -> None:
+    async def broken(_index: int, _due_s: float) -> Outcome:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        asyncio.run(ClosedLoop(2).run(broken, 4, 0))
 
 
 def test_defaults_and_settings() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.measure.loadtest.window import SLO, Window, num_pixels, window_metrics, window_work
+from omni_cli.measure.loadtest.window import SLO, Window, num_pixels, unlimited, window_metrics, window_work
 from omni_cli.openai_api.client import Outcome, RequestFailure
-from omni_cli.openai_api.reading import SAMPLE_RATE, ServerAnswer
+from omni_cli.openai_api.reading import SAMPLE_RATE, Chunks, ServerAnswer
 from omni_cli.records.metrics import E2E, ITL_MAX, TTFT, goodput
 from omni_cli.records.record import Failures
 
@@ -22,23 +23,27 @@ def outcome(due: float, done: float, text_at: list[float] = [], **answer: Any) -
     shifted = [BEGAN + time for time in text_at]
     if "audio_at" in answer:
         answer["audio_at"] += BEGAN
-    return Outcome(BEGAN + due, BEGAN + due, BEGAN + done, ServerAnswer(text_at=shifted, text=["x"], **answer))
+    sizes = answer.pop("sizes", [1] * len(shifted))
+    chunks = {0: Chunks(shifted, sizes)} if shifted else {}
+    read = ServerAnswer(first_at=shifted[0] if shifted else None, chunks=chunks, text=["x"], **answer)
+    return Outcome(BEGAN + due, BEGAN + due, BEGAN + done, read)
 
 
 def failed(due: float, done: float, kind: str, message: str = "no") -> Outcome:
     return Outcome(BEGAN + due, BEGAN + due, BEGAN + done, failure=RequestFailure(kind, message))
 
 
-def window(*outcomes: Outcome, lasted: float = 10.0, is_open: bool = False) -> Window:
-    return Window(outcomes, BEGAN, BEGAN + lasted, is_open)
+def window(*outcomes: Outcome, clients: int | None = 1, offered_s: float | None = None) -> Window:
+    ended_s = max((outcome.done_s for outcome in outcomes), default=BEGAN)
+    return Window(outcomes, BEGAN, ended_s, clients, offered_s)
 
 
 def test_one_request() -> None:
     times = [1.2, 1.3, 1.5, 1.6, 1.8]
     found = window_metrics(window(outcome(1.0, 2.0, times, input_tokens=7, output_tokens=5)), [])
     assert found == pytest.approx({
-        "e2e_s": 1.0, "ttft_s": 0.2, "tpot_s": 0.6 / 4, "itl_s": 0.15, "requests_per_second": 0.1,
-        "output_tokens_per_second": 0.5,
+        "e2e_s": 1.0, "ttft_s": 0.2, "tpot_s": 0.6 / 4, "itl_s": 0.15, "requests_per_second": 1.0,
+        "output_tokens_per_second": 5.0,
     })  # fmt: skip
 
 
@@ -48,14 +53,64 @@ def test_tokens_that_became_sound_are_no_text() -> None:
     found = window_metrics(window(answer), [])
     assert found["tpot_s"] == pytest.approx(0.2) and found["ttfp_s"] == pytest.approx(1.5)
     assert found["rtf"] == pytest.approx(3.0)
-    assert found["output_tokens_per_second"] == pytest.approx(10.3)
+    assert found["output_tokens_per_second"] == pytest.approx(103 / 3)
     assert window_work(window(answer)) == {"requests": 1, "output_tokens": 103, "audio_s": 1.0}
 
 
-def test_a_chunk_may_contain_several_tokens() -> None:
-    """Tokens are counted by the server, not by the chunks that arrived."""
-    found = window_metrics(window(outcome(0.0, 2.0, [1.0, 1.9], output_tokens=10)), [])
-    assert found["tpot_s"] == pytest.approx(0.1)
+@pytest.mark.parametrize(
+    ("answer", "tpot_s"),
+    [
+        ({"first_tokens": 4}, 0.9 / 6),  # told by the first chunk's usage
+        ({"sizes": [30, 20]}, 0.9 / 4),  # by the share of the characters
+        ({"sizes": [30, 20], "audio_tokens": 5}, 0.9 / 2),
+    ],
+)
+def test_a_chunk_may_contain_several_tokens(answer: dict[str, Any], tpot_s: float) -> None:
+    found = window_metrics(window(outcome(0.0, 2.0, [1.0, 1.9], output_tokens=10, **answer)), [])
+    assert found["tpot_s"] == pytest.approx(tpot_s)
+
+
+def test_a_single_chunk_has_no_time_per_token() -> None:
+    row = window(outcome(0.0, 2.0, [1.0], output_tokens=10)).rows()[0]
+    assert row["tpot_s"] is None and row["itl_max_s"] is None and row["chunks"] == 1
+
+
+def test_several_answers_of_a_request_are_timed_by_themselves() -> None:
+    """Their chunks alternate; the time per token is over the tokens after the first chunk of each."""
+    chunks = {0: Chunks([BEGAN + 1.0, BEGAN + 1.4], [5, 5]), 1: Chunks([BEGAN + 1.1, BEGAN + 1.3], [5, 5])}
+    read = ServerAnswer(first_at=BEGAN + 1.0, last_at=BEGAN + 1.4, chunks=chunks, output_tokens=8)
+    row = window(Outcome(BEGAN, BEGAN, BEGAN + 3.0, read)).rows()[0]
+    assert row["tpot_s"] == pytest.approx((0.4 + 0.2) / 4) and row["itl_max_s"] == pytest.approx(0.4)
+    assert row["ttft_s"] == pytest.approx(1.0) and row["e2e_s"] == pytest.approx(1.4), "not the end of the stream"
+
+
+def test_rates_of_a_closed_loop_are_those_of_clients_that_are_never_idle() -> None:
+    """One of 16 answers is late, and no other client waits for it."""
+    outcomes = [outcome(0.0, 1.0) for _ in range(15)] + [outcome(0.0, 9.0)]
+    assert window_metrics(window(*outcomes, clients=4), [])["requests_per_second"] == pytest.approx(16 / (24 / 4))
+
+
+@pytest.mark.parametrize(("behind", "rate"), [(0.0, 8.0), (1.0, 4.0), (0.25, 6.4)])
+def test_rates_of_an_open_loop_are_those_of_the_arrivals_that_are_served(behind: float, rate: float) -> None:
+    """Each answer takes 4 s, and `behind` more for each second in which requests arrived before it."""
+    outcomes = [outcome(due, due + 4.0 + behind * due) for due in (number / 8 for number in range(32))]
+    found = window_metrics(window(*outcomes, clients=None, offered_s=4.0), [])
+    assert found["backlog_growth"] == pytest.approx(behind, abs=1e-9)
+    assert found["requests_per_second"] == pytest.approx(rate)
+
+
+def test_a_backlog_needs_a_trend() -> None:
+    """Latencies without a trend over the arrivals are noise."""
+    times = [4.0 + (number * 7 % 13) / 10 for number in range(32)]
+    outcomes = [outcome(number / 8, number / 8 + time) for number, time in enumerate(times)]
+    assert window(*outcomes, clients=None, offered_s=4.0).backlog_growth == 0
+
+
+def test_a_limit_on_what_no_answer_has_is_found() -> None:
+    single = window(outcome(0.0, 1.0, [1.0], output_tokens=1), failed(0, 1, "timeout"))
+    limits = [SLO("ttft", 1.0), SLO("tpot", 0.1)]
+    assert unlimited(single, limits) == limits[1] and unlimited(single, limits[:1]) is None
+    assert unlimited(window(failed(0, 1, "timeout")), limits) is None
 
 
 def test_without_usage_token_metrics_are_left_out() -> None:
@@ -77,7 +132,7 @@ def test_medians_are_those_of_the_requests(drawn: list[tuple[float, float, list[
         for gap in gaps:
             times.append(times[-1] + gap)
         outcomes.append(outcome(due, times[-1], times, output_tokens=len(times)))
-    found = window_metrics(window(*outcomes, lasted=100), [])
+    found = window_metrics(window(*outcomes), [])
     assert found["ttft_s"] == pytest.approx(statistics.median(first for _, first, _ in drawn), abs=1e-6)
     assert found["tpot_s"] == pytest.approx(statistics.median(statistics.fmean(gaps) for *_, gaps in drawn), abs=1e-6)
     assert found["itl_s"] == pytest.approx(statistics.median(gap for *_, gaps in drawn for gap in gaps), abs=1e-6)
@@ -92,7 +147,7 @@ def test_medians_are_those_of_the_requests(drawn: list[tuple[float, float, list[
 @given(st.lists(st.one_of(st.none(), st.floats(0.01, 2)), min_size=1, max_size=30), st.floats(0.01, 2))
 def test_goodput_counts_failed_requests_as_not_good(times: list[float | None], limit: float) -> None:
     outcomes = [failed(0, 1, "timeout") if time is None else outcome(0, time, [time]) for time in times]
-    found = window_metrics(window(*outcomes, lasted=4.0), [SLO("e2e", limit)])
+    found = window_metrics(replace(window(*outcomes, clients=None), ended_s=BEGAN + 4.0), [SLO("e2e", limit)])
     good = sum(time is not None and BEGAN + time - BEGAN <= limit for time in times)
     assert found["slo_attainment"] == good / len(times)
     assert found["goodput_per_second"] == good / 4.0
@@ -105,9 +160,9 @@ def test_every_limit_has_to_be_kept() -> None:
     assert goodput(rows, {TTFT: 0.2}, 10.0) == {"goodput_per_second": 0.2, "slo_attainment": 2 / 4}
 
 
-def test_the_limit_itself_is_kept_and_a_missing_value_is_not() -> None:
+def test_the_limit_itself_is_kept_and_does_not_apply_to_a_missing_value() -> None:
     gaps = [{E2E: 1.0, ITL_MAX: 0.1}, {E2E: 1.0, ITL_MAX: 0.1000001}, {E2E: 1.0, ITL_MAX: None}, {E2E: 1.0, TTFT: 0.01}]
-    assert [goodput([row], {ITL_MAX: 0.1}, 1.0)["slo_attainment"] for row in gaps] == [1, 0, 0, 0]
+    assert [goodput([row], {ITL_MAX: 0.1}, 1.0)["slo_attainment"] for row in gaps] == [1, 0, 1, 1]
 
 
 def test_failures_are_counted_by_kind_with_the_first_message() -> None:
@@ -126,7 +181,7 @@ def test_failures_are_counted_by_kind_with_the_first_message() -> None:
 
 def test_only_an_open_loop_has_a_lag() -> None:
     late = Outcome(BEGAN, BEGAN + 0.25, BEGAN + 1, ServerAnswer())
-    assert window(late, is_open=True).columns()["lag_s"] == (0.25,)
+    assert window(late, clients=None).columns()["lag_s"] == (0.25,)
     assert "lag_s" not in window(late).columns()
     assert window(late).columns()["e2e_s"] == (1.0,)
 
