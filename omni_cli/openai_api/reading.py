@@ -209,7 +209,7 @@ class ServerAnswer:
 
     `first_at` and `last_at` are the times of a stream's first and last output of any kind: text, reasoning, a tool
     call, a refusal or sound. `chunks` are by the index of their choice, and `first_tokens` is the number of tokens up
-    to the first one, if its `usage` says so. `content` is the text without the reasoning before it. `output_tokens`
+    to the first one, if its `usage` tells it. `content` is the text without the reasoning before it. `output_tokens`
     counts all that the model generated, `audio_tokens` those that became sound.
     """
 

@@ -59,6 +59,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, rename={"minimum": "min
     p90: float | None = None
     p99: float | None = None
     requests: int | UnsetType = UNSET
+    p90_of_all: float | UnsetType | None = UNSET
+    p99_of_all: float | UnsetType | None = UNSET
 
     def percentile(self, percentile: int) -> float | None:
         """The 90th or the 99th percentile; None with fewer than `samples_for` samples."""

@@ -25,6 +25,7 @@ from omni_cli.report.comparison_words import Labels, comparison_notes, disturban
 from omni_cli.report.shared_parts import get_device, mapping, origin_sections, output_parts, workload_title
 from omni_cli.report.units import count, one_line, percent, quantity, quantity_interval, ratio, title
 from omni_cli.report.view import Element, Note, Paragraph, Section, Table, Verdict, View
+from omni_cli.stats.referee import tokens_per_chunk
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonResult
 
 LABELS = Labels("baseline", "this run")
@@ -161,7 +162,8 @@ def variant_section(number: int, variant: Variant, summaries: Mapping[str, Summa
     """Format latency, range, further metrics and memory of one variant, and what of it failed."""
     heading, parts = f"Benchmark {number}: {variant.name}", list[Element | None]()
     if num_requests(variant):
-        parts = [Paragraph(_server_note(variant)), _server_table(variant.name, summaries)]
+        failed = sum(item.count for item in get_failures(variant.samples).values())
+        parts = [Paragraph(_server_note(variant)), _server_table(variant.name, summaries, failed)]
     elif variant.samples:
         heading = f"{heading}   {'; '.join(filter(None, (_work(variant), *_modes_used(variant))))}".rstrip()
         parts = [Table(variant.name, (), tuple(_summary_rows(variant, summaries)))]
@@ -187,24 +189,32 @@ def _summary_rows(variant: Variant, summaries: Mapping[str, Summary]) -> Iterato
         yield "Memory (peak host RSS):", quantity(HOST_RSS, memory.peak_host_rss_bytes), ""
 
 
-def _server_table(name: str, summaries: Mapping[str, Summary]) -> Table:
-    """List one metric per row, with percentiles of the requests; a window's percentiles are left out."""
-    rows = []
+def _server_table(name: str, summaries: Mapping[str, Summary], num_failed: int) -> Table:
+    """List one metric per row, with percentiles of the `n` answers that have it; a window's percentiles are left out.
+
+    Where requests failed, a second row counts them as slower than all answers.
+    """
+    rows: list[tuple[str, ...]] = []
     for metric, summary in summaries.items():
         if is_percentile(metric) and not metric.startswith("itl"):
             continue
-        bounds = quantity_interval(metric, summary.ci95, summary.median)
-        percentiles = ["of all", ""] if is_total(metric) else _percentiles(metric, summary)
-        rows.append((title(metric), f"{quantity(metric, summary.median)} {bounds}", *percentiles))
-    return Table(name, ("", "median [95% CI]", *(f"p{percentile}" for percentile in PERCENTILES)), tuple(rows))
-
-
-def _percentiles(metric: str, summary: Summary) -> list[str]:
-    """Format percentiles; empty for metrics that only a whole window has."""
-    if not summary.requests:
-        return ["" for _ in PERCENTILES]
-    values = [(p, summary.percentile(p)) for p in PERCENTILES]
-    return [f"n < {samples_for(p)}" if value is None else quantity(metric, value) for p, value in values]
+        median = f"{quantity(metric, summary.median)} {quantity_interval(metric, summary.ci95, summary.median)}"
+        if not summary.requests:
+            # Metrics that only a whole window has.
+            rows.append((title(metric), median, *(("of all",) if is_total(metric) else ("",)), "", ""))
+            continue
+        values = [summary.percentile(p) for p in PERCENTILES]
+        few = [f"n < {samples_for(p)}" for p in PERCENTILES]
+        shown = [text if value is None else quantity(metric, value) for value, text in zip(values, few, strict=True)]
+        rows.append((title(metric), median, *shown, str(summary.requests)))
+        if num_failed:
+            of_all = zip(values, (summary.p90_of_all, summary.p99_of_all), few, strict=True)
+            cells = [
+                quantity(metric, value) if isinstance(value, float) else text if known is None else "failed"
+                for known, value, text in of_all
+            ]
+            rows.append(("  with failed", "", *cells, str(summary.requests + num_failed)))
+    return Table(name, ("", "median [95% CI]", *(f"p{percentile}" for percentile in PERCENTILES), "n"), tuple(rows))
 
 
 def _server_note(variant: Variant) -> str:
@@ -220,6 +230,9 @@ def _server_note(variant: Variant) -> str:
         amounts = [sample.work[name] for sample in variant.samples if name in sample.work]
         if answered and len(amounts) == len(variant.samples) and any(amounts):
             parts.append(f"{round(sum(amounts) / answered, 2):g} {word}")
+    per_chunk = tokens_per_chunk(variant)
+    if per_chunk is not None and per_chunk > 1.05:
+        parts.append(f"{per_chunk:.3g} tokens per chunk")
     return ", ".join(parts)
 
 

@@ -149,7 +149,7 @@ def comparison_notes(result: ComparisonResult) -> list[Note]:
         command = "loadtest URL_A URL_B" if num_requests(result.pairs[0].a) else "bench --against GIT_REF"
         how = "repeat both, and compare again" if result.tool else f"measure both interleaved: `omni {command}`"
         notes.append(Note(message, f"to rule that out, {how}"))
-    return notes
+    return notes + [_disturbance(item, 0) for pair in result.pairs for item in pair.unequal]
 
 
 def disturbance_warnings(disturbances: Sequence[Disturbance], record: Record) -> list[Note]:
@@ -167,6 +167,8 @@ def _disturbance(item: Disturbance, cores: int) -> Note:
     message, hint = _DISTURBANCES.get(kind, _DISTURBANCES["slow device"])
     filled = message.format(
         variant=item.variant,
+        other=item.other,
+        theirs=item.share,
         requests=percent(item.share).lstrip("+"),
         lag=quantity("lag_s", item.amount),
         amount=item.amount,
@@ -217,6 +219,43 @@ _DISTURBANCES = {
     "slow device": (
         _THROTTLING,
         "measure with a fixed clock that its power limit allows: `nvidia-smi --lock-gpu-clocks=MHZ`",
+    ),
+}
+_DISTURBANCES |= {
+    "repeated prompts": (
+        "{variant}: {theirs:.0f} distinct requests were sent again and again, and it answers repeated prompts "
+        "{amount:.3g} times as fast as new ones",
+        "its times are those of a prefix cache: send a file with more requests than the test needs",
+    ),
+    "seen prompts": (
+        "{variant}: it answers the prompts of this run {amount:.3g} times as fast as new ones: it has seen them before",
+        "its times are those of a prefix cache: give each run another `--seed`, or restart the server",
+    ),
+    "warming up": (
+        "{variant}: its first windows took {amount:.3g} times as long as the later ones: it was not warm at this load",
+        "all times can be too long: raise `--num-iters-warmup`",
+    ),
+    "estimated tpot": (
+        "{variant}: a chunk has {amount:.3g} tokens, and nothing tells how many the first one has",
+        "tpot counts them by their characters; a server with `continuous_usage_stats` tells them",
+    ),
+    "prompt tokens": (
+        "{variant} counts {amount:.5g} tokens per prompt, {other} {theirs:.5g}: another chat template or tokenizer, or "
+        "prompts are cut",
+        "it can change every time, ttft most: give both the same template and context length",
+    ),
+    "answer tokens": (
+        "{variant} answers with {amount:.5g} tokens, {other} with {theirs:.5g}",
+        "it changes e2e and rates; tpot and ttft are comparable: ask both for answers of the same length",
+    ),
+    "bundled": (
+        "{variant} sends {amount:.3g} tokens per chunk, {other} {theirs:.3g}",
+        "it changes itl, and ttft by the time of a chunk's tokens; tpot and e2e are comparable",
+    ),
+    "parallel limit": (
+        "unequal limits of requests that are served at once, in which 0 is none: {amount:.0f} of {variant}, "
+        "{theirs:.0f} of {other}",
+        "it changes ttft, e2e and rates at this load: give both the same limit, or compare at a lower `--concurrency`",
     ),
 }
 _CAUSES = {

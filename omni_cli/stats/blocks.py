@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import UNSET
 
 from omni_cli.records.metrics import ATTAINMENT, COUNTED_METRICS, E2E, PERCENTILES, WAITS, get_percentile, is_total
-from omni_cli.records.record import Sample, Variant, requests_of
+from omni_cli.records.record import Sample, Variant, get_failures, requests_of
 from omni_cli.records.results import Bounds, Summary
 from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, attainment_interval, get_centre
 from omni_cli.stats.sequential import ALPHA
@@ -280,13 +280,20 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
         return msgspec.structs.replace(summary, median=rate, ci95=ci95)
     of_requests = request_values(variant, metric)
     p90, p99 = (get_percentile(of_requests or values.tolist(), percentile) for percentile in PERCENTILES)
-    return msgspec.structs.replace(
+    summary = msgspec.structs.replace(
         summary,
         ci95=_median_interval(variant, metric, pairs),
         p90=p90,
         p99=p99,
         requests=len(of_requests) if of_requests else UNSET,
     )
+    failed = sum(item.count for item in get_failures(variant.samples).values())
+    if not (of_requests and failed):
+        return summary
+    # A failed request is slower than all others.
+    ranked = [get_percentile([*of_requests, *[math.inf] * failed], percentile) for percentile in PERCENTILES]
+    p90, p99 = (value if value is not None and math.isfinite(value) else None for value in ranked)
+    return msgspec.structs.replace(summary, p90_of_all=p90, p99_of_all=p99)
 
 
 def _total(variant: Variant, metric: str) -> tuple[float, Bounds | None]:

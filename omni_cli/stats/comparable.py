@@ -62,7 +62,8 @@ _BUSY_CORES, _BUSY_SHARE = 0.8, 0.1
 
 Kind = Literal[
     "late client", "no usage", "bursts", "short answers", "busy client", "neighbour", "stolen", "quota",
-    "slow processor", "throttled device",
+    "slow processor", "throttled device", "repeated prompts", "seen prompts", "warming up", "estimated tpot",
+    "prompt tokens", "answer tokens", "bundled", "parallel limit",
 ]  # fmt: skip
 
 
@@ -191,6 +192,7 @@ class Disturbance:
 
     `causes` (`power_cap`, `thermal`, ...) belong to a throttled `device`. For a client that sent requests of `variant`
     late, `share` is of the requests and `amount` the longest delay in seconds; for short answers, the mean of tokens.
+    The kinds of `referee` say there what these are; `other` is the server that `variant` is compared with.
     """
 
     kind: Kind
@@ -199,6 +201,7 @@ class Disturbance:
     device: str = ""
     causes: tuple[str, ...] = ()
     variant: str = ""
+    other: str = ""
 
 
 def disturbances(record: Record) -> tuple[Disturbance, ...]:

@@ -13,7 +13,7 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode, InputError
 from omni_cli.core.text import visible
 from omni_cli.records.metrics import E2E
-from omni_cli.records.record import Record, Variant
+from omni_cli.records.record import Record, Variant, is_of_server
 from omni_cli.records.results import (
     MODEL_BASED_MEASURES,
     CompareRecord,
@@ -40,6 +40,7 @@ from omni_cli.stats.comparable import (
 from omni_cli.stats.compare import MARGIN, Compared, break_even, compare_variants, memory_peaks
 from omni_cli.stats.gate import check_metrics, judge
 from omni_cli.stats.output_quality import compare_outputs
+from omni_cli.stats.referee import UNEQUAL, conditions, inequalities
 
 NARROW = 0.01
 """A single variant is measured until the half width of its median's interval is below this share of the median."""
@@ -47,13 +48,17 @@ NARROW = 0.01
 
 @dataclass(frozen=True)
 class ComparisonSpec:
-    """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants."""
+    """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants.
+
+    If it is `strict`, servers under unequal conditions are not comparable.
+    """
 
     limits: GateLimits | None = None
     metrics: tuple[str, ...] | None = None
     margin: float = MARGIN
     baseline: Record | None = None
     allowed: tuple[str, ...] = ()
+    strict: bool = False
 
     def report(self, record: Record) -> BenchmarkReport:
         """Compute all comparisons. Raises `UsageError` for an unknown metric."""
@@ -71,7 +76,8 @@ class ComparisonSpec:
                 margin=self.margin,
                 allowed=self.allowed,
             )
-        return BenchmarkReport(record, within, against_baseline)
+        report = BenchmarkReport(record, within, against_baseline)
+        return _refuse_unequal(report) if self.strict else report
 
     def without_model_based(self) -> ComparisonSpec:
         """Return the specification without limits on measures of models, which exist only at the end."""
@@ -131,7 +137,8 @@ class BenchmarkReport:
 
     @cached_property
     def disturbances(self) -> tuple[Disturbance, ...]:
-        return disturbances(self.record)
+        servers = self.record.variants if is_of_server(self.record) else ()
+        return (*disturbances(self.record), *(item for variant in servers for item in conditions(variant)))
 
     def complete_record(self) -> Record:
         """Return the record with summaries, comparisons and the gate's verdict."""
@@ -145,6 +152,17 @@ class BenchmarkReport:
             comparisons=tuple(item for result in self.results for item in result.comparisons),
             gate=gates[0] if gates else None,
         )
+
+
+def _refuse_unequal(report: BenchmarkReport) -> BenchmarkReport:
+    """Return the report without verdicts between servers whose conditions were unequal."""
+    own = [item for item in report.disturbances if item.kind in UNEQUAL]
+    results = []
+    for result in (report.within, report.against_baseline):
+        found = [] if result is None else [*own, *(item for pair in result.pairs for item in pair.unequal)]
+        unequal = tuple(Difference(f"conditions.{item.kind}", item.share, item.amount) for item in found)
+        results.append(result and replace(result, mismatches=(*result.mismatches, *unequal)))
+    return replace(report, within=results[0], against_baseline=results[1])
 
 
 def _is_narrow(summary: Summary | None) -> bool:
@@ -169,7 +187,8 @@ class Pair:
     """Variant `b` against variant `a`.
 
     `mismatches` rule out a verdict. `work` are the amounts of work that a varied setting changed, `differences` all
-    other intended differences. `estimates`, from which the comparisons were made, are for the gate.
+    other intended differences. `estimates`, from which the comparisons were made, are for the gate. `unequal` are the
+    conditions in which two servers differ.
     """
 
     a: Variant
@@ -181,6 +200,7 @@ class Pair:
     differences: tuple[Difference, ...] = ()
     outputs: Outputs = field(default_factory=Outputs)
     estimates: tuple[Compared, ...] = field(default=(), repr=False)
+    unequal: tuple[Disturbance, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -348,7 +368,8 @@ def _pair(
         )
         for item in estimates
     )
-    return Pair(a, b, comparisons, memory, mismatches, work, (*differences, *settings), outputs, estimates)
+    unequal = inequalities(a, b) if all(map(is_of_server, records)) else ()
+    return Pair(a, b, comparisons, memory, mismatches, work, (*differences, *settings), outputs, estimates, unequal)
 
 
 def _match_variants(a: Record, b: Record) -> tuple[list[tuple[Variant, Variant]], tuple[str, ...]]:

@@ -14,7 +14,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer to one chat. `status` other than 200 is an error; `cut_after` tokens later the connection ends."""
+    """The answer to one chat. `status` other than 200 is an error; `cut_after` tokens later the connection ends.
+
+    `repeated_s` is `first_s` of a prompt that was sent before; a chunk has `per_chunk` tokens, sent when the last one
+    is ready; with `counts_chunks`, its usage tells the tokens so far.
+    """
 
     first_s: float = 0.0
     gap_s: float = 0.0
@@ -24,13 +28,21 @@ class Plan:
     with_usage: bool = True
     cut_after: int | None = None
     text: str = "word "
+    repeated_s: float | None = None
+    per_chunk: int = 1
+    counts_chunks: bool = False
+    prompt_tokens: int = 7
 
 
 class PlannedServer:
     """Serves from a thread while its `with` block runs. `plan(n)` is for the n-th chat, counted from 0."""
 
-    def __init__(self, plan: Callable[[int], Plan], *, models: Any = None, owned_by: str = "test") -> None:
+    def __init__(
+        self, plan: Callable[[int], Plan], *, models: Any = None, owned_by: str = "test", parallel: int = 4096
+    ) -> None:
         self._plan = plan
+        self._places = threading.Semaphore(parallel)
+        self._seen: set[str] = set()
         self._models = [{"id": "planned", "object": "model", "owned_by": owned_by}] if models is None else models
         self._lock = threading.Lock()
         self.bodies: list[dict[str, Any]] = []
@@ -74,7 +86,15 @@ class PlannedServer:
             plan = self._plan(len(self.bodies))
             self.bodies.append(body)
             self.headers.append(dict(handler.headers))
-        time.sleep(plan.first_s)
+            prompt = json.dumps([body.get("messages"), body.get("cache_salt")])
+            is_repeated = prompt in self._seen
+            self._seen.add(prompt)
+        with self._places:
+            self._answer(handler, plan, plan.repeated_s if is_repeated else None)
+
+    @staticmethod
+    def _answer(handler: BaseHTTPRequestHandler, plan: Plan, repeated_s: float | None) -> None:
+        time.sleep(plan.first_s if repeated_s is None else repeated_s)
         if plan.status != 200:
             _send(handler, plan.status, {"error": plan.error or {"message": "no", "code": "refused"}})
             return
@@ -82,17 +102,18 @@ class PlannedServer:
         handler.send_header("content-type", "text/event-stream")
         handler.send_header("transfer-encoding", "chunked")
         handler.end_headers()
-        for number in range(plan.tokens):
-            if number:
-                time.sleep(plan.gap_s)
+        for number in range(0, plan.tokens, plan.per_chunk):
+            size = min(plan.per_chunk, plan.tokens - number)
+            time.sleep(plan.gap_s * (size if number else size - 1))
             if number == plan.cut_after:
                 handler.close_connection = True
                 handler.connection.close()
                 return
-            _event(handler, {"choices": [{"index": 0, "delta": {"content": plan.text}, "finish_reason": None}]})
+            delta = {"choices": [{"index": 0, "delta": {"content": plan.text * size}, "finish_reason": None}]}
+            _event(handler, {**delta, **(_usage(plan, number + size) if plan.counts_chunks else {})})
         _event(handler, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         if plan.with_usage:
-            _event(handler, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": plan.tokens}})
+            _event(handler, {"choices": [], **_usage(plan, plan.tokens)})
         _chunk(handler, b"data: [DONE]\n\n")
         _chunk(handler, b"")
 
@@ -103,6 +124,10 @@ class _QuietServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect: they are part of the tests."""
+
+
+def _usage(plan: Plan, tokens: int) -> dict[str, Any]:
+    return {"usage": {"prompt_tokens": plan.prompt_tokens, "completion_tokens": tokens}}
 
 
 def _event(handler: BaseHTTPRequestHandler, document: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ def read_spec(
     *,
     margin: str = DEFAULT_MARGIN,
     allowed: Sequence[str] | None = None,
+    strict: bool = False,
 ) -> ComparisonSpec:
     """Read the comparisons from the options. Raises `OmniError` for a baseline that failed or is no complete record."""
     baseline = None if options.baseline is None else load_record(options.baseline)
@@ -55,6 +56,7 @@ def read_spec(
         margin=read_fraction("--margin", margin),
         baseline=baseline,
         allowed=tuple(allowed or ()),
+        strict=strict,
     )
 
 

@@ -39,7 +39,7 @@ def loadtest(options: LoadtestOptions) -> int:
     count = check_counts(urls, traffics, workload.num_requests)
     if limits is not None and count == 1 and options.baseline is None:
         raise UsageError("a limit needs a baseline", hint="add a second URL, `--baseline` or `--vary`")
-    spec = read_spec(options, limits, margin=options.margin, allowed=options.allow_difference)
+    spec = read_spec(options, limits, margin=options.margin, allowed=options.allow_difference, strict=options.strict)
     budget_s = options.budget_s(count)
     options.check_files()
     plan_of = partial(
@@ -48,6 +48,8 @@ def loadtest(options: LoadtestOptions) -> int:
         model=options.model,
         api_key=options.api_key,
         request_timeout_s=options.request_timeout,
+        asks_canaries=workload.endpoint.name == "chat"
+        and (len(urls) > 1 or bool(options.baseline or options.requests)),
         command=("omni", *without_key(sys.argv[1:])),
     )
     if options.find_max_rate is not None:

@@ -94,6 +94,9 @@ class LoadtestOptions(MeasureOptions):
     ] = None
     margin: MarginOption = DEFAULT_MARGIN
     allow_difference: AllowDifferenceOption = None
+    strict: Annotated[
+        bool, option("--strict", None, "Give no verdict on servers that were measured under unequal conditions.")
+    ] = False
     num_iters: Annotated[
         int | None, option("--num-iters", "N", "Windows per variant. Default: until the verdict is reached.", min=1)
     ] = None

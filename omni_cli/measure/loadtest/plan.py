@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.core.files import scratch_folder
 from omni_cli.core.machine import allow_open_files
@@ -20,13 +22,15 @@ from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
+from omni_cli.measure.loadtest.observations import ask_canaries, parallel_limit, usual_limit
 from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
-from omni_cli.measure.loadtest.window import Window, unlimited, window_metrics, window_work
+from omni_cli.measure.loadtest.window import Window, find_idle_limit, window_metrics, window_work
 from omni_cli.measure.loadtest.workload import RequestMaker, ServerWorkload
 from omni_cli.openai_api.client import Client, Outcome, Target, find_targets
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.records.metrics import E2E
 from omni_cli.records.record import Failures, describe_failures
+from omni_cli.stats.referee import OBSERVATIONS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,11 +61,13 @@ def server_plan(
     api_key: str | None,
     request_timeout_s: float,
     command: tuple[str, ...],
+    asks_canaries: bool = False,
     is_varied: bool = False,
 ) -> Iterator[Plan]:
     """Plan the test of these servers under these loads; asks each for its models. Raises `OmniError`.
 
-    `is_varied`: variants are named by their load even if there is only one.
+    `asks_canaries`: each server is asked for prompts again, for signs of a cache. `is_varied`: variants are named by
+    their load even if there is only one.
     """
     _allow_open_files(traffics, workload.num_requests)
     pairs = [(target, traffic) for target in find_targets(urls, model, api_key) for traffic in traffics]
@@ -73,9 +79,11 @@ def server_plan(
 
     def launch(index: int) -> ServerVariant:
         target, traffic = pairs[index]
-        return ServerVariant(
+        variant = ServerVariant(
             variants[index].name, target, workload, traffic, turn, api_key=api_key, request_timeout_s=request_timeout_s
         )
+        variant.asks_canaries = asks_canaries
+        return variant
 
     with scratch_folder("omni-bench-") as folder:
         builder = RecordBuilder(
@@ -150,6 +158,10 @@ class ServerVariant:
         self._count = workload.num_requests or traffic.default_requests
         self._maker = RequestMaker(workload, self._count, target)
         self._stack = AsyncExitStack()
+        self.asks_canaries = False
+        # Filled while windows run; the record has the state at its end.
+        self._observed: dict[str, object] = {"extra_requests": 0, "parallel_limit": None}
+        self._limits: list[int | None] = []
         self._clients: Clients | None = None
         if isinstance(traffic, ClosedLoop):
             # One client alone is never in step with others.
@@ -163,7 +175,7 @@ class ServerVariant:
 
     async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
         """Load nothing: the server has loaded its model."""
-        return Loaded((), server=self._target.description)
+        return Loaded((), server={**self._target.description, OBSERVATIONS: self._observed})
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
         """Run one window. Raises `VariantError` if none of its requests was answered.
@@ -176,19 +188,23 @@ class ServerVariant:
         async def send(index: int, due_s: float) -> Outcome:
             return await self._post(bodies[index], due_s)
 
+        if number == 0 and self.asks_canaries:
+            await self._ask_canaries()
         began_s = time.perf_counter()
         clients = offered_s = None
         if isinstance(self._traffic, ClosedLoop):
             clients = self._traffic.concurrency
             assert self._clients is not None
+            is_burst = not self._clients.are_busy
             outcomes = await self._clients.window(send, len(bodies))
+            self._observe(self._clients, is_burst=is_burst)
         else:
             offered_s = self._traffic.offered_s(len(bodies))
             outcomes = await self._traffic.run(send, len(bodies), number)
         window = Window(tuple(outcomes), began_s, time.perf_counter(), clients, offered_s)
         if not window.answers:
             raise self._no_answer(window, when)
-        if number == 0 and (slo := unlimited(window, self._workload.slos)) is not None:
+        if number == 0 and (slo := find_idle_limit(window, self._workload.slos)) is not None:
             message = f"no answer of `{self.name}` has a value that `--slo {slo.metric}:...` limits"
             raise VariantError(message, hint="omit it, or ask for other answers")
         return await asyncio.to_thread(self._ran, window, outputs)
@@ -201,6 +217,21 @@ class ServerVariant:
     async def close(self) -> None:
         """Close the client. Safe to call twice."""
         await self._stack.aclose()
+
+    async def _ask_canaries(self) -> None:
+        async def post(body: Mapping[str, object]) -> Outcome:
+            return await self._post(msgspec.json.encode(body), time.perf_counter())
+
+        dataset = self._workload.dataset
+        if bodies := self._maker.canaries():
+            self._observed |= await ask_canaries(bodies, post)
+            self._observed |= {} if dataset is None else {"distinct_requests": len(dataset.requests)}
+
+    def _observe(self, clients: Clients, *, is_burst: bool) -> None:
+        if is_burst and clients.burst:
+            self._limits.append(parallel_limit(clients.burst))
+            self._observed["parallel_limit"] = usual_limit(self._limits)
+        self._observed["extra_requests"] = clients.num_extras
 
     async def _send_extra(self, index: int, due_s: float) -> Outcome:
         return await self._post(self._maker.extra_body(index), due_s)

@@ -76,6 +76,10 @@ class Clients:
         self.burst: list[Outcome] = []
         """The outcomes of the requests that all clients sent at once when they last began."""
 
+    @property
+    def are_busy(self) -> bool:
+        return bool(self._tasks)
+
     async def window(self, send: Send, count: int) -> list[Outcome]:
         """Send `count` requests and wait for their answers; outcomes in the order of the requests."""
         self._window = _Window(send, count, asyncio.get_running_loop().create_future())

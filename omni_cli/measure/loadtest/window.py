@@ -196,7 +196,7 @@ def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     }
 
 
-def unlimited(window: Window, slos: Sequence[SLO]) -> SLO | None:
+def find_idle_limit(window: Window, slos: Sequence[SLO]) -> SLO | None:
     """Return an SLO on a value that no answer of the window has; None if there is none, and without answers."""
     rows = [row for row in window.rows() if row.get(E2E) is not None]
     return next((slo for slo in slos if rows and not known_values(rows, COLUMNS[slo.metric])), None)

@@ -13,6 +13,7 @@ import msgspec
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.measure.bench.prompts import Prompts
 from omni_cli.measure.loadtest.dataset import Dataset
+from omni_cli.measure.loadtest.observations import NUM_CANARIES
 from omni_cli.measure.loadtest.window import OF_AUDIO, OF_TEXT, SLO
 from omni_cli.openai_api.client import Target
 from omni_cli.openai_api.media import sound_form
@@ -162,6 +163,10 @@ class RequestMaker:
     def bodies(self, number: int) -> list[bytes | aiohttp.FormData]:
         """Return the window's requests as JSON, or as forms."""
         return [self._encode_body(number, index) for index in range(self._count)]
+
+    def canaries(self) -> list[dict[str, object]]:
+        """Return the first chats of the first window, which warms up; empty if salts keep prompts out of caches."""
+        return [] if self._salt else [self._body(0, index) for index in range(min(NUM_CANARIES, self._count))]
 
     def extra_body(self, index: int) -> bytes | aiohttp.FormData:
         """Return a request that is in no window: a prompt that no window has, or of a file, from its end."""

@@ -151,7 +151,9 @@ def test_text(tmp_path: Path) -> None:
     )
     assert "tiny-omni, 540 requests, 1 failed, 32 tokens out" in text
     *lines, failed = text.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["median", "e2e", "ttft", "requests"]
+    assert [line.split()[0] for line in lines[2:]] == ["median", "e2e", "with", "ttft", "with", "requests"]
+    # A failed request is slower than all answers.
+    assert lines[4].split() == ["with", "failed", *lines[4].split()[2:6], "540"] and lines[3].endswith(" 539")
     assert max(map(len, lines)) <= 80
     assert failed.startswith("  failed: 1 of 540 requests failed: 1 x HTTP 429 queue_full")
 

@@ -1,0 +1,89 @@
+"""Observations of a server beside its figures: a cache of prompts, and a limit of requests that it serves at once."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from omni_cli.openai_api.client import Outcome
+from omni_cli.stats.estimate import get_centre
+
+NUM_CANARIES = 6
+_CANARY_TOKENS = 4
+_SAME_PAUSE = 0.8
+
+
+def new_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a chat like this one whose prompt begins with words that no server has seen."""
+    nonce = f"{uuid.uuid4().hex[:8]} "
+    (*earlier, last) = body["messages"]
+    content = last["content"]
+    new = nonce + content if isinstance(content, str) else [{"type": "text", "text": nonce}, *content]
+    return {**short_answer(body), "messages": [*earlier, {**last, "content": new}]}
+
+
+def short_answer(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat with an answer of a few tokens: only its first one counts."""
+    return {**body, "max_completion_tokens": min(body.get("max_completion_tokens") or _CANARY_TOKENS, _CANARY_TOKENS)}
+
+
+async def ask_canaries(
+    bodies: Sequence[Mapping[str, Any]], post: Callable[[Mapping[str, Any]], Awaitable[Outcome]]
+) -> dict[str, tuple[float, float, float]]:
+    """Return by how much prompts are answered faster than new ones, as (low, ratio, high) with 95 %: `again` if the
+    server has just answered them, `own` those of these chats, which an earlier run may have sent.
+
+    One request at a time, each chat in three forms. Empty if one fails.
+    """
+    logs: dict[str, list[float]] = {"own": [], "again": []}
+    await post(new_prompt(bodies[0]))  # opens the connection
+    for body in bodies:
+        new = new_prompt(body)
+        waits = [_first_output_s(await post(item)) for item in (new, short_answer(body), new)]
+        if not all(waits):
+            return {}
+        for name, wait_s in zip(logs, waits[1:], strict=True):
+            logs[name].append(math.log((waits[0] or 1.0) / (wait_s or 1.0)))
+    return {name: _interval(values) for name, values in logs.items()}
+
+
+def _first_output_s(outcome: Outcome) -> float | None:
+    first_at = None if outcome.answer is None else outcome.answer.first_at
+    return None if first_at is None else first_at - outcome.sent_s
+
+
+def _interval(logs: Sequence[float]) -> tuple[float, float, float]:
+    import numpy as np
+
+    centre = get_centre(np.array(logs), trim=0.0)
+    low, high = centre.interval(0.05)
+    return math.exp(low), math.exp(centre.centre), math.exp(high)
+
+
+def parallel_limit(burst: Sequence[Outcome]) -> int | None:
+    """Return how many requests of a burst were served at once, if the next began only when one of them ended.
+
+    A server that is slow to begin requests, one after another, has no such step: its waits grow evenly.
+    """
+    answers = [(item.answer.first_at, item.ended_s) for item in burst if item.answer is not None]
+    firsts = sorted(first for first, _ in answers if first is not None)
+    if len(firsts) < len(burst) or len(firsts) < 2:
+        return None
+    began_s, ended_s = min(item.due_s for item in burst), min(end for _, end in answers)
+    served = sum(first < ended_s for first in firsts)
+    if not 0 < served < len(firsts):
+        return None
+    step_s, pause_s = firsts[served] - firsts[served - 1], firsts[0] - began_s
+    has_waited = firsts[served] >= ended_s + _SAME_PAUSE * pause_s
+    return served if has_waited and step_s > (ended_s - firsts[0]) / 2 else None
+
+
+def usual_limit(limits: Sequence[int | None]) -> int | None:
+    """Return the limit that most bursts show, of which there are two or more; None if most show none."""
+    if len(limits) < 2:
+        return None
+    ((limit, times),) = Counter(limits).most_common(1)
+    return limit if times > len(limits) / 2 else None

@@ -1,0 +1,108 @@
+"""The referee of load tests: what made the conditions of compared servers unequal, or those of one server change.
+
+It judges by the requests of a record, and by what a server showed beside them (`OBSERVATIONS`): how much faster it answers
+prompts that it has seen, and how many requests it serves at once. Its rules are fixed, and wide enough that noise
+breaks none of them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omni_cli.records.metrics import TPOT
+from omni_cli.records.record import Variant, num_requests
+from omni_cli.stats.blocks import request_values
+from omni_cli.stats.comparable import Disturbance, Kind
+
+OBSERVATIONS = "observed"
+"""The key of what a server showed, in its self-description in a record."""
+
+UNEQUAL = frozenset({"repeated prompts", "seen prompts", "warming up", "busy client", "late client"})
+"""Conditions of one server, or of the client, under which it cannot be compared."""
+
+_SAME_TOKENS = 0.005
+_BUNDLE = 1.1
+_CACHE_GAIN = 1.1
+"""The least factor by which repeated prompts are faster, by the whole interval."""
+
+_COLD_FACTOR = 1.15
+_FEW_WINDOWS = 6
+
+
+def conditions(variant: Variant) -> tuple[Disturbance, ...]:
+    """Return what made a server's own figures those of other conditions than they seem to be."""
+    observed, found = get_observed(variant), list[Disturbance]()
+    again, own = _interval(observed, "again"), _interval(observed, "own")
+    distinct = observed.get("distinct_requests")
+    if again and again[0] > _CACHE_GAIN and isinstance(distinct, int) and distinct < num_requests(variant):
+        found.append(Disturbance("repeated prompts", distinct, again[1], variant=variant.name))
+    if own and own[0] > _CACHE_GAIN:
+        found.append(Disturbance("seen prompts", 1.0, own[1], variant=variant.name))
+    cold = _cold_share(variant)
+    if cold is not None:
+        found.append(Disturbance("warming up", 1.0, cold, variant=variant.name))
+    per_chunk = tokens_per_chunk(variant)
+    told = request_values(variant, "first_tokens")
+    if per_chunk is not None and per_chunk > _BUNDLE and not told and request_values(variant, TPOT):
+        found.append(Disturbance("estimated tpot", 1.0, per_chunk, variant=variant.name))
+    return tuple(found)
+
+
+def inequalities(a: Variant, b: Variant) -> tuple[Disturbance, ...]:
+    """Return the conditions in which two servers under one load differ; `share` is the amount of `a`, `amount` that of
+    `b`."""
+    if any(a.settings.get(key) != b.settings.get(key) for key in ("concurrency", "request_rate")):
+        return ()
+    found: list[tuple[Kind, float, float]] = []
+    columns: dict[Kind, str] = {"prompt tokens": "input_tokens", "answer tokens": "output_tokens"}
+    for kind, column in columns.items():
+        left, right = (_mean(request_values(variant, column)) for variant in (a, b))
+        if left is not None and right is not None and not math.isclose(left, right, rel_tol=_SAME_TOKENS):
+            found.append((kind, left, right))
+    left, right = tokens_per_chunk(a), tokens_per_chunk(b)
+    if left is not None and right is not None and max(left, right) > _BUNDLE * min(left, right):
+        found.append(("bundled", left, right))
+    limits = [get_observed(variant).get("parallel_limit") for variant in (a, b)]
+    if limits[0] != limits[1]:
+        first, second = (item if isinstance(item, int) else 0 for item in limits)
+        found.append(("parallel limit", first, second))
+    return tuple(Disturbance(kind, left, right, variant=b.name, other=a.name) for kind, left, right in found)
+
+
+def get_observed(variant: Variant) -> Mapping[str, Any]:
+    """Return what the server showed beside the requests of the record; empty if nobody looked."""
+    server = variant.effective.get("server")
+    observed = server.get(OBSERVATIONS) if isinstance(server, Mapping) else None
+    return observed if isinstance(observed, Mapping) else {}
+
+
+def tokens_per_chunk(variant: Variant) -> float | None:
+    """Return the mean number of output tokens in a chunk; None if either is not known, or with speech."""
+    tokens, chunks = (request_values(variant, name) for name in ("output_tokens", "chunks"))
+    is_speech = bool(request_values(variant, "audio_s"))
+    return sum(tokens) / sum(chunks) if tokens and len(tokens) == len(chunks) and not is_speech else None
+
+
+def _cold_share(variant: Variant) -> float | None:
+    """Return the factor by which the first quarter of the windows was slower than the second half; None unless each
+    of its windows was slower than all of that, by `_COLD_FACTOR`."""
+    times = [sample.e2e_s for sample in sorted(variant.samples, key=lambda item: (item.block, item.position))]
+    if len(times) < _FEW_WINDOWS:
+        return None
+    first, rest = times[: max(2, len(times) // 4)], times[len(times) // 2 :]
+    is_cold = min(first) > _COLD_FACTOR * max(rest)
+    return statistics.median(first) / statistics.median(rest) if is_cold else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _interval(observed: Mapping[str, Any], key: str) -> tuple[float, float, float] | None:
+    """Return (low, ratio, high); None unless the record has these three numbers."""
+    values = observed.get(key)
+    is_whole = isinstance(values, Sequence) and len(values) == 3 and all(isinstance(item, float) for item in values)
+    return (values[0], values[1], values[2]) if is_whole and values is not None else None
