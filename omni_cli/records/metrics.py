@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -203,6 +203,12 @@ def summarise_values(
 def rates(amounts: Mapping[str, float], seconds: float) -> dict[str, float]:
     """Return `NAME_per_second` of each amount."""
     return {f"{name}_per_second": amount / seconds for name, amount in amounts.items()}
+
+
+def find_idle_limit(rows: Sequence[Row], limits: Iterable[str]) -> str | None:
+    """Return a metric of the limits that no answered request has; None if there is none, and without answers."""
+    answered = [row for row in rows if row.get(E2E) is not None]
+    return next((name for name in limits if answered and not known_values(answered, name)), None)
 
 
 def goodput(rows: Sequence[Row], limits: Mapping[str, float], seconds: float) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """The referee of load tests: what made the conditions of compared servers unequal, or those of one server change.
 
-It judges by the requests of a record, and by what a server showed beside them (`OBSERVATIONS`): how much faster it answers
-prompts that it has seen, and how many requests it serves at once. Its rules are fixed, and wide enough that noise
-breaks none of them.
+It judges by the requests of a record, and by what a server showed beside them (`OBSERVATIONS`): how much faster it
+answers prompts that it has seen, and how many requests it serves at once. Its rules are fixed, and wide enough that
+noise breaks none of them.
 """
 
 from __future__ import annotations

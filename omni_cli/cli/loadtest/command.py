@@ -103,7 +103,7 @@ def _find_max_rate(
 ) -> int:
     from omni_cli.cli.loadtest.max_rate import find_max_rate
     from omni_cli.cli.loadtest.reading import check_max_rate
-    from omni_cli.measure.loadtest.traffic import MIN_REQUESTS, OpenLoop
+    from omni_cli.measure.loadtest.traffic import MIN_REQUESTS, ClosedLoop, OpenLoop
     from omni_cli.measure.loadtest.window import get_window
     from omni_cli.stats.saturation import MIN_WINDOWS
 
@@ -121,4 +121,7 @@ def _find_max_rate(
         own = OpenLoop(rate, options.seed, trace)
         return plan_of([own], replace(workload, num_requests=size(rate), load={}))
 
-    return find_max_rate(plan, size, options, target, first)
+    def alone() -> AbstractContextManager[Plan]:
+        return plan_of([ClosedLoop(1)], replace(workload, num_requests=MIN_REQUESTS, load={}))
+
+    return find_max_rate(plan, alone, size, options, target, first)

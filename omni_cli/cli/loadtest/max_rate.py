@@ -20,10 +20,13 @@ from omni_cli.core.errors import ExitCode, OmniError
 from omni_cli.measure.bench.benchmark import Benchmark, Plan
 from omni_cli.measure.bench.harness import RunLimits
 from omni_cli.measure.bench.variant_process import VariantError
+from omni_cli.measure.loadtest.window import COLUMNS, parse_slos
 from omni_cli.records.record_file import save_record, with_digest
 from omni_cli.report.bench_view import request_text, slo_text
 from omni_cli.report.shared_parts import workload_title
 from omni_cli.report.tables import align
+from omni_cli.report.units import quantity
+from omni_cli.stats.blocks import request_values
 from omni_cli.stats.saturation import (
     MIN_WINDOWS,
     RATE_ALPHA,
@@ -53,11 +56,17 @@ class MaxRateRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_max_rate(
-    plan: RatePlan, size: Callable[[float], int], options: LoadtestOptions, target: float, first: float | None
+    plan: RatePlan,
+    alone: Callable[[], AbstractContextManager[Plan]],
+    size: Callable[[float], int],
+    options: LoadtestOptions,
+    target: float,
+    first: float | None,
 ) -> ExitCode:
     """Try rates until the highest one is enclosed, and report; `size(rate)` is the number of requests of a window.
 
-    Raises `OmniError` if none was measured.
+    `alone` plans requests one after the other. Raises `OmniError` if no rate was measured, and if not even those meet
+    the SLO.
     """
     command = ("omni", *without_key(sys.argv[1:]))
     began_s = time.monotonic()
@@ -65,6 +74,7 @@ def find_max_rate(
     def left_s() -> float | None:
         return None if options.timeout is None else max(options.timeout - (time.monotonic() - began_s), 0.001)
 
+    _check_alone(alone, options, target, left_s)
     warmup = 1 if first is None else options.num_iters_warmup  # the outline has warmed up the server
     search = RateSearch(_outline(plan, options, target, left_s) if first is None else first)
     record = MaxRateRecord(command=command, attainment=target)
@@ -100,6 +110,35 @@ def find_max_rate(
     if ended is not None:
         console.print_error(ended, verbose=options.verbose)
     return ExitCode.OK if ended is None else ended.exit_code
+
+
+def _check_alone(
+    alone: Callable[[], AbstractContextManager[Plan]],
+    options: LoadtestOptions,
+    target: float,
+    left_s: Callable[[], float | None],
+) -> None:
+    """Raise `OmniError` if requests are not answered, or not within the SLO, where each has the server to itself."""
+    with alone() as planned:
+        trial, stopped = _try(planned, 0.0, target, options, RunLimits(1, 0, None), left_s())
+        (variant,) = planned.builder.record().variants
+    if stopped is not None:
+        raise stopped
+    if trial.reason is not None:
+        raise OmniError(trial.reason, hint="correct the requests: `--model`, `--endpoint`, `--extra-body`")
+    if trial.attainment == 0:
+        missed = [
+            f"{slo.metric} takes {quantity(name, least)} or more"
+            for slo in parse_slos(tuple(options.slo or ()), tuple(COLUMNS))
+            for name in [COLUMNS[slo.metric]]
+            if (least := min(request_values(variant, name), default=0.0)) > slo.limit
+        ]
+        reason = ", ".join(missed) or "none of them meets all limits"
+        raise OmniError(
+            f"no rate can be within the SLO: of requests that are sent one after the other, {reason}",
+            hint="relax `--slo`",
+            exit_code=ExitCode.INCONCLUSIVE,
+        )
 
 
 def _outline(plan: RatePlan, options: LoadtestOptions, target: float, left_s: Callable[[], float | None]) -> float:

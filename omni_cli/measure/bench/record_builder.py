@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ class Measured:
         """Return the engines' settings where they differ from those requested, the share of the times that their parts
         add up to, and the counters since the last loading."""
         if not self.stages:
-            return {"server": self.server} if self.server else {}
+            # What is observed of a server is added to while a record is written.
+            return {"server": deepcopy(self.server)} if self.server else {}
         return {
             "stages": {stage.name: {**stage.settings, **stage.effective} for stage in self.stages},
             "load_s": {stage.name: stage.load_s for stage in self.stages},

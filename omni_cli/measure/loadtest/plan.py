@@ -24,11 +24,11 @@ from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.measure.loadtest.observations import ask_canaries, parallel_limit, usual_limit
 from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
-from omni_cli.measure.loadtest.window import Window, find_idle_limit, window_metrics, window_work
+from omni_cli.measure.loadtest.window import Window, idle_limit_error, row_limits, window_metrics, window_work
 from omni_cli.measure.loadtest.workload import RequestMaker, ServerWorkload
 from omni_cli.openai_api.client import Client, Outcome, Target, find_targets
 from omni_cli.openai_api.reading import ServerAnswer
-from omni_cli.records.metrics import E2E
+from omni_cli.records.metrics import E2E, find_idle_limit
 from omni_cli.records.record import Failures, describe_failures
 from omni_cli.stats.referee import OBSERVATIONS
 
@@ -204,9 +204,9 @@ class ServerVariant:
         window = Window(tuple(outcomes), began_s, time.perf_counter(), clients, offered_s)
         if not window.answers:
             raise self._no_answer(window, when)
-        if number == 0 and (slo := find_idle_limit(window, self._workload.slos)) is not None:
-            message = f"no answer of `{self.name}` has a value that `--slo {slo.metric}:...` limits"
-            raise VariantError(message, hint="omit it, or ask for other answers")
+        idle = find_idle_limit(window.rows(), row_limits(self._workload.slos)) if number == 0 else None
+        if idle is not None:
+            raise idle_limit_error(idle, f"`{self.name}`")
         return await asyncio.to_thread(self._ran, window, outputs)
 
     async def rest(self) -> None:

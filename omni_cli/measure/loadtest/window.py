@@ -29,7 +29,6 @@ from omni_cli.records.metrics import (
     Timeline,
     columns,
     goodput,
-    known_values,
     rates,
     summarise_values,
     time_gaps,
@@ -58,6 +57,13 @@ class SLO:
 
     metric: str
     limit: float
+
+
+def idle_limit_error(metric: str, what: str) -> UsageError:
+    """Return the error for a limit on a metric (its name in records) that no answer has."""
+    name = next(name for name, column in COLUMNS.items() if column == metric)
+    hint = "omit it, or ask for answers that have it: a time between tokens needs two"
+    return UsageError(f"`--slo {name}:...` limits nothing: no answer of {what} has a {name}", hint=hint)
 
 
 def row_limits(slos: Sequence[SLO]) -> dict[str, float]:
@@ -194,12 +200,6 @@ def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
         **goodput(window.rows(), row_limits(slos), window.span_s),
         **({} if window.offered_s is None else {BACKLOG_GROWTH: window.backlog_growth}),
     }
-
-
-def find_idle_limit(window: Window, slos: Sequence[SLO]) -> SLO | None:
-    """Return an SLO on a value that no answer of the window has; None if there is none, and without answers."""
-    rows = [row for row in window.rows() if row.get(E2E) is not None]
-    return next((slo for slo in slos if rows and not known_values(rows, COLUMNS[slo.metric])), None)
 
 
 def window_work(window: Window) -> dict[str, float]:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.measure.loadtest.window import SLO, Window, num_pixels, find_idle_limit, window_metrics, window_work
+from omni_cli.measure.loadtest.window import SLO, Window, num_pixels, window_metrics, window_work
 from omni_cli.openai_api.client import Outcome, RequestFailure
 from omni_cli.openai_api.reading import SAMPLE_RATE, Chunks, ServerAnswer
-from omni_cli.records.metrics import E2E, ITL_MAX, TTFT, goodput
+from omni_cli.records.metrics import E2E, ITL_MAX, TPOT, TTFT, find_idle_limit, goodput
 from omni_cli.records.record import Failures
 
 BEGAN = 100.0
@@ -107,10 +107,9 @@ def test_a_backlog_needs_a_trend() -> None:
 
 
 def test_a_limit_on_what_no_answer_has_is_found() -> None:
-    single = window(outcome(0.0, 1.0, [1.0], output_tokens=1), failed(0, 1, "timeout"))
-    limits = [SLO("ttft", 1.0), SLO("tpot", 0.1)]
-    assert find_idle_limit(single, limits) == limits[1] and find_idle_limit(single, limits[:1]) is None
-    assert find_idle_limit(window(failed(0, 1, "timeout")), limits) is None
+    rows = window(outcome(0.0, 1.0, [1.0], output_tokens=1), failed(0, 1, "timeout")).rows()
+    assert find_idle_limit(rows, [TTFT, TPOT]) == TPOT and find_idle_limit(rows, [TTFT]) is None
+    assert find_idle_limit(window(failed(0, 1, "timeout")).rows(), [TTFT]) is None
 
 
 def test_without_usage_token_metrics_are_left_out() -> None:
