@@ -115,7 +115,7 @@ async def overhead(url: str, concurrency: int) -> None:
     for outcome in outcomes:
         stamps = [tuple(map(float, line.split())) for line in "".join(outcome.answer.text).splitlines()]
         there.append(stamps[0][0] - outcome.due_s)
-        back += [at_s - sent_s for at_s, (_, sent_s) in zip(outcome.answer.chunks[0].at, stamps, strict=True)]
+        back += [at_s - sent_s for at_s, (_, sent_s) in zip(outcome.answer.choices[0].at, stamps, strict=True)]
     say(
         f"concurrency {concurrency:<3} request {statistics.median(there) * 1e3:.3f} ms   "
         f"token {statistics.median(back) * 1e3:.3f} ms, p99 {statistics.quantiles(back, n=100)[98] * 1e3:.3f} ms   "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -43,7 +43,7 @@ class RequestFailure:
 class Outcome:
     """Times are of `time.perf_counter`: when the request was due, when it was sent, and when its connection was free.
 
-    Exactly one of `answer` and `failure` is None.
+    Exactly one of `answer` and `failure` is None. `asked` are the lengths that the request asked for.
     """
 
     due_s: float
@@ -51,6 +51,7 @@ class Outcome:
     done_s: float
     answer: ServerAnswer | None = None
     failure: RequestFailure | None = None
+    asked: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def ended_s(self) -> float:

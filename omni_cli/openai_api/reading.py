@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from omni_cli.openai_api.choices import AnswerChoice, ChoiceDelta, Delta, SpokenDelta
+
 T = TypeVar("T")
 
 SAMPLE_RATE = 24_000
@@ -45,47 +47,6 @@ class EventParser:
                 events.append(b"\n".join(self._data))
                 self._data = []
         return events
-
-
-class _Audio(msgspec.Struct):
-    data: str | None = None
-    transcript: str | None = None
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ToolCall(msgspec.Struct):
-    function: _Function | None = None
-
-
-class _Delta(msgspec.Struct):
-    """`reasoning` is vLLM's name for the reasoning before the answer, `reasoning_content` its earlier one."""
-
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-    audio: _Audio | None = None
-
-    @property
-    def size(self) -> int:
-        """The characters of all that the model made, sound excepted."""
-        texts = [self.content, self.reasoning or self.reasoning_content, self.refusal]
-        texts += [self.audio.transcript] if self.audio else []
-        for call in self.tool_calls or ():
-            if call.function is not None:
-                texts += [call.function.name, call.function.arguments]
-        return sum(len(text) for text in texts if text)
-
-
-class _Choice(msgspec.Struct):
-    index: int = 0
-    delta: _Delta | None = None
-    finish_reason: str | None = None
 
 
 class _Details(msgspec.Struct):
@@ -123,7 +84,7 @@ E = TypeVar("E", bound=_Event)
 class _Chunk(_Event):
     """A chunk of a chat, or an event of speech, without log-probabilities."""
 
-    choices: list[_Choice] | None = None
+    choices: list[ChoiceDelta] | None = None
 
 
 class LikelyToken(msgspec.Struct):
@@ -147,21 +108,17 @@ class _Logprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class _WholeChoice(_Choice):
+class _WholeChoice(ChoiceDelta):
     """A chat has a `message`, each of its chunks a `delta`, a completion `text`. `token_ids` are vLLM's."""
 
-    message: _Delta | None = None
+    message: Delta | None = None
     text: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: tuple[int, ...] | None = None
 
     @property
-    def whole_text(self) -> str:
-        """The text, with the reasoning before it."""
-        if self.text is not None:
-            return self.text
-        message = self.message or self.delta or _Delta()
-        return (message.reasoning_content or message.reasoning or "") + (message.content or "")
+    def whole_delta(self) -> Delta:
+        return Delta(content=self.text) if self.text is not None else self.message or self.delta or Delta()
 
     @property
     def scores(self) -> tuple[ScoredToken, ...] | None:
@@ -182,7 +139,7 @@ class _WholeChoice(_Choice):
 class Reply(_Event):
     """The reply of a chat, a completion or a transcription, or an event of one; a transcript has `text` or `delta`."""
 
-    choices: list[_WholeChoice] = []
+    choices: list[_WholeChoice] | None = None
     text: str | None = None
     delta: str | None = None
 
@@ -196,48 +153,54 @@ class AnswerError(Exception):
 
 
 @dataclass
-class Chunks:
-    """The chunks of one choice that have output other than sound: when they came, and their characters."""
-
-    at: list[float] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-
-
-@dataclass
 class ServerAnswer:
     """Times are of `time.perf_counter`. Token counts are the server's, None if it reports none.
 
     `first_at` and `last_at` are the times of a stream's first and last output of any kind: text, reasoning, a tool
-    call, a refusal or sound. `chunks` are by the index of their choice, and `first_tokens` is the number of tokens up
-    to the first one, if its `usage` tells it. `content` is the text without the reasoning before it. `output_tokens`
-    counts all that the model generated, `audio_tokens` those that became sound.
+    call, a refusal or sound. `choices` are by index; a transcript is one. `first_tokens` is the number of tokens up to
+    the first chunk, if its `usage` tells it. `text` has the pieces of text of all choices in the order in which they
+    came. `output_tokens` counts all that the model generated, `audio_tokens` those that became sound. `sent_sound_s`
+    are the seconds of the sound to transcribe.
     """
 
     first_at: float | None = None
     last_at: float | None = None
-    chunks: dict[int, Chunks] = field(default_factory=dict)
     first_tokens: int | None = None
     audio_at: float | None = None
     text: list[str] = field(default_factory=list)
-    content: list[str] = field(default_factory=list)
+    choices: dict[int, AnswerChoice] = field(default_factory=dict)
     pcm: bytearray = field(default_factory=bytearray)
     images: list[bytes] = field(default_factory=list)
     input_tokens: int | None = None
     output_tokens: int | None = None
     audio_tokens: int = 0
     finish_reason: str | None = None
-    heard_s: float | None = None
+    sent_sound_s: float | None = None
+
+    def choice(self, index: int | None) -> AnswerChoice:
+        """Return a choice, which its first part begins."""
+        return self.choices.get(index or 0) or self.choices.setdefault(index or 0, AnswerChoice())
+
+    @property
+    def content(self) -> list[str]:
+        """The text of the first choice, without the reasoning before it."""
+        return self.choices[0].content if 0 in self.choices else []
 
     @property
     def audio_s(self) -> float | None:
         """Seconds of the sound that was made, or that was transcribed."""
-        if self.heard_s is not None:
-            return self.heard_s
+        if self.sent_sound_s is not None:
+            return self.sent_sound_s
         return len(self.pcm) / 2 / SAMPLE_RATE if self.pcm else None
 
     @property
+    def streams(self) -> list[AnswerChoice]:
+        """The choices that have chunks of output."""
+        return [choice for choice in self.choices.values() if choice.at]
+
+    @property
     def num_chunks(self) -> int:
-        return sum(len(chunks.at) for chunks in self.chunks.values())
+        return sum(len(choice.at) for choice in self.streams)
 
     @property
     def text_tokens(self) -> int | None:
@@ -248,14 +211,14 @@ class ServerAnswer:
     def later_tokens(self) -> float | None:
         """The tokens after the first chunk of each choice: by the `usage` of that chunk; else all but one where each
         token has a chunk of its own; else by the share of the characters."""
-        tokens, chunks = self.text_tokens, self.chunks.values()
-        if tokens is None or not chunks:
+        tokens, streams = self.text_tokens, self.streams
+        if tokens is None or not streams:
             return None
         if self.first_tokens is not None:
             return tokens - self.first_tokens
         if self.num_chunks >= tokens:
-            return tokens - len(chunks)
-        return tokens * sum(sum(item.sizes[1:]) for item in chunks) / sum(sum(item.sizes) for item in chunks)
+            return tokens - len(streams)
+        return tokens * sum(sum(item.sizes[1:]) for item in streams) / sum(sum(item.sizes) for item in streams)
 
     def add_audio(self, data: str, at_s: float) -> None:
         """Add PCM in base64. Raises `AnswerError`."""
@@ -304,31 +267,32 @@ class ChatReader(_EventReader[_Chunk]):
         super().__init__(_CHUNK)
 
     def finish(self) -> None:
-        if self.answer.finish_reason is None:
+        reasons = [choice.finish_reason for choice in self.answer.choices.values()]
+        if self.answer.finish_reason is None or None in reasons:
             raise AnswerError("incomplete answer", "the stream ended without a finish_reason")
 
     def _take(self, event: _Chunk, at_s: float) -> None:
         answer = self.answer
         for choice in event.choices or ():
-            delta = choice.delta or _Delta()
-            audio = delta.audio or _Audio()
-            content = delta.content or audio.transcript
-            answer.content += [content] if content else []
-            text = content or delta.reasoning or delta.reasoning_content
+            delta, parts = choice.delta or Delta(), answer.choice(choice.index)
+            size, audio = parts.add(delta), delta.audio or SpokenDelta()
+            text = delta.content or audio.transcript or delta.reasoning or delta.reasoning_content
             answer.text += [text] if text else []
             if audio.data:
+                if choice.index:
+                    raise AnswerError("invalid answer", "several choices have sound: ask for one (`n`)")
                 answer.add_audio(audio.data, at_s)
-            if size := delta.size:
-                if not answer.chunks and event.usage is not None:
+            if size:
+                if not answer.streams and event.usage is not None:
                     answer.first_tokens = event.usage.text_tokens
-                chunks = answer.chunks.setdefault(choice.index, Chunks())
-                chunks.at.append(at_s)
-                chunks.sizes.append(size)
+                parts.at.append(at_s)
+                parts.sizes.append(size)
             if size or audio.data:
                 answer.first_at = at_s if answer.first_at is None else answer.first_at
                 answer.last_at = at_s
-            answer.finish_reason = choice.finish_reason or answer.finish_reason
-        if len(answer.chunks) > 1:
+            parts.finish_reason = choice.finish_reason or parts.finish_reason
+            answer.finish_reason = parts.finish_reason or answer.finish_reason
+        if len(answer.choices) > 1:
             answer.first_tokens = None  # that of one choice, or of all: servers differ
         if event.audio:
             answer.add_audio(event.audio, at_s)
@@ -343,15 +307,20 @@ class ChatReader(_EventReader[_Chunk]):
 
 
 class ReplyReader(_EventReader["Reply"]):
-    """Reader that keeps all of a text's reply: a document, or the events of a stream."""
+    """Reader that keeps all of a text's reply: a document, also of a server that `ignored_stream`, or events."""
 
     def __init__(self, *, streams: bool) -> None:
         super().__init__(_REPLY)
         self.streams = streams
+        self.ignored_stream = False
         self.replies: list[Reply] = []
         self._body = bytearray()
+        self._has_begun = False
 
     def feed(self, chunk: bytes, at_s: float) -> None:
+        if self.streams and not self._has_begun and chunk.lstrip().startswith(b"{"):
+            self.streams, self.ignored_stream = False, True
+        self._has_begun = True
         if self.streams:
             super().feed(chunk, at_s)
         else:
@@ -409,11 +378,10 @@ class ImagesReader(_DocumentReader):
 
 
 class TranscriptReader(_DocumentReader):
-    """Reader of a transcript, and of the seconds that were heard."""
+    """Reader of a transcript. The client knows how long its sound is; a `duration` may be that of a padded window."""
 
     def finish(self) -> None:
-        document = _decode(bytes(self._body), _TRANSCRIPT)
-        self.answer.content, self.answer.heard_s = [document.text], document.duration
+        self.answer.choice(0).content.append(_decode(bytes(self._body), _TRANSCRIPT).text)
 
 
 def error_message(error: object) -> str:
@@ -430,13 +398,10 @@ class _Images(msgspec.Struct):
 
 
 class _Transcript(msgspec.Struct):
-    """Some servers write the duration as text."""
-
     text: str
-    duration: float
 
 
-_TRANSCRIPT = msgspec.json.Decoder(_Transcript, strict=False)
+_TRANSCRIPT = msgspec.json.Decoder(_Transcript)
 _REPLY = msgspec.json.Decoder(Reply)
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _IMAGES = msgspec.json.Decoder(_Images)

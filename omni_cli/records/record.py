@@ -75,6 +75,10 @@ RATE: Final = ".rate"
 """The end of the name of an audio output's sample rate."""
 PROMPT: Final = ".prompt"
 """The end of the name of a request's prompt, which is saved beside its outputs."""
+ANSWERS: Final = "sha256-answers:"
+"""The beginning of a hash of all parts of answers; earlier records hash less of them."""
+NO_OUTPUTS: Final = ANSWERS + "none"
+"""In place of the hash of answers that contain nothing to compare."""
 SHEET_COLUMNS: Final = 4
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,21 @@ def _check_keys(fields: Mapping[str, object]) -> None:
             hint = suggest(key, KEYS) or f"known keys: {', '.join(KEYS)}"
             hint = "run a batch file without options of requests" if key == "custom_id" else hint
         raise InputError(f"unknown key `{key}`", hint=hint)
+
+
+_BATCH_KEYS = ("custom_id", "method", "url", "body")
+
+
+def check_batch_line(fields: Mapping[str, Any], urls: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Return the URL, one of `urls`, and the body of a line of OpenAI's batch files. Raises `InputError`."""
+    if key := min({*_BATCH_KEYS} ^ fields.keys(), default=None):
+        raise InputError(f"the key `{key}` is {'missing' if key in _BATCH_KEYS else 'unknown'}")
+    method, url, body = (fields[key] for key in _BATCH_KEYS[1:])
+    if method != "POST" or url not in urls:
+        raise InputError(f"a batch has no `{method} {url}`", hint=f"`method` is POST, `url` {', '.join(urls)}")
+    if not isinstance(body, dict) or body.get("stream"):
+        raise InputError("`body` must be an object, without `stream`")
+    return url, body
 
 
 def claim_id(

@@ -233,14 +233,26 @@ def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
         disturbances.append(Disturbance("late client", late, max(lags), variant=variant.name))
     if record.workload.get("endpoint") == "chat" and answers and not tokens:
         disturbances.append(Disturbance("no usage", 1.0, 0.0, variant=variant.name))
-    asked = record.workload.get("output_len")
-    if isinstance(asked, int) and tokens and statistics.fmean(tokens) < _FULL_CLOCK * asked:
-        short = statistics.fmean(value < asked for value in tokens)
-        disturbances.append(Disturbance("short answers", short, statistics.fmean(tokens), variant=variant.name))
+    lengths = _asked_and_received(variant, record.workload.get("output_len"))
+    if lengths and sum(got for _, got in lengths) < _FULL_CLOCK * sum(asked for asked, _ in lengths):
+        short = statistics.fmean(got < asked for asked, got in lengths)
+        received = statistics.fmean(got for _, got in lengths)
+        disturbances.append(Disturbance("short answers", short, received, variant=variant.name))
     gaps = [value for _, value in get_values(variant, "itl_s")]
     if gaps and statistics.median(gaps) < _BURST_S:
         disturbances.append(Disturbance("bursts", 1.0, statistics.median(gaps), variant=variant.name))
     return disturbances
+
+
+def _asked_and_received(variant: Variant, output_len: object) -> list[tuple[float, float]]:
+    """Return the output tokens of each answer that a request asked for, and those that came. Earlier records do not
+    have the former of each request; it is `output_len`."""
+    default = output_len if isinstance(output_len, int) else None
+    pairs: list[tuple[float | None, float | None]] = []
+    for sample in variant.samples:
+        received = sample.requests.get("output_tokens", ())
+        pairs += zip(sample.requests.get("asked_output_len") or (default,) * len(received), received, strict=False)
+    return [(asked, got) for asked, got in pairs if asked is not None and got is not None]
 
 
 def machine_disturbances(utilisation: Utilisation) -> tuple[Disturbance, ...]:

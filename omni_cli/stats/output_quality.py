@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import UNSET
 
 from omni_cli.core.errors import InputError
-from omni_cli.records.record import PROMPT, RATE, SHEET_COLUMNS, KeptOutput, Record, Variant
+from omni_cli.records.record import ANSWERS, NO_OUTPUTS, PROMPT, RATE, SHEET_COLUMNS, KeptOutput, Record, Variant
 from omni_cli.records.results import MeasureMean, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS, get_centre, share_interval
 
@@ -95,12 +95,17 @@ def max_abs_difference(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray])
     return largest
 
 
+def is_identical(a: str | None, b: str | None) -> bool | None:
+    """Compare hashes of outputs; None if there is nothing to compare, or if they are of other parts of answers."""
+    if a is None or b is None or a.startswith(ANSWERS) != b.startswith(ANSWERS) or a == b == NO_OUTPUTS:
+        return None
+    return a == b
+
+
 def compare_outputs(a: Variant, b: Variant, records: Sequence[Record]) -> Outputs:
     """Compare by hash; a difference is the one measured during the run, else that of the outputs which are kept."""
-    identical = None
-    if a.output_sha256 is not None and b.output_sha256 is not None:
-        identical = a.output_sha256 == b.output_sha256
-    if len(records) == 1 and not identical:
+    identical = is_identical(a.output_sha256, b.output_sha256)
+    if len(records) == 1:  # the hashes are those of the first window, the comparison is that of all
         measured = [entry.outputs for entry in records[0].comparisons if (entry.a, entry.b) == (a.name, b.name)]
         if measured:
             return measured[-1]

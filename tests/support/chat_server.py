@@ -92,7 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
         sound = hashlib.sha256(body[body.index(b"RIFF") : body.rindex(b"\r\n--")]).hexdigest()
         words = _words(sound, {"max_tokens": 8}, self.server_state.faults, self.number)
         text = "".join(word for word, _ in words).rstrip()
-        if b'name="stream"\r\n\r\ntrue' not in body:
+        if b"verbose_json" in body and "refuses verbose_json" in self.server_state.faults:
+            self._send(400, {"error": {"message": "no verbose_json", "code": "unsupported"}})
+            return
+        if b'name="stream"\r\n\r\ntrue' not in body or "ignores stream" in self.server_state.faults:
             self._send(200, {"text": text})
             return
         pieces = [text[at : at + 4] for at in range(0, len(text), 4)]

@@ -32,6 +32,7 @@ class Plan:
     per_chunk: int = 1
     counts_chunks: bool = False
     prompt_tokens: int = 7
+    delta: dict[str, Any] | None = None  # instead of the text
 
 
 class PlannedServer:
@@ -109,7 +110,8 @@ class PlannedServer:
                 handler.close_connection = True
                 handler.connection.close()
                 return
-            delta = {"choices": [{"index": 0, "delta": {"content": plan.text * size}, "finish_reason": None}]}
+            piece = plan.delta or {"content": plan.text * size}
+            delta = {"choices": [{"index": 0, "delta": piece, "finish_reason": None}]}
             _event(handler, {**delta, **(_usage(plan, number + size) if plan.counts_chunks else {})})
         _event(handler, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         if plan.with_usage:

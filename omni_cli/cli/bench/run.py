@@ -77,7 +77,8 @@ def measure(
     judges = spec.limits is not None and bool(spec.limits.quality)
     if (judges or weights) and options.num_iters is not None:
         # Each iteration has new prompts and seeds; warm-ups are not timed, but their outputs are compared.
-        num_requests = plan.builder.record().workload["batch_size"]
+        workload = plan.builder.record().workload
+        num_requests = workload.get("batch_size") or workload["num_requests"]
         num_warmup = max(num_warmup, -(-MIN_BLOCKS // num_requests) - options.num_iters)
     limits = RunLimits(options.num_iters, num_warmup, time_budget_s)
     benchmark = Benchmark(plan, spec, limits, progress, record_file=options.output_json)

@@ -23,7 +23,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.openai_api.routes import Route
 from omni_cli.report.records import RequestRecord
-from omni_cli.requests.jsonl import claim_id, parse_object, read_lines
+from omni_cli.requests.jsonl import check_batch_line, claim_id, parse_object, read_lines
 from omni_cli.requests.request_spec import BadRequest
 from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.exchange import Exchange, new_id
@@ -32,7 +32,6 @@ from omni_cli.serve.middleware import replay
 from omni_cli.serve.server import Server, ServerSettings
 from omni_cli.serve.supervisor import Supervisor
 
-_KEYS = ("custom_id", "method", "url", "body")
 _URLS = (Route.CHAT, Route.COMPLETIONS, Route.RESPONSES, Route.IMAGES)
 
 
@@ -53,13 +52,7 @@ def read_batch(path: Path) -> Iterator[BatchLine | BadRequest]:
             fields = parse_object(line)
             custom_id = str(fields.get("custom_id", custom_id))
             claim_id(fields, custom_id, place, taken, "custom_id")
-            if key := min({*_KEYS} ^ fields.keys(), default=None):
-                raise InputError(f"the key `{key}` is {'missing' if key in _KEYS else 'unknown'}")
-            method, url, body = (fields[key] for key in _KEYS[1:])
-            if method != "POST" or url not in _URLS:
-                raise InputError(f"a batch has no `{method} {url}`", hint=f"`method` is POST, `url` {', '.join(_URLS)}")
-            if not isinstance(body, dict) or body.get("stream"):
-                raise InputError("`body` must be an object, without `stream`")
+            url, body = check_batch_line(fields, _URLS)
             yield BatchLine(custom_id, place, url, json.dumps(body).encode())
         except UsageError as error:
             yield BadRequest(custom_id, error, place)

@@ -75,7 +75,7 @@ def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
     called = read_endpoint(options.endpoint, options.modalities, output_len, ignore_eos=options.ignore_eos)
     if called.sends_speech:
         check_speech(options)
-    dataset = read_requests_file(options, is_chat=called.name == "chat")
+    dataset = read_requests_file(options)
     trace = None if dataset is None else dataset.arrivals_s
     traffics = read_traffics(options.vary, options.concurrency, options.request_rate, options.seed, trace)
     for note in () if dataset is None else dataset.notes:

@@ -108,8 +108,16 @@ class LoadtestOptions(MeasureOptions):
         option(
             "--requests",
             "FILE",
-            "Send these instead of generated prompts: ShareGPT's JSON, lines of `omni generate --requests`, or a trace "
-            "with arrival times.",
+            "Send these instead of generated prompts: ShareGPT's JSON, lines of `omni generate --requests`, OpenAI's "
+            "batch files, or a trace with arrival times, such as those of Mooncake, AIPerf and GuideLLM.",
+        ),
+    ] = None
+    time_unit: Annotated[
+        Literal["seconds", "milliseconds"] | None,
+        option(
+            "--time-unit",
+            None,
+            "Unit of the arrival times in `--requests`. Default: milliseconds for `timestamp`, otherwise seconds.",
         ),
     ] = None
     input_len: Annotated[

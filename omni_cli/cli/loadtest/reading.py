@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +102,27 @@ def check_speech(options: LoadtestOptions) -> None:
             )
 
 
-def read_requests_file(options: LoadtestOptions, *, is_chat: bool) -> Dataset | None:
+def read_requests_file(options: LoadtestOptions) -> Dataset | None:
     """Return the requests of `--requests`. Raises `UsageError` or `InputError`."""
     if options.requests is None:
+        if options.time_unit is not None:
+            raise UsageError("`--time-unit` has no effect without `--requests`", hint="omit it")
         return None
     if options.input_len is not None:
         raise UsageError("`--input-len` and `--requests` exclude each other", hint="remove one of them")
     count_tokens = token_counter(read_tokenizer(options.tokenizer))
     dataset = read_dataset(
-        options.requests, count_tokens=count_tokens, output_len=options.output_len, seed=options.seed, is_chat=is_chat
+        options.requests,
+        count_tokens=count_tokens,
+        output_len=options.output_len,
+        seed=options.seed,
+        endpoint=options.endpoint,
+        # A given rate replaces that of the trace, whatever its unit.
+        time_unit=options.time_unit or ("seconds" if options.request_rate or options.vary else None),
     )
+    if options.tokenizer is None and any(item.prompt is None for item in dataset.requests):
+        note = "the lengths of the file are tokens, and its prompts have as many words: add `--tokenizer DIR`"
+        dataset = replace(dataset, notes=(*dataset.notes, note))
     if dataset.arrivals_s is None:
         return dataset
     dataset = dataset.first(options.num_requests or len(dataset.requests))

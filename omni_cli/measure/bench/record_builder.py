@@ -20,7 +20,7 @@ from omni_cli.records.record import COUNTERS_KEY, KeptOutput, Memory, Record, Sa
 from omni_cli.records.record_file import utc_now
 from omni_cli.records.results import Comparison, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS
-from omni_cli.stats.output_quality import max_abs_difference, outputs_quality, request_qualities
+from omni_cli.stats.output_quality import is_identical, max_abs_difference, outputs_quality, request_qualities
 
 MAX_OUTPUT_FILES = MIN_BLOCKS
 """Number of first iterations whose outputs are kept and compared; later ones are compared by hash. Each has its own
@@ -151,7 +151,9 @@ class RecordBuilder:
         """Compare the outputs of a variant with those of the first one."""
         first, other = self.measured[0], self.measured[b]
         numbers = sorted(first.hashes.keys() & other.hashes.keys())
-        identical = all(first.hashes[n] == other.hashes[n] for n in numbers) if numbers else None
+        equal = {is_identical(first.hashes[n], other.hashes[n]) for n in numbers}
+        # One window that differs decides; a window without outputs does not.
+        identical = False if False in equal else True if True in equal else None
         difference = 0.0 if identical else None
         quality: dict[str, Any] = {}
         if identical is False:

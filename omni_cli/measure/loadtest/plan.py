@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,16 +26,15 @@ from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.measure.loadtest.observations import ask_canaries, parallel_limit, usual_limit
 from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
 from omni_cli.measure.loadtest.window import Window, idle_limit_error, row_limits, window_metrics, window_work
-from omni_cli.measure.loadtest.workload import RequestMaker, ServerWorkload
+from omni_cli.measure.loadtest.workload import OutgoingRequest, RequestMaker, ServerWorkload
 from omni_cli.openai_api.client import Client, Outcome, Target, find_targets
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.records.metrics import E2E, find_idle_limit
-from omni_cli.records.record import Failures, describe_failures
+from omni_cli.records.record import ANSWERS, NO_OUTPUTS, Failures, describe_failures
 from omni_cli.stats.referee import OBSERVATIONS
 
 if TYPE_CHECKING:
     import numpy as np
-    from aiohttp import FormData
 
 _SPARE_FILES = 64
 _HINTS = {
@@ -174,8 +174,21 @@ class ServerVariant:
             self._stack.push_async_callback(self._clients.close)
 
     async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
-        """Load nothing: the server has loaded its model."""
-        return Loaded((), server={**self._target.description, OBSERVATIONS: self._observed})
+        """Load nothing: the server has loaded its model. One that refuses `verbose_json` transcribes to `json`."""
+        description = self._target.description
+        if self._workload.endpoint.sends_speech and "response_format" not in self._workload.extra_body:
+            outcome = await self._send(self._maker.requests(0)[0], time.perf_counter())
+            if outcome.failure is not None and outcome.failure.kind.startswith(("HTTP 400", "HTTP 422")):
+                self._maker.form = {"response_format": "json"}
+                description = {**description, **self._maker.form}
+        return Loaded((), server={**description, OBSERVATIONS: self._observed})
+
+    async def _send(self, request: OutgoingRequest, due_s: float) -> Outcome:
+        path = self._workload.endpoint.path
+        outcome = await self._client.post(path, request.body, self._maker.reader(), due_s)
+        if outcome.answer is not None:
+            outcome.answer.sent_sound_s = request.sound_s
+        return replace(outcome, asked=request.asked)
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
         """Run one window. Raises `VariantError` if none of its requests was answered.
@@ -183,10 +196,10 @@ class ServerVariant:
         Each request has its own timeout, so `timeout_s` is not needed for a server that hangs.
         """
         await self._turn.take(self)
-        bodies = await asyncio.to_thread(self._maker.bodies, number)
+        requests = await asyncio.to_thread(self._maker.requests, number)
 
         async def send(index: int, due_s: float) -> Outcome:
-            return await self._post(bodies[index], due_s)
+            return await self._send(requests[index], due_s)
 
         if number == 0 and self.asks_canaries:
             await self._ask_canaries()
@@ -196,11 +209,11 @@ class ServerVariant:
             clients = self._traffic.concurrency
             assert self._clients is not None
             is_burst = not self._clients.are_busy
-            outcomes = await self._clients.window(send, len(bodies))
+            outcomes = await self._clients.window(send, len(requests))
             self._observe(self._clients, is_burst=is_burst)
         else:
-            offered_s = self._traffic.offered_s(len(bodies))
-            outcomes = await self._traffic.run(send, len(bodies), number)
+            offered_s = self._traffic.offered_s(len(requests))
+            outcomes = await self._traffic.run(send, len(requests), number)
         window = Window(tuple(outcomes), began_s, time.perf_counter(), clients, offered_s)
         if not window.answers:
             raise self._no_answer(window, when)
@@ -220,7 +233,7 @@ class ServerVariant:
 
     async def _ask_canaries(self) -> None:
         async def post(body: Mapping[str, object]) -> Outcome:
-            return await self._post(msgspec.json.encode(body), time.perf_counter())
+            return await self._send(OutgoingRequest(msgspec.json.encode(body), {}), time.perf_counter())
 
         dataset = self._workload.dataset
         if bodies := self._maker.canaries():
@@ -234,10 +247,7 @@ class ServerVariant:
         self._observed["extra_requests"] = clients.num_extras
 
     async def _send_extra(self, index: int, due_s: float) -> Outcome:
-        return await self._post(self._maker.extra_body(index), due_s)
-
-    async def _post(self, body: bytes | FormData, due_s: float) -> Outcome:
-        return await self._client.post(self._workload.endpoint.path, body, self._maker.reader(), due_s)
+        return await self._send(self._maker.extra_request(index), due_s)
 
     def _ran(self, window: Window, outputs: Path | None) -> Ran:
         arrays = answer_arrays(window.answers)
@@ -249,7 +259,7 @@ class ServerVariant:
             metrics=metrics,
             work=window_work(window),
             # Missing answers cannot be compared.
-            output_sha256=None if window.failures else hash_arrays(arrays),
+            output_sha256=None if window.failures else hash_answers(window.answers, arrays),
             accounted={},
             memory={},
             lasted_s=window.ended_s - window.began_s,
@@ -266,19 +276,33 @@ class ServerVariant:
 
 
 def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
-    """Return arrays like `output_arrays` of `omni bench`: text as UTF-8 bytes, samples float32, pixels uint8."""
+    """Return arrays like `output_arrays` of `omni bench`: texts as UTF-8 bytes, samples float32, pixels uint8.
+
+    The choices of an answer, with their tool calls, refusals, reasoning and finish reasons, are one text, which is
+    equal only if all of them are.
+    """
     import numpy as np
 
     arrays: dict[str, np.ndarray] = {}
     for number, answer in enumerate(answers):
-        if answer.text:
-            arrays[f"{number}.tokens.text"] = np.frombuffer("".join(answer.text).encode(), np.uint8)
+        if answer.choices:
+            choices = [answer.choices[index] for index in sorted(answer.choices)]
+            ended = [f"{item.comparison_text}\0finish_reason\0{item.finish_reason}" for item in choices]
+            arrays[f"{number}.tokens.text"] = np.frombuffer("\0choice\0".join(ended).encode(), np.uint8)
         if answer.pcm:
             whole = len(answer.pcm) // 2 * 2
             arrays[f"{number}.audio.0"] = np.frombuffer(bytes(answer.pcm[:whole]), "<i2").astype(np.float32) / 2**15
         for position, image in enumerate(answer.images):
             arrays[f"{number}.image.{position}"] = _pixels(image)
     return arrays
+
+
+def hash_answers(answers: Sequence[ServerAnswer], arrays: dict[str, np.ndarray]) -> str:
+    """Return `sha256-answers:...`, which is not compared with the hashes in earlier records."""
+    has_text = any(choice.comparison_text for answer in answers for choice in answer.choices.values())
+    if not has_text and not any(answer.pcm or answer.images for answer in answers):
+        return NO_OUTPUTS
+    return ANSWERS + hash_arrays(arrays).partition(":")[2]
 
 
 def _pixels(image: bytes) -> np.ndarray:

@@ -229,7 +229,7 @@ def num_pixels(png: bytes) -> int:
 
 def _timeline(outcome: Outcome, answer: ServerAnswer) -> Timeline:
     """Return the times of an answer. Tokens that became sound are not counted."""
-    times = [chunks.at for chunks in answer.chunks.values()]
+    times = [choice.at for choice in answer.streams]
     return Timeline(
         start_s=outcome.due_s,
         end_s=outcome.ended_s,
@@ -243,7 +243,7 @@ def _timeline(outcome: Outcome, answer: ServerAnswer) -> Timeline:
 
 
 def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
-    row: Row = {"start_s": outcome.due_s - began_s}
+    row: Row = {"start_s": outcome.due_s - began_s, **outcome.asked}
     if is_open:
         row["lag_s"] = max(0.0, outcome.sent_s - outcome.due_s)
     answer = outcome.answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 import aiohttp
@@ -78,7 +79,6 @@ class Endpoint:
             case "images":
                 return {"model": model, "prompt": prompt, "n": 1, "seed": seed, "response_format": "b64_json"}
             case "transcriptions":
-                # It also has the seconds that were heard.
                 return {"model": model, "language": "en", "response_format": "verbose_json"}
         sound = {"modalities": list(self.modalities), "audio": {"format": "pcm16"}}
         return {
@@ -140,6 +140,16 @@ class ServerWorkload:
         return {"requests_sha256": self.dataset.sha256, "input_unit": unit}
 
 
+@dataclass(frozen=True)
+class OutgoingRequest:
+    """`asked` are the lengths that it asks for, by the names of values of a request in records; the one of the prompt
+    is in the workload's unit. `sound_s` are the seconds of the sound that it sends."""
+
+    body: bytes | aiohttp.FormData
+    asked: Mapping[str, float | None]
+    sound_s: float | None = None
+
+
 class RequestMaker:
     """Makes the `count` requests of each iteration; equal numbers mean equal prompts and seeds."""
 
@@ -153,47 +163,57 @@ class RequestMaker:
         name, is_omni = workload.endpoint.name, target.description.get("owned_by") == "omni-cli"
         self._salt = {"cache_salt": uuid.uuid4().hex} if target.salts_caches and name == "chat" else {}
         # The same speech, as events: only they say if it is cut.
-        self._form: dict[str, object] = {"stream_format": "sse"} if is_omni and name == "speech" else {}
+        self.form: dict[str, object] = {"stream_format": "sse"} if is_omni and name == "speech" else {}
         # Tells the tokens of each chunk.
         if name == "chat" and target.counts_chunks:
-            self._form = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-        is_events = {**self._form, **workload.extra_body}.get("stream_format") == "sse"
+            self.form = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        is_events = {**self.form, **workload.extra_body}.get("stream_format") == "sse"
         self.reader: Callable[[], Reader] = ChatReader if is_events else workload.endpoint.reader
 
-    def bodies(self, number: int) -> list[bytes | aiohttp.FormData]:
+    def requests(self, number: int) -> list[OutgoingRequest]:
         """Return the window's requests as JSON, or as forms."""
-        return [self._encode_body(number, index) for index in range(self._count)]
+        return [self._encode_request(number, index) for index in range(self._count)]
 
     def canaries(self) -> list[dict[str, object]]:
         """Return the first chats of the first window, which warms up; empty if salts keep prompts out of caches."""
-        return [] if self._salt else [self._body(0, index) for index in range(min(NUM_CANARIES, self._count))]
+        return [] if self._salt else [self._body(0, index)[0] for index in range(min(NUM_CANARIES, self._count))]
 
-    def extra_body(self, index: int) -> bytes | aiohttp.FormData:
+    def extra_request(self, index: int) -> OutgoingRequest:
         """Return a request that is in no window: a prompt that no window has, or of a file, from its end."""
-        return self._encode_body(-1 - index // self._count, self._count - 1 - index % self._count)
+        return self._encode_request(-1 - index // self._count, self._count - 1 - index % self._count)
 
-    def _encode_body(self, number: int, index: int) -> bytes | aiohttp.FormData:
-        body = self._body(number, index)
+    def _encode_request(self, number: int, index: int) -> OutgoingRequest:
+        body, input_len = self._body(number, index)
         if not self._workload.endpoint.sends_speech:
-            return msgspec.json.encode(body)
-        speech = read_speech()
-        return sound_form(body, encode_wav(*speech[(number * self._count + index) % len(speech)]))
+            output_len = body.get("max_completion_tokens") or body.get("max_tokens")
+            asked = {"asked_input_len": input_len, "asked_output_len": output_len if type(output_len) is int else None}
+            return OutgoingRequest(msgspec.json.encode(body), asked)
+        samples, rate = _read_speech()[(number * self._count + index) % len(_read_speech())]
+        return OutgoingRequest(sound_form(body, encode_wav(samples, rate)), {}, len(samples) / rate)
 
-    def _body(self, number: int, index: int) -> dict[str, object]:
+    def _body(self, number: int, index: int) -> tuple[dict[str, object], int | None]:
+        """Return a request's fields, and the length that its prompt is meant to have, if any is."""
         workload = self._workload
         position = number * self._count + index
         seed = (workload.seed + position) % (MAX_NUMPY_SEED + 1)
         salt = self._salt
         if workload.dataset is None:
+            input_len: int | None = workload.input_len
             body = workload.endpoint.body(self._model, self._prompts.draw(number, index), seed)
         else:
             requests = workload.dataset.requests
             entry = requests[position % len(requests)]
-            prompt = entry.prompt or self._prompts.draw(number, index, entry.input_len)
+            input_len, prompt, blocks = entry.input_len, entry.prompt, workload.dataset.block_len
+            if prompt is None:
+                prompt = self._prompts.draw(number, index, input_len, entry.hash_ids, blocks)
             body = {**workload.endpoint.body(self._model, prompt, seed), **entry.fields}
+            body = {name: value for name, value in body.items() if value is not None}
             if entry.parts:
                 content = [{"type": "text", "text": prompt}, *entry.parts]
                 body["messages"] = [{"role": "user", "content": content}]
             # The same requests come again: what an earlier window left in a cache must not count.
             salt = {name: f"{value}/{number}" for name, value in salt.items()}
-        return {**body, **self._form, **salt, **workload.extra_body}
+        return {**body, **self.form, **salt, **workload.extra_body}, input_len
+
+
+_read_speech = cache(read_speech)

@@ -46,14 +46,17 @@ class ServerDied(OmniError):
 
 @dataclass(frozen=True, kw_only=True)
 class RouteAnswer(Answer):
-    """`texts` are those of all choices; a streamed transcript has that of its parts and that of its last event.
+    """`texts` are those of all choices with their tool calls and refusals, each as one text to compare; a streamed
+    transcript has that of its parts and that of its last event.
 
     `tokens` is None if the server gave no log-probabilities. `token_ids` are those that vLLM returns beside the text.
+    `ignored_stream`: it is a document although a stream was asked for.
     """
 
     texts: tuple[str, ...] = ()
     tokens: tuple[ScoredToken, ...] | None = None
     token_ids: tuple[int, ...] | None = None
+    ignored_stream: bool = False
 
 
 class Vocabulary:
@@ -190,11 +193,13 @@ class ServerSubject(Subject):
 
     def _read_text(self, request: GenerateRequest, reader: ReplyReader) -> RouteAnswer:
         """Return the answer of a document, or of the events of a stream, whose texts are joined."""
-        replies = reader.replies
-        choices = [choice for reply in replies for choice in reply.choices]
+        replies, answer = reader.replies, reader.answer
+        choices = [choice for reply in replies for choice in reply.choices or ()]
         if self._route in _TEXT_ROUTES and not choices:
             raise ValueError("it has no choices")
-        texts = [choice.whole_text for choice in choices]
+        for position, choice in enumerate(choices):
+            answer.choice(choice.index if reader.streams else position).add(choice.whole_delta)
+        texts = [answer.choices[index].comparison_text for index in sorted(answer.choices)]
         tokens = choices[0].scores if choices else None
         finish_reason, ids = (choices[0].finish_reason, choices[0].token_ids or None) if choices else (None, None)
         if reader.streams:
@@ -212,7 +217,7 @@ class ServerSubject(Subject):
         return RouteAnswer(
             request=request,
             result=EngineOutput(request, {TEXT: known}, num_input_tokens=usage.prompt_tokens),
-            text=texts[0],
+            text=answer.choices[min(answer.choices)].text if choices else texts[0],
             texts=tuple(texts),
             finish_reason=finish_reason,
             num_output_tokens=usage.completion_tokens,
@@ -221,6 +226,7 @@ class ServerSubject(Subject):
             has_logprobs=tokens is not None,
             tokens=tokens,
             token_ids=ids,
+            ignored_stream=reader.ignored_stream,
         )
 
     async def stream_rows(self, alone: Sequence[Answer]) -> list[Row]:
@@ -230,11 +236,15 @@ class ServerSubject(Subject):
         if not streamed:
             rows = [replace_values(rows[0], verdict="not checked", why="the route of translations has no streams")]
         for whole in streamed:
+            assert isinstance(whole, RouteAnswer)
             answer = await self._send(whole.request, stream=True, stream_options={"include_usage": True})
             if (answer.failure or "").startswith("HTTP 4"):
                 answer = await self._send(whole.request, stream=True)
-            name, expected = whole.request.request_id, whole.text or ""
-            why: str | None = answer.failure
+            if answer.ignored_stream and self._route == "transcriptions":
+                # As OpenAI documents for whisper-1.
+                return [replace_values(rows[0], verdict="not checked", why="the server ignores `stream`")]
+            name, expected = whole.request.request_id, next(iter(whole.texts), "")
+            why: str | None = "the server ignores `stream`" if answer.ignored_stream else answer.failure
             if why is None and (wrong := [text for text in answer.texts if text != expected]):
                 rows.append(text_row("streamed = whole", TEXT, name, expected, wrong[0], "the streamed text differs"))
                 continue

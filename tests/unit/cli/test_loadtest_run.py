@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.chat_server import ChatServer
 from support.planned_server import Plan, PlannedServer
 
 from omni_cli.cli.app import run
@@ -92,6 +93,71 @@ def test_other_outputs_are_noticed(loadtest: LoadTest) -> None:
     with PlannedServer(lambda _: Plan()) as first, PlannedServer(lambda _: Plan(text="other ")) as second:
         code, _, err = loadtest(first.url, second.url, *SHORT, "--require-identical-outputs")
     assert code == 5 and "outputs" in err
+
+
+def pays(euros: int, name: str = "pay") -> dict[str, Any]:
+    return {"tool_calls": [{"index": 0, "function": {"name": name, "arguments": json.dumps({"eur": euros})}}]}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "expected"),
+    [
+        ((pays(10), pays(99)), 5),
+        ((pays(10), pays(10, "refund")), 5),
+        (({"refusal": "No."}, {"refusal": "Ask a doctor."}), 5),
+        (({"content": "hm"}, {"reasoning": "hm"}), 5),
+        (({"content": "hm"}, {"role": "assistant"}), 5),
+        ((pays(10), pays(10)), 0),
+        (({"role": "assistant"}, {"role": "assistant"}), 3),
+    ],
+)
+@pytest.mark.parametrize("option", ["--require-identical-outputs", "--quality"])
+def test_all_parts_of_answers_are_compared(
+    deltas: tuple[dict[str, Any], ...], expected: int, option: str, loadtest: LoadTest
+) -> None:
+    """`--quality` works with a number of windows, and answers of nothing are not called identical."""
+    words = (option, "exact_match>=1") if option == "--quality" else (option,)
+    one, other = (PlannedServer(lambda _, delta=delta: Plan(tokens=1, delta=delta)) for delta in deltas)
+    with one as first, other as second:
+        code, out, err = loadtest(first.url, second.url, *SHORT, *words)
+    assert code == expected
+    assert "identical" in out if expected == 0 else "were not recorded" in err if expected == 3 else True
+
+
+@pytest.mark.parametrize("faults", [(), ("refuses verbose_json",)])
+def test_transcripts_are_measured_by_the_sound_that_was_sent(faults: tuple[str, ...], loadtest: LoadTest) -> None:
+    with ChatServer(*faults) as server:
+        code, _, _ = loadtest(server.url, "--endpoint", "transcriptions", *SHORT)
+    (variant,) = record().variants
+    assert code == 0 and (variant.effective["server"].get("response_format") == "json") == bool(faults)
+    assert sorted(set(request_values(variant, "audio_s"))) == pytest.approx([1.83, 2.14], abs=0.3)
+
+
+def test_the_record_has_the_lengths_that_were_asked_for(loadtest: LoadTest) -> None:
+    lines = [{"timestamp": 100 * n, "input_length": 600, "output_length": 4, "hash_ids": [n // 2]} for n in range(4)]
+    Path("trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with PlannedServer(lambda _: Plan(tokens=4)) as server:
+        code, _, err = loadtest(server.url, "--requests", "trace.jsonl", *SHORT)
+    assert code == 0 and "shorter than asked" not in err
+    assert err.startswith("warning: the lengths of the file are tokens, and its prompts have as many words")
+    requests = record().variants[0].samples[0].requests
+    assert requests["asked_input_len"] == (600,) * 4 and requests["input_tokens"] == (7,) * 4
+    assert requests["asked_output_len"] == requests["output_tokens"] == (4,) * 4
+    prompts = [body["messages"][0]["content"].split() for body in server.bodies]
+    assert [len(words) for words in prompts] == [600] * len(prompts)
+    firsts = [tuple(words[:512]) for words in prompts[-4:]]
+    assert firsts[0] == firsts[1] != firsts[2] == firsts[3] and prompts[-4] != prompts[-3]
+    assert firsts[0] != tuple(prompts[0][:512]), "blocks are new in each window"
+
+
+def test_a_batch_file_is_sent_as_it_is(loadtest: LoadTest) -> None:
+    body = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "seed": 5}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    Path("batch.jsonl").write_text(json.dumps(line))
+    with PlannedServer(lambda _: Plan()) as server:
+        assert loadtest(server.url, "--requests", "batch.jsonl", *SHORT)[0] == 0
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    assert server.bodies[0] == {**body, "model": "planned", "temperature": 0.0, **stream}
 
 
 def test_other_work_is_noticed(loadtest: LoadTest) -> None:

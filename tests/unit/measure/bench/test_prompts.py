@@ -44,6 +44,19 @@ def test_the_text_around_the_words_counts(tmp_path: Path) -> None:
     assert Prompts(None, 2, frame=("a ", " z")).draw(0, 0).split()[::3] == ["a", "z"]
 
 
+def test_blocks_are_shared_by_prompts_of_an_iteration(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path, adds_begin=True)
+    prompts = Prompts(str(tmp_path), 1)
+    one, two, three = (
+        prompts.draw(0, 0, length, hashes, 16) for length, hashes in ((40, [1, 2]), (40, [1, 3]), (33, [1, 2]))
+    )
+    assert [len(tokenizer.encode(prompt).ids) for prompt in (one, two, three)] == [40, 40, 33]
+    assert one[:14] == two[:14] and one[:30] == three[:30] and one[16:32] != two[16:32]
+    assert prompts.draw(1, 0, 40, [1, 2], 16)[:14] != one[:14]
+    full = Prompts(None, 1).draw(0, 0, 32, [1, 2], 16)
+    assert len(full.split()) == 32 and full == Prompts(None, 1).draw(0, 1, 32, [1, 2], 16)
+
+
 def test_a_length_without_room_for_a_word(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, adds_begin=True)
     with pytest.raises(CheckpointError, match="no prompt of exactly 1 tokens") as raised:

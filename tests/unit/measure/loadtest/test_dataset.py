@@ -50,7 +50,7 @@ def test_conversations_become_their_first_question_and_the_length_of_its_answer(
     }  # fmt: skip
     assert found.notes == ("3 of 5 conversations do not begin with a question and its answer, and are not sent",)
     assert {item.fields["max_completion_tokens"] for item in read(path, output_len=7).requests} == {7}
-    assert all(item.fields == {} for item in read(path, is_chat=False).requests)
+    assert all(item.fields == {} for item in read(path, endpoint="speech").requests)
     assert found.arrivals_s is None
 
 
@@ -134,9 +134,107 @@ def test_traces(tmp_path: Path) -> None:
     assert [(item.input_len, item.fields["max_completion_tokens"], item.prompt) for item in found.requests] == [
         (10, 2, None), (20, 4, None),
     ]  # fmt: skip
-    assert found.arrivals_s == (0.0, 2.0) and "hash_ids" in found.notes[0]
+    assert found.arrivals_s == (0.0, 2.0) and [item.hash_ids for item in found.requests] == [(1,), (1,)]
+    assert found.notes == () and found.block_len == 512
     found = read(written(tmp_path, lines({"prompt": "b", "arrival_s": 2.5}, {"prompt": "a", "arrival_s": 2})))
     assert [item.prompt for item in found.requests] == ["a", "b"] and found.arrivals_s == (0.0, 0.5)
+
+
+def batch_line(body: dict[str, Any], url: str = "/v1/chat/completions") -> str:
+    return json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": body})
+
+
+def test_lines_of_other_tools(tmp_path: Path) -> None:
+    """AIPerf's prompts, messages and sessions, and GuideLLM's lengths and system prompts."""
+    chat = [{"role": "user", "content": "hi"}]
+    aiperf = lines(
+        {"text_input": "one", "output_length": 4, "session_id": "s"},
+        {"messages": chat, "tools": [], "extra": {"top_k": 3}, "session_id": "s", "delay": 20},
+    )
+    found = read(written(tmp_path, aiperf))
+    assert [item.prompt for item in found.requests] == ["one", ""] and found.arrivals_s is None
+    assert [dict(item.fields) for item in found.requests] == [
+        {"max_completion_tokens": 4}, {"messages": chat, "tools": [], "top_k": 3},
+    ]  # fmt: skip
+    (note,) = found.notes
+    assert note.startswith("not used: `session_id`, `delay`; each line is a request of its own")
+    guidellm = lines(
+        {"question": "one", "system": "be short", "prompt_tokens_count": 7, "output_tokens_count": 5},
+        {"prompt": "two", "relative_timestamp": 0.5, "completion_tokens_count": 6},
+    )
+    path = written(tmp_path, guidellm.replace('"question"', '"relative_timestamp": 0, "question"'))
+    one, two = read(path).requests
+    messages = [{"role": "system", "content": "be short"}, {"role": "user", "content": "one"}]
+    assert (one.prompt, one.input_len) == ("one", 7)
+    assert one.fields == {"max_completion_tokens": 5, "messages": messages}
+    assert (two.due_s, two.fields) == (0.5, {"max_completion_tokens": 6})
+
+
+def test_turns_that_wait_for_an_answer_are_not_sent(tmp_path: Path) -> None:
+    turns = [{"text": "b", "session_id": "s", "delay": 9}, {"text": "c", "timestamp": 500}]
+    found = read(written(tmp_path, lines({"text": "a", "timestamp": 0}, *turns)))
+    assert [item.prompt for item in found.requests] == ["a", "c"]
+    assert found.notes[1] == "1 turns that follow an answer, without a time of their own, are not sent"
+
+
+def times(*values: float, key: str = "timestamp") -> str:
+    return lines(*({key: value, "text_input": "x"} for value in values))
+
+
+@pytest.mark.parametrize(
+    ("content", "unit"),
+    [
+        (times(*(at / 2 for at in range(20))), "seconds"),
+        (times(*range(10)), "seconds"),
+        (times(*(30.25 * at for at in range(20))), "seconds"),
+        (times(1_764_000_000.0, 1_764_000_001.5), "seconds"),
+        (times(0, 500, 1000, key="arrival_s"), "milliseconds"),
+        (times(0, 500.5, 1000, key="relative_timestamp"), "milliseconds"),
+    ],
+)
+def test_times_in_the_other_unit(content: str, unit: str, tmp_path: Path) -> None:
+    path = written(tmp_path, content)
+    with pytest.raises(InputError, match=f"looks like {unit}") as caught:
+        read(path)
+    assert caught.value.hint is not None and f"`--time-unit {unit}`" in caught.value.hint
+    found = {name: read(path, time_unit=name).arrivals_s or () for name in ("seconds", "milliseconds")}
+    assert found["seconds"][-1] == pytest.approx(1000 * found["milliseconds"][-1])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        times(3000, 1000), times(*range(0, 2000, 100)), times(*(105.5e3 * at for at in range(5))),
+        times(*(0.25 * at for at in range(9)), key="arrival_s"), times(0.0, 105.0, 274.0),
+    ],
+)  # fmt: skip
+def test_times_in_their_own_unit(content: str, tmp_path: Path) -> None:
+    assert read(written(tmp_path, content)).arrivals_s
+
+
+@pytest.mark.parametrize(("length", "hashes", "size"), [(1200, 3, 512), (100, 7, 16), (100, 2, 64), (5, 5, 1)])
+def test_sizes_of_blocks(length: int, hashes: int, size: int, tmp_path: Path) -> None:
+    found = read(written(tmp_path, lines({"input_length": length, "hash_ids": list(range(hashes))})))
+    assert found.block_len == size
+    assert found.notes == (
+        ()
+        if size == 512
+        else (f"the blocks of `hash_ids` are taken to be of {size} tokens, by the lengths of the prompts",)
+    )
+
+
+def test_batch_files(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 7, "model": "m", "temperature": 1}
+    path = written(tmp_path, batch_line(chat))
+    found = read(path)
+    (request,) = found.requests
+    unset = {"max_completion_tokens": None, "ignore_eos": None}
+    assert request.fields == unset | {key: value for key, value in chat.items() if key != "model"}
+    assert "not used: `model`; each line is a request of its own to the measured model" in found.notes[0]
+    (request,) = read(path, output_len=3).requests
+    assert (request.fields["max_completion_tokens"], request.fields["max_tokens"]) == (3, None)
+    path = written(tmp_path, batch_line({"prompt": "a cat"}, "/v1/images/generations"))
+    assert read(path, endpoint="images").requests[0].fields == {"prompt": "a cat"}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +256,15 @@ def test_traces(tmp_path: Path) -> None:
         ('{"prompt": "a"}\n{"prompt": "b\0"}', "requests:2: the line is not JSON"),
         ('{"prompt": "a"}\n{}', "requests:2: the key `prompt` is missing"),
         ('{"promt": "a"}', "unknown key `promt`"),
-        ('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}', "unknown key `custom_id`"),
+        ('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}', "has no `POST /v1/completions`"),
+        (batch_line(body={}), "requests:1: the key `messages` of `body` is missing"),
+        ('{"custom_id": "a", "body": {}}', "requests:1: the key `method` is missing"),
+        ('{"prompt": "a", "text_input": "b"}', "requests:1: `prompt` and `text_input` exclude each other"),
+        ('{"messages": "a"}', "`messages` must be a list"),
+        ('{"messages": [], "system": "a"}', "`messages` and `system` exclude each other"),
+        ('{"system": "a", "input_length": 5}', "the key `prompt` is missing"),
+        ('{"input_length": 5, "hash_ids": [1, 2, 3, 4, 5, 6]}', "`hash_ids` has 6 blocks for a prompt of 5 tokens"),
+        ('{"input_length": 5, "hash_ids": ["a"]}', "`hash_ids` must be a list of whole numbers"),
         ('{"prompt": 1}', "`prompt` must be text"),
         ('{"prompt": "a", "modalities": ["text"]}', "unknown key `modalities`"),
         ('{"prompt": "a", "sampling": {"top_p": 0.5}}', "`sampling.top_p` is not sent"),
@@ -167,7 +273,11 @@ def test_traces(tmp_path: Path) -> None:
         ('{"prompt": "a", "arrival_s": -1}', "`arrival_s` must be a time"),
         ('{"prompt": "a", "arrival_s": 1}\n{"prompt": "a"}', "1 of 2 requests have an arrival time"),
         ('{"prompt": "a", "arrival_s": 1}', "all requests arrive at the same time"),
-        ('{"timestamp": 0, "input_length": 5}', "`output_length` must be a number of tokens"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 0}', "`output_length` must be a number of tokens"),
+        ('{"timestamp": 0, "output_length": 5}', "requests:1: the key `prompt` is missing"),
+        (lines(*({"timestamp": at, "input_length": 5} for at in (0, 1e18))), "requests:2: `timestamp` must be a time"),
+        ('{"timestamp": 0, "input_length": 5}\n{"timestamp": NaN, "input_length": 5}', "requests:2: the line is not"),
+        (lines({"text": "a", "timestamp": 3}, {"text": "b"}), "requests:2: it has no arrival time: 1 of 2"),
         ('{"timestamp": true, "input_length": 5, "output_length": 1}', "`timestamp` must be a time"),
     ],
 )
@@ -180,4 +290,4 @@ def test_invalid_files(content: str, message: str, tmp_path: Path) -> None:
 def test_keys_of_chats_only(tmp_path: Path) -> None:
     path = written(tmp_path, '{"prompt": "a", "sampling": {"max_tokens": 4}}')
     with pytest.raises(InputError, match="unknown key `sampling`"):
-        read(path, is_chat=False)
+        read(path, endpoint="speech")

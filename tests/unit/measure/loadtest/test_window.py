@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_cli.measure.loadtest.window import SLO, Window, num_pixels, window_metrics, window_work
+from omni_cli.openai_api.choices import AnswerChoice
 from omni_cli.openai_api.client import Outcome, RequestFailure
-from omni_cli.openai_api.reading import SAMPLE_RATE, Chunks, ServerAnswer
+from omni_cli.openai_api.reading import SAMPLE_RATE, ServerAnswer
 from omni_cli.records.metrics import E2E, ITL_MAX, TPOT, TTFT, find_idle_limit, goodput
 from omni_cli.records.record import Failures
 
@@ -24,8 +25,8 @@ def outcome(due: float, done: float, text_at: list[float] = [], **answer: Any) -
     if "audio_at" in answer:
         answer["audio_at"] += BEGAN
     sizes = answer.pop("sizes", [1] * len(shifted))
-    chunks = {0: Chunks(shifted, sizes)} if shifted else {}
-    read = ServerAnswer(first_at=shifted[0] if shifted else None, chunks=chunks, text=["x"], **answer)
+    choices = {0: AnswerChoice(shifted, sizes)} if shifted else {}
+    read = ServerAnswer(first_at=shifted[0] if shifted else None, choices=choices, text=["x"], **answer)
     return Outcome(BEGAN + due, BEGAN + due, BEGAN + done, read)
 
 
@@ -77,8 +78,8 @@ def test_a_single_chunk_has_no_time_per_token() -> None:
 
 def test_several_answers_of_a_request_are_timed_by_themselves() -> None:
     """Their chunks alternate; the time per token is over the tokens after the first chunk of each."""
-    chunks = {0: Chunks([BEGAN + 1.0, BEGAN + 1.4], [5, 5]), 1: Chunks([BEGAN + 1.1, BEGAN + 1.3], [5, 5])}
-    read = ServerAnswer(first_at=BEGAN + 1.0, last_at=BEGAN + 1.4, chunks=chunks, output_tokens=8)
+    choices = {0: AnswerChoice([BEGAN + 1.0, BEGAN + 1.4], [5, 5]), 1: AnswerChoice([BEGAN + 1.1, BEGAN + 1.3], [5, 5])}
+    read = ServerAnswer(first_at=BEGAN + 1.0, last_at=BEGAN + 1.4, choices=choices, output_tokens=8)
     row = window(Outcome(BEGAN, BEGAN, BEGAN + 3.0, read)).rows()[0]
     assert row["tpot_s"] == pytest.approx((0.4 + 0.2) / 4) and row["itl_max_s"] == pytest.approx(0.4)
     assert row["ttft_s"] == pytest.approx(1.0) and row["e2e_s"] == pytest.approx(1.4), "not the end of the stream"

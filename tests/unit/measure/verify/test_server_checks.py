@@ -91,6 +91,13 @@ def test_transcripts(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_server_may_ignore_that_a_transcript_is_to_be_streamed(tmp_path: Path) -> None:
+    with ChatServer("ignores stream") as server:
+        code, rows = verify(server, tmp_path, "--route", "transcriptions")
+    assert code == 0 and rows["streamed = whole"]["verdict"] == "not checked"
+    assert rows["streamed = whole"]["why"] == "the server ignores `stream`"
+
+
 @pytest.mark.parametrize(
     ("fault", "row"),
     [
