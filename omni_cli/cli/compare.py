@@ -69,7 +69,7 @@ def compare(options: CompareOptions) -> int:
     if options.as_json:
         import msgspec
 
-        from omni_cli.stats.verdicts import compare_document
+        from omni_cli.report.comparison_view import compare_document
 
         console.print_json(msgspec.to_builtins(compare_document(result, *sources)))
     else:

@@ -100,3 +100,11 @@ class StageError(OmniError):
 
 class DeadlineError(OmniError):
     pass
+
+
+class AnswerError(OmniError):
+    """An invalid answer, counted under `kind`."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind

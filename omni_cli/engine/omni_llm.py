@@ -242,8 +242,9 @@ class OmniLLM:
         finally:
             del self._requests[request.request_id]
         stage_output = run.stage_output if request.wants_stage_output and error is None else None
+        arrivals = tuple(run.audio_arrivals)
         yield RequestResult(
-            request.request_id, run.outputs, run.traces, error, stage_output, run.ttfp_s, run.rtf, run.notes
+            request.request_id, run.outputs, run.traces, error, stage_output, arrivals, run.rtf, run.notes
         )
 
     async def record(self, command: RecordingCommand, stage: str) -> RecordingReport:

@@ -59,7 +59,7 @@ class RequestRun:
     ) -> None:
         self.queue: asyncio.Queue[tuple[str, Report]] = asyncio.Queue()
         self.stage_output: bytes | None = None
-        self.ttfp_s: float | None = None
+        self.audio_arrivals: list[tuple[float, int]] = []
         self.notes: tuple[str, ...] = request.notes
         self._request = request
         self._chain = list(chain)
@@ -130,7 +130,7 @@ class RequestRun:
                 chunk = AudioChunk(request_id, report.audio.samples, report.audio.sample_rate)
                 self._chunks.setdefault(name, []).append(chunk)
                 if self._streams_to_caller:
-                    self._note_audio()
+                    self._note_audio(sum(len(chunk.samples) for chunk in self._chunks[name]))
                     yield chunk
             case RequestDone():
                 yield from self._finish_stage(name, report)
@@ -143,9 +143,8 @@ class RequestRun:
             yield StageProgress(self._request.request_id, name, done, done, "token", num_input)
         self._outputs[name] = self._collect_outputs(report, self._chunks.pop(name, []))
         self.notes += report.notes
+        self._note_audio(sum(len(output.samples) for output in self.outputs if isinstance(output, AudioOutput)))
         for output in self._outputs[name]:
-            if isinstance(output, AudioOutput):
-                self._note_audio()
             yield OutputReady(self._request.request_id, output)
         if name == self._chain[-1]:
             self.stage_output = report.stage_output
@@ -211,9 +210,10 @@ class RequestRun:
     def _wants(self, modality: Modality) -> bool:
         return self._request.modalities is None or modality in self._request.modalities
 
-    def _note_audio(self) -> None:
-        if self.ttfp_s is None:
-            self.ttfp_s = self._elapsed_s()
+    def _note_audio(self, num_samples: int) -> None:
+        """Note that so many samples are there, if they are more than before."""
+        if num_samples > (self.audio_arrivals or [(0.0, 0)])[-1][1]:
+            self.audio_arrivals.append((self._elapsed_s(), num_samples))
 
     def _elapsed_s(self) -> float:
         return asyncio.get_running_loop().time() - self._began_s

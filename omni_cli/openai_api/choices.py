@@ -12,7 +12,10 @@ from omni_cli.requests.contents import ToolCall
 
 
 class SpokenDelta(msgspec.Struct):
+    """`sample_rate` is of `omni serve`."""
+
     data: str | None = None
+    sample_rate: int | None = None
     transcript: str | None = None
 
 

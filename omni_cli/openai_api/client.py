@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from omni_cli.core.errors import OmniError, UsageError
+from omni_cli.core.errors import AnswerError, OmniError, UsageError
 from omni_cli.core.text import visible
-from omni_cli.openai_api.reading import AnswerError, Reader, ServerAnswer, error_message
+from omni_cli.openai_api.reading import Reader, ServerAnswer, error_message
 from omni_cli.openai_api.routes import Route
 
 _KEEP_ALIVE_S = 4.0
@@ -104,6 +104,7 @@ class Client:
                 if response.status != 200:
                     failure = await self._refusal(response)
                 else:
+                    reader.answer.content_type = response.headers.get("Content-Type", "")
                     async for chunk in response.content.iter_any():
                         reader.feed(chunk, time.perf_counter())
                     done_s = time.perf_counter()

@@ -11,12 +11,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from omni_cli.core.errors import AnswerError
 from omni_cli.openai_api.choices import AnswerChoice, ChoiceDelta, Delta, SpokenDelta
+from omni_cli.openai_api.sound import SpokenAnswer
 
 T = TypeVar("T")
-
-SAMPLE_RATE = 24_000
-"""Sample rate of raw PCM, 16 bit and mono. It is OpenAI's; the answer does not contain it."""
 
 _END_OF_STREAM = b"[DONE]"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -144,16 +143,8 @@ class Reply(_Event):
     delta: str | None = None
 
 
-class AnswerError(Exception):
-    """An invalid answer, counted under `kind`."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 @dataclass
-class ServerAnswer:
+class ServerAnswer(SpokenAnswer):
     """Times are of `time.perf_counter`. Token counts are the server's, None if it reports none.
 
     `first_at` and `last_at` are the times of a stream's first and last output of any kind: text, reasoning, a tool
@@ -166,10 +157,8 @@ class ServerAnswer:
     first_at: float | None = None
     last_at: float | None = None
     first_tokens: int | None = None
-    audio_at: float | None = None
     text: list[str] = field(default_factory=list)
     choices: dict[int, AnswerChoice] = field(default_factory=dict)
-    pcm: bytearray = field(default_factory=bytearray)
     images: list[bytes] = field(default_factory=list)
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -191,7 +180,7 @@ class ServerAnswer:
         """Seconds of the sound that was made, or that was transcribed."""
         if self.sent_sound_s is not None:
             return self.sent_sound_s
-        return len(self.pcm) / 2 / SAMPLE_RATE if self.pcm else None
+        return None if self.sound is None else self.sound.seconds
 
     @property
     def streams(self) -> list[AnswerChoice]:
@@ -219,15 +208,6 @@ class ServerAnswer:
         if self.num_chunks >= tokens:
             return tokens - len(streams)
         return tokens * sum(sum(item.sizes[1:]) for item in streams) / sum(sum(item.sizes) for item in streams)
-
-    def add_audio(self, data: str, at_s: float) -> None:
-        """Add PCM in base64. Raises `AnswerError`."""
-        self.last_at = at_s
-        self.audio_at = at_s if self.audio_at is None else self.audio_at
-        try:
-            self.pcm += base64.b64decode(data, validate=True)
-        except binascii.Error as error:
-            raise AnswerError("invalid answer", f"an audio chunk is not base64: {error}") from error
 
 
 class Reader(Protocol):
@@ -265,37 +245,22 @@ class ChatReader(_EventReader[_Chunk]):
 
     def __init__(self) -> None:
         super().__init__(_CHUNK)
+        self._sound_type = ""
 
     def finish(self) -> None:
         reasons = [choice.finish_reason for choice in self.answer.choices.values()]
         if self.answer.finish_reason is None or None in reasons:
             raise AnswerError("incomplete answer", "the stream ended without a finish_reason")
+        self.answer.content_type = self._sound_type  # not that of the events
+        self.answer.check_format()
 
     def _take(self, event: _Chunk, at_s: float) -> None:
         answer = self.answer
         for choice in event.choices or ():
-            delta, parts = choice.delta or Delta(), answer.choice(choice.index)
-            size, audio = parts.add(delta), delta.audio or SpokenDelta()
-            text = delta.content or audio.transcript or delta.reasoning or delta.reasoning_content
-            answer.text += [text] if text else []
-            if audio.data:
-                if choice.index:
-                    raise AnswerError("invalid answer", "several choices have sound: ask for one (`n`)")
-                answer.add_audio(audio.data, at_s)
-            if size:
-                if not answer.streams and event.usage is not None:
-                    answer.first_tokens = event.usage.text_tokens
-                parts.at.append(at_s)
-                parts.sizes.append(size)
-            if size or audio.data:
-                answer.first_at = at_s if answer.first_at is None else answer.first_at
-                answer.last_at = at_s
-            parts.finish_reason = choice.finish_reason or parts.finish_reason
-            answer.finish_reason = parts.finish_reason or answer.finish_reason
-        if len(answer.choices) > 1:
-            answer.first_tokens = None  # that of one choice, or of all: servers differ
+            self._take_choice(choice, event.usage, at_s)
         if event.audio:
             answer.add_audio(event.audio, at_s)
+            answer.last_at = at_s
         if event.type == "speech.audio.done":
             answer.finish_reason = event.finish_reason or "stop"
         if answer.last_at is None and answer.finish_reason is not None:
@@ -304,6 +269,31 @@ class ChatReader(_EventReader[_Chunk]):
             answer.input_tokens = event.usage.prompt_tokens
             answer.output_tokens = event.usage.completion_tokens
             answer.audio_tokens = event.usage.audio_tokens
+
+    def _take_choice(self, choice: ChoiceDelta, usage: TokenCounts | None, at_s: float) -> None:
+        answer = self.answer
+        delta, parts = choice.delta or Delta(), answer.choice(choice.index)
+        size, audio = parts.add(delta), delta.audio or SpokenDelta()
+        text = delta.content or audio.transcript or delta.reasoning or delta.reasoning_content
+        answer.text += [text] if text else []
+        if audio.sample_rate is not None:
+            self._sound_type = f"audio/pcm;rate={audio.sample_rate}"
+        if audio.data:
+            if choice.index:
+                raise AnswerError("invalid answer", "several choices have sound: ask for one (`n`)")
+            answer.add_audio(audio.data, at_s)
+        if size:
+            if not answer.streams:
+                answer.first_tokens = None if usage is None else usage.text_tokens
+            elif len(answer.choices) > 1:
+                answer.first_tokens = None  # that of one choice, or of all: servers differ
+            parts.at.append(at_s)
+            parts.sizes.append(size)
+        if size or audio.data:
+            answer.first_at = at_s if answer.first_at is None else answer.first_at
+            answer.last_at = at_s
+        parts.finish_reason = choice.finish_reason or parts.finish_reason
+        answer.finish_reason = parts.finish_reason or answer.finish_reason
 
 
 class ReplyReader(_EventReader["Reply"]):
@@ -337,20 +327,19 @@ class ReplyReader(_EventReader["Reply"]):
 
 
 class SpeechReader:
-    """Reader of streamed raw PCM."""
+    """Reader of a streamed sound."""
 
     def __init__(self) -> None:
         self.answer = ServerAnswer()
 
     def feed(self, chunk: bytes, at_s: float) -> None:
-        if self.answer.audio_at is None:
-            self.answer.audio_at = at_s
         self.answer.last_at = at_s
-        self.answer.pcm += chunk
+        self.answer.add_bytes(chunk, at_s)
 
     def finish(self) -> None:
         if not self.answer.pcm:
             raise AnswerError("incomplete answer", "it contains no audio")
+        self.answer.check_format()
 
 
 class _DocumentReader:

@@ -73,10 +73,11 @@ class ReplyMessage(TypedDict):
 
 
 class SpeechDelta(TypedDict, total=False):
-    """A piece of speech: base64 of PCM, or some of its words."""
+    """A piece of speech: base64 of PCM with its rate, or some of its words."""
 
     id: str
     data: str
+    sample_rate: int
     transcript: str
     expires_at: int
 

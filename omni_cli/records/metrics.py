@@ -11,19 +11,26 @@ import math
 import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 E2E, TTFT, TPOT, ITL, ITL_MAX = "e2e_s", "ttft_s", "tpot_s", "itl_s", "itl_max_s"
 TTFP, RTF, DENOISE_STEP = "ttfp_s", "rtf", "denoise_step_s"
+HEARD, STUTTER, UNDERRUNS, LONGEST_GAP = "heard_s", "stutter_s", "underruns", "longest_gap_s"
 GOODPUT, ATTAINMENT = "goodput_per_second", "slo_attainment"
 BACKLOG_GROWTH = "backlog_growth"
 ALLOCATED, RESERVED, HOST_RSS = "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"
 
+SPEECH = (TTFP, HEARD, STUTTER, UNDERRUNS, LONGEST_GAP, RTF)
+"""Metrics of a request that makes audio."""
+
 COUNTED_METRICS = frozenset({GOODPUT, ATTAINMENT})
 """Metrics that are counts of requests: summed over all samples, where others have a median."""
 
-WAITS = frozenset({E2E, TTFT, TTFP})
+RESOLUTION = {STUTTER: 0.001, UNDERRUNS: 0.01}
+"""Metrics that are usually 0: means over requests, and compared as if values were at least this large."""
+
+WAITS = frozenset({E2E, TTFT, TTFP, HEARD})
 """Times of a request that contain its wait in a server's queue."""
 
 GATED_MEMORY = (ALLOCATED, HOST_RSS)
@@ -57,6 +64,10 @@ METRICS = {
         Metric(ITL, "time between tokens; of a server between chunks with output"),
         Metric(ITL_MAX, "longest time between tokens of a request, which `--slo itl:LIMIT` limits"),
         Metric(TTFP, "time to the first packet of audio"),
+        Metric(HEARD, "time to the first audible sample, as a listener hears it"),
+        Metric(STUTTER, "time for which a listener's playback stalls; mean of the requests"),
+        Metric(UNDERRUNS, "times that a listener's playback stalls; mean of the requests"),
+        Metric(LONGEST_GAP, "longest time between arrivals of pieces of audio"),
         Metric(RTF, "seconds per second of audio"),
         Metric("latency_s", "time of a request in a stage"),
         Metric("backbone_s", "time of a talker's step in the forward pass"),
@@ -91,8 +102,9 @@ def get_unit(metric: str) -> Unit:
 
 
 def is_total(metric: str) -> bool:
-    """True for the metrics that windows of requests have in total: counts and rates. Of others they have a median."""
-    return metric in COUNTED_METRICS or get_unit(metric) == "per second"
+    """True for the metrics that windows of requests have in total: counts, rates and means. Of others they have a
+    median."""
+    return metric in COUNTED_METRICS or metric in RESOLUTION or get_unit(metric) == "per second"
 
 
 def higher_is_better(metric: str) -> bool:
@@ -132,6 +144,7 @@ class Timeline:
     `gaps_s` are the times between tokens, or between the chunks in which a server sends them, and `streaming_s` is the
     time from the first of them to the last; of several answers, the sum. `later_tokens` are those that came in
     `streaming_s`: all but the first, of a server all that were not in the first chunk. None if they are not known.
+    `heard` are the metrics of a listener.
     """
 
     start_s: float = 0.0
@@ -142,6 +155,7 @@ class Timeline:
     later_tokens: float | None = None
     first_audio_s: float | None = None
     audio_s: float = 0.0
+    heard: Mapping[str, float | None] = field(default_factory=dict)
 
     def row(self) -> Row:
         """Return the values of the request."""
@@ -152,6 +166,7 @@ class Timeline:
             TPOT: time_per_output_token(self.streaming_s, self.later_tokens),
             ITL_MAX: max(self.gaps_s, default=None),
             TTFP: None if self.first_audio_s is None else self.first_audio_s - self.start_s,
+            **self.heard,
             RTF: e2e_s / self.audio_s if self.audio_s else None,
         }
 
@@ -176,7 +191,7 @@ def values_by_metric(timelines: Sequence[Timeline]) -> dict[str, list[float]]:
     rows = [timeline.row() for timeline in timelines]
     values = {name: known_values(rows, name) for name in (E2E, TTFT, TPOT)}
     values[ITL] = [gap for timeline in timelines for gap in timeline.gaps_s]
-    return values | {name: known_values(rows, name) for name in (TTFP, RTF)}
+    return values | {name: known_values(rows, name) for name in SPEECH}
 
 
 def columns(rows: Sequence[Row]) -> dict[str, tuple[float | None, ...]]:
@@ -188,11 +203,12 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[float | None, ...]]:
 def summarise_values(
     values: Mapping[str, Sequence[float]], tails: Collection[str] = (), percentiles: Sequence[int] = PERCENTILES
 ) -> dict[str, float]:
-    """Return the median of each metric that has values; of `tails` also the percentiles that they are enough for."""
+    """Return the median of each metric that has values, of those that are usually 0 the mean; of `tails` also the
+    percentiles that they are enough for."""
     metrics: dict[str, float] = {}
     for name in values:
         if values[name]:
-            metrics[name] = statistics.median(values[name])
+            metrics[name] = (statistics.fmean if name in RESOLUTION else statistics.median)(values[name])
         for percentile in percentiles if name in tails else ():
             value = get_percentile(values[name], percentile)
             if value is not None:
@@ -214,13 +230,19 @@ def find_idle_limit(rows: Sequence[Row], limits: Iterable[str]) -> str | None:
 def goodput(rows: Sequence[Row], limits: Mapping[str, float], seconds: float) -> dict[str, float]:
     """Return the rate and the share of the requests that were answered within all limits; empty without limits.
 
-    A limit does not apply to an answer without the value: one token has no time per token.
+    A limit does not apply to an answer without the value: one token has no time per token. But a sound that is never
+    heard misses any limit on the time until then.
     """
     if not limits:
         return {}
+
+    def is_within(row: Row, name: str, limit: float) -> bool:
+        value = row.get(name)
+        if value is None:
+            return name != HEARD or row.get(TTFP) is None
+        return value <= limit
+
     good = sum(
-        row.get(E2E) is not None
-        and all((value := row.get(name)) is None or value <= limit for name, limit in limits.items())
-        for row in rows
+        row.get(E2E) is not None and all(is_within(row, name, limit) for name, limit in limits.items()) for row in rows
     )
     return {GOODPUT: good / seconds, ATTAINMENT: good / len(rows)}

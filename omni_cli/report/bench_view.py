@@ -10,6 +10,7 @@ from omni_cli.records.metrics import (
     ALLOCATED,
     E2E,
     HOST_RSS,
+    METRICS,
     PERCENTILES,
     get_unit,
     higher_is_better,
@@ -154,7 +155,7 @@ def slo_text(workload: Mapping[str, object]) -> str:
     if not isinstance(slo, Mapping) or not slo:
         return ""
     return "SLO " + ", ".join(
-        f"{metric} {limit:g}" if metric == "rtf" else f"{metric} {limit * 1000:g} ms" for metric, limit in slo.items()
+        f"{metric} {limit:g}" if metric in METRICS else f"{metric} {limit * 1000:g} ms" for metric, limit in slo.items()
     )
 
 

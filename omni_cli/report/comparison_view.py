@@ -16,6 +16,7 @@ from omni_cli.records.results import (
     GateResult,
     MeasureMean,
     MemoryPeak,
+    RecordOrigin,
 )
 from omni_cli.report.comparison_words import (
     Labels,
@@ -341,3 +342,23 @@ def _beats(a: Trade, b: Trade, measure: str) -> bool:
     """True if `a` is at least as fast and as good, and not equal."""
     is_as_good = get_worst([{measure: a.value}, {measure: b.value}])[measure] == b.value
     return a.ratio <= b.ratio and is_as_good and (a.ratio, a.value) != (b.ratio, b.value)
+
+
+def compare_document(result: ComparisonResult, a: RecordOrigin, b: RecordOrigin) -> CompareRecord:
+    """Return the document of `omni compare --json`; `a` and `b` are the files of the records."""
+    shown = result.pairs if result.is_comparable else ()
+    return CompareRecord(
+        a=a,
+        b=b,
+        comparable=result.is_comparable,
+        mismatches=result.mismatches,
+        differences=(
+            *result.differences,
+            *(item for pair in result.pairs for item in (*pair.work, *pair.differences)),
+        ),
+        unmatched=result.unmatched,
+        failures=result.failures,
+        comparisons=tuple(item for pair in shown for item in pair.comparisons),
+        memory=tuple(peak for pair in shown for peak in pair.memory),
+        gate=result.gate,
+    )

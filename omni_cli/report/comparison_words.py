@@ -195,6 +195,10 @@ _DISTURBANCES = {
         "{variant}: {requests} of the answers are shorter than asked: {amount:.4g} tokens on average",
         "`--ignore-eos` asks a server that can for whole ones",
     ),
+    "assumed rate": (
+        "{variant}: nothing states the sample rate of its speech: 24 kHz mono is assumed",
+        "pass the rate with `--sample-rate`",
+    ),
     "busy client": (
         "the client used a whole core {time}: the times may be its own",
         "send fewer requests at once, or measure from several machines",

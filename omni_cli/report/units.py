@@ -24,7 +24,7 @@ def quantity(metric: str, value: float | None, like: float | None = None) -> str
     """Format `100.1 ms`, `15.8 GiB`, `3.21/s`, `0.82`, in the unit that suits `like`."""
     if value is None or not math.isfinite(value):
         return "-"
-    like = value if like is None or not math.isfinite(like) else like
+    like = value if not like or not math.isfinite(like) else like
     if get_unit(metric) == "bytes":
         return memory(int(value))
     scale, unit = get_scale(metric, like)

@@ -376,9 +376,10 @@ class OutputReady:
 class RequestResult:
     """Event: a request has ended; its last event. `error` is set if and only if it failed.
 
-    `stage_output` is the last stage's output for the next, if requested. For a request that makes audio, `ttfp_s` is
-    the time from its arrival to the first audio in seconds, and `rtf` the total time in seconds per second of audio.
-    `notes` are sentences on what was changed about the request, first those that it came with.
+    `stage_output` is the last stage's output for the next, if requested. For a request that makes audio,
+    `audio_arrivals` are the seconds from its arrival to each piece, with the number of samples until then, and `rtf` is
+    the total time in seconds per second of audio. `notes` are sentences on what was changed about the request, first
+    those that it came with.
     """
 
     request_id: str
@@ -386,9 +387,14 @@ class RequestResult:
     stages: tuple[StageTrace, ...]
     error: OmniError | None = None
     stage_output: bytes | None = None
-    ttfp_s: float | None = None
+    audio_arrivals: tuple[tuple[float, int], ...] = ()
     rtf: float | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def ttfp_s(self) -> float | None:
+        """The seconds from a request's arrival to its first audio."""
+        return self.audio_arrivals[0][0] if self.audio_arrivals else None
 
 
 Event = (

@@ -121,7 +121,7 @@ class ChatReply:
         """Split speech, float32 (num_samples,), into chunks of PCM."""
         for piece in split_audio(samples, sample_rate):
             data = base64.b64encode(encode_pcm16(piece)).decode()
-            yield self._chunk({"audio": {"id": self.audio_id, "data": data}})
+            yield self._chunk({"audio": {"id": self.audio_id, "data": data, "sample_rate": sample_rate}})
 
     def end(self, result: RequestResult, index: int = 0) -> ChatCompletionChunk:
         """Build the last chunk of a choice, with its finish reason."""

@@ -13,7 +13,16 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from omni_cli.records.metrics import ATTAINMENT, COUNTED_METRICS, E2E, PERCENTILES, WAITS, get_percentile, is_total
+from omni_cli.records.metrics import (
+    ATTAINMENT,
+    COUNTED_METRICS,
+    E2E,
+    PERCENTILES,
+    RESOLUTION,
+    WAITS,
+    get_percentile,
+    is_total,
+)  # fmt: skip
 from omni_cli.records.record import Sample, Variant, get_failures, requests_of
 from omni_cli.records.results import Bounds, Summary
 from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, attainment_interval, get_centre
@@ -76,10 +85,10 @@ class PairedBlocks:
 def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> PairedBlocks | None:
     """Pair the blocks of two variants, of those that ran `interleaved` the common ones.
 
-    None for a metric that is 0 throughout, so that it was not measured.
+    None for a metric that is 0 throughout, so that it was not measured, unless it is usually 0.
     """
     pairs = [get_values(variant, metric) for variant in (a, b)]
-    if not any(value for values in pairs for _, value in values):
+    if metric not in RESOLUTION and not any(value for values in pairs for _, value in values):
         return None
     queues = [queue_times(variant, metric) for variant in (a, b)]
     (blocks_a, logs_a, floor_a), (blocks_b, logs_b, floor_b) = map(_block_logs, (a, b), pairs, queues, [metric] * 2)
@@ -127,7 +136,7 @@ def _block_medians(pairs: Sequence[tuple[int, float]], counted: bool) -> tuple[n
 
 @dataclass(frozen=True)
 class Total:
-    """A count or rate of all windows: their amount over their seconds, or over their requests for a share.
+    """A count or rate of all windows: their amount over their seconds, or over their requests for a share or a mean.
 
     `values` float64 (n,) are the rate plus what each block adds to it, so that their mean is the rate and their spread
     its error. `most` is the rate if all `sent` requests had been good.
@@ -146,6 +155,8 @@ def get_total(variant: Variant, metric: str) -> Total:
     values = np.array([sample.metrics[metric] for sample in samples])
     sent = np.array([requests_of(sample) or sample.work.get("requests", 1.0) for sample in samples])
     sizes = sent if metric == ATTAINMENT else np.array([_lasted_s(sample) for sample in samples])
+    if metric in RESOLUTION:
+        sizes = np.array([sample.work.get("requests", 1.0) for sample in samples])
     rate = float((values * sizes).sum() / sizes.sum())
     blocks, owners = np.unique([sample.block for sample in samples], return_inverse=True)
     added = np.bincount(owners, (values - rate) * sizes) / np.bincount(owners, sizes).mean()
@@ -198,7 +209,7 @@ def _block_logs(
         if queue is not None:
             blocks, medians = blocks[:1], np.median(queue, keepdims=True)
         with np.errstate(divide="ignore"):
-            return blocks, np.log(medians), 0.0
+            return blocks, np.log(np.maximum(medians, RESOLUTION.get(metric, 0.0))), 0.0
     total = get_total(variant, metric)
     rate = max(total.rate, 2 * total.most / (total.sent + 4))
     logs = math.log(rate) + (total.values - total.rate) / rate
@@ -307,6 +318,8 @@ def _total(variant: Variant, metric: str) -> tuple[float, Bounds | None]:
     else:
         units = independent_units(total.values)
         low, high = get_centre(units.values, units.inflation, trim=0.0).interval(ALPHA)
+        if not math.isfinite(high):
+            return total.rate, None
     return total.rate, (max(low, 0.0), high)
 
 

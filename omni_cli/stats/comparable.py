@@ -61,7 +61,7 @@ _FULL_CLOCK = 0.98  # of the tokens that were asked for
 _BUSY_CORES, _BUSY_SHARE = 0.8, 0.1
 
 Kind = Literal[
-    "late client", "no usage", "bursts", "short answers", "busy client", "neighbour", "stolen", "quota",
+    "late client", "no usage", "bursts", "short answers", "assumed rate", "busy client", "neighbour", "stolen", "quota",
     "slow processor", "throttled device", "repeated prompts", "seen prompts", "warming up", "estimated tpot",
     "prompt tokens", "answer tokens", "bundled", "parallel limit",
 ]  # fmt: skip
@@ -220,7 +220,9 @@ def disturbances(record: Record) -> tuple[Disturbance, ...]:
 
 def is_slowed(record: Record) -> bool:
     """True if something that is not measured made the times of a record longer."""
-    return any(item.kind not in ("no usage", "bursts", "short answers") for item in disturbances(record))
+    return any(
+        item.kind not in ("no usage", "bursts", "short answers", "assumed rate") for item in disturbances(record)
+    )
 
 
 def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
@@ -238,6 +240,8 @@ def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
         short = statistics.fmean(got < asked for asked, got in lengths)
         received = statistics.fmean(got for _, got in lengths)
         disturbances.append(Disturbance("short answers", short, received, variant=variant.name))
+    if answers and (assumed := len(request_values(variant, "is_rate_assumed"))):
+        disturbances.append(Disturbance("assumed rate", assumed / len(answers), 0.0, variant=variant.name))
     gaps = [value for _, value in get_values(variant, "itl_s")]
     if gaps and statistics.median(gaps) < _BURST_S:
         disturbances.append(Disturbance("bursts", 1.0, statistics.median(gaps), variant=variant.name))

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from omni_cli.core.errors import ExitCode, OmniError
-from omni_cli.records.metrics import COUNTED_METRICS, E2E, HOST_RSS, REPORTED_MEMORY, higher_is_better
+from omni_cli.records.metrics import COUNTED_METRICS, E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, higher_is_better
 from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters
 from omni_cli.records.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
 from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks, shared_metrics
@@ -149,9 +149,9 @@ def _estimate(pairs: PairedBlocks) -> Estimate:
 def _judge(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
     blocks = empty.blocks
     assert empty.a_median is not None and empty.b_median is not None  # both have blocks
-    comparison = msgspec.structs.replace(
-        empty, ratio=math.exp(estimate.centre), ratio_of_medians=empty.b_median / empty.a_median
-    )
+    least = RESOLUTION.get(empty.metric, 0.0)
+    ratio_of_medians = max(empty.b_median, least) / max(empty.a_median, least)
+    comparison = msgspec.structs.replace(empty, ratio=math.exp(estimate.centre), ratio_of_medians=ratio_of_medians)
     if estimate.units < MIN_BLOCKS:
         reason = f"{'1 block' if blocks == 1 else f'{blocks} blocks'}; a verdict needs {MIN_BLOCKS}"
         return msgspec.structs.replace(comparison, blocks_needed=MIN_BLOCKS - blocks, reason=reason)

@@ -16,13 +16,11 @@ from omni_cli.records.metrics import E2E
 from omni_cli.records.record import Record, Variant, is_of_server
 from omni_cli.records.results import (
     MODEL_BASED_MEASURES,
-    CompareRecord,
     Comparison,
     Difference,
     GateResult,
     MemoryPeak,
     Outputs,
-    RecordOrigin,
     Summary,
 )
 from omni_cli.stats.blocks import block_medians, get_summaries, shared_metrics, summarise
@@ -398,23 +396,3 @@ def failed_variants(variants: Sequence[Variant], where: str = "") -> tuple[str, 
 
 def _check_shared(metrics: Sequence[str] | None, pairs: Sequence[tuple[Variant, Variant]]) -> None:
     check_metrics(metrics or (), [name for pair in pairs for name in shared_metrics(*pair)])
-
-
-def compare_document(result: ComparisonResult, a: RecordOrigin, b: RecordOrigin) -> CompareRecord:
-    """Return the document of `omni compare --json`; `a` and `b` are the files of the records."""
-    shown = result.pairs if result.is_comparable else ()
-    return CompareRecord(
-        a=a,
-        b=b,
-        comparable=result.is_comparable,
-        mismatches=result.mismatches,
-        differences=(
-            *result.differences,
-            *(item for pair in result.pairs for item in (*pair.work, *pair.differences)),
-        ),
-        unmatched=result.unmatched,
-        failures=result.failures,
-        comparisons=tuple(item for pair in shown for item in pair.comparisons),
-        memory=tuple(peak for pair in shown for peak in pair.memory),
-        gate=result.gate,
-    )

@@ -27,7 +27,8 @@ from omni_cli.records.profile_record import load_profile_record
 from omni_cli.records.record import Failures, Record, load_record
 from omni_cli.records.record_file import get_digest, with_digest
 from omni_cli.records.results import RecordOrigin
-from omni_cli.stats.verdicts import ComparisonSpec, compare_document, compare_within
+from omni_cli.report.comparison_view import compare_document
+from omni_cli.stats.verdicts import ComparisonSpec, compare_within
 
 BOMBS = bombs()
 

@@ -18,6 +18,8 @@ class Plan:
 
     `repeated_s` is `first_s` of a prompt that was sent before; a chunk has `per_chunk` tokens, sent when the last one
     is ready; with `counts_chunks`, its usage tells the tokens so far.
+
+    `sound` are the pieces of another answer, of `content_type`, sent every `gap_s`.
     """
 
     first_s: float = 0.0
@@ -33,6 +35,8 @@ class Plan:
     counts_chunks: bool = False
     prompt_tokens: int = 7
     delta: dict[str, Any] | None = None  # instead of the text
+    sound: tuple[bytes, ...] = ()
+    content_type: str = "text/event-stream"
 
 
 class PlannedServer:
@@ -100,9 +104,15 @@ class PlannedServer:
             _send(handler, plan.status, {"error": plan.error or {"message": "no", "code": "refused"}})
             return
         handler.send_response(200)
-        handler.send_header("content-type", "text/event-stream")
+        handler.send_header("content-type", plan.content_type)
         handler.send_header("transfer-encoding", "chunked")
         handler.end_headers()
+        for piece in plan.sound:
+            _chunk(handler, piece)
+            time.sleep(plan.gap_s)
+        if plan.sound:
+            _chunk(handler, b"")
+            return
         for number in range(0, plan.tokens, plan.per_chunk):
             size = min(plan.per_chunk, plan.tokens - number)
             time.sleep(plan.gap_s * (size if number else size - 1))
@@ -110,8 +120,8 @@ class PlannedServer:
                 handler.close_connection = True
                 handler.connection.close()
                 return
-            piece = plan.delta or {"content": plan.text * size}
-            delta = {"choices": [{"index": 0, "delta": piece, "finish_reason": None}]}
+            said = plan.delta or {"content": plan.text * size}
+            delta = {"choices": [{"index": 0, "delta": said, "finish_reason": None}]}
             _event(handler, {**delta, **(_usage(plan, number + size) if plan.counts_chunks else {})})
         _event(handler, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         if plan.with_usage:

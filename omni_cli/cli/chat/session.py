@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
@@ -27,8 +26,9 @@ from omni_cli.core.files import cannot_write, write_whole
 from omni_cli.core.text import suggest, visible
 from omni_cli.measure.loadtest.dataset import read_image, read_sound
 from omni_cli.openai_api.client import Client, Outcome
-from omni_cli.openai_api.reading import SAMPLE_RATE, ChatReader
+from omni_cli.openai_api.reading import ChatReader
 from omni_cli.openai_api.routes import Route
+from omni_cli.openai_api.sound import Sound
 from omni_cli.report.units import milliseconds, seconds
 from omni_cli.requests.encoding import encode_wav
 
@@ -213,19 +213,18 @@ class Session:
             console.print_note("stopped")
         elif not self._quiet:
             console.print_note(_figures(outcome, began_s))
-        if reader.answer.pcm:
-            await self._speak(bytes(reader.answer.pcm))
+        if reader.answer.sound is not None:
+            await self._speak(reader.answer.sound)
 
-    async def _speak(self, pcm: bytes) -> None:
+    async def _speak(self, sound: Sound) -> None:
         """Write the speech to a file, and play it if someone listens and there is a player."""
         path = self._output_dir / f"{next(self._numbers)}.wav"
-        samples = np.frombuffer(pcm[: len(pcm) // 2 * 2], "<i2").astype(np.float32) / 32768
         try:
             self._output_dir.mkdir(parents=True, exist_ok=True)
-            write_whole(path, encode_wav(samples, SAMPLE_RATE))
+            write_whole(path, encode_wav(sound.samples, sound.sample_rate))
         except OSError as error:
             raise cannot_write(path, error) from error
-        console.print_note(f"{path}   {seconds(len(samples) / SAMPLE_RATE)} audio")
+        console.print_note(f"{path}   {seconds(sound.seconds)} audio")
         player = next((words for words in _PLAYERS if shutil.which(words[0])), None)
         if player is not None and sys.stdout.isatty():
             quiet = asyncio.subprocess.DEVNULL

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from omni_cli.cli.loadtest.options import DEFAULT_LEN, MAX_REQUESTS, LoadtestOptions, without_key
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import UsageError
+from omni_cli.stats.estimate import MIN_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,7 @@ def loadtest(options: LoadtestOptions) -> int:
         api_key=options.api_key,
         request_timeout_s=options.request_timeout,
         asks_canaries=workload.endpoint.name == "chat"
-        and (len(urls) > 1 or bool(options.baseline or options.requests)),
+        and (len(urls) > 1 or options.baseline is not None or _repeats(workload, options)),
         command=("omni", *without_key(sys.argv[1:])),
     )
     if options.find_max_rate is not None:
@@ -68,7 +69,7 @@ def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
         read_tokenizer,
         read_traffics,
     )
-    from omni_cli.measure.loadtest.window import parse_slos
+    from omni_cli.measure.bench.slo import parse_slos
     from omni_cli.measure.loadtest.workload import ServerWorkload
 
     output_len = options.output_len or DEFAULT_LEN
@@ -92,7 +93,16 @@ def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
         tokenizer=read_tokenizer(options.tokenizer),
         extra_body=read_extra_body(options.extra_body),
         dataset=dataset,
+        sample_rate=options.sample_rate,
     )
+
+
+def _repeats(workload: ServerWorkload, options: LoadtestOptions) -> bool:
+    """True if the prompts of a file will be sent more than once."""
+    if workload.dataset is None or all(item.prompt is None for item in workload.dataset.requests):
+        return False
+    windows = options.num_iters_warmup + (options.num_iters or MIN_BLOCKS)
+    return len(workload.dataset.requests) < windows * (workload.num_requests or 1)
 
 
 def _find_max_rate(

@@ -19,8 +19,8 @@ from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.core.errors import ExitCode, OmniError
 from omni_cli.measure.bench.benchmark import Benchmark, Plan
 from omni_cli.measure.bench.harness import RunLimits
+from omni_cli.measure.bench.slo import COLUMNS, parse_slos
 from omni_cli.measure.bench.variant_process import VariantError
-from omni_cli.measure.loadtest.window import COLUMNS, parse_slos
 from omni_cli.records.record_file import save_record, with_digest
 from omni_cli.report.bench_view import request_text, slo_text
 from omni_cli.report.shared_parts import workload_title

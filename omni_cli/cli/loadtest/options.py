@@ -79,9 +79,12 @@ class LoadtestOptions(MeasureOptions):
         option(
             "--slo",
             "METRIC:LIMIT",
-            "Count the requests that meet it, such as `ttft:200ms`; metrics are ttft, tpot, itl, e2e, ttfp and rtf. "
-            "Repeatable.",
+            "Count the requests that meet it, such as `ttft:200ms`; metrics are ttft, tpot, itl, e2e, ttfp, heard, "
+            "stutter, underruns, longest_gap and rtf. Repeatable.",
         ),
+    ] = None
+    sample_rate: Annotated[
+        int | None, option("--sample-rate", "HZ", "Rate of speech that states none. Default: 24000.", min=1000)
     ] = None
     find_max_rate: Annotated[
         str | None,

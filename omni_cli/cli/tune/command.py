@@ -90,7 +90,7 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
 
 
 def _read_slo(options: TuneOptions, kinds: Sequence[str], modalities: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    from omni_cli.measure.loadtest.window import OF_AUDIO, OF_TEXT, parse_slos, row_limits
+    from omni_cli.measure.bench.slo import OF_AUDIO, OF_TEXT, parse_slos, row_limits
 
     of_tokens = OF_TEXT if "ar" in kinds else ()
     of_audio = OF_AUDIO if "audio" in modalities else ()

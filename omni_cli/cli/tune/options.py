@@ -62,7 +62,8 @@ class TuneOptions(WorkloadOptions):
             "--slo",
             "METRIC:LIMIT",
             "Limit on each request, such as `ttft:200ms`: what goodput counts, and otherwise a limit that 99 % of a "
-            "setting's requests have to meet. Metrics are ttft, tpot, itl, e2e, ttfp and rtf. Repeatable.",
+            "setting's requests have to meet. Metrics are ttft, tpot, itl, e2e, ttfp, heard, stutter, "
+            "underruns, longest_gap and rtf. Repeatable.",
         ),
     ] = None
     max_memory: Annotated[

@@ -12,10 +12,10 @@ from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.cli.tune.run import SettingsSearch
 from omni_cli.core.errors import UsageError
 from omni_cli.measure.bench.benchmark import Plan
+from omni_cli.measure.bench.slo import parse_slos
 from omni_cli.measure.bench.tuning import MAX_SETTINGS, OPTION, Space, TuneLimits, expand_values
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.loadtest.plan import server_plan
-from omni_cli.measure.loadtest.window import parse_slos
 from omni_cli.measure.loadtest.workload import ServerWorkload
 from omni_cli.openai_api.client import parse_url
 

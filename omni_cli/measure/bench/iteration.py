@@ -8,13 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import numpy as np
+
+from omni_cli.measure.bench.listener import listen
+from omni_cli.measure.bench.slo import check_limits_apply
 from omni_cli.records.metrics import (
     ITL,
     PERCENTILES,
     RTF,
+    SPEECH,
     TPOT,
-    TTFP,
     TTFT,
+    Row,
     Timeline,
     goodput,
     rates,
@@ -22,7 +27,7 @@ from omni_cli.records.metrics import (
     time_gaps,
     values_by_metric,
 )  # fmt: skip
-from omni_cli.requests.outputs import ImageOutput, RequestResult, StageTrace, VideoOutput, audio_seconds
+from omni_cli.requests.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace, VideoOutput, audio_seconds
 
 SLACK_S = 0.005
 """Time allowed for messages between processes, which does not shrink with the work."""
@@ -72,6 +77,7 @@ def get_metrics(iteration: Iteration, slo: Mapping[str, float] = MappingProxyTyp
             metrics[latency_metric(name)] = latencies[latency_metric(name)]
     timelines = _timelines(iteration)
     rows = [timeline.row() for timeline in timelines]
+    check_limits_apply(rows, slo, "this setting")
     return metrics | _rates(iteration, timelines) | goodput(rows, slo, iteration.e2e_s)
 
 
@@ -94,9 +100,18 @@ def _timelines(iteration: Iteration) -> list[Timeline]:
     for request in iteration.requests:
         traces = [_stage_timeline(trace) for trace in request.result.stages if trace.name == first]
         timeline = traces[0] if traces else Timeline(end_s=request.seconds)
-        audio_s = audio_seconds(request.result.outputs)
-        timelines.append(replace(timeline, end_s=request.seconds, first_audio_s=request.result.ttfp_s, audio_s=audio_s))
+        result = request.result
+        timeline = replace(timeline, end_s=request.seconds, audio_s=audio_seconds(result.outputs))
+        timelines.append(replace(timeline, first_audio_s=result.ttfp_s, heard=_listen(result)))
     return timelines
+
+
+def _listen(result: RequestResult) -> Row:
+    """Return the metrics of a listener; empty without audio, and for outputs that do not follow one another."""
+    sounds = [output for output in result.outputs if isinstance(output, AudioOutput)]
+    if len({(sound.sample_rate, sound.samples.shape[1:]) for sound in sounds}) != 1:
+        return {}
+    return listen(np.concatenate([sound.samples for sound in sounds]), sounds[0].sample_rate, result.audio_arrivals)
 
 
 def _stage_timeline(trace: StageTrace) -> Timeline:
@@ -147,7 +162,8 @@ def _rates(iteration: Iteration, timelines: Sequence[Timeline]) -> dict[str, flo
     if produced["audio_s"]:
         metrics[RTF] = e2e_s / produced["audio_s"]
         metrics |= rates({"audio_seconds": produced["audio_s"]}, e2e_s)
-        metrics |= summarise_values({TTFP: values_by_metric(timelines)[TTFP]})
+        values = values_by_metric(timelines)
+        metrics |= summarise_values({name: values[name] for name in SPEECH if name != RTF})
     counts = {name: produced[name] for name in ("images", "frames") if produced[name]}
     return metrics | rates(counts, e2e_s)
 

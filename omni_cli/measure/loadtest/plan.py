@@ -21,15 +21,16 @@ from omni_cli.measure.bench.environment import read_environment
 from omni_cli.measure.bench.outputs import hash_arrays, save_arrays
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.slo import check_limits_apply, row_limits
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.measure.loadtest.observations import ask_canaries, parallel_limit, usual_limit
 from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
-from omni_cli.measure.loadtest.window import Window, idle_limit_error, row_limits, window_metrics, window_work
+from omni_cli.measure.loadtest.window import Window, check_sound, window_metrics, window_work
 from omni_cli.measure.loadtest.workload import OutgoingRequest, RequestMaker, ServerWorkload
 from omni_cli.openai_api.client import Client, Outcome, Target, find_targets
 from omni_cli.openai_api.reading import ServerAnswer
-from omni_cli.records.metrics import E2E, find_idle_limit
+from omni_cli.records.metrics import E2E
 from omni_cli.records.record import ANSWERS, NO_OUTPUTS, Failures, describe_failures
 from omni_cli.stats.referee import OBSERVATIONS
 
@@ -214,12 +215,13 @@ class ServerVariant:
         else:
             offered_s = self._traffic.offered_s(len(requests))
             outcomes = await self._traffic.run(send, len(requests), number)
-        window = Window(tuple(outcomes), began_s, time.perf_counter(), clients, offered_s)
+        ended_s = time.perf_counter()
+        outcomes = await asyncio.to_thread(lambda: [*map(check_sound, outcomes)])
+        window = Window(tuple(outcomes), began_s, ended_s, clients, offered_s)
         if not window.answers:
             raise self._no_answer(window, when)
-        idle = find_idle_limit(window.rows(), row_limits(self._workload.slos)) if number == 0 else None
-        if idle is not None:
-            raise idle_limit_error(idle, f"`{self.name}`")
+        if number == 0:
+            check_limits_apply(window.rows(), row_limits(self._workload.slos), f"`{self.name}`")
         return await asyncio.to_thread(self._ran, window, outputs)
 
     async def rest(self) -> None:
@@ -289,9 +291,8 @@ def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
             choices = [answer.choices[index] for index in sorted(answer.choices)]
             ended = [f"{item.comparison_text}\0finish_reason\0{item.finish_reason}" for item in choices]
             arrays[f"{number}.tokens.text"] = np.frombuffer("\0choice\0".join(ended).encode(), np.uint8)
-        if answer.pcm:
-            whole = len(answer.pcm) // 2 * 2
-            arrays[f"{number}.audio.0"] = np.frombuffer(bytes(answer.pcm[:whole]), "<i2").astype(np.float32) / 2**15
+        if answer.sound is not None:
+            arrays[f"{number}.audio.0"] = answer.sound.samples
         for position, image in enumerate(answer.images):
             arrays[f"{number}.image.{position}"] = _pixels(image)
     return arrays

@@ -1,28 +1,23 @@
-"""From the outcomes of a window's requests to its metrics, its work, and one row per request.
-
-`--slo ttft:200ms` and the like are the limits that a good request meets.
-"""
+"""From the outcomes of a window's requests to its metrics, its work, and one row per request."""
 
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from omni_cli.core.errors import UsageError
-from omni_cli.core.text import suggest, visible
-from omni_cli.openai_api.client import Outcome
+from omni_cli.core.errors import AnswerError
+from omni_cli.measure.bench.listener import listen
+from omni_cli.measure.bench.slo import SLO, row_limits
+from omni_cli.openai_api.client import Outcome, RequestFailure
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.records.metrics import (
     BACKLOG_GROWTH,
     E2E,
+    HEARD,
     ITL,
-    ITL_MAX,
-    RTF,
-    TPOT,
     TTFP,
     TTFT,
     Row,
@@ -37,38 +32,11 @@ from omni_cli.records.metrics import (
 from omni_cli.records.record import Failures, summed_failures
 from omni_cli.stats.saturation import PRECISION
 
-# Option's name -> value of a request. A reader notices the longest gap, so `itl` limits that.
-COLUMNS = {
-    "ttft": TTFT, "tpot": TPOT, "itl": ITL_MAX, "e2e": E2E, "ttfp": TTFP, "rtf": RTF,
-}  # fmt: skip
-OF_TEXT, OF_AUDIO = ("ttft", "tpot", "itl"), ("ttfp", "rtf")
-_LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)")
 _SHORTEST_WINDOW_S, _OTHER_WINDOW_S = 1.0, 4.0
-_SCALES = {"ms": 1e-3, "s": 1.0, "": 1.0}
-TAILS = (E2E, TTFT, ITL, TTFP)
+TAILS = (E2E, TTFT, ITL, TTFP, HEARD)
 """Metrics whose high percentiles are metrics as well, if the window has enough requests."""
 _DIGITS = 7
 _FEW_FOR_TREND, _TREND_Z = 8, 2.33
-
-
-@dataclass(frozen=True)
-class SLO:
-    """`metric` is the option's name; `limit` is in seconds, for `rtf` a plain number."""
-
-    metric: str
-    limit: float
-
-
-def idle_limit_error(metric: str, what: str) -> UsageError:
-    """Return the error for a limit on a metric (its name in records) that no answer has."""
-    name = next(name for name, column in COLUMNS.items() if column == metric)
-    hint = "omit it, or ask for answers that have it: a time between tokens needs two"
-    return UsageError(f"`--slo {name}:...` limits nothing: no answer of {what} has a {name}", hint=hint)
-
-
-def row_limits(slos: Sequence[SLO]) -> dict[str, float]:
-    """Return the limits by the names that values of a request have in records."""
-    return {COLUMNS[slo.metric]: slo.limit for slo in slos}
 
 
 def get_window(slos: Sequence[SLO]) -> float:
@@ -76,41 +44,8 @@ def get_window(slos: Sequence[SLO]) -> float:
 
     At a rate that is too high by `PRECISION`, the wait grows by that part of a second per second.
     """
-    waits = [slo.limit for slo in slos if slo.metric in ("ttft", "ttfp", "e2e")]
+    waits = [slo.limit for slo in slos if slo.metric in ("ttft", "ttfp", "heard", "e2e")]
     return max(_SHORTEST_WINDOW_S, max(waits, default=_OTHER_WINDOW_S * PRECISION) / PRECISION)
-
-
-def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> tuple[SLO, ...]:
-    """Parse `METRIC:LIMIT` texts; `metrics` are those that the measured requests have. Raises `UsageError`."""
-    slos: dict[str, SLO] = {}
-    for text in texts:
-        slo = _parse(text, metrics)
-        if slo.metric in slos:
-            raise UsageError(f"`--slo {slo.metric}:...` is given twice", hint="write one limit per metric")
-        slos[slo.metric] = slo
-    return tuple(slos.values())
-
-
-def _parse(text: str, metrics: Sequence[str]) -> SLO:
-    metric, colon, limit = text.partition(":")
-    shown = visible(text, 80)
-    if not colon:
-        raise UsageError(f"`--slo {shown}` is not METRIC:LIMIT", hint="for example `--slo ttft:200ms` or `--slo rtf:1`")
-    if metric not in COLUMNS:
-        hint = suggest(metric, list(COLUMNS)) or f"metrics are {', '.join(COLUMNS)}"
-        raise UsageError(f"`--slo {shown}`: unknown metric `{visible(metric, 80)}`", hint=hint)
-    if metric not in metrics:
-        hint = f"these requests have {', '.join(metrics)}"
-        raise UsageError(f"`--slo {shown}`: these requests have no {metric}", hint=hint)
-    read = _LIMIT.fullmatch(limit)
-    if read is None or (read[2] == "") != (metric == "rtf"):
-        wanted = "a number without a unit" if metric == "rtf" else "a number with `ms` or `s`"
-        example = "rtf:0.9" if metric == "rtf" else f"{metric}:200ms"
-        raise UsageError(f"`--slo {shown}`: the limit is not {wanted}", hint=f"for example `--slo {example}`")
-    value = float(read[1]) * _SCALES[read[2]]
-    if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"`--slo {shown}`: no request can meet a limit of {limit}")
-    return SLO(metric, value)
 
 
 @dataclass(frozen=True)
@@ -229,7 +164,7 @@ def num_pixels(png: bytes) -> int:
 
 def _timeline(outcome: Outcome, answer: ServerAnswer) -> Timeline:
     """Return the times of an answer. Tokens that became sound are not counted."""
-    times = [choice.at for choice in answer.streams]
+    sound, times = answer.sound, [choice.at for choice in answer.streams]
     return Timeline(
         start_s=outcome.due_s,
         end_s=outcome.ended_s,
@@ -237,9 +172,19 @@ def _timeline(outcome: Outcome, answer: ServerAnswer) -> Timeline:
         streaming_s=sum(at[-1] - at[0] for at in times),
         gaps_s=[gap for at in times for gap in time_gaps(at)],
         later_tokens=answer.later_tokens if answer.num_chunks > len(times) else None,
-        first_audio_s=answer.audio_at,
+        first_audio_s=answer.first_audio_s,
         audio_s=answer.audio_s or 0.0,
+        heard={} if sound is None else listen(sound.samples, sound.sample_rate, sound.arrivals, outcome.due_s),
     )
+
+
+def check_sound(outcome: Outcome) -> Outcome:
+    """Read the sound of an answer, outside of the event loop; one that cannot be read is a failed request."""
+    try:
+        _ = outcome.answer and outcome.answer.sound
+    except AnswerError as error:
+        return replace(outcome, answer=None, failure=RequestFailure(error.kind, str(error)))
+    return outcome
 
 
 def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
@@ -252,6 +197,7 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
     row |= _timeline(outcome, answer).row()
     return row | {
         "audio_s": answer.audio_s,
+        "is_rate_assumed": 1.0 if answer.sound is not None and answer.sound.is_rate_assumed else None,
         "input_tokens": answer.input_tokens,
         "output_tokens": answer.output_tokens,
         "chunks": answer.num_chunks or None,

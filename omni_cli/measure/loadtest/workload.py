@@ -13,9 +13,9 @@ import msgspec
 
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.measure.bench.prompts import Prompts
+from omni_cli.measure.bench.slo import OF_AUDIO, OF_TEXT, SLO
 from omni_cli.measure.loadtest.dataset import Dataset
 from omni_cli.measure.loadtest.observations import NUM_CANARIES
-from omni_cli.measure.loadtest.window import OF_AUDIO, OF_TEXT, SLO
 from omni_cli.openai_api.client import Target
 from omni_cli.openai_api.media import sound_form
 from omni_cli.openai_api.reading import ChatReader, ImagesReader, Reader, SpeechReader, TranscriptReader
@@ -100,7 +100,8 @@ class ServerWorkload:
     """`num_requests` requests per window; None for the default number of each load. A prompt has `input_len` tokens of
     the tokenizer in the folder `tokenizer`, or, if that is None, as many words. `load` describes how they are sent; it
     is empty if the variants differ in it. `extra_body` sets fields in every request. The requests of `dataset` are sent
-    window by window, and again from the first one at its end; a trace is one window.
+    window by window, and again from the first one at its end; a trace is one window. `sample_rate` is that of a sound
+    that states none.
     """
 
     endpoint: Endpoint
@@ -113,6 +114,7 @@ class ServerWorkload:
     tokenizer: str | None = None
     extra_body: Mapping[str, object] = field(default_factory=dict)
     dataset: Dataset | None = None
+    sample_rate: int | None = None
 
     def describe(self) -> dict[str, object]:
         """Return the record's `workload`: everything that has to be equal for two measurements to be comparable."""
@@ -162,13 +164,22 @@ class RequestMaker:
         # warm caches. A salt changes no answer.
         name, is_omni = workload.endpoint.name, target.description.get("owned_by") == "omni-cli"
         self._salt = {"cache_salt": uuid.uuid4().hex} if target.salts_caches and name == "chat" else {}
-        # The same speech, as events: only they say if it is cut.
-        self.form: dict[str, object] = {"stream_format": "sse"} if is_omni and name == "speech" else {}
+        # The same speech, as events, which say if it is cut, of a WAV file, which has the sample rate.
+        speech_form = {"stream_format": "sse", "response_format": "wav"}
+        self.form: dict[str, object] = {**speech_form} if is_omni and name == "speech" else {}
         # Tells the tokens of each chunk.
         if name == "chat" and target.counts_chunks:
             self.form = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-        is_events = {**self.form, **workload.extra_body}.get("stream_format") == "sse"
-        self.reader: Callable[[], Reader] = ChatReader if is_events else workload.endpoint.reader
+        example = {**workload.endpoint.body("", "", 0), **self.form, **workload.extra_body}
+        is_events = example.get("stream_format") == "sse"
+        self._reader: Callable[[], Reader] = ChatReader if is_events else workload.endpoint.reader
+        self._asked_format = str(example["response_format"]) if name == "speech" else None
+
+    def reader(self) -> Reader:
+        """Return a reader of one answer."""
+        reader = self._reader()
+        reader.answer.asked_format, reader.answer.sample_rate = self._asked_format, self._workload.sample_rate
+        return reader
 
     def requests(self, number: int) -> list[OutgoingRequest]:
         """Return the window's requests as JSON, or as forms."""

@@ -55,6 +55,7 @@ def speech_routes(service: Service) -> APIRouter:
         result = await service.result(generate, exchange)
         audio = _audio(result)
         exchange.headers[FINISH_REASON] = audio.finish_reason
+        _state_rate(exchange, body, audio)
         form = body.audio_format, body.sample_rate
         content = await asyncio.to_thread(encode_audio, audio.samples, audio.sample_rate, *form)
         return Response(content, media_type=AUDIO_TYPES[body.audio_format])
@@ -126,6 +127,7 @@ async def _pieces(
                 case AudioChunk():
                     service.note_audio(exchange)
                     encoder = encoder or AudioEncoder(event.sample_rate, body.audio_format, to_rate=body.sample_rate)
+                    _state_rate(exchange, body, event)
                     for samples in split_audio(event.samples, event.sample_rate):
                         if piece := encoder.add(samples):
                             yield piece
@@ -133,6 +135,13 @@ async def _pieces(
                     if encoder is not None and (rest := encoder.finish()):
                         yield rest
                     yield event
+
+
+def _state_rate(exchange: Exchange, body: SpeechRequest, audio: AudioChunk | AudioOutput) -> None:
+    """Add the sample rate and the channels of raw PCM to its media type, which alone can state them."""
+    if body.audio_format == "pcm" and body.stream_format != "sse":
+        rate, channels = body.sample_rate or audio.sample_rate, 1 if audio.samples.ndim == 1 else audio.samples.shape[1]
+        exchange.headers["Content-Type"] = f"{AUDIO_TYPES['pcm']};rate={rate};channels={channels}"
 
 
 def _audio(result: RequestResult) -> AudioOutput:

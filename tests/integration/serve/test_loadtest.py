@@ -85,7 +85,7 @@ def test_chats_in_an_open_loop(omni: OmniServer, bench: Any, tmp_path: Path) -> 
 def test_spoken_chats(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
     limits = ("--slo", "ttfp:120s", "--slo", "rtf:1000")
     ended = bench(omni.url, "--modalities", "text,audio", "--output-len", "8", *FEW, *limits)
-    assert ended.code == 0, ended.err
+    assert ended.code == 0 and "sample rate" not in ended.err, ended.err
     for sample in samples_of(tmp_path):
         # The talker stops at its 40 tokens of 20 ms, which count as output tokens, too.
         assert 0 < sample.work["audio_s"] <= 4 * 0.8 + 0.001
@@ -101,10 +101,11 @@ def test_speech_that_is_cut_is_counted(omni: OmniServer, bench: Any, tmp_path: P
     body = '{"max_audio_tokens": 20}'
     ended = bench(omni.url, "--endpoint", "speech", "--input-len", "12", "--seed", "2", "--extra-body", body, *FEW)
     assert ended.code == 0, ended.err
-    assert "8 requests, none failed, 8 cut, " in ended.out
+    assert "8 requests, none failed, 8 cut, " in ended.out and "sample rate" not in ended.err
     for sample in samples_of(tmp_path):
         assert sample.requests["is_cut"] == (1, 1, 1, 1)
         assert sample.work["audio_s"] > 0 and 0 < sample.metrics["ttfp_s"] <= sample.e2e_s
+        assert sample.metrics["heard_s"] >= sample.metrics["ttfp_s"] and sample.metrics["stutter_s"] >= 0
         assert {"ttft_s", "tpot_s"}.isdisjoint(sample.metrics)
 
 

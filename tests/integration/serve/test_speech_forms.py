@@ -60,7 +60,10 @@ def test_the_sample_rate_is_that_of_the_request(omni: OmniServer) -> None:
     assert struct.unpack("<I", own[24:28]) == (24_000,) and struct.unpack("<I", wanted[24:28]) == (8000,)
     assert len(wanted) - 44 == pytest.approx((len(own) - 44) / 3, abs=2)
     pcm = {**body, "response_format": "pcm", "sample_rate": 8000}
-    raw = omni.request("POST", SPEECH, {**pcm, "stream_format": "audio"}).body
+    answer = omni.request("POST", SPEECH, {**pcm, "stream_format": "audio"})
+    raw, whole = answer.body, omni.request("POST", SPEECH, {**body, "response_format": "pcm"})
+    assert answer.headers["content-type"] == "audio/pcm;rate=8000;channels=1"
+    assert whole.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
     lines = omni.request("POST", SPEECH, {**pcm, "stream_format": "sse"}).body.decode().split("\n\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
     assert b"".join(base64.b64decode(event["audio"]) for event in events[:-1]) == raw

@@ -258,6 +258,37 @@ def test_without_usage_there_is_a_warning_and_no_guess(loadtest: LoadTest) -> No
         assert sample.work == {"requests": 4}
 
 
+@pytest.mark.parametrize(
+    ("content_type", "options", "audio_s", "warns"),
+    [
+        ("audio/pcm", (), 1.0, True),
+        ("audio/pcm;rate=48000;channels=2", ("--sample-rate", "8000"), 0.25, False),
+        ("audio/pcm", ("--sample-rate", "16000"), 1.5, False),
+    ],
+)
+def test_the_rate_of_speech_is_stated_or_assumed(
+    loadtest: LoadTest, content_type: str, options: tuple[str, ...], audio_s: float, warns: bool
+) -> None:
+    plan = Plan(sound=(b"\x00\x20" * 24_000,), content_type=content_type)
+    with PlannedServer(lambda _: plan) as server:
+        code, out, err = loadtest(server.url, "--endpoint", "speech", "--slo", "underruns:0", *options, *SHORT)
+    assert code == 0 and err.count("24 kHz") == warns and f"{audio_s:g} s audio" in out
+    for sample in record().variants[0].samples:
+        assert sample.requests["audio_s"] == (audio_s,) * 4 and ("is_rate_assumed" in sample.requests) == warns
+        assert sample.metrics["underruns"] == 0 and sample.metrics["slo_attainment"] == 1
+
+
+def test_what_is_not_the_sound_that_was_asked_for_is_a_failure(loadtest: LoadTest) -> None:
+    answers = [(b"ID3\4", "audio/mpeg"), (b'{"error": "busy"}', "application/json"), (b"\0\0" * 99, "audio/pcm")]
+    plans = [Plan(sound=(content,), content_type=kind) for content, kind in answers]
+    with PlannedServer(lambda number: plans[number % 3]) as server:
+        code, out, err = loadtest(server.url, "--endpoint", "speech", *SHORT)
+    assert code == 6 and "mp3 instead of pcm" in err and "application/json instead of pcm" in err
+    (failures, _) = (sample.failures for sample in record().variants[0].samples)
+    assert failures["application/json instead of pcm"].first == '{"error": "busy"} is not pcm, as asked for'
+    assert "5 failed" in out
+
+
 @pytest.mark.parametrize("how", ["option", "joined", "environment"])
 def test_the_key_is_sent_and_never_shown(loadtest: LoadTest, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     key = "sk-hunter2-0123456789"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from omni_cli.openai_api.reading import AnswerError, ChatReader, ImagesReader, SpeechReader, TranscriptReader
+from omni_cli.core.errors import AnswerError
+from omni_cli.openai_api.reading import ChatReader, ImagesReader, SpeechReader, TranscriptReader
 
 
 def event(document: Any) -> bytes:

@@ -16,12 +16,12 @@ from omni_cli.records.record import Memory
 from omni_cli.records.results import RecordOrigin
 from omni_cli.report import units
 from omni_cli.report.bench_view import smaller_is_better_json, variant_section
-from omni_cli.report.comparison_view import comparison_view
+from omni_cli.report.comparison_view import compare_document, comparison_view
 from omni_cli.report.comparison_words import Labels, comparison_notes, gate_failure
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.view import Verdict, View
 from omni_cli.stats.blocks import summarise
-from omni_cli.stats.verdicts import ComparisonResult, compare_document, compare_within
+from omni_cli.stats.verdicts import ComparisonResult, compare_within
 
 LABELS = Labels("a.json", "b.json")
 

@@ -15,9 +15,10 @@ from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.records.record_file import save_record
 from omni_cli.records.results import RecordOrigin
+from omni_cli.report.comparison_view import compare_document
 from omni_cli.report.html.page import render_page
 from omni_cli.report.units import ratio
-from omni_cli.stats.verdicts import compare_document, compare_records, compare_within
+from omni_cli.stats.verdicts import compare_records, compare_within
 
 pytestmark = pytest.mark.slow
 

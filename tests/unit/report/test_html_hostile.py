@@ -24,8 +24,9 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import OmniError
 from omni_cli.records.record_file import with_digest
 from omni_cli.records.results import RecordOrigin
+from omni_cli.report.comparison_view import compare_document
 from omni_cli.report.html.page import render_page
-from omni_cli.stats.verdicts import ComparisonSpec, compare_document, compare_within
+from omni_cli.stats.verdicts import ComparisonSpec, compare_within
 
 pytestmark = pytest.mark.slow
 

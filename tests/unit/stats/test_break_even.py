@@ -12,8 +12,9 @@ from support.bench_records import record, variant
 
 from omni_cli.records.record import Memory, Variant
 from omni_cli.records.results import BreakEven, RecordOrigin
+from omni_cli.report.comparison_view import compare_document
 from omni_cli.report.comparison_words import break_even_sentence
-from omni_cli.stats.verdicts import Pair, compare_document, compare_within
+from omni_cli.stats.verdicts import Pair, compare_within
 
 MIB = 2**20
 

@@ -26,7 +26,9 @@ def vocoder(latency_s: float = 0.5) -> StageTrace:
 
 
 def request(*traces: StageTrace, seconds: float, outputs: tuple = (), ttfp_s: float | None = None) -> Finished:
-    return Finished(RequestResult("0", outputs, traces, ttfp_s=ttfp_s), seconds)
+    return Finished(
+        RequestResult("0", outputs, traces, audio_arrivals=() if ttfp_s is None else ((ttfp_s, 1),)), seconds
+    )
 
 
 def test_a_single_ar_stage() -> None:
@@ -133,3 +135,17 @@ def test_the_first_audio_of_each_request_counts() -> None:
     requests = tuple(request(vocoder(), seconds=2.0, outputs=(audio,), ttfp_s=ttfp_s) for ttfp_s in (0.2, 0.9, 0.3))
     metrics = get_metrics(Iteration(2.0, requests, (("token2wav", "diffusion"),)))
     assert metrics["ttfp_s"] == 0.3 and metrics["rtf"] == pytest.approx(2 / 3)
+
+
+def test_streamed_audio_has_a_listener() -> None:
+    """Half a second at 0.5 s, the rest a second later; of requests with and without a stall the mean is reported."""
+    audio = AudioOutput(np.full(24_000, 0.5, np.float32), 24_000)
+    results = [
+        RequestResult("0", (audio,), (vocoder(),), audio_arrivals=arrivals)
+        for arrivals in (((0.5, 12_000), (1.5, 24_000)), ((0.5, 24_000),))
+    ]
+    requests = tuple(Finished(result, 2.0) for result in results)
+    metrics = get_metrics(Iteration(2.0, requests, (("token2wav", "diffusion"),)))
+    assert {name: metrics[name] for name in ("ttfp_s", "heard_s", "stutter_s", "underruns", "longest_gap_s")} == {
+        "ttfp_s": 0.5, "heard_s": 0.5, "stutter_s": 0.25, "underruns": 0.5, "longest_gap_s": 1.0,
+    }  # fmt: skip

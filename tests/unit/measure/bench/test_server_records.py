@@ -14,9 +14,9 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode, InputError
 from omni_cli.measure.bench.protocol import Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.slo import SLO
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.loadtest.traffic import ClosedLoop
-from omni_cli.measure.loadtest.window import SLO
 from omni_cli.measure.loadtest.workload import Endpoint, ServerWorkload
 from omni_cli.records.record import Failures, Record, Utilisation, load_record
 from omni_cli.records.record_file import save_record

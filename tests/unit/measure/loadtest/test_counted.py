@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.bench_records import record
 
 from omni_cli.records.record import Sample, Variant
@@ -152,3 +153,25 @@ def test_answers_that_are_shorter_than_asked_are_said() -> None:
     notes = [note.message for note in disturbance_warnings(disturbances(measured), measured)]
     assert notes == ["a: 100.0% of the answers are shorter than asked: 33 tokens on average"]
     assert not is_slowed(measured)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ([0.0] * 12, [0.0] * 12, "no difference"),
+        ([0.0] * 12, [0.2] * 12, "slower"),
+        ([0.0, 0.4] * 6, [0.0] * 12, "faster"),
+        ([0.0004] * 12, [0.0008] * 12, "no difference"),
+    ],
+)
+def test_a_metric_that_is_usually_0_is_compared(a: list[float], b: list[float], verdict: str) -> None:
+    """Below a millisecond of stutter is none; the summary is the mean of all requests."""
+    variants = []
+    for position, values in enumerate((a, b)):
+        samples = windows("ab"[position], [8] * 12, 8, [1.0] * 12, position=position).samples
+        measured = zip(samples, values, strict=True)
+        with_stutter = tuple(replace(sample, metrics={"stutter_s": value}) for sample, value in measured)
+        variants.append(Variant(name="ab"[position], samples=with_stutter))
+    (found,) = compare_variants(*variants, same_record=True, metrics=["stutter_s"])
+    assert found.result.verdict == verdict and found.result.ci95 is not None
+    assert get_summaries(variants[0])["stutter_s"].median == pytest.approx(sum(a) / len(a))

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_cli.core.errors import UsageError
-from omni_cli.measure.loadtest.window import COLUMNS, parse_slos
+from omni_cli.measure.bench.slo import COLUMNS, parse_slos
 
 ALL = tuple(COLUMNS)
 
 
-@given(st.sampled_from([name for name in ALL if name != "rtf"]), st.integers(1, 10**6))
+@given(st.sampled_from([name for name in ALL if name not in ("rtf", "underruns")]), st.integers(1, 10**6))
 def test_units(metric: str, value: int) -> None:
     (milli,) = parse_slos([f"{metric}:{value}ms"], ALL)
     (whole,) = parse_slos([f"{metric}:{value}s"], ALL)
@@ -23,7 +23,19 @@ def test_units(metric: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "limit"), [("rtf:1", 1), ("rtf:0.8", 0.8), ("rtf:.5", 0.5), ("e2e:2.5s", 2.5), ("tpot:12.5ms", 0.0125)]
+    ("text", "limit"),
+    [
+        ("rtf:1", 1),
+        ("rtf:0.8", 0.8),
+        ("rtf:.5", 0.5),
+        ("e2e:2.5s", 2.5),
+        ("tpot:12.5ms", 0.0125),
+        ("heard:300ms", 0.3),
+        ("longest_gap:1s", 1),
+        ("stutter:0ms", 0),
+        ("underruns:0", 0),
+        ("underruns:2", 2),
+    ],
 )
 def test_numbers(text: str, limit: float) -> None:
     (slo,) = parse_slos([text], ALL)
@@ -42,6 +54,8 @@ def test_numbers(text: str, limit: float) -> None:
         (["ttft:nans"], "not a number with", "ttft:200ms"),
         (["ttft:1e3ms"], "not a number with", "ttft:200ms"),
         (["rtf:1s"], "not a number without a unit", "rtf:0.9"),
+        (["underruns:1ms"], "not a number without a unit", "rtf:0.9"),
+        (["heard:0ms"], "no request can meet a limit of", None),
         (["ttft:0ms"], "no request can meet a limit of", None),
         (["ttft:1s", "ttft:2s"], "given twice", "one limit"),
         (["ttft:\x1b[31m"], "`--slo ttft:\\x1b[31m`", "ttft:200ms"),

@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bench_records import record
 
-from omni_cli.measure.loadtest.window import SLO, Window, num_pixels, window_metrics, window_work
+from omni_cli.measure.bench.slo import SLO
+from omni_cli.measure.loadtest.window import Window, check_sound, num_pixels, window_metrics, window_work
 from omni_cli.openai_api.choices import AnswerChoice
 from omni_cli.openai_api.client import Outcome, RequestFailure
-from omni_cli.openai_api.reading import SAMPLE_RATE, ServerAnswer
-from omni_cli.records.metrics import E2E, ITL_MAX, TPOT, TTFT, find_idle_limit, goodput
-from omni_cli.records.record import Failures
+from omni_cli.openai_api.reading import ServerAnswer, SpeechReader
+from omni_cli.openai_api.sound import SAMPLE_RATE
+from omni_cli.records.metrics import E2E, ITL_MAX, SPEECH, TPOT, TTFT, find_idle_limit, goodput
+from omni_cli.records.record import Failures, Sample, Variant
+from omni_cli.report.comparison_words import disturbance_warnings
+from omni_cli.stats.comparable import disturbances, is_slowed
 
 BEGAN = 100.0
 
@@ -201,3 +206,43 @@ def test_speech_that_is_cut_is_in_its_row(answer: dict[str, Any], is_cut: int | 
     )
     # The length of a text is a setting.
     assert "is_cut" not in window(outcome(0, 1, [0.5], finish_reason="length")).columns()
+
+
+def spoken(due: float, arrivals: list[tuple[float, bytes]], content_type: str = "") -> Outcome:
+    reader = SpeechReader()
+    reader.answer.content_type = content_type
+    for at_s, data in arrivals:
+        reader.feed(data, BEGAN + at_s)
+    return Outcome(BEGAN + due, BEGAN + due, BEGAN + arrivals[-1][0], reader.answer)
+
+
+def test_a_listener_hears_what_is_played_and_waits_for_the_rest() -> None:
+    """0.4 s of silence at once, a voice in time, and its second half too late; at 48 kHz in stereo."""
+    silence, voice = bytes(4 * 19_200), b"\x00\x20" * 2 * 24_000
+    outcome = spoken(1.0, [(1.1, silence), (1.3, voice), (2.3, voice)], "audio/pcm;rate=48000;channels=2")
+    (row,) = window(outcome).rows()
+    assert {name: row[name] for name in SPEECH} == pytest.approx({
+        "ttfp_s": 0.1, "heard_s": 0.5, "stutter_s": 0.3, "underruns": 1, "longest_gap_s": 1.0, "rtf": 1.3 / 1.4,
+    })  # fmt: skip
+    assert row["audio_s"] == pytest.approx(1.4) and row["is_rate_assumed"] is None
+    found = window_metrics(window(outcome, spoken(0.0, [(0.5, voice)])), [SLO("underruns", 0), SLO("heard", 0.5)])
+    assert (found["underruns"], found["slo_attainment"]) == (0.5, 0.5), "the mean, not the median"
+
+
+def test_a_sound_that_cannot_be_read_is_a_failure() -> None:
+    good, bad = spoken(0.0, [(0.1, b"\x00\x20" * 99)]), spoken(0.0, [(0.1, b"RIFF\0\0\0\0WAVEfmt ")])
+    assert check_sound(good) is good and check_sound(failed(0, 1, "timeout")).failure is not None
+    failure = check_sound(bad).failure
+    assert failure is not None and (failure.kind, failure.message) == (
+        "invalid answer", "a sound that cannot be read: its WAV header is not complete",
+    )  # fmt: skip
+
+
+def test_an_assumed_rate_is_warned_of() -> None:
+    answers = window(*(spoken(0.0, [(0.1, b"\x00\x20" * 99)], kind) for kind in ("", "audio/pcm;rate=8000")))
+    sample = Sample(block=0, position=0, e2e_s=0.1, requests=answers.columns())
+    made = record(Variant(name="a", samples=(sample,)), kind="server")
+    (found,) = disturbances(made)
+    assert (found.kind, found.share, found.variant) == ("assumed rate", 0.5, "a") and not is_slowed(made)
+    (note,) = disturbance_warnings((found,), made)
+    assert "24 kHz" in note.message and note.hint is not None and "--sample-rate" in note.hint

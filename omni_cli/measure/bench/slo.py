@@ -1,0 +1,74 @@
+"""Limits on the values of requests: `--slo ttft:200ms` and the like, which a good request meets."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from omni_cli.core.errors import UsageError
+from omni_cli.core.text import suggest, visible
+from omni_cli.records.metrics import E2E, ITL_MAX, METRICS, RESOLUTION, SPEECH, TPOT, TTFT, Row, find_idle_limit
+
+OF_TEXT, OF_AUDIO = ("ttft", "tpot", "itl"), tuple(name.removesuffix("_s") for name in SPEECH)
+# Option's name -> value of a request. A reader notices the longest gap, so `itl` limits that.
+COLUMNS = {"ttft": TTFT, "tpot": TPOT, "itl": ITL_MAX, "e2e": E2E, **dict(zip(OF_AUDIO, SPEECH, strict=True))}
+_LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)")
+_SCALES = {"ms": 1e-3, "s": 1.0, "": 1.0}
+
+
+@dataclass(frozen=True)
+class SLO:
+    """`metric` is the option's name; `limit` is in seconds, for `rtf` and `underruns` a plain number."""
+
+    metric: str
+    limit: float
+
+
+def row_limits(slos: Sequence[SLO]) -> dict[str, float]:
+    """Return the limits by the names that values of a request have in records."""
+    return {COLUMNS[slo.metric]: slo.limit for slo in slos}
+
+
+def check_limits_apply(rows: Sequence[Row], limits: Mapping[str, float], what: str) -> None:
+    """Raise `UsageError` for a limit on a metric (its name in records) that no answer of `rows` has."""
+    idle = find_idle_limit(rows, limits)
+    if idle is not None:
+        name = next(name for name, column in COLUMNS.items() if column == idle)
+        hint = "omit it, or ask for answers that have it: a time between tokens needs two"
+        raise UsageError(f"`--slo {name}:...` limits nothing: no answer of {what} has a {name}", hint=hint)
+
+
+def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> tuple[SLO, ...]:
+    """Parse `METRIC:LIMIT` texts; `metrics` are those that the measured requests have. Raises `UsageError`."""
+    slos: dict[str, SLO] = {}
+    for text in texts:
+        slo = _parse(text, metrics)
+        if slo.metric in slos:
+            raise UsageError(f"`--slo {slo.metric}:...` is given twice", hint="write one limit per metric")
+        slos[slo.metric] = slo
+    return tuple(slos.values())
+
+
+def _parse(text: str, metrics: Sequence[str]) -> SLO:
+    metric, colon, limit = text.partition(":")
+    shown = visible(text, 80)
+    if not colon:
+        raise UsageError(f"`--slo {shown}` is not METRIC:LIMIT", hint="for example `--slo ttft:200ms` or `--slo rtf:1`")
+    if metric not in COLUMNS:
+        hint = suggest(metric, list(COLUMNS)) or f"metrics are {', '.join(COLUMNS)}"
+        raise UsageError(f"`--slo {shown}`: unknown metric `{visible(metric, 80)}`", hint=hint)
+    if metric not in metrics:
+        hint = f"these requests have {', '.join(metrics)}"
+        raise UsageError(f"`--slo {shown}`: these requests have no {metric}", hint=hint)
+    read = _LIMIT.fullmatch(limit)
+    is_plain = metric in METRICS  # times are limited without the `_s` of their names
+    if read is None or (read[2] == "") != is_plain:
+        wanted = "a number without a unit" if is_plain else "a number with `ms` or `s`"
+        example = "rtf:0.9" if is_plain else f"{metric}:200ms"
+        raise UsageError(f"`--slo {shown}`: the limit is not {wanted}", hint=f"for example `--slo {example}`")
+    value = float(read[1]) * _SCALES[read[2]]
+    if not (math.isfinite(value) and (value > 0 or COLUMNS[metric] in RESOLUTION)):
+        raise UsageError(f"`--slo {shown}`: no request can meet a limit of {limit}")
+    return SLO(metric, value)
