@@ -192,17 +192,13 @@ class ServerAnswer(SpokenAnswer):
         return sum(len(choice.at) for choice in self.streams)
 
     @property
-    def text_tokens(self) -> int | None:
-        """The output tokens that did not become sound."""
-        return None if self.output_tokens is None else self.output_tokens - self.audio_tokens
-
-    @property
     def later_tokens(self) -> float | None:
         """The tokens after the first chunk of each choice: by the `usage` of that chunk; else all but one where each
         token has a chunk of its own; else by the share of the characters."""
-        tokens, streams = self.text_tokens, self.streams
-        if tokens is None or not streams:
+        streams = self.streams
+        if self.output_tokens is None or not streams:
             return None
+        tokens = self.output_tokens - self.audio_tokens
         if self.first_tokens is not None:
             return tokens - self.first_tokens
         if self.num_chunks >= tokens:

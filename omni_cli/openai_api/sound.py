@@ -33,7 +33,7 @@ _MAGIC = {b"OggS": "opus", b"fLaC": "flac", b"ID3": "mp3"}
 
 
 @dataclass(frozen=True)
-class Sound:
+class ReceivedSound:
     """`samples` are float32 (num_samples,), or (num_samples, channels).
 
     `arrivals` are the times at which pieces of it had arrived, each with the number of samples until then; those of a
@@ -66,7 +66,7 @@ class SpokenAnswer:
     sample_rate: int | None = None
 
     @cached_property
-    def sound(self) -> Sound | None:
+    def sound(self) -> ReceivedSound | None:
         """The samples, for use when the answer has ended, outside of the event loop. Raises `AnswerError`."""
         if not self.pcm:
             return None
@@ -121,7 +121,7 @@ def read_sound(
     content_type: str = "",
     asked: str | None = None,
     sample_rate: int | None = None,
-) -> Sound:
+) -> ReceivedSound:
     """Read the sound of an answer; `pieces` are times, each with the number of bytes until then.
 
     Every piece that begins with a WAV header is another file, as in chats. Raises `ValueError`, and `InputError` for a
@@ -158,17 +158,19 @@ def read_sound(
     if not count:
         raise ValueError("it has no samples")
     joined = np.concatenate(parts)
-    return Sound(joined if channels == 1 else joined.reshape(-1, channels), rate, tuple(arrivals), is_assumed)
+    return ReceivedSound(joined if channels == 1 else joined.reshape(-1, channels), rate, tuple(arrivals), is_assumed)
 
 
-def _decode(data: bytes | bytearray, pieces: Sequence[tuple[float, int]], first: int) -> Sound:
+def _decode(data: bytes | bytearray, pieces: Sequence[tuple[float, int]], first: int) -> ReceivedSound:
     """Decode a sound whose samples begin at the byte `first`, in another process."""
     from omni_cli.requests.media.reading import MediaReader, in_memory
 
     with in_memory(bytes(data)) as file:
         samples, rate = MediaReader(lambda _note: None).audio(file, "sound of the answer", mono=False)
     per_byte = len(samples) / max(1, len(data) - first)
-    return Sound(samples, rate, tuple((at_s, round((end - first) * per_byte)) for at_s, end in pieces if end > first))
+    return ReceivedSound(
+        samples, rate, tuple((at_s, round((end - first) * per_byte)) for at_s, end in pieces if end > first)
+    )
 
 
 def _is_wav(data: bytes | bytearray) -> bool:

@@ -28,7 +28,7 @@ from omni_cli.measure.loadtest.dataset import read_image, read_sound
 from omni_cli.openai_api.client import Client, Outcome
 from omni_cli.openai_api.reading import ChatReader
 from omni_cli.openai_api.routes import Route
-from omni_cli.openai_api.sound import Sound
+from omni_cli.openai_api.sound import ReceivedSound
 from omni_cli.report.units import milliseconds, seconds
 from omni_cli.requests.encoding import encode_wav
 
@@ -216,7 +216,7 @@ class Session:
         if reader.answer.sound is not None:
             await self._speak(reader.answer.sound)
 
-    async def _speak(self, sound: Sound) -> None:
+    async def _speak(self, sound: ReceivedSound) -> None:
         """Write the speech to a file, and play it if someone listens and there is a player."""
         path = self._output_dir / f"{next(self._numbers)}.wav"
         try:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from omni_cli.measure.bench.benchmark import Plan
+    from omni_cli.measure.loadtest.observations import Canaries
     from omni_cli.measure.loadtest.traffic import Traffic
     from omni_cli.measure.loadtest.workload import ServerWorkload
 
@@ -49,8 +50,7 @@ def loadtest(options: LoadtestOptions) -> int:
         model=options.model,
         api_key=options.api_key,
         request_timeout_s=options.request_timeout,
-        asks_canaries=workload.endpoint.name == "chat"
-        and (len(urls) > 1 or options.baseline is not None or _repeats(workload, options)),
+        canaries=_choose_canaries(workload, options),
         command=("omni", *without_key(sys.argv[1:])),
     )
     if options.find_max_rate is not None:
@@ -97,12 +97,16 @@ def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
     )
 
 
-def _repeats(workload: ServerWorkload, options: LoadtestOptions) -> bool:
-    """True if the prompts of a file will be sent more than once."""
+def _choose_canaries(workload: ServerWorkload, options: LoadtestOptions) -> Canaries | None:
+    """Return those that show caches which matter: between servers and runs, or where prompts of a file repeat."""
+    if workload.endpoint.name != "chat" or options.find_max_rate is not None:
+        return None
+    if len(options.url) > 1 or options.baseline is not None:
+        return "own"
     if workload.dataset is None or all(item.prompt is None for item in workload.dataset.requests):
-        return False
+        return None
     windows = options.num_iters_warmup + (options.num_iters or MIN_BLOCKS)
-    return len(workload.dataset.requests) < windows * (workload.num_requests or 1)
+    return "new" if len(workload.dataset.requests) < windows * (workload.num_requests or 1) else None
 
 
 def _find_max_rate(

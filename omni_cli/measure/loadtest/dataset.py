@@ -127,7 +127,9 @@ def read_dataset(
             message = f"{timed} of {len(lines)} requests have an arrival time; all or none must"
             raise InputError(f"{path}:{place}: it has no arrival time: {message}")
         requests = [item for item in requests if item.due_s is not None]
-        notes += (f"{len(untimed)} turns that follow an answer, without a time of their own, are not sent",)
+        notes += (
+            f"{len(untimed)} of {len(lines)} lines have no time but follow an answer (`delay`), and are not sent",
+        )
     requests.sort(key=lambda item: item.due_s or 0.0)
     first_s = requests[0].due_s or 0.0
     shifted = tuple(item if item.due_s is None else replace(item, due_s=item.due_s - first_s) for item in requests)
@@ -264,8 +266,8 @@ class _LineReader:
             other: TimeUnit = "seconds" if unit == "milliseconds" else "milliseconds"
             is_fast = rate > _FASTEST or (has_fractions and rate / 1000 > _SLOWEST)
             if is_fast if unit == "milliseconds" else rate < _SLOWEST:
-                fractions = " and fractions" if has_fractions else ""
-                message = f"`{key}` looks like {other}: in {unit}, it has {rate:.4g} requests per second{fractions}"
+                fractions = ", with fractions" if has_fractions else ""
+                message = f"`{key}` looks like {other}: in {unit}, these are {rate:.4g} requests per second{fractions}"
                 hint = f"say which unit it is: `--time-unit {other}` or `--time-unit {unit}`"
                 raise InputError(f"`{self.path}`: {message}", hint=hint)
 
@@ -292,7 +294,7 @@ class _LineReader:
         time_key, due = _only(fields, tuple(_TIMES))
         input_len, output_len = (_read_length(*_only(fields, names)) for names in (_INPUT_LENS, _OUTPUT_LENS))
         if prompt is None and (input_len is None or system is not None):
-            raise ValueError("the key `prompt` is missing")
+            raise ValueError("the key `prompt` is missing, or `input_length` to generate one")
         sent: dict[str, object] = {"seed": own["seed"]} if "seed" in own else {}
         for key, value in own.get("sampling", {}).items():
             if key not in _SAMPLING:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from omni_cli.openai_api.client import Outcome
-from omni_cli.stats.estimate import get_centre
+from omni_cli.stats.race import student_quantile
+
+Canaries = Literal["new", "own"]
+"""Prompts that a server is asked for: new ones, or also those of the run."""
 
 NUM_CANARIES = 6
 _CANARY_TOKENS = 4
@@ -31,22 +35,23 @@ def short_answer(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def ask_canaries(
-    bodies: Sequence[Mapping[str, Any]], post: Callable[[Mapping[str, Any]], Awaitable[Outcome]]
+    bodies: Sequence[Mapping[str, Any]], post: Callable[[Mapping[str, Any]], Awaitable[Outcome]], *, asks_own: bool
 ) -> dict[str, tuple[float, float, float]]:
     """Return by how much prompts are answered faster than new ones, as (low, ratio, high) with 95 %: `again` if the
-    server has just answered them, `own` those of these chats, which an earlier run may have sent.
+    server has just answered them, and with `asks_own` `own`, those of these chats, which an earlier run may have sent.
 
-    One request at a time, each chat in three forms. Empty if one fails.
+    One request at a time, each chat in two or three forms. Empty if one fails.
     """
-    logs: dict[str, list[float]] = {"own": [], "again": []}
+    logs: dict[str, list[float]] = {"again": [], **({"own": []} if asks_own else {})}
     await post(new_prompt(bodies[0]))  # opens the connection
     for body in bodies:
         new = new_prompt(body)
-        waits = [_first_output_s(await post(item)) for item in (new, short_answer(body), new)]
-        if not all(waits):
-            return {}
-        for name, wait_s in zip(logs, waits[1:], strict=True):
-            logs[name].append(math.log((waits[0] or 1.0) / (wait_s or 1.0)))
+        waits = [_first_output_s(await post(item)) for item in (new, new, short_answer(body))[: 1 + len(logs)]]
+        first, *others = waits
+        for name, wait_s in zip(logs, others, strict=True):
+            if not first or not wait_s:
+                return {}
+            logs[name].append(math.log(first / wait_s))
     return {name: _interval(values) for name, values in logs.items()}
 
 
@@ -56,11 +61,12 @@ def _first_output_s(outcome: Outcome) -> float | None:
 
 
 def _interval(logs: Sequence[float]) -> tuple[float, float, float]:
-    import numpy as np
-
-    centre = get_centre(np.array(logs), trim=0.0)
-    low, high = centre.interval(0.05)
-    return math.exp(low), math.exp(centre.centre), math.exp(high)
+    """Return Student's interval of a ratio."""
+    centre = statistics.fmean(logs)
+    half = 0.0
+    if len(logs) > 1:
+        half = student_quantile(0.025, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(centre - half), math.exp(centre), math.exp(centre + half)
 
 
 def parallel_limit(burst: Sequence[Outcome]) -> int | None:

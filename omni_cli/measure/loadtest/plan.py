@@ -24,7 +24,7 @@ from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.slo import check_limits_apply, row_limits
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
-from omni_cli.measure.loadtest.observations import ask_canaries, parallel_limit, usual_limit
+from omni_cli.measure.loadtest.observations import Canaries, ask_canaries, parallel_limit, usual_limit
 from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
 from omni_cli.measure.loadtest.window import Window, check_sound, window_metrics, window_work
 from omni_cli.measure.loadtest.workload import OutgoingRequest, RequestMaker, ServerWorkload
@@ -62,12 +62,13 @@ def server_plan(
     api_key: str | None,
     request_timeout_s: float,
     command: tuple[str, ...],
-    asks_canaries: bool = False,
+    canaries: Canaries | None = None,
     is_varied: bool = False,
 ) -> Iterator[Plan]:
     """Plan the test of these servers under these loads; asks each for its models. Raises `OmniError`.
 
-    `asks_canaries`: each server is asked for prompts again, for signs of a cache. `is_varied`: variants are named by
+    `canaries`: each server is first asked for new prompts twice, for signs of a cache, and also for those of the first
+    window. `is_varied`: variants are named by
     their load even if there is only one.
     """
     _allow_open_files(traffics, workload.num_requests)
@@ -76,14 +77,14 @@ def server_plan(
     environment = read_environment()
     environment["versions"]["aiohttp"] = version("aiohttp")
 
-    turn = Turn()
+    turn = SendingTurn()
 
     def launch(index: int) -> ServerVariant:
         target, traffic = pairs[index]
         variant = ServerVariant(
             variants[index].name, target, workload, traffic, turn, api_key=api_key, request_timeout_s=request_timeout_s
         )
-        variant.asks_canaries = asks_canaries
+        variant.canaries = canaries
         return variant
 
     with scratch_folder("omni-bench-") as folder:
@@ -122,7 +123,7 @@ def _allow_open_files(traffics: Sequence[Traffic], num_requests: int | None) -> 
         raise UsageError(message, hint="raise the limit with `ulimit -Hn`, or send fewer: `--num-requests`")
 
 
-class Turn:
+class SendingTurn:
     """The variant that sends requests: another one begins when its last answers have come."""
 
     def __init__(self) -> None:
@@ -145,7 +146,7 @@ class ServerVariant:
         target: Target,
         workload: ServerWorkload,
         traffic: Traffic,
-        turn: Turn,
+        turn: SendingTurn,
         *,
         api_key: str | None,
         request_timeout_s: float,
@@ -159,7 +160,7 @@ class ServerVariant:
         self._count = workload.num_requests or traffic.default_requests
         self._maker = RequestMaker(workload, self._count, target)
         self._stack = AsyncExitStack()
-        self.asks_canaries = False
+        self.canaries: Canaries | None = None
         # Filled while windows run; the record has the state at its end.
         self._observed: dict[str, object] = {"extra_requests": 0, "parallel_limit": None}
         self._limits: list[int | None] = []
@@ -202,7 +203,7 @@ class ServerVariant:
         async def send(index: int, due_s: float) -> Outcome:
             return await self._send(requests[index], due_s)
 
-        if number == 0 and self.asks_canaries:
+        if number == 0 and self.canaries is not None:
             await self._ask_canaries()
         began_s = time.perf_counter()
         clients = offered_s = None
@@ -239,7 +240,7 @@ class ServerVariant:
 
         dataset = self._workload.dataset
         if bodies := self._maker.canaries():
-            self._observed |= await ask_canaries(bodies, post)
+            self._observed |= await ask_canaries(bodies, post, asks_own=self.canaries == "own")
             self._observed |= {} if dataset is None else {"distinct_requests": len(dataset.requests)}
 
     def _observe(self, clients: Clients, *, is_burst: bool) -> None:

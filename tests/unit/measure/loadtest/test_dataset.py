@@ -174,7 +174,7 @@ def test_turns_that_wait_for_an_answer_are_not_sent(tmp_path: Path) -> None:
     turns = [{"text": "b", "session_id": "s", "delay": 9}, {"text": "c", "timestamp": 500}]
     found = read(written(tmp_path, lines({"text": "a", "timestamp": 0}, *turns)))
     assert [item.prompt for item in found.requests] == ["a", "c"]
-    assert found.notes[1] == "1 turns that follow an answer, without a time of their own, are not sent"
+    assert found.notes[1] == "1 of 3 lines have no time but follow an answer (`delay`), and are not sent"
 
 
 def times(*values: float, key: str = "timestamp") -> str:
