@@ -46,6 +46,7 @@ from omni_cli.measure.bench.prompts import Prompts
 from omni_cli.measure.bench.protocol import Close, Failed, Load, Loaded, Loading, Ran, Run
 from omni_cli.measure.bench.variant_worker import VariantWorker
 from omni_cli.records.record import load_record
+from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.outputs import GenerateRequest, RequestResult
 
 PROFILE, STAGE = "tiny-image", "diffusion"
@@ -103,7 +104,7 @@ class Bare:
     async def iterate(self, number: int) -> tuple[float, RequestResult]:
         """Seconds of request `number`, with the prompt and seed of bench's iteration of that number."""
         prompt, seed = self._prompts.draw(number, 0), self._llm.config.seed + number
-        request = GenerateRequest(request_id=f"bare-{number}", prompt=prompt, raw=True, seed=seed)
+        request = GenerateRequest(request_id=f"bare-{number}", prompt=prompt, text=TextOptions(raw=True), seed=seed)
         return await bare_request(self._llm, request)
 
 

@@ -14,6 +14,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.stage_client import StageClient
+from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
 from omni_cli.stage.messages import AddRequest, Failure, Report, RequestDone, StageReady
 from omni_cli.stage.protocol import StageSpec
@@ -115,8 +116,7 @@ def _stage_requests(stage_outputs: Sequence[bytes | None], *, wants_stage_output
             str(seed),
             prompt="" if stage_output else prompt,
             seed=seed,
-            stage_output=stage_output,
-            wants_stage_output=wants_stage_output,
+            stage=StageIO(input=stage_output, wants_output=wants_stage_output),
         )
         for seed, (prompt, stage_output) in enumerate(zip(PROMPTS, stage_outputs, strict=True))
     ]

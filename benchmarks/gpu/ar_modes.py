@@ -47,6 +47,7 @@ from omni_cli.models.qwen2_5_omni.family import FAMILY
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
 from omni_cli.records.record import Record, Sample, Variant, workload_fingerprint
 from omni_cli.records.record_file import save_record
+from omni_cli.requests.contents import StageIO, TextOptions
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import RequestDone
 from omni_cli.stage.payloads import decode_additional_information
@@ -194,7 +195,14 @@ def _run(
     texts = [prompts.draw(block, index) for index in range(requests)]
     start = time.perf_counter()
     for index, text in enumerate(texts):
-        stage.add(GenerateRequest(str(index), prompt=text, raw=True, wants_stage_output=side.wants_hidden_states))
+        stage.add(
+            GenerateRequest(
+                str(index),
+                prompt=text,
+                text=TextOptions(raw=True),
+                stage=StageIO(wants_output=side.wants_hidden_states),
+            )
+        )
     done: dict[str, RequestDone] = {}
     while stage.has_work():
         for report in stage.step():

@@ -55,6 +55,7 @@ from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.measure.bench.prompts import Prompts
 from omni_cli.records.record import Record, Sample, Variant, workload_fingerprint
 from omni_cli.records.record_file import save_record
+from omni_cli.requests.contents import SpeechOptions, TextOptions
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult, StageTrace, TextDelta
 from omni_cli.stats.blocks import summarise
 
@@ -196,9 +197,13 @@ async def _request(model: Model, llm: OmniLLM, prompt: str, seed: int, streams: 
     first: dict[type, float] = {}
     num_samples, played_until_s, gap_s = 0, math.inf, 0.0
     request = GenerateRequest(
-        f"{prompt[:16]} {seed}", prompt, seed=seed, raw=model.is_raw, stream_audio=streams,
+        f"{prompt[:16]} {seed}",
+        prompt,
+        text=TextOptions(raw=model.is_raw),
+        speech=SpeechOptions(stream_audio=streams),
+        seed=seed,
         cache_salt=f"{prompt} {seed} {streams}",
-    )  # fmt: skip
+    )
     async for event in llm.generate(request):
         now_s = time.perf_counter() - began_s
         first.setdefault(type(event), now_s)

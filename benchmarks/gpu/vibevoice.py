@@ -50,6 +50,7 @@ from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.measure.bench.prompts import Prompts
 from omni_cli.records.record import Record, Sample, Variant, workload_fingerprint
 from omni_cli.records.record_file import save_record
+from omni_cli.requests.contents import SpeechOptions, TextOptions
 from omni_cli.requests.outputs import AudioChunk, GenerateRequest, RequestResult, StageTrace
 from omni_cli.stats.blocks import summarise
 
@@ -168,7 +169,11 @@ async def _request(llm: OmniLLM, prompt: str, seed: int) -> Served:
     began_s = time.perf_counter()
     first_s = None
     num_samples = 0
-    async for event in llm.generate(GenerateRequest(str(seed), prompt, seed=seed, raw=True, stream_audio=True)):
+    async for event in llm.generate(
+        GenerateRequest(
+            str(seed), prompt, seed=seed, text=TextOptions(raw=True), speech=SpeechOptions(stream_audio=True)
+        )
+    ):
         if isinstance(event, AudioChunk):
             first_s = first_s or time.perf_counter() - began_s
             num_samples += event.samples.size

@@ -227,7 +227,7 @@ class OmniLLM:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         self.config.check_adapter(request.lora)
         early = {stage.name for stage in self.config.stages if stage.starts_early}
-        streams = request.stream_audio
+        streams = request.speech.stream_audio
         if streams is None:
             streams = any(stage.streams for stage in self.config.stages)
         run = RequestRun(request, self._chain(request), self._running, self._trace, streams=streams, early=early)
@@ -241,7 +241,7 @@ class OmniLLM:
             error = raised
         finally:
             del self._requests[request.request_id]
-        stage_output = run.stage_output if request.wants_stage_output and error is None else None
+        stage_output = run.stage_output if request.stage.wants_output and error is None else None
         arrivals = tuple(run.audio_arrivals)
         yield RequestResult(
             request.request_id, run.outputs, run.traces, error, stage_output, arrivals, run.rtf, run.notes

@@ -11,6 +11,7 @@ import numpy as np
 
 from omni_cli.core.errors import StageError
 from omni_cli.engine.process.stage_client import StageClient
+from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import (
     AudioChunk,
     AudioOutput,
@@ -94,7 +95,7 @@ class RequestRun:
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield events; raises the error of the request or of its stage. All stages drop the request at the end."""
         try:
-            self._send_on(0, self._request.stage_output, is_last=True)
+            self._send_on(0, self._request.stage.input, is_last=True)
             while len(self._traces) < len(self._chain):
                 name, report = await self.queue.get()
                 if name in self._inside:
@@ -169,17 +170,19 @@ class RequestRun:
             request = GenerateRequest(
                 request.request_id,
                 seed=request.seed,
-                max_audio_tokens=request.max_audio_tokens,
-                speaker=request.speaker,
+                speech=dataclasses.replace(request.speech, voices=()),
                 diffusion=request.diffusion,
-                wants_frames=request.wants_frames,
             )
+        asked = self._request.stage
         return dataclasses.replace(
             request,
-            stage_output=stage_output,
-            more_follows=more_follows,
-            wants_stage_output=position + 1 < len(self._chain) or self._request.wants_stage_output,
-            stream_audio=self._sends_parts(position),
+            stage=StageIO(
+                input=stage_output,
+                more_follows=more_follows,
+                wants_output=position + 1 < len(self._chain) or asked.wants_output,
+                wants_frames=asked.wants_frames,
+            ),
+            speech=dataclasses.replace(request.speech, stream_audio=self._sends_parts(position)),
         )
 
     def _sends_parts(self, position: int) -> bool:
@@ -190,7 +193,7 @@ class RequestRun:
     @property
     def _streams_to_caller(self) -> bool:
         """True if the caller gets audio while it is made; a stage output goes to the caller in one piece."""
-        return self._streams and not self._request.wants_stage_output
+        return self._streams and not self._request.stage.wants_output
 
     def _collect_outputs(self, report: RequestDone, chunks: list[AudioChunk]) -> list[Output]:
         outputs: list[Output] = []

@@ -275,8 +275,8 @@ def get_messages(request: GenerateRequest, system_prompt: str | None) -> list[di
     """Return a conversation as transformers' chat templates take it; media come before a prompt."""
     messages = request.messages
     if not messages:
-        media = [*(Part("audio") for _ in request.audio), *(Part("image") for _ in request.images)]
-        media += [Part("video") for _ in request.videos]
+        media = [*(Part("audio") for _ in request.media.audio), *(Part("image") for _ in request.media.images)]
+        media += [Part("video") for _ in request.media.videos]
         messages = (Message("user", (*media, Part("text", request.prompt or ""))),)
     if system_prompt is not None and messages[0].role != "system":
         messages = (Message("system", (Part("text", system_prompt),)), *messages)
@@ -294,29 +294,29 @@ def processor_inputs(processor: Any, request: GenerateRequest, system_prompt: st
 
     Raises `NoReferenceError` for media that the model does not take.
     """
-    parts = {"image": request.images, "audio": request.audio, "video": request.videos}
+    parts = {"image": request.media.images, "audio": request.media.audio, "video": request.media.videos}
     takes = {"image": "image_processor", "audio": "feature_extractor", "video": "video_processor"}
     for medium, items in parts.items():
         if items and getattr(processor, takes[medium], None) is None:
             raise NoReferenceError(f"this model takes no {medium}")
     special: dict[str, Any] = {}
-    if request.raw or getattr(processor, "chat_template", None) is None:
+    if request.text.raw or getattr(processor, "chat_template", None) is None:
         text = request.prompt
     else:
         messages = get_messages(request, system_prompt)
         text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         special["add_special_tokens"] = False
     media: dict[str, Any] = {}
-    if request.images:
-        media["images"] = [Image.fromarray(image) for image in request.images]
-    if request.audio:
+    if request.media.images:
+        media["images"] = [Image.fromarray(image) for image in request.media.images]
+    if request.media.audio:
         rate = processor.feature_extractor.sampling_rate
         media["audio"] = [
             soxr.resample(samples, own_rate, rate) if own_rate != rate else samples
-            for samples, own_rate in request.audio
+            for samples, own_rate in request.media.audio
         ]
         media["sampling_rate"] = rate
-    if request.videos:
+    if request.media.videos:
         media |= _videos(request)
     return processor(text=[text], return_tensors="pt", padding=True, **special, **media)
 
@@ -325,8 +325,8 @@ def _videos(request: GenerateRequest) -> dict[str, Any]:
     """Return the processor's arguments for videos whose frames have been sampled already."""
     metadata = [
         {"total_num_frames": video.total_num_frames, "fps": video.fps, "frames_indices": list(video.frames_indices)}
-        for video in request.videos
+        for video in request.media.videos
     ]
-    frames = [video.frames for video in request.videos]
-    samples = any(video.do_sample_frames for video in request.videos)
+    frames = [video.frames for video in request.media.videos]
+    samples = any(video.do_sample_frames for video in request.media.videos)
     return {"videos": frames, "video_metadata": metadata, "do_sample_frames": samples}

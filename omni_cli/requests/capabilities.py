@@ -170,7 +170,7 @@ class Capabilities:
 
     def check_request(self, request: GenerateRequest, config: EngineConfig) -> None:
         """Raise `InputError` for a request whose values or files the model family rejects."""
-        check_voices(request.voices, self.cloning)
+        check_voices(request.speech.voices, self.cloning)
         if self.check is not None:
             self.check(request, config)
 

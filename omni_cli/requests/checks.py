@@ -17,7 +17,7 @@ from omni_cli.config.bounds import MAX_FPS, MAX_NAME_LENGTH, MAX_TEMPERATURE
 from omni_cli.core.text import suggest
 
 if TYPE_CHECKING:
-    from omni_cli.requests.outputs import SpeechTask
+    from omni_cli.requests.contents import SpeechTask
 
 _SHOWN_CHARACTERS = 40  # of a wrong value
 
@@ -59,7 +59,7 @@ def check_flag(value: object) -> bool:
 
 
 def check_task(value: object) -> SpeechTask:
-    from omni_cli.requests.outputs import SpeechTask
+    from omni_cli.requests.contents import SpeechTask
 
     if value not in get_args(SpeechTask):
         raise ValueError(f"must be one of {', '.join(get_args(SpeechTask))}")

@@ -1,9 +1,9 @@
-"""Contents of requests and answers: files and arguments of a pipeline's call, voices, transcripts, functions."""
+"""Contents of requests and answers: media, voices, transcripts, functions; and the parts of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -25,6 +25,7 @@ class CallFile:
     sound: CallFile | None = None
 
 
+SpeechTask = Literal["transcribe", "translate"]
 T = TypeVar("T")
 NestedCall: TypeAlias = (
     "T | list[NestedCall[T]] | tuple[NestedCall[T], ...] | dict[Any, NestedCall[T]] | str | float | None"
@@ -117,3 +118,106 @@ class ToolUse:
     tools: tuple[Mapping[str, Any], ...]
     choice: Literal["auto", "none", "required"] | Mapping[str, Any] = "auto"
     parallel: bool = True
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames of a video, uint8 RGB (num_frames, height, width, 3): those at `frames_indices` of `total_num_frames`.
+
+    `fps` is the video's own rate. With `do_sample_frames`, the model's processor chooses from these frames again.
+    """
+
+    frames: np.ndarray
+    fps: float
+    total_num_frames: int
+    frames_indices: tuple[int, ...]
+    do_sample_frames: bool = False
+
+
+@dataclass(frozen=True)
+class Media:
+    """The decoded files of a request.
+
+    `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
+    (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints. `call_files` are
+    those for other arguments of a pipeline's call: JSON with a `CallFile` in place of each file.
+    """
+
+    audio: tuple[tuple[np.ndarray, int], ...] = ()
+    images: tuple[np.ndarray, ...] = ()
+    mask: np.ndarray | None = None
+    control_images: tuple[np.ndarray, ...] = ()
+    videos: tuple[Video, ...] = ()
+    call_files: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """The form of a prompt, which its stage turns into tokens, and of the text that answers it.
+
+    `prompt_token_ids` are a prompt in place of text; a `raw` one is read without the chat template.
+    `add_special_tokens` None leaves them to the chat template, and adds the tokenizer's to a raw prompt; without
+    `add_generation_prompt` a chat ends with its messages, and with `continue_final_message` within the last one.
+    `chat_template_kwargs` are variables of the chat template, as in vLLM; `reasoning_effort` is OpenAI's.
+
+    `reply` fixes the first AR stage's answer word for word. With `split_reply`, the answer's reasoning and calls of
+    `tool_use`'s functions are taken out of its text. With `wants_prompt`, the text output has the prompt, too; with
+    `prompt_only` it has nothing else, and the model does not run.
+    """
+
+    prompt_token_ids: tuple[int, ...] | None = None
+    raw: bool = False
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    reply: str | None = None
+    tool_use: ToolUse | None = None
+    split_reply: bool = False
+    wants_prompt: bool = False
+    prompt_only: bool = False
+
+
+@dataclass(frozen=True)
+class SpeechOptions:
+    """The speech to make: `speaker` is a voice that the model has.
+
+    `voices` are recordings to clone, of the speakers in the order in which they first speak. `max_audio_tokens` bounds
+    the tokens that become sound, as `max_tokens` of sampling does those of text. With `stream_audio`, stages start
+    before their input stage has finished, and audio arrives in `AudioChunk`s while it is generated; None leaves the
+    choice to the profile. In a stage, it means that it sends parts of its output as early as it can.
+    """
+
+    speaker: str | None = None
+    voices: tuple[ReferenceVoice, ...] = ()
+    max_audio_tokens: int | None = None
+    stream_audio: bool | None = None
+
+
+@dataclass(frozen=True)
+class TranscriptionOptions:
+    """The text to make of speech: in its language, or in English with the task `translate`.
+
+    `language` (ISO 639-1) is the language of the speech, None if the model detects it. With `timestamps` the text has
+    the times of its parts.
+    """
+
+    language: str | None = None
+    task: SpeechTask = "transcribe"
+    timestamps: bool = False
+
+
+@dataclass(frozen=True)
+class StageIO:
+    """The ends of a stage: set by the engine for each, and by whoever measures single ones for the first and the last.
+
+    `input` is the output of the stage before, in place of a prompt, with `more_follows` only its beginning.
+    `wants_output` asks for the stage's output to the next one. With `wants_frames`, a video arrives with its frames as
+    they were before encoding.
+    """
+
+    input: bytes | None = None
+    more_follows: bool = False
+    wants_output: bool = False
+    wants_frames: bool = False

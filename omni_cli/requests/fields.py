@@ -14,7 +14,7 @@ from typing import Any, Literal
 from omni_cli.config import bounds
 from omni_cli.requests import checks
 
-Part = Literal["request", "media", "sampling", "speech", "diffusion"]
+Part = Literal["request", "text", "media", "sampling", "speech", "transcription", "diffusion"]
 Taker = Literal["any", "chain", "transcription", "diffusion", "text", "audio", "image", "video"]
 Route = Literal["chat", "speech", "transcriptions", "translations", "images", "edits", "videos"]
 Lines = Literal["generate", "loadtest"]
@@ -34,8 +34,9 @@ class RequestField:
     """One field of a request.
 
     `check` returns the checked value of an option or of a line's key, or raises `ValueError`. `part` is the part of a
-    `GenerateRequest` that has it: attributes of the same name, files, or the mappings `sampling` and `diffusion`; the
-    value of a field that `is_combined` is put together with others' there.
+    `GenerateRequest` that has it, with an attribute of the same name, or `request` for its own attributes; `media` are
+    files, `sampling` and `diffusion` mappings. The value of a field that `is_combined` is put together with others'
+    there.
     `takers` are the stages that it affects: all, those of chains, those that transcribe or denoise, and those that make
     an output; the role of a family's stage may name more fields. A pipeline takes it if its call has one of
     `arguments`, the usual name first, and makes a video if that is the only taker.
@@ -113,7 +114,7 @@ _ROWS = (
         http={"chat": "media_io_kwargs"},
     ),
     RequestField(
-        "language", checks.check_name, takers=("transcription",),
+        "language", checks.check_name, part="transcription", takers=("transcription",),
         option=Option("--language", "CODE", "Language of the speech to transcribe, such as `en`. Default: detected."),
         http={"transcriptions": "language"}, limits={"min_length": 1, "max_length": bounds.MAX_NAME_LENGTH},
         about="ISO 639-1 code. Default: detected.",
@@ -121,12 +122,12 @@ _ROWS = (
     # A route's path names the adapter by the model, and the task.
     RequestField("lora", checks.check_adapter, takers=("any",)),
     RequestField(
-        "task", checks.check_task, takers=("transcription",),
+        "task", checks.check_task, part="transcription", takers=("transcription",),
         option=Option("--task", "TASK", "`transcribe` speech in its language, or `translate` it to English."),
         http=on("transcriptions", "translations", name=""),
     ),
     RequestField(
-        "timestamps", checks.check_flag, takers=("transcription",),
+        "timestamps", checks.check_flag, part="transcription", takers=("transcription",),
         option=Option("--timestamps", None, "Transcribe with the times of the text's parts."), type=bool,
     ),
     # Its option belongs to every command that loads a profile.
@@ -163,7 +164,7 @@ _ROWS = (
         limits={"ge": 0, "le": bounds.MAX_TEMPERATURE}, about="Default: 0, which is greedy.",
     ),
     RequestField(
-        "raw", checks.check_flag, takers=("text",),
+        "raw", checks.check_flag, part="text", takers=("text",),
         option=Option("--raw", None, "Tokenize the prompt as it is, without the chat template."), type=bool,
     ),
     RequestField(

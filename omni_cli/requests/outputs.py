@@ -11,10 +11,18 @@ import numpy as np
 
 from omni_cli.core.errors import OmniError, StageError
 from omni_cli.core.machine import PlannedMemory
-from omni_cli.requests.contents import ReferenceVoice, ToolCall, ToolCallDelta, ToolUse, Transcript
+from omni_cli.requests.contents import (
+    Media,
+    SpeechOptions,
+    StageIO,
+    TextOptions,
+    ToolCall,
+    ToolCallDelta,
+    Transcript,
+    TranscriptionOptions,
+)
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
-SpeechTask = Literal["transcribe", "translate"]
 TokenLogprobs = tuple[tuple[int, float, str | None], ...]
 """Token ids with their log-probabilities and texts: of a token, and then of the most likely ones in its place."""
 
@@ -53,89 +61,30 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Video:
-    """Frames of a video, uint8 RGB (num_frames, height, width, 3): those at `frames_indices` of `total_num_frames`.
-
-    `fps` is the video's own rate. With `do_sample_frames`, the model's processor chooses from these frames again.
-    """
-
-    frames: np.ndarray
-    fps: float
-    total_num_frames: int
-    frames_indices: tuple[int, ...]
-    do_sample_frames: bool = False
-
-
-@dataclass(frozen=True)
 class GenerateRequest:
     """One request, from its user to each stage: a prompt, or `messages` instead; None where a pipeline needs neither.
 
     `sampling` overrides the first AR stage's `sampling` keys; `diffusion` overrides call arguments of the diffusion
-    stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...), and
-    `call_files` are those that files hold: JSON with a `CallFile` in place of each file.
-    `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
-    (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints. `voices` are
-    recordings to clone, of the speakers in the order in which they first speak; `speaker` is one that the model has.
-    `lora` names the adapter that the stages use which have it, "" none; None leaves it to the profile, see `LoraKeys`.
-    `language` (ISO 639-1) is that of a sound to transcribe, None if the model detects it; the task `translate` makes
-    English text of it, and with `timestamps` the text has the times of its parts.
-    `prompt_token_ids` are a prompt in place of text. With `wants_prompt`, the text output has the prompt, too; with
-    `prompt_only` it has nothing else, and the model does not run. `add_special_tokens` None leaves them to the chat
-    template, and adds the tokenizer's to a `raw` prompt; without `add_generation_prompt` a chat ends with its messages,
-    and with `continue_final_message` within the last one.
-    `max_audio_tokens` bounds the tokens that become sound, as `sampling`'s `max_tokens` does those of text.
-    `chat_template_kwargs` are variables of the chat template, as in vLLM; `reasoning_effort` is OpenAI's. With
-    `split_reply`, the answer's reasoning and calls of `tool_use`'s functions are taken out of its text.
-    `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
-    `cache_salt` separates prefix caches and cached encoder outputs: entries with another salt, or none, are not used.
-    With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s while it
-    is generated; None leaves the choice to the profile. `notes` are sentences on what reading its files changed.
-
-    The engine sets these for each stage, and whoever measures single stages for the first and the last one:
-    `stage_output` is the output of the stage before, in place of a prompt, with `more_follows` only its beginning;
-    `wants_stage_output` asks for the stage's output to the next one. In a stage, `stream_audio` means that it sends
-    parts of its output as early as it can. With `wants_frames`, a video arrives with its frames as they were before
-    encoding.
+    stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...).
+    `modalities` None means all that the profile makes. `lora` names the adapter that the stages use which have it, ""
+    none; None leaves it to the profile, see `LoraKeys`. `cache_salt` separates prefix caches and cached encoder
+    outputs: entries with another salt, or none, are not used. `notes` are sentences on what reading its files changed.
     """
 
     request_id: str
     prompt: str | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    wants_prompt: bool = False
-    prompt_only: bool = False
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
     messages: tuple[Message, ...] = ()
-    reply: str | None = None
-    audio: tuple[tuple[np.ndarray, int], ...] = ()
-    images: tuple[np.ndarray, ...] = ()
-    mask: np.ndarray | None = None
-    control_images: tuple[np.ndarray, ...] = ()
-    videos: tuple[Video, ...] = ()
-    language: str | None = None
-    lora: str | None = None
-    task: SpeechTask = "transcribe"
-    timestamps: bool = False
+    text: TextOptions = field(default_factory=TextOptions)
+    media: Media = field(default_factory=Media)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    speech: SpeechOptions = field(default_factory=SpeechOptions)
+    transcription: TranscriptionOptions = field(default_factory=TranscriptionOptions)
+    diffusion: Mapping[str, Any] = field(default_factory=dict)
+    stage: StageIO = field(default_factory=StageIO)
     seed: int = 0
     modalities: frozenset[Modality] | None = None
-    raw: bool = False
-    speaker: str | None = None
-    voices: tuple[ReferenceVoice, ...] = ()
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    max_audio_tokens: int | None = None
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    reasoning_effort: str | None = None
-    tool_use: ToolUse | None = None
-    split_reply: bool = False
-    diffusion: Mapping[str, Any] = field(default_factory=dict)
-    call_files: Mapping[str, Any] = field(default_factory=dict)
+    lora: str | None = None
     cache_salt: str | None = None
-    stage_output: bytes | None = None
-    more_follows: bool = False
-    wants_stage_output: bool = False
-    wants_frames: bool = False
-    stream_audio: bool | None = None
     notes: tuple[str, ...] = ()
 
 

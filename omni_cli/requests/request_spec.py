@@ -11,7 +11,18 @@ from typing import Any
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.requests.capabilities import Capabilities
-from omni_cli.requests.contents import CallFile, NestedCall, ReferenceVoice, changed_items, get_items, holds_files
+from omni_cli.requests.contents import (
+    CallFile,
+    Media,
+    NestedCall,
+    ReferenceVoice,
+    SpeechOptions,
+    TextOptions,
+    TranscriptionOptions,
+    changed_items,
+    get_items,
+    holds_files,
+)
 from omni_cli.requests.fields import FIELDS, Part
 from omni_cli.requests.files import file_kind, load_tensor
 from omni_cli.requests.media.audio import MAX_AUDIO_S
@@ -20,8 +31,8 @@ from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.voices import make_spoken_request
 
 
-def _fields_in(*parts: Part) -> tuple[str, ...]:
-    return tuple(name for name, row in FIELDS.items() if row.part in parts and not row.is_combined)
+def _fields_in(part: Part) -> tuple[str, ...]:
+    return tuple(name for name, row in FIELDS.items() if row.part == part and not row.is_combined)
 
 
 FILE_FIELDS = _fields_in("media")
@@ -104,18 +115,21 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
     """
     arguments = checked.get("arg", {})
     files = {name: value for name, value in arguments.items() if holds_files(value)}
-    sampling = dict(checked.get("sampling", {}))
-    sampling.update({name: checked[name] for name in OPTIONS_OF_SAMPLING if name in checked})
     voices = checked.get("voice", ())
     recordings = tuple(voice for voice in voices if isinstance(voice, Path))
-    attributes = {name: checked[name] for name in _fields_in("request", "speech") if name in checked}
-    attributes |= {"request_id": request_id, "speaker": None if recordings or not voices else voices[0]}
+
+    def values_of(part: Part) -> dict[str, Any]:
+        return {name: checked[name] for name in _fields_in(part) if name in checked}
+
     request = GenerateRequest(
-        **attributes,
-        sampling=sampling,
+        **values_of("request") | {"request_id": request_id},
+        text=TextOptions(**values_of("text")),
+        sampling={**checked.get("sampling", {}), **values_of("sampling")},
+        speech=SpeechOptions(**values_of("speech"), speaker=None if recordings or not voices else voices[0]),
+        transcription=TranscriptionOptions(**values_of("transcription")),
         diffusion={
             **{name: value for name, value in arguments.items() if name not in files},
-            **{name: checked[name] for name in _fields_in("diffusion") if name in checked},
+            **values_of("diffusion"),
         },
     )
     if checked.get("speak") and request.prompt is not None:
@@ -140,17 +154,19 @@ def build_request(spec: RequestSpec, config: EngineConfig, choose: Choice | None
     note = notes.append
     request = replace(
         spec.request,
-        audio=tuple(load_audio(path, note, mono=not is_pipeline) for path in media["audio"]),
-        images=tuple(load_image(path, note) for path in media["image"]),
-        mask=next((load_image(path, note) for path in media["mask"]), None),
-        control_images=tuple(load_image(path, note) for path in media["control_image"]),
-        videos=tuple(load_video(path, note, choose and choose(spec.video_options)) for path in media["video"]),
+        media=Media(
+            audio=tuple(load_audio(path, note, mono=not is_pipeline) for path in media["audio"]),
+            images=tuple(load_image(path, note) for path in media["image"]),
+            mask=next((load_image(path, note) for path in media["mask"]), None),
+            control_images=tuple(load_image(path, note) for path in media["control_image"]),
+            videos=tuple(load_video(path, note, choose and choose(spec.video_options)) for path in media["video"]),
+            call_files={
+                name: changed_items(files, functools.partial(_call_file, note, isinstance(files, Path)))
+                for name, files in spec.call_files.items()
+            },
+        ),
         seed=spec.request.seed if spec.has_seed else config.seed,
-        voices=_load_voices(spec, config, note),
-        call_files={
-            name: changed_items(files, functools.partial(_call_file, note, isinstance(files, Path)))
-            for name, files in spec.call_files.items()
-        },
+        speech=replace(spec.request.speech, voices=_load_voices(spec, config, note)),
     )
     return replace(request, notes=tuple(notes))
 

@@ -70,5 +70,9 @@ def make_spoken_request(request: GenerateRequest, text: str, system_prompt: str 
     if system_prompt is not None:
         messages = (Message("system", (Part("text", system_prompt),)), Message("user", (Part("text", prompt),)))
     return dataclasses.replace(
-        request, prompt=prompt, messages=messages, reply=text, modalities=frozenset[Modality]({"audio"})
+        request,
+        prompt=prompt,
+        messages=messages,
+        text=dataclasses.replace(request.text, reply=text),
+        modalities=frozenset[Modality]({"audio"}),
     )

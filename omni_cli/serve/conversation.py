@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from omni_cli.requests.contents import ToolCall
+from omni_cli.requests.contents import Media, ToolCall
 from omni_cli.requests.outputs import Message, Part
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.media import MediaDecoder
@@ -16,11 +16,11 @@ _MAX_TRANSCRIPTS = 1024
 
 
 def read_conversation(messages: list[chat.Message], decoder: MediaDecoder, transcripts: Transcripts) -> dict[str, Any]:
-    """Return `messages`, `audio`, `images`, `videos` and `notes` of a `GenerateRequest`.
+    """Return `messages`, `media` and `notes` of a `GenerateRequest`.
 
     `transcripts` are those of earlier speech. For use in a thread if there is media. Raises `APIError` (400).
     """
-    media: dict[str, list[object]] = {"audio": [], "images": [], "videos": []}
+    media: dict[str, list[Any]] = {"audio": [], "images": [], "videos": []}
     turns = []
     for number, message in enumerate(messages):
         param = f"messages[{number}]"
@@ -28,7 +28,7 @@ def read_conversation(messages: list[chat.Message], decoder: MediaDecoder, trans
         turns.append(_turn(message, tuple(parts)))
     return {
         "messages": tuple(turns),
-        **{name: tuple(items) for name, items in media.items()},
+        "media": Media(tuple(media["audio"]), tuple(media["images"]), videos=tuple(media["videos"])),
         "notes": tuple(decoder.notes),
     }
 
@@ -88,7 +88,7 @@ def _transcript(audio: chat.GivenAudio, param: str, transcripts: Transcripts) ->
     return text
 
 
-def _parts(message: chat.Message, param: str, decoder: MediaDecoder, media: dict[str, list[object]]) -> Iterator[Part]:
+def _parts(message: chat.Message, param: str, decoder: MediaDecoder, media: dict[str, list[Any]]) -> Iterator[Part]:
     content = message.content
     if not isinstance(content, list):
         yield Part("text", content or "")

@@ -16,8 +16,8 @@ from urllib.parse import unquote, unquote_to_bytes
 import numpy as np
 
 from omni_cli.core.errors import InputError
+from omni_cli.requests.contents import Video
 from omni_cli.requests.media.reading import ChooseFrames, MediaReader, Requester, in_memory, media_pool
-from omni_cli.requests.outputs import Video
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.media_urls import Downloads, MediaPrefix

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from omni_cli.core.errors import InputError, UsageError
-from omni_cli.requests.contents import ReferenceVoice
+from omni_cli.requests.contents import ReferenceVoice, SpeechOptions
 from omni_cli.requests.voices import check_voices
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.media import MediaDecoder
@@ -47,7 +47,7 @@ async def voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]:
     if len(names) > 1:
         message = "`voice` has several names: each must be a saved voice, and GET /v1/audio/voices lists them"
         raise APIError(400, message, code="invalid_value", param="voice")
-    return {"speaker": names[0] if names else None}
+    return {"speech": SpeechOptions(speaker=names[0] if names else None)}
 
 
 def _load_saved(service: Service, name: str) -> SavedVoice | None:
@@ -92,7 +92,7 @@ def _check(service: Service, voices: list[ReferenceVoice], decoder: MediaDecoder
         check_voices(voices, service.capabilities.cloning)
     except InputError as error:
         raise APIError(400, f"{error.message} ({error.hint})", code="invalid_audio", param=param) from error
-    return {"voices": tuple(voices), "notes": tuple(decoder.notes)}
+    return {"speech": SpeechOptions(voices=tuple(voices)), "notes": tuple(decoder.notes)}
 
 
 def _as_list(value: str | list[str] | None) -> list[str]:

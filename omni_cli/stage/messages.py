@@ -279,8 +279,8 @@ def pack(value: object) -> bytes:
 
 def sendable_request(request: GenerateRequest) -> GenerateRequest:
     """Return the request with its files marked: in JSON of any depth, one has to be told from an object."""
-    files = changed_items(request.call_files, lambda file: msgspec.msgpack.Ext(_FILE, _encode(file)))
-    return dataclasses.replace(request, call_files=files)
+    files = changed_items(request.media.call_files, lambda file: msgspec.msgpack.Ext(_FILE, _encode(file)))
+    return dataclasses.replace(request, media=dataclasses.replace(request.media, call_files=files))
 
 
 def encode(message: Command | Report) -> bytes:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from fuzz.msgpack_mutation import damaged
-from omni_cli.requests.contents import CallFile
+from omni_cli.requests.contents import CallFile, Media, StageIO
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, TextOutput, VideoOutput
 from omni_cli.stage.messages import (
     AddRequest,
@@ -35,9 +35,9 @@ from omni_cli.stage.messages import (
 SAMPLES = np.arange(6, dtype=np.float32)
 PIXELS = np.zeros((2, 3, 3), np.uint8)
 REQUESTS = [
-    GenerateRequest("0", prompt="hello", audio=((SAMPLES, 16_000),), images=(PIXELS,), sampling={"n": 1}),
-    GenerateRequest("1", prompt="hello", call_files={"references": [CallFile("image", PIXELS), None]}),
-    GenerateRequest("2", stage_output=b"\x81\xa7entries\x80", more_follows=True),
+    GenerateRequest("0", prompt="hello", media=Media(audio=((SAMPLES, 16_000),), images=(PIXELS,)), sampling={"n": 1}),
+    GenerateRequest("1", prompt="hello", media=Media(call_files={"references": [CallFile("image", PIXELS), None]})),
+    GenerateRequest("2", stage=StageIO(input=b"\x81\xa7entries\x80", more_follows=True)),
 ]
 COMMANDS = [encode(command) for command in (*map(AddRequest, REQUESTS), AppendInput("0", b"\x80", is_last=True))]
 REPORTS = [

@@ -12,6 +12,7 @@ from support.omni_requests import BRIEF_SPEECH
 from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.core.errors import InputError
+from omni_cli.requests.contents import Media, SpeechOptions
 from omni_cli.requests.outputs import (
     AudioOutput,
     GenerateRequest,
@@ -80,8 +81,10 @@ def test_audio_at_another_sample_rate_gives_as_many_input_tokens(tiny_omni):
     times = np.arange(48_000) / 48_000
     sound = (0.3 * np.sin(2 * np.pi * 440 * times)).astype(np.float32)
     requests = [
-        GenerateRequest("48k", "What is it?", audio=((sound, 48_000),), modalities=frozenset({"text"})),
-        GenerateRequest("16k", "What is it?", audio=((sound[::3].copy(), 16_000),), modalities=frozenset({"text"})),
+        GenerateRequest("48k", "What is it?", media=Media(audio=((sound, 48_000),)), modalities=frozenset({"text"})),
+        GenerateRequest(
+            "16k", "What is it?", media=Media(audio=((sound[::3].copy(), 16_000),)), modalities=frozenset({"text"})
+        ),
     ]
     results = tiny_omni.run_all(requests)
     assert [result.error for result in results] == [None, None]
@@ -93,9 +96,9 @@ def test_bad_requests_fail_alone(tiny_omni):
         GenerateRequest("good", "hello there"),
         GenerateRequest("empty", ""),
         GenerateRequest("long", "word " * 4000),
-        GenerateRequest("speaker", "hello there", speaker="Nobody"),
+        GenerateRequest("speaker", "hello there", speech=SpeechOptions(speaker="Nobody")),
         GenerateRequest("sampling", "hello there", sampling={"temperature": -1.0}),
-        GenerateRequest("image", "hello there", images=(np.zeros((1, 1000, 3), dtype=np.uint8),)),
+        GenerateRequest("image", "hello there", media=Media(images=(np.zeros((1, 1000, 3), dtype=np.uint8),))),
     ]
     results = {result.request_id: result for result in tiny_omni.run_all(requests)}
     assert results.pop("good").error is None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.request_fields import with_fields
 from support.samples import sample
 
 from omni_cli.core.errors import InputError
@@ -21,7 +22,7 @@ def said(role: Any, *parts: str | Part) -> Message:
 
 
 def run(engine: Any, **fields: Any) -> RequestResult:
-    result = engine.run(GenerateRequest("r", **fields))
+    result = engine.run(with_fields(GenerateRequest("r"), **fields))
     if result.error is not None:
         raise result.error
     return result

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from support.references import family_reference
+from support.request_fields import with_fields
 
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_speech import CsmSizes, MimiSizes, csm
 from omni_cli.models.csm.reference import SpokenText
+from omni_cli.requests.contents import SpeechOptions, TextOptions
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,7 +36,7 @@ TEXTS = {
 
 def requests() -> list[GenerateRequest]:
     return [
-        GenerateRequest(name, text, seed=index, speaker=(None, "1", "2")[index % 3])
+        GenerateRequest(name, text, seed=index, speech=SpeechOptions(speaker=(None, "1", "2")[index % 3]))
         for index, (name, text) in enumerate(TEXTS.items())
     ]
 
@@ -87,7 +89,9 @@ def test_eight_requests_at_once_equal_the_reference(engine, references):
 
 
 def test_streamed_requests_equal_the_reference(engine, references):
-    for events in engine.events([replace(request, stream_audio=True) for request in requests()]):
+    for events in engine.events(
+        [replace(request, speech=replace(request.speech, stream_audio=True)) for request in requests()]
+    ):
         result = events[-1]
         assert_equal(result, references[result.request_id])
         sizes = [len(event.samples) for event in events if isinstance(event, AudioChunk)]
@@ -117,13 +121,13 @@ def test_speech_of_a_given_length_does_not_end_early(engine, references):
 )
 def test_a_request_that_cannot_be_spoken_fails_alone(engine, references, wrong, message):
     good = requests()[0]
-    failed, spoken = engine.run_all([replace(good, request_id="wrong", **wrong), good])
+    failed, spoken = engine.run_all([with_fields(good, request_id="wrong", **wrong), good])
     assert failed.error is not None and message in str(failed.error)
     assert_equal(spoken, references[good.request_id])
 
 
 def test_a_raw_prompt_is_the_prompt_as_it_is(engine, references):
-    result = engine.run(GenerateRequest("raw", "[1]" + TEXTS[ENDS], raw=True))
+    result = engine.run(GenerateRequest("raw", "[1]" + TEXTS[ENDS], text=TextOptions(raw=True)))
     assert tuple(map(tuple, result.stages[0].output_codes)) == references[ENDS].codes
 
 
@@ -164,7 +168,9 @@ def test_equal_under_pressure_greedy_and_sampled(engine, references, start_brief
 def test_equal_on_two_ranks(start_brief_engine, references, ranks):
     several = start_brief_engine("tiny-csm", *LIMITS, f"backbone.{ranks}_parallel_size=2")
     for stream in (None, True):
-        for result in several.run_all([replace(request, stream_audio=stream) for request in requests()]):
+        for result in several.run_all(
+            [replace(request, speech=replace(request.speech, stream_audio=stream)) for request in requests()]
+        ):
             assert_equal(result, references[result.request_id])
 
 

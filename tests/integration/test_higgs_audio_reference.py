@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.media_samples import tone
 from support.references import family_reference
+from support.request_fields import with_fields
 from vllm import SamplingParams
 
 from omni_cli.backends.vllm.code_runner import Draws
@@ -20,7 +21,7 @@ from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.higgs_audio.delayed_frames import CODES_BEFORE, DelayedFrames, RepeatLimit, read_repeat_limit
 from omni_cli.models.higgs_audio.family import FAMILY
 from omni_cli.models.higgs_audio.reference import DelayedSpeech
-from omni_cli.requests.contents import ReferenceVoice
+from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TextOptions
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,12 +41,20 @@ def voice(number: int, text: str | None = None) -> ReferenceVoice:
 REQUESTS = [
     GenerateRequest("hello", "hello"),
     GenerateRequest("question", "What is the capital of France?"),
-    GenerateRequest("long", "Tell me a story about the rain on a tin roof, and then another one. " * 4, speaker="1"),
+    GenerateRequest(
+        "long",
+        "Tell me a story about the rain on a tin roof, and then another one. " * 4,
+        speech=SpeechOptions(speaker="1"),
+    ),
     GenerateRequest("two", "[SPEAKER0] Hello, how are you?\n[SPEAKER1] Fine, and you?"),
-    GenerateRequest("cloned", "A day in May.", voices=(voice(0, "The words of it."),)),
-    GenerateRequest("cloned two", "[SPEAKER1] And [SPEAKER0] so.", voices=(voice(1, "One."), voice(2, "Two."))),
-    GenerateRequest("voice without words", "In the evening.", voices=(voice(3),)),
-    GenerateRequest("of both kinds", "[SPEAKER0] A [SPEAKER1] B", voices=(voice(4, "Four."), voice(5))),
+    GenerateRequest("cloned", "A day in May.", speech=SpeechOptions(voices=(voice(0, "The words of it."),))),
+    GenerateRequest(
+        "cloned two", "[SPEAKER1] And [SPEAKER0] so.", speech=SpeechOptions(voices=(voice(1, "One."), voice(2, "Two.")))
+    ),
+    GenerateRequest("voice without words", "In the evening.", speech=SpeechOptions(voices=(voice(3),))),
+    GenerateRequest(
+        "of both kinds", "[SPEAKER0] A [SPEAKER1] B", speech=SpeechOptions(voices=(voice(4, "Four."), voice(5)))
+    ),
     GenerateRequest("scene", messages=(Message("system", (Part("text", "A windy street."),)), said("Hello?"))),
 ]
 
@@ -92,7 +101,9 @@ def test_requests_at_once_equal_the_reference(engine, references):
 
 
 def test_streamed_requests_equal_the_reference(engine, references):
-    for events in engine.events([replace(request, stream_audio=True) for request in REQUESTS]):
+    for events in engine.events(
+        [replace(request, speech=replace(request.speech, stream_audio=True)) for request in REQUESTS]
+    ):
         assert_equal(events[-1], references[events[-1].request_id])
         chunks = [event for event in events if isinstance(event, AudioChunk)]
         assert len(chunks) == events[-1].stages[1].num_chunks >= 1
@@ -173,7 +184,7 @@ def test_speech_goes_on_if_asked(engine, references, sampling):
 )
 def test_a_request_that_cannot_be_spoken_fails_alone(engine, references, wrong, message):
     good = REQUESTS[0]
-    failed, spoken = engine.run_all([replace(good, request_id="wrong", **wrong), good])
+    failed, spoken = engine.run_all([with_fields(good, request_id="wrong", **wrong), good])
     assert failed.error is not None and message in str(failed.error)
     assert_equal(spoken, references[good.request_id])
 
@@ -183,7 +194,7 @@ def test_a_raw_prompt_is_that_of_the_template(engine, references):
     system = "<|start_header_id|>system<|end_header_id|>\n\nGenerate audio following instruction."
     scene = "\n\n<|scene_desc_start|>\nAudio is recorded from a quiet room.\n<|scene_desc_end|><|eot_id|>"
     before, after = FAMILY.prompt_frame
-    raw = GenerateRequest("raw", f"{system}{scene}{before}hello{after}", raw=True)
+    raw = GenerateRequest("raw", f"{system}{scene}{before}hello{after}", text=TextOptions(raw=True))
     assert_equal(engine.run(raw), references["hello"])
 
 

@@ -13,9 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.omni_requests import BRIEF_SPEECH
+from support.request_fields import with_fields
 from transformers import AutoTokenizer
 
 from omni_cli.core.errors import StageError
+from omni_cli.requests.contents import SpeechOptions, TextOptions
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextOutput
 
 pytestmark = pytest.mark.slow
@@ -28,12 +30,12 @@ BOTH, TEXT = frozenset({"text", "audio"}), frozenset({"text"})
 def run(engine: Any, prefix: str, character: str, speaker: str, **fields: Any) -> list[RequestResult]:
     """A good request, one with the character, one with the speaker, and another good one, concurrently."""
     requests = [
-        GenerateRequest(f"{prefix} first", "Good morning.", sampling=SAMPLING, **fields),
-        GenerateRequest(f"{prefix} character", character, raw=True, sampling=SAMPLING, **fields),
-        GenerateRequest(f"{prefix} speaker", "Good evening.", speaker=speaker, sampling=SAMPLING, **fields),
-        GenerateRequest(f"{prefix} last", "Good night.", sampling=SAMPLING, **fields),
+        GenerateRequest(f"{prefix} first", "Good morning."),
+        GenerateRequest(f"{prefix} character", character, text=TextOptions(raw=True)),
+        GenerateRequest(f"{prefix} speaker", "Good evening.", speech=SpeechOptions(speaker=speaker)),
+        GenerateRequest(f"{prefix} last", "Good night."),
     ]
-    return engine.run_all(requests)
+    return engine.run_all([with_fields(request, sampling=SAMPLING, **fields) for request in requests])
 
 
 def tokens_of(result: RequestResult) -> list[Any]:

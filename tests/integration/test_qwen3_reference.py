@@ -16,6 +16,7 @@ from support.samples import sample
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_qwen3 import ExpertSizes, Qwen3OmniSizes, qwen3_omni
 from omni_cli.models.qwen2_5_omni.reference import SpokenResult
+from omni_cli.requests.contents import Media
 from omni_cli.requests.outputs import GenerateRequest, Message, Part, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,12 +43,17 @@ def spoken() -> list[GenerateRequest]:
         said("assistant", "A boat."),
         said("user", Part("audio"), "And this?"),
     )
-    image = next(request.images[0] for request in requests() if request.images)
+    image = next(request.media.images[0] for request in requests() if request.media.images)
     return [
-        GenerateRequest("turns", messages=turns, images=(image,), audio=(tone(0.7, 220.0), tone(1.303, 660.0))),
-        GenerateRequest("brief", "What do you hear?", audio=(tone(0.7, 220.0),)),
-        *(replace(request, speaker=name) for request, name in zip(requests(), speakers, strict=True)),
-        GenerateRequest("video", "What happens?", videos=(clip(0),)),
+        GenerateRequest(
+            "turns", messages=turns, media=Media(images=(image,), audio=(tone(0.7, 220.0), tone(1.303, 660.0)))
+        ),
+        GenerateRequest("brief", "What do you hear?", media=Media(audio=(tone(0.7, 220.0),))),
+        *(
+            replace(request, speech=replace(request.speech, speaker=name))
+            for request, name in zip(requests(), speakers, strict=True)
+        ),
+        GenerateRequest("video", "What happens?", media=Media(videos=(clip(0),))),
     ]
 
 
@@ -84,7 +90,9 @@ def test_all_requests_at_once_equal_the_reference(engine, references):
 
 
 def test_streamed_requests_equal_the_reference(engine, references):
-    for result in engine.run_all([replace(request, stream_audio=True) for request in spoken()]):
+    for result in engine.run_all(
+        [replace(request, speech=replace(request.speech, stream_audio=True)) for request in spoken()]
+    ):
         assert_equal(result, references[result.request_id])
 
 
@@ -107,12 +115,16 @@ def test_equal_under_pressure(start_brief_engine, references):
         f"talker.kv_cache_memory_bytes={6 * 2 * bytes_a_layer}",
     )
     # A video takes a cache of 16 blocks; below it is split over steps, too.
-    small = [request for request in spoken() if not request.videos]
+    small = [request for request in spoken() if not request.media.videos]
     # Cache entries of text-only requests have no rows for the talker.
     texts = [replace(request, modalities=frozenset({"text"})) for request in small]
     assert [result.error for result in pressed.run_all(texts)] == [None] * len(texts)
     twice = [
-        replace(request, request_id=f"{request.request_id} {number}", stream_audio=bool(number))
+        replace(
+            request,
+            request_id=f"{request.request_id} {number}",
+            speech=replace(request.speech, stream_audio=bool(number)),
+        )
         for request in small
         for number in range(2)
     ]

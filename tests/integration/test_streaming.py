@@ -11,6 +11,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 from support.omni_requests import BRIEF_SPEECH
+from support.request_fields import with_fields
 from support.samples import sample
 
 from omni_cli.core.errors import InputError, StageError
@@ -31,7 +32,7 @@ BOUND = 1e-3
 
 def spoken(name: str, prompt: str = "Tell me about the rain.", max_tokens: int = 40, **fields) -> GenerateRequest:
     sampling = {"max_tokens": max_tokens, "ignore_eos": True}
-    return GenerateRequest(name, prompt, sampling=sampling, **fields)
+    return with_fields(GenerateRequest(name, prompt, sampling=sampling), **fields)
 
 
 def requests(prefix: str, *, stream: bool) -> list[GenerateRequest]:
@@ -49,10 +50,7 @@ def requests(prefix: str, *, stream: bool) -> list[GenerateRequest]:
         spoken("both", "And now?", audio=(sound,), images=(image,), max_tokens=20),
         spoken("given", reply="It rained all night.", seed=5),
     ]
-    return [
-        GenerateRequest(**{**vars(each), "request_id": f"{prefix} {each.request_id}", "stream_audio": stream})
-        for each in made
-    ]
+    return [with_fields(request, request_id=f"{prefix} {request.request_id}", stream_audio=stream) for request in made]
 
 
 def audio_of(result: RequestResult) -> np.ndarray:

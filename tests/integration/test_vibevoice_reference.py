@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from support.media_samples import tone
 from support.references import family_reference
+from support.request_fields import with_fields
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.vibevoice.reference import Speech
-from omni_cli.requests.contents import ReferenceVoice
+from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TextOptions
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,10 +31,12 @@ def voice(seed: int, sample_rate: int = 16_000) -> ReferenceVoice:
 
 REQUESTS = [
     GenerateRequest("hello", "hello", seed=1),
-    GenerateRequest("question", "What is the capital of France?", seed=2, speaker="1"),
-    GenerateRequest("voice", "A day in May.", seed=3, voices=(voice(0),)),
-    GenerateRequest("two", "Speaker 1: Hello!\nSpeaker 2: And you?", seed=4, voices=(voice(1), voice(2))),
-    GenerateRequest("raw", "Speech:\n<|vision_start|>", seed=5, raw=True),
+    GenerateRequest("question", "What is the capital of France?", seed=2, speech=SpeechOptions(speaker="1")),
+    GenerateRequest("voice", "A day in May.", seed=3, speech=SpeechOptions(voices=(voice(0),))),
+    GenerateRequest(
+        "two", "Speaker 1: Hello!\nSpeaker 2: And you?", seed=4, speech=SpeechOptions(voices=(voice(1), voice(2)))
+    ),
+    GenerateRequest("raw", "Speech:\n<|vision_start|>", seed=5, text=TextOptions(raw=True)),
     GenerateRequest("long", "Tell me a story about the rain on a tin roof, and then another one. " * 4, seed=6),
 ]
 
@@ -93,7 +96,7 @@ def test_eight_at_once_are_what_each_is_alone(engine):
         (four, tuple(map(voice, range(4)))),
     ]
     requests = [
-        GenerateRequest(str(n), text, seed=n, voices=voices, sampling={"max_tokens": 40 - 3 * n})
+        GenerateRequest(str(n), text, seed=n, speech=SpeechOptions(voices=voices), sampling={"max_tokens": 40 - 3 * n})
         for n, (text, voices) in enumerate(spoken)
     ]
     alone = [engine.run(request) for request in requests]
@@ -107,16 +110,18 @@ def test_eight_at_once_are_what_each_is_alone(engine):
 
 
 def test_a_voice_of_another_rate_is_resampled_and_noted(engine):
-    request = GenerateRequest("rate", "Hello.", voices=(voice(0, 16_000),))
+    request = GenerateRequest("rate", "Hello.", speech=SpeechOptions(voices=(voice(0, 16_000),)))
     assert engine.run(request).notes == (
         "the recording of a voice was resampled from 16000 Hz to the model's 24000 Hz",
     )
-    same = replace(request, request_id="same", voices=(voice(0, 24_000),))
+    same = replace(request, request_id="same", speech=replace(request.speech, voices=(voice(0, 24_000),)))
     assert engine.run(same).notes == ()
 
 
 def test_streamed_requests_equal_the_reference(engine, references):
-    for events in engine.events([replace(request, stream_audio=True) for request in REQUESTS]):
+    for events in engine.events(
+        [replace(request, speech=replace(request.speech, stream_audio=True)) for request in REQUESTS]
+    ):
         assert_equal(events[-1], references[events[-1].request_id])
         chunks = [event for event in events if isinstance(event, AudioChunk)]
         assert len(chunks) == events[-1].stages[0].num_chunks > 1
@@ -163,6 +168,6 @@ def test_equal_under_pressure(references, start_brief_engine):
 )
 def test_a_request_that_cannot_be_spoken_fails_alone(engine, references, wrong, message):
     good = REQUESTS[0]
-    failed, spoken = engine.run_all([replace(good, request_id="wrong", **wrong), good])
+    failed, spoken = engine.run_all([with_fields(good, request_id="wrong", **wrong), good])
     assert failed.error is not None and message in str(failed.error)
     assert_equal(spoken, references[good.request_id])

@@ -69,14 +69,13 @@ def stage_request(
 ) -> Any:
     from media_samples import clip, image_of, tone
 
+    from omni_cli.requests.contents import Media
     from omni_cli.requests.outputs import GenerateRequest
 
     return GenerateRequest(
         request_id,
         prompt=prompt,
-        images=tuple(map(image_of, image)),
-        audio=tuple(map(tone, audio)),
-        videos=tuple(map(clip, video)),
+        media=Media(images=tuple(map(image_of, image)), audio=tuple(map(tone, audio)), videos=tuple(map(clip, video))),
         sampling={"temperature": 0.0, "max_tokens": MAX_TOKENS},
     )
 

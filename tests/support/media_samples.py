@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from omni_cli.requests.outputs import Video
+from omni_cli.requests.contents import Video
 
 
 def image_of(seed: int, height: int = 48, width: int = 64) -> np.ndarray:

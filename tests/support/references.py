@@ -16,6 +16,7 @@ from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
 from omni_cli.models.scores import Way
 from omni_cli.models.transcription.reference import TranscriptionReference
+from omni_cli.requests.contents import Media
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
 from support.media_samples import clip, image_of, tone
 from support.omni_requests import FEW_STEPS
@@ -75,9 +76,11 @@ class LanguageReference:
         request = GenerateRequest(
             "0",
             prompt,
-            images=tuple(map(image_of, media.get("image", ()))),
-            audio=tuple(map(tone, media.get("audio", ()))),
-            videos=tuple(replace(clip(seed), do_sample_frames=samples) for seed in media.get("video", ())),
+            media=Media(
+                images=tuple(map(image_of, media.get("image", ()))),
+                audio=tuple(map(tone, media.get("audio", ()))),
+                videos=tuple(replace(clip(seed), do_sample_frames=samples) for seed in media.get("video", ())),
+            ),
         )
         return self._reference.generate(request, max_tokens)
 

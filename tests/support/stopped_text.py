@@ -25,6 +25,7 @@ def main() -> None:
 
     from omni_cli.backends.vllm.text_stage import TextStage
     from omni_cli.config.schema import ARStageConfig
+    from omni_cli.requests.contents import TextOptions
     from omni_cli.requests.outputs import GenerateRequest
     from omni_cli.stage.messages import RequestDone, TextChunk
 
@@ -36,7 +37,7 @@ def main() -> None:
     stage = DraftingStage(get_spec(config, task["folder"]), lambda report: None)
 
     def run(sampling: dict[str, Any]) -> dict[str, Any]:
-        stage.add(GenerateRequest("0", prompt=task["prompt"], raw=True, sampling=sampling))
+        stage.add(GenerateRequest("0", prompt=task["prompt"], text=TextOptions(raw=True), sampling=sampling))
         answer: dict[str, Any] = {"chunks": []}
         while stage.has_work():
             for report in stage.step():

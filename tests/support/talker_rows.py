@@ -61,6 +61,7 @@ class Feed:
     """One request's rows: those that are still to come, in order."""
 
     def __init__(self, stage: Any, request: dict[str, Any], *, whole: bool) -> None:
+        from omni_cli.requests.contents import StageIO
         from omni_cli.requests.outputs import GenerateRequest
         from omni_cli.stage.payloads import encode_additional_information
 
@@ -70,8 +71,7 @@ class Feed:
         stage.add(
             GenerateRequest(
                 self.id,
-                stage_output=parts[0],
-                more_follows=bool(self.parts),
+                stage=StageIO(input=parts[0], more_follows=bool(self.parts)),
                 sampling=dict.fromkeys(("min_tokens", "max_tokens"), request["max_tokens"]),
             )
         )

@@ -79,12 +79,13 @@ def stage_request(request_id: str, **fields: Any) -> Any:
     """Return a greedy request."""
     from omni_cli.requests.media.reading import load_audio
     from omni_cli.requests.outputs import GenerateRequest
+    from support.request_fields import with_fields
 
     seed, seconds, file = fields.pop("seed", None), fields.pop("seconds", 0.5), fields.pop("file", None)
     sounds = (load_audio(Path(file), lambda note: None),) if file else ()
     sounds = sounds if seed is None else (voice(seed, seconds),)
     sampling = {"max_tokens": fields.pop("max_tokens", 12)}
-    return GenerateRequest(request_id, audio=sounds, sampling=sampling, **fields)
+    return with_fields(GenerateRequest(request_id), audio=sounds, sampling=sampling, **fields)
 
 
 def voice(seed: int, seconds: float, sample_rate: int = 22_050) -> tuple[Any, int]:

@@ -60,12 +60,13 @@ def main() -> None:
 
 
 def add(stage: Any, prefix: str) -> None:
+    from omni_cli.requests.contents import StageIO
     from omni_cli.requests.outputs import GenerateRequest
     from omni_cli.stage.payloads import encode_additional_information
 
     for name, codes in CODES.items():
         stage_output = encode_additional_information({"codec_token_ids": codes})
-        stage.add(GenerateRequest(f"{prefix} {name}", stage_output=stage_output))
+        stage.add(GenerateRequest(f"{prefix} {name}", stage=StageIO(input=stage_output)))
 
 
 def finish(stage: Any) -> dict[str, Any]:

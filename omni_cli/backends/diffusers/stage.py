@@ -119,7 +119,11 @@ class DiffusersStage:
         unresolved = replace(self.diffusion_request(request), lora=self.config.choose_adapter(request.lora))
         resolved = self.executor.resolve(unresolved)
         self.waiting[request.request_id] = _Waiting(
-            time.perf_counter(), resolved, request.diffusion, bool(request.stream_audio), request.wants_frames
+            time.perf_counter(),
+            resolved,
+            request.diffusion,
+            bool(request.speech.stream_audio),
+            request.stage.wants_frames,
         )
         self.scheduler.add_request(resolved)
         if self.ranks is not None:
@@ -284,14 +288,17 @@ def get_media(request: GenerateRequest) -> dict[Medium, list[object]]:
     """Return the request's images and videos as Pillow images."""
     from PIL import Image
 
-    images: dict[Medium, tuple[np.ndarray, ...]] = {"image": request.images, "control_image": request.control_images}
+    images: dict[Medium, tuple[np.ndarray, ...]] = {
+        "image": request.media.images,
+        "control_image": request.media.control_images,
+    }
     media: dict[Medium, list[object]] = {
         medium: [Image.fromarray(array) for array in arrays] for medium, arrays in images.items() if arrays
     }
-    if request.videos:
-        media["video"] = [[Image.fromarray(frame) for frame in video.frames] for video in request.videos]
-    if request.mask is not None:
-        media["mask"] = [Image.fromarray(request.mask).convert("L")]
+    if request.media.videos:
+        media["video"] = [[Image.fromarray(frame) for frame in video.frames] for video in request.media.videos]
+    if request.media.mask is not None:
+        media["mask"] = [Image.fromarray(request.media.mask).convert("L")]
     return media
 
 
@@ -316,9 +323,9 @@ def waveform_for(pipeline: Any, samples: np.ndarray, sample_rate: int, device: s
 
 def _media_arguments(request: GenerateRequest, call: PipelineCall, pipeline: Any, device: str) -> dict[str, object]:
     media = get_media(request)
-    if not request.audio:
+    if not request.media.audio:
         return call.media_arguments(media)
-    media["audio"] = [waveform_for(pipeline, samples, rate, device) for samples, rate in request.audio]
+    media["audio"] = [waveform_for(pipeline, samples, rate, device) for samples, rate in request.media.audio]
     rate = {"initial_audio_sampling_rate": get_sample_rate(pipeline)}
     return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.arguments}}
 
@@ -326,7 +333,7 @@ def _media_arguments(request: GenerateRequest, call: PipelineCall, pipeline: Any
 def _call_files(request: GenerateRequest, call: PipelineCall, pipeline: Any, device: str) -> dict[str, object]:
     """Return values with files: Pillow images, also for frames, tensors on the device, and references."""
     arguments: dict[str, object] = {}
-    for name, value in request.call_files.items():
+    for name, value in request.media.call_files.items():
         argument = call.check_name(name)
         if argument.file_kind == "media":
             arguments[name] = [pipeline.reference(name, file) for file in get_items(value)]

@@ -179,7 +179,7 @@ class InputEmbedsStage(TextStage):
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
         prompt, sampling = self.begin(active)
-        information = {**prompt.information(), MORE_EMBEDS_FOLLOW: [int(request.more_follows)]}
+        information = {**prompt.information(), MORE_EMBEDS_FOLLOW: [int(request.stage.more_follows)]}
         extra = payload_arguments(prompt.prompt_embeds, information, self.payload_limits)
         params = self.sampling_params(request, detokenize=False, extra_args=extra, **sampling)
         active.context["num_embeds"] = len(prompt.prompt_embeds) + len(prompt.decode_embeds)
@@ -188,7 +188,7 @@ class InputEmbedsStage(TextStage):
     def add(self, request: GenerateRequest) -> None:
         super().add(request)
         self._is_stalled = False
-        if request.more_follows:
+        if request.stage.more_follows:
             active = self.active[request.request_id]
             self.scheduler.expect_embeds(active.engine_id, active.context["num_embeds"])
 

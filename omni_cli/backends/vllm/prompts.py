@@ -24,8 +24,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.core.errors import InputError
-from omni_cli.requests.contents import ToolCall
-from omni_cli.requests.outputs import GenerateRequest, Message, Part, PromptTokens, TokenLogprobs, Video
+from omni_cli.requests.contents import ToolCall, Video
+from omni_cli.requests.outputs import GenerateRequest, Message, Part, PromptTokens, TokenLogprobs
 from omni_cli.stage.failures import translate
 
 # vLLM's message parts for media that are sent separately: an id in place of the content.
@@ -50,9 +50,13 @@ class PromptMaker:
 
     def prompt(self, request: GenerateRequest) -> dict[str, Any]:
         """Return vLLM's prompt: the text as the tokenizer receives it, and the media."""
-        media: dict[str, tuple[Any, ...]] = {"image": request.images, "audio": request.audio, "video": request.videos}
+        media: dict[str, tuple[Any, ...]] = {
+            "image": request.media.images,
+            "audio": request.media.audio,
+            "video": request.media.videos,
+        }
         self._check_media(name for name, items in media.items() if items)
-        prompt: dict[str, Any] = self._raw(request) if request.raw else self._chat(request)
+        prompt: dict[str, Any] = self._raw(request) if request.text.raw else self._chat(request)
         if any(media.values()):
             data = {name: [self._item(item) for item in items] for name, items in media.items() if items}
             prompt["multi_modal_data"] = data
@@ -61,9 +65,9 @@ class PromptMaker:
                 prompt["multi_modal_uuids"] = {
                     name: [f"{request.cache_salt} {_digest(item)}" for item in items] for name, items in data.items()
                 }
-        if request.videos and not self._processor.info.data_parser.video_needs_metadata:
+        if request.media.videos and not self._processor.info.data_parser.video_needs_metadata:
             # Without metadata, the processor would assume a default frame rate.
-            metadata = [_metadata(video) for video in request.videos]
+            metadata = [_metadata(video) for video in request.media.videos]
             prompt["mm_processor_kwargs"] = {"video_metadata": metadata, "do_sample_frames": False}
         return prompt
 
@@ -74,23 +78,23 @@ class PromptMaker:
     def tokenize_params(self, request: GenerateRequest) -> Any:
         """Return vLLM's tokenization parameters, without special tokens if the chat template adds them."""
         params = self._renderer.default_cmpl_tok_params
-        if not request.raw and self._has_template:
+        if not request.text.raw and self._has_template:
             params = self._renderer.default_chat_tok_params.with_kwargs(add_special_tokens=False)
-        if request.add_special_tokens is not None:
-            params = params.with_kwargs(add_special_tokens=request.add_special_tokens)
+        if request.text.add_special_tokens is not None:
+            params = params.with_kwargs(add_special_tokens=request.text.add_special_tokens)
         # A prompt that is only counted may be longer than the context.
-        return dataclasses.replace(params, max_total_tokens=None) if request.prompt_only else params
+        return dataclasses.replace(params, max_total_tokens=None) if request.text.prompt_only else params
 
     def tokens(self, request: GenerateRequest, token_ids: Sequence[int], logprobs: _Logprobs = ()) -> PromptTokens:
         """Describe a request's prompt, with vLLM's `prompt_logprobs` if there are any."""
         tokenizer = self._renderer.get_tokenizer()
-        text = request.prompt if request.raw else None
+        text = request.prompt if request.text.raw else None
         return PromptTokens(
             text=str(tokenizer.decode(list(token_ids))) if text is None else text,
             token_ids=tuple(token_ids),
             # The tokenizer has no name for ids beyond its vocabulary.
             token_strs=tuple(name or "" for name in tokenizer.convert_ids_to_tokens(list(token_ids)))
-            if request.prompt_only
+            if request.text.prompt_only
             else (),
             logprobs=tuple(
                 ((token_id, math.nan, tokenizer.decode([token_id])),) if found is None else as_logprobs(found)
@@ -100,8 +104,8 @@ class PromptMaker:
 
     @staticmethod
     def _raw(request: GenerateRequest) -> dict[str, Any]:
-        if request.prompt_token_ids is not None:
-            return {"prompt_token_ids": list(request.prompt_token_ids)}
+        if request.text.prompt_token_ids is not None:
+            return {"prompt_token_ids": list(request.text.prompt_token_ids)}
         return {"prompt": request.prompt}
 
     def _check_media(self, names: Iterable[str]) -> None:
@@ -136,9 +140,9 @@ class PromptMaker:
             return {"prompt": _only_text(messages)}
         tokenizes = not isinstance(self._renderer, HfRenderer)
         names = ("add_generation_prompt", "continue_final_message")
-        own: dict[str, Any] = {"tokenize": tokenizes, **{name: getattr(request, name) for name in names}}
-        if request.tool_use is not None:
-            own["tools"] = list(request.tool_use.tools)
+        own: dict[str, Any] = {"tokenize": tokenizes, **{name: getattr(request.text, name) for name in names}}
+        if request.text.tool_use is not None:
+            own["tools"] = list(request.text.tool_use.tools)
         params = ChatParams(chat_template_kwargs={**self.template_variables(request), **own})
         try:
             _, prompt = self._renderer.render_messages(_as_openai(messages), params)
@@ -154,7 +158,7 @@ class PromptMaker:
 
         Raises `InputError` for a reasoning effort where the template has none.
         """
-        effort, template = request.reasoning_effort, self.get_template() or ""
+        effort, template = request.text.reasoning_effort, self.get_template() or ""
         own: dict[str, Any] = {}
         if effort is not None and "reasoning_effort" in template:
             own["reasoning_effort"] = effort
@@ -162,7 +166,7 @@ class PromptMaker:
             own["enable_thinking"] = effort != "none"
         elif effort not in (None, "none"):
             raise InputError("this model's chat template takes no `reasoning_effort`")
-        return {**own, **request.chat_template_kwargs}
+        return {**own, **request.text.chat_template_kwargs}
 
     def conversation(self, request: GenerateRequest) -> list[Any]:
         """Return the messages in OpenAI's form, without their media. Raises `InputError` if they are empty."""
@@ -241,8 +245,8 @@ def get_conversation(request: GenerateRequest) -> tuple[Message, ...]:
     """Return a request's messages; a prompt becomes one, after its media. Raises `InputError` if they are empty."""
     messages = request.messages
     if not messages:
-        media = [Part("audio") for _ in request.audio] + [Part("image") for _ in request.images]
-        media += [Part("video") for _ in request.videos]
+        media = [Part("audio") for _ in request.media.audio] + [Part("image") for _ in request.media.images]
+        media += [Part("video") for _ in request.media.videos]
         messages = (Message("user", (*media, Part("text", request.prompt or ""))),)
     if not any(part.text or part.type != "text" for message in messages for part in message.parts):
         raise InputError("the prompt is empty", hint="give it something to answer")

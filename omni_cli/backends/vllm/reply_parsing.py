@@ -74,8 +74,8 @@ class ReplyParsers:
 
         Raises `InputError` for tools that this model's format is not known of, or that vLLM does not take.
         """
-        use = request.tool_use
-        if not request.split_reply or (self._reasoning_parser is None and use is None):
+        use = request.text.tool_use
+        if not request.text.split_reply or (self._reasoning_parser is None and use is None):
             return None
         parser = self._parser if use is None or use.choice in ("auto", "none") else self._strict_parser
         if use is not None and self._tool_call_parser is None and use.choice != "none":

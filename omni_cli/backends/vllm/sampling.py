@@ -110,8 +110,8 @@ def make_sampling_params(
     """
     asked: dict[str, Any] = dict(request.sampling)
     name = "max_tokens"
-    if request.max_audio_tokens is not None and not makes_text:
-        asked["max_tokens"], name = request.max_audio_tokens, "max_audio_tokens"
+    if request.speech.max_audio_tokens is not None and not makes_text:
+        asked["max_tokens"], name = request.speech.max_audio_tokens, "max_audio_tokens"
     limit = asked.get("max_tokens")
     if isinstance(limit, int) and limit > context:
         raise InputError(f"`{name}` is {limit}, and the context of stage `{stage.name}` has {context} tokens")

@@ -166,11 +166,11 @@ class VllmStage:
         request_id = active.request.request_id
         prompt, params = self.render(active)
         try:
-            is_text = "prompt" in prompt or active.request.prompt_only
+            is_text = "prompt" in prompt or active.request.text.prompt_only
             tokenize_params = self.tokenize_params(active.request) if is_text else None
             (engine_input,) = self.engine.renderer.render_cmpl([prompt], tokenize_params)
             self.on_prepared(active, engine_input)
-            if active.request.prompt_only:
+            if active.request.text.prompt_only:
                 self.emit(self.only_prompt(active, engine_input["prompt_token_ids"]))
                 return
             lora = self.adapters.choose(active.request)
@@ -200,8 +200,8 @@ class VllmStage:
         if str(error).startswith("Failed to apply") and error.__cause__ is not None:
             return InputError(f"the model cannot use this image, audio or video: {one_line(error.__cause__)}")
         message, hint = translate(one_line(error), self.spec.stage)
-        if request.videos and "tokens" in message:
-            message += f"; it has {sum(len(video.frames) for video in request.videos)} frames of video"
+        if request.media.videos and "tokens" in message:
+            message += f"; it has {sum(len(video.frames) for video in request.media.videos)} frames of video"
             hint = f"send fewer frames (`media_io_kwargs`), or {hint or 'cut them'}"
         return InputError(message, hint=hint)
 

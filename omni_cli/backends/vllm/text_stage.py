@@ -21,6 +21,7 @@ from omni_cli.backends.vllm.sampling import choose_backend, make_sampling_params
 from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.core.errors import StageError
+from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.messages import Progress, Report, RequestDone, StageOutputChunk, TextChunk
 from omni_cli.stage.protocol import StageSpec
@@ -72,7 +73,8 @@ class TextStage(VllmStage):
 
     def warm_up_request(self) -> GenerateRequest | None:
         """Return a short request; None for a stage that has no such thing."""
-        return GenerateRequest("", prompt="hello", raw=True) if self.spec.stage.input is None else None
+        request = GenerateRequest("", prompt="hello", text=TextOptions(raw=True))
+        return request if self.spec.stage.input is None else None
 
     @property
     def effective(self) -> dict[str, object]:
@@ -127,7 +129,7 @@ class TextStage(VllmStage):
             token_ids = active.token_ids[released : active.num_released]
             new = active.reply.add(texts, token_ids, output.prompt_token_ids or (), finished=output.finished)
         active.text.append(new.text)
-        if active.request.wants_prompt and active.prompt is None:
+        if active.request.text.wants_prompt and active.prompt is None:
             prompt_ids, prompt_logprobs = output.prompt_token_ids or (), output.prompt_logprobs or ()
             active.prompt = self.prompts.tokens(active.request, prompt_ids, prompt_logprobs)
         reports: list[Report] = []
@@ -138,7 +140,7 @@ class TextStage(VllmStage):
             prompt = None if any(active.text[:-1]) else active.prompt
             chunk = TextChunk(request_id, new.text, *counts, unsent, new.reasoning, new.tool_calls, prompt)
             reports.append(chunk)
-        if active.request.wants_stage_output and active.request.stream_audio:
+        if active.request.stage.wants_output and active.request.speech.stream_audio:
             part = self.partial_output(active, output)
             if part is not None:
                 reports.append(StageOutputChunk(request_id, part, is_last=output.finished))
@@ -187,7 +189,7 @@ class TextStage(VllmStage):
         finish_reason = output.outputs[0].finish_reason or "stop"
         if finish_reason == "error":
             raise StageError("the answer left its grammar", stage=self.spec.stage.name)
-        wants_whole = active.request.wants_stage_output and not active.request.stream_audio
+        wants_whole = active.request.stage.wants_output and not active.request.speech.stream_audio
         with mark("make stage output"):
             stage_output = self.stage_output(active, output) if wants_whole else None
         trace = {

@@ -115,11 +115,11 @@ def _label(name: str) -> str:
 
 
 def _decoded_bytes(request: GenerateRequest) -> int:
-    masks = () if request.mask is None else (request.mask,)
-    images = (*request.images, *masks, *request.control_images)
-    sounds = (*(samples for samples, _ in request.audio), *(voice.samples for voice in request.voices))
-    videos = (video.frames for video in request.videos)
-    in_call = (file.array for files in request.call_files.values() for file in get_items(files))
+    masks = () if request.media.mask is None else (request.media.mask,)
+    images = (*request.media.images, *masks, *request.media.control_images)
+    sounds = (*(samples for samples, _ in request.media.audio), *(voice.samples for voice in request.speech.voices))
+    videos = (video.frames for video in request.media.videos)
+    in_call = (file.array for files in request.media.call_files.values() for file in get_items(files))
     return sum(array.nbytes for array in (*sounds, *images, *videos, *in_call))
 
 

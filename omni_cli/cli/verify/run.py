@@ -47,6 +47,7 @@ from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.units import seconds
 from omni_cli.report.verify_view import probabilities_text, verify_view
 from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.contents import StageIO
 from omni_cli.requests.fields import FIELDS
 from omni_cli.requests.media.audio import MAX_AUDIO_S
 from omni_cli.requests.outputs import GenerateRequest, StageLoading
@@ -108,7 +109,7 @@ def _read_requests(
     for item in decode_specs(read_specs({}, options.requests, capabilities), config, capabilities):
         if isinstance(item, BadRequest):
             raise type(item.error)(f"{item.place}: {item.error.message}", hint=item.error.hint)
-        requests.append(replace(item.build(), wants_frames=True))
+        requests.append(replace(item.build(), stage=StageIO(wants_frames=True)))
     return tuple(requests)
 
 
@@ -124,9 +125,9 @@ def _hash_request(request: GenerateRequest) -> str:
     """Return `sha256:...` of a request's prompt and media."""
     text = f"{request.prompt}\n{request.messages}\n{dict(request.sampling)}\n{dict(request.diffusion)}\n{request.seed}"
     arrays = {"prompt": np.frombuffer(text.encode(), np.uint8)}
-    arrays |= {f"image {number}": image for number, image in enumerate(request.images)}
-    arrays |= {f"audio {number}": samples for number, (samples, _) in enumerate(request.audio)}
-    arrays |= {f"video {number}": video.frames for number, video in enumerate(request.videos)}
+    arrays |= {f"image {number}": image for number, image in enumerate(request.media.images)}
+    arrays |= {f"audio {number}": samples for number, (samples, _) in enumerate(request.media.audio)}
+    arrays |= {f"video {number}": video.frames for number, video in enumerate(request.media.videos)}
     return hash_arrays(arrays)
 
 
@@ -168,8 +169,10 @@ def _read_for_server(options: VerifyOptions) -> tuple[GenerateRequest, ...]:
     if options.requests is not None or options.route == "transcriptions":
         return requests
     if options.route == "chat":
-        return tuple(request for request in requests if not request.videos)
-    return tuple(request for request in requests if not (request.images or request.audio or request.videos))
+        return tuple(request for request in requests if not request.media.videos)
+    return tuple(
+        request for request in requests if not (request.media.images or request.media.audio or request.media.videos)
+    )
 
 
 def _reference(options: VerifyOptions) -> Reference | None:

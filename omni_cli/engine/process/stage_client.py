@@ -123,7 +123,7 @@ class StageClient:
         had_work = self._has_work()
         match command:
             case AddRequest(request):
-                self._inside[request.request_id] = not request.more_follows
+                self._inside[request.request_id] = not request.stage.more_follows
             # A request may end before its last input arrives: a talker may speak less than the thinker writes.
             case AppendInput() if command.request_id in self._inside:
                 self._inside[command.request_id] = command.is_last

@@ -28,6 +28,7 @@ from omni_cli.measure.bench.workload import (
     with_fixed_work,
 )
 from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.contents import Media, StageIO, TextOptions, TranscriptionOptions
 from omni_cli.requests.media.audio import read_speech
 from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult
 
@@ -95,7 +96,7 @@ class LoadedWorkload:
         """Run the stages before the measured ones once, keep their outputs, and close them."""
         await self._start(before, on_event)
         requests = [
-            dataclasses.replace(request, wants_stage_output=True)
+            dataclasses.replace(request, stage=dataclasses.replace(request.stage, wants_output=True))
             for request in await asyncio.to_thread(self._requests, 0)
         ]
         iteration = await run_all(self.llm, requests)
@@ -124,9 +125,11 @@ class LoadedWorkload:
                 dataclasses.replace(
                     self._request(number, index, seed if seed <= MAX_SEED else seed - 2**64),
                     request_id=f"{number}-{index}",
-                    stage_output=self._stage_outputs[index] if self._stage_outputs else None,
-                    wants_stage_output=wants_stage_output,
-                    wants_frames=True,
+                    stage=StageIO(
+                        input=self._stage_outputs[index] if self._stage_outputs else None,
+                        wants_output=wants_stage_output,
+                        wants_frames=True,
+                    ),
                 )
             )
         return requests
@@ -140,9 +143,11 @@ class LoadedWorkload:
         if self._transcribes:
             speech = read_speech()
             sound = speech[(number * self._workload.batch_size + index) % len(speech)]
-            return GenerateRequest(request_id="", audio=(sound,), language="en", seed=seed)
+            return GenerateRequest(
+                request_id="", media=Media(audio=(sound,)), transcription=TranscriptionOptions(language="en"), seed=seed
+            )
         prompt = "" if self._prompts is None else self._prompts.draw(number, index)
-        return GenerateRequest(request_id="", prompt=prompt, raw=True, seed=seed)
+        return GenerateRequest(request_id="", prompt=prompt, text=TextOptions(raw=True), seed=seed)
 
 
 async def run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from omni_cli.measure.verify.default_requests import another_medium, longer
+from omni_cli.measure.verify.default_requests import another_medium, longer, with_media
 from omni_cli.measure.verify.noise import get_noise
 from omni_cli.measure.verify.run_comparison import (
     Answer,
@@ -196,16 +195,15 @@ class Checks:
         rows: list[Row] = []
         subject = self._subject
         for field in subject.media:
-            request = next((item for item in self._requests if len(getattr(item, field)) == 1), None)
+            request = next((item for item in self._requests if len(getattr(item.media, field)) == 1), None)
             if request is None:
                 continue
-            others: list[dict[str, Any]] = [{field: (another_medium(request, field),)}, {}]
+            others = [with_media(request, field, another_medium(request, field)), request]
             if subject.can_omit_media:
-                others.append({field: ()})
+                others.append(with_media(request, field))
             if subject.caches_prompts:
-                others.append({"cache_salt": "omni-verify"})
-                request = longer(request)
-            answers = await self._ask("modalities", [replace(request, **fields) for fields in others])
+                others = [longer(item) for item in (*others, replace(request, cache_salt="omni-verify"))]
+            answers = await self._ask("modalities", others)
             if any(answer.is_refused for answer in answers):
                 continue
             medium = field.removesuffix("s")
@@ -214,10 +212,11 @@ class Checks:
                 rows.append(depends_row(subject.stage, answers[2], answers[1], f"the {medium} changes nothing"))
             if subject.caches_prompts:
                 rows += self._subject.compare("modalities", answers[3:], answers[1:2])
-        request = next((item for item in self._requests if len(item.images) > 1), None)
+        request = next((item for item in self._requests if len(item.media.images) > 1), None)
         if request is not None:
             request = longer(request) if subject.caches_prompts else request
-            one, other = await self._ask("modalities", [request, replace(request, images=request.images[::-1])])
+            turned = with_media(request, "images", *request.media.images[::-1])
+            one, other = await self._ask("modalities", [request, turned])
             if not (one.is_refused or other.is_refused):
                 rows.append(depends_row(subject.stage, one, other, "the order of the images changes nothing"))
         if rows:

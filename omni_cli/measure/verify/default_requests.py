@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.contents import Media, StageIO, TranscriptionOptions, Video
 from omni_cli.requests.media.audio import read_speech
-from omni_cli.requests.outputs import GenerateRequest, Video
+from omni_cli.requests.outputs import GenerateRequest
 
 MAX_TOKENS = 24
 MAX_TOKENS_OF_LATER_STAGES = 64
@@ -27,33 +28,40 @@ def default_requests(capabilities: Capabilities) -> tuple[GenerateRequest, ...]:
     if capabilities.transcribes:
         # With a language, Qwen3-ASR writes nothing but the transcript.
         return tuple(
-            GenerateRequest(f"speech {number}", audio=(speech,), language="en", sampling=sampling)
+            GenerateRequest(
+                f"speech {number}",
+                media=Media(audio=(speech,)),
+                transcription=TranscriptionOptions(language="en"),
+                sampling=sampling,
+            )
             for number, speech in enumerate(read_speech())
         )
     texts = [GenerateRequest(f"text {number}", text) for number, text in enumerate(_TEXTS)]
-    media: dict[str, dict[str, Any]] = {
-        "image": {"images": (draw_image(0),)},
-        "two images": {"images": (draw_image(1), draw_image(2))},
-        "audio": {"audio": (draw_sound(0),)},
-        "video": {"videos": (draw_video(0),)},
+    media = {
+        "image": Media(images=(draw_image(0),)),
+        "two images": Media(images=(draw_image(1), draw_image(2))),
+        "audio": Media(audio=(draw_sound(0),)),
+        "video": Media(videos=(draw_video(0),)),
     }
-    taken = {name: fields for name, fields in media.items() if name.split()[-1].rstrip("s") in capabilities.fields}
-    others = [GenerateRequest(name, "What is it?", **fields) for name, fields in taken.items()]
+    taken = {name: files for name, files in media.items() if name.split()[-1].rstrip("s") in capabilities.fields}
+    others = [GenerateRequest(name, "What is it?", media=files) for name, files in taken.items()]
     return tuple(replace(request, sampling=sampling) for request in (*texts, *others))
 
 
 def _of_pipeline(capabilities: Capabilities) -> tuple[GenerateRequest, ...]:
-    fields: dict[str, Any] = {"wants_frames": True}
-    if capabilities.call is not None:
-        needed = set(capabilities.needed_files)
-        media = {"image": ("images", (draw_image(0),)), "video": ("videos", (draw_video(0),))}
-        fields = {**fields, **dict(media[name] for name in media if name in needed)}
+    needed = () if capabilities.call is None else capabilities.needed_files
+    media = Media(
+        images=(draw_image(0),) if "image" in needed else (),
+        videos=(draw_video(0),) if "video" in needed else (),
+    )
+    stage = StageIO(wants_frames=True)
     prompts = _SCENES if "prompt" in capabilities.fields else (None, None)
     requests = [
-        GenerateRequest(f"scene {number}", prompt, seed=number, **fields) for number, prompt in enumerate(prompts)
+        GenerateRequest(f"scene {number}", prompt, media=media, stage=stage, seed=number)
+        for number, prompt in enumerate(prompts)
     ]
     if capabilities.call is None and "image" in capabilities.fields:
-        requests.append(GenerateRequest("edit", _SCENES[0], images=(draw_image(0),)))
+        requests.append(GenerateRequest("edit", _SCENES[0], media=Media(images=(draw_image(0),))))
     return tuple(requests)
 
 
@@ -84,12 +92,18 @@ def longer(request: GenerateRequest) -> GenerateRequest:
     return replace(request, prompt=f"{_LONG_TEXT * 8}{request.prompt}") if request.prompt else request
 
 
+def with_media(request: GenerateRequest, field: str, *items: Any) -> GenerateRequest:
+    """Return the request with other images, sounds or videos in a field of its media."""
+    changed: dict[str, Any] = {field: items}
+    return replace(request, media=replace(request.media, **changed))
+
+
 def another_medium(request: GenerateRequest, field: str) -> Any:
     """Make another image, sound or video of the size of a request's first one."""
     match field:
         case "images":
-            return draw_image(5, *request.images[0].shape[:2])
+            return draw_image(5, *request.media.images[0].shape[:2])
         case "audio":
-            samples, rate = request.audio[0]
+            samples, rate = request.media.audio[0]
             return draw_sound(5, len(samples) / rate, rate)
-    return replace(request.videos[0], frames=request.videos[0].frames[::-1].copy())
+    return replace(request.media.videos[0], frames=request.media.videos[0].frames[::-1].copy())

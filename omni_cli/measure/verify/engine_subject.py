@@ -27,6 +27,7 @@ from omni_cli.measure.verify.tokens import make_decoder, make_tokens
 from omni_cli.measure.verify.verdicts import replace_values
 from omni_cli.models.scores import EngineOutput, EngineTokens
 from omni_cli.records.verify_record import Check, Row
+from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.outputs import (
     AudioChunk,
     AudioOutput,
@@ -99,7 +100,7 @@ class EngineSubject(Subject):
     ) -> tuple[tuple[GenerateRequest, ...], list[Row]]:
         usable = []
         for request in requests:
-            has_media = are_defaults and (request.images or request.audio or request.videos)
+            has_media = are_defaults and (request.media.images or request.media.audio or request.media.videos)
             if not (has_media and (await self.ask(request)).is_refused):
                 usable.append(request)
         return tuple(usable), await self.tokenizer_rows(self._folder)
@@ -151,7 +152,10 @@ class EngineSubject(Subject):
         if all(answer.text is None and answer.audio is None for answer in whole):
             return []
         makes_audio = any(answer.audio is not None for answer in whole) or None
-        streamed = await self.ask_at_once([replace(answer.request, stream_audio=makes_audio) for answer in whole])
+        requests = [answer.request for answer in whole]
+        streamed = await self.ask_at_once(
+            [replace(item, speech=replace(item.speech, stream_audio=makes_audio)) for item in requests]
+        )
         rows = self.compare("streamed = whole", alone, streamed, media_bound=STREAMED_AUDIO_BOUND)
         for answer_alone, streamed_answer in zip(whole, streamed, strict=True):
             assert isinstance(streamed_answer, EngineAnswer)
@@ -242,7 +246,9 @@ class EngineSubject(Subject):
         else:
             return []
         request = GenerateRequest(
-            "tokenizer", raw=True, prompt_only=True, add_special_tokens=False, modalities=frozenset({"text"})
+            "tokenizer",
+            text=TextOptions(raw=True, prompt_only=True, add_special_tokens=False),
+            modalities=frozenset({"text"}),
         )
         for text in PROBES:
             answer = await self.ask(replace(request, prompt=text))

@@ -131,10 +131,10 @@ class ServerSubject(Subject):
             self.unchecked.setdefault("seed", self._without["seed"])
         usable, rows = [first], list[Row]()
         for request in requests[1:]:
-            if are_defaults and (request.images or request.audio or request.videos):
+            if are_defaults and (request.media.images or request.media.audio or request.media.videos):
                 answer = await self.ask(request)
                 if answer.is_refused:
-                    medium = "images" if request.images else "audio"
+                    medium = "images" if request.media.images else "audio"
                     row = Row(check="modalities", stage=TEXT, verdict="not checked", mode=medium, why=answer.failure)
                     rows += [] if any(item.name == row.name for item in rows) else [row]
                     continue
@@ -149,11 +149,11 @@ class ServerSubject(Subject):
         body = self._body(request) | fields
         body = {name: value for name, value in body.items() if value is not None and name not in self._without}
         is_form = self._route == "transcriptions"
-        content = sound_form(body, encode_wav(*request.audio[0])) if is_form else json.dumps(body).encode()
+        content = sound_form(body, encode_wav(*request.media.audio[0])) if is_form else json.dumps(body).encode()
         reader: SpeechReader | ImagesReader | ReplyReader = ReplyReader(streams=bool(body.get("stream")))
         if self._route in _ROUNDING:
             reader = SpeechReader() if self._route == "speech" else ImagesReader()
-        path = Route.TRANSLATIONS if request.task == "translate" else NAMED_ROUTES[self._route]
+        path = Route.TRANSLATIONS if request.transcription.task == "translate" else NAMED_ROUTES[self._route]
         outcome = await self._client.post(path, content, reader, time.perf_counter())
         if outcome.failure is not None:
             return _answer_failure(request, outcome.failure)
@@ -188,7 +188,7 @@ class ServerSubject(Subject):
             case "images":
                 image = {"n": 1, "response_format": "b64_json", "seed": request.seed}
                 return {**shared, "prompt": request.prompt, **image, **request.diffusion}
-        heard = {"language": request.language, "prompt": request.prompt}
+        heard = {"language": request.transcription.language, "prompt": request.prompt}
         return {**shared, **heard, "response_format": "json", "temperature": 0.0}
 
     def _read_text(self, request: GenerateRequest, reader: ReplyReader) -> RouteAnswer:
@@ -232,7 +232,7 @@ class ServerSubject(Subject):
     async def stream_rows(self, alone: Sequence[Answer]) -> list[Row]:
         """Judge streams, one after another, by their texts and their ends."""
         rows: list[Row] = [Row(check="streamed = whole", stage=TEXT, verdict="equal")]
-        streamed = [whole for whole in alone if whole.request.task != "translate"]
+        streamed = [whole for whole in alone if whole.request.transcription.task != "translate"]
         if not streamed:
             rows = [replace_values(rows[0], verdict="not checked", why="the route of translations has no streams")]
         for whole in streamed:
@@ -292,7 +292,7 @@ class ServerSubject(Subject):
                 name = answer.request.request_id
                 rows.append(Row(check="reference", stage=TEXT, verdict="not checked", request=name, why=tokens))
                 continue
-            request = replace(answer.request, raw=self._route == "completions")
+            request = replace(answer.request, text=replace(answer.request.text, raw=self._route == "completions"))
             outputs.append(EngineOutput(request, {stage.name: tokens}, num_input_tokens=answer.num_input_tokens))
         return outputs, rows
 
@@ -313,17 +313,19 @@ def _answer_failure(request: GenerateRequest, failure: RequestFailure) -> RouteA
 
 def _content(request: GenerateRequest) -> object:
     """Return a chat message's content, with media as data URLs."""
-    parts = [image_part(encode_png(image), "png") for image in request.images]
-    parts += [sound_part(encode_wav(*sound), "wav") for sound in request.audio]
+    parts = [image_part(encode_png(image), "png") for image in request.media.images]
+    parts += [sound_part(encode_wav(*sound), "wav") for sound in request.media.audio]
     return [*parts, {"type": "text", "text": request.prompt}] if parts else request.prompt
 
 
 def _voice(request: GenerateRequest) -> Mapping[str, Any]:
     """Return the fields of a speech request's speaker, or of the recordings of its voices."""
-    if not request.voices:
-        return {} if request.speaker is None else {"voice": request.speaker}
-    recordings = [data_url("audio/wav", encode_wav(voice.samples, voice.sample_rate)) for voice in request.voices]
-    texts = [voice.text for voice in request.voices if voice.text is not None]
+    if not request.speech.voices:
+        return {} if request.speech.speaker is None else {"voice": request.speech.speaker}
+    recordings = [
+        data_url("audio/wav", encode_wav(voice.samples, voice.sample_rate)) for voice in request.speech.voices
+    ]
+    texts = [voice.text for voice in request.speech.voices if voice.text is not None]
     fields = {"ref_audio": recordings, "ref_text": texts}
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items() if values}
 

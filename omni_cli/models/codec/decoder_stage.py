@@ -18,6 +18,7 @@ from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import CODES
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.models.codec.streaming import MAX_FRAMES_PER_CALL
+from omni_cli.requests.contents import SpeechOptions, StageIO
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformChunk
 from omni_cli.stage.payloads import encode_additional_information, get_tensor
@@ -129,10 +130,11 @@ class CodecStage(VllmStage):
 
     def warm_up_batches(self) -> Iterable[Sequence[GenerateRequest]]:
         codes = torch.zeros((2 * self._whole_piece, self.model.num_codebooks), dtype=torch.long)
-        request = GenerateRequest("", stage_output=encode_additional_information({CODES: codes}))
+        stage = StageIO(input=encode_additional_information({CODES: codes}))
+        request = GenerateRequest("", stage=stage)
         for num_requests in range(1, MAX_FRAMES_PER_CALL // self._whole_piece + 1):
             yield [request] * num_requests
-        yield [replace(request, stream_audio=True)]
+        yield [GenerateRequest("", stage=stage, speech=SpeechOptions(stream_audio=True))]
 
     def add(self, request: GenerateRequest) -> None:
         if request.diffusion:
@@ -140,7 +142,7 @@ class CodecStage(VllmStage):
         no_codes = torch.empty((self.model.num_codebooks, 0), dtype=torch.long)
         stream = CodeStream(request, time.perf_counter(), no_codes, num_held=int(self.model.looks_ahead))
         self._streams[request.request_id] = stream
-        self._feed(stream, request.stage_output, is_last=not request.more_follows)
+        self._feed(stream, request.stage.input, is_last=not request.stage.more_follows)
 
     def append(self, command: AppendInput) -> None:
         stream = self._streams.get(command.request_id)
@@ -184,7 +186,7 @@ class CodecStage(VllmStage):
         self.admit(ActiveRequest(request, time.perf_counter(), context={"stream": stream, "codes": codes}))
 
     def _piece_size(self, stream: CodeStream) -> int:
-        if not stream.request.stream_audio:
+        if not stream.request.speech.stream_audio:
             return self._whole_piece
         size = self.stage.stream_chunk_frames if stream.num_pieces else self.stage.stream_first_chunk_frames
         return min(size, self._whole_piece)
@@ -223,7 +225,7 @@ class CodecStage(VllmStage):
             "latency_s": time.perf_counter() - stream.added_s,
             "num_input_tokens": stream.num_frames,
             "vocoder_s": stream.decode_s,
-            **({"num_chunks": stream.num_chunks} if stream.request.stream_audio else {}),
+            **({"num_chunks": stream.num_chunks} if stream.request.speech.stream_audio else {}),
         }
         return RequestDone(stream.request.request_id, trace)
 

@@ -74,10 +74,10 @@ class CsmReference:
         return SpokenText(made, generated.audio[0].reshape(-1).float().cpu().numpy())
 
     def _inputs(self, request: GenerateRequest) -> Any:
-        if request.raw:
+        if request.text.raw:
             return self._processor.tokenizer(request.prompt, return_tensors="pt").to(get_device())
-        text = request.reply or request.prompt
+        text = request.text.reply or request.prompt
         text = text or "".join(part.text for message in request.messages for part in message.parts)
-        turn = {"role": pick_speaker(request.speaker), "content": [{"type": "text", "text": text}]}
+        turn = {"role": pick_speaker(request.speech.speaker), "content": [{"type": "text", "text": text}]}
         inputs = self._processor.apply_chat_template([turn], tokenize=True, return_dict=True, return_tensors="pt")
         return inputs.to(get_device())

@@ -44,18 +44,18 @@ class BackboneStage(FrameStage):
         return SPEAKERS
 
     def begin(self, active: ActiveRequest) -> tuple[TextPrompt, dict[str, object]]:
-        speaker = active.request.speaker
+        speaker = active.request.speech.speaker
         active.context["notes"] = note_on_voice(speaker, pick_speaker(speaker))
         return TextPrompt(self._embed(self._token_ids(active.request))), {}
 
     def _token_ids(self, request: GenerateRequest) -> list[int]:
         """Return the ids of a text after its speaker's number: `[0]hello`."""
         tokenizer = self._processor.tokenizer
-        if request.raw:
-            if request.speaker is not None:
+        if request.text.raw:
+            if request.speech.speaker is not None:
                 raise InputError("a raw prompt names its speaker itself", hint="drop the speaker, or `raw`")
             return list(tokenizer(request.prompt).input_ids)
-        speaker = pick_speaker(request.speaker)
+        speaker = pick_speaker(request.speech.speaker)
         text = self._text(request)
         turn = {"role": speaker, "content": [{"type": "text", "text": text}]}
         prompt = self._processor.apply_chat_template([turn], tokenize=False)
@@ -63,8 +63,8 @@ class BackboneStage(FrameStage):
 
     def _text(self, request: GenerateRequest) -> str:
         """Return the text to speak: a given reply, else the prompt."""
-        if request.reply is not None:
-            return request.reply
+        if request.text.reply is not None:
+            return request.text.reply
         messages: tuple[Message, ...] = get_conversation(request)
         if len(messages) > 1:
             raise InputError("this model speaks one message, and not a conversation")

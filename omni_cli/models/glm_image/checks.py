@@ -35,7 +35,7 @@ def check_request(request: GenerateRequest, config: EngineConfig) -> None:
     assert isinstance(prior, PriorConfig)
     check_arguments(request.diffusion)
     check_sampling(request.sampling)
-    get_size(request.diffusion, prior, [image.shape for image in request.images])
+    get_size(request.diffusion, prior, [image.shape for image in request.media.images])
 
 
 def check_arguments(names: Iterable[str]) -> None:

@@ -31,9 +31,9 @@ class DecoderStage(DiffusersStage):
         self._num_image_tokens = self.executor.pipeline.transformer.config.prior_vq_quantizer_codebook_size
 
     def diffusion_request(self, request: GenerateRequest) -> DiffusionRequest:
-        assert request.stage_output is not None  # the decoder is never the first stage
+        assert request.stage.input is not None  # the decoder is never the first stage
         stage_output = PriorOutput.from_information(
-            decode_additional_information(request.stage_output, self._payload_limits)
+            decode_additional_information(request.stage.input, self._payload_limits)
         )
         self._check_tokens(stage_output.token_ids)
         rows, columns = stage_output.token_ids.shape

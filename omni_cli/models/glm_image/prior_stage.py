@@ -64,8 +64,8 @@ class PriorStage(TextStage):
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
         self._check_arguments(request)
-        height, width = get_size(request.diffusion, self._prior, [image.shape for image in request.images])
-        prompt = self._processor.make(request.prompt or "", request.images, height, width, raw=request.raw)
+        height, width = get_size(request.diffusion, self._prior, [image.shape for image in request.media.images])
+        prompt = self._processor.make(request.prompt or "", request.media.images, height, width, raw=request.text.raw)
         self._check_length(prompt, height, width)
         image_token_ids = self._image_tokens(prompt)
         active.context["image"] = _Image(prompt, image_token_ids)
@@ -91,7 +91,7 @@ class PriorStage(TextStage):
     def _check_arguments(self, request: GenerateRequest) -> None:
         check_arguments(request.diffusion)
         check_sampling(request.sampling)
-        if request.messages or request.audio or request.videos:
+        if request.messages or request.media.audio or request.media.videos:
             raise InputError("this model takes a prompt and images")
 
     def _check_length(self, prompt: PriorPrompt, height: int, width: int) -> None:
@@ -140,6 +140,6 @@ class PriorStage(TextStage):
             )
         rows, columns = image.prompt.targets[-1]
         token_ids = torch.tensor(active.token_ids[num_tokens - rows * columns :]).view(rows, columns)
-        images = tuple(torch.from_numpy(array.copy()) for array in active.request.images)
+        images = tuple(torch.from_numpy(array.copy()) for array in active.request.media.images)
         stage_output = PriorOutput(active.request.prompt or "", token_ids, images, image.image_token_ids)
         return encode_additional_information(stage_output.information())

@@ -58,7 +58,7 @@ class GlmImageReference:
 
     def run(self, request: GenerateRequest, tokens: ForcedTokens | None = None, *, greedy: bool = False) -> np.ndarray:
         """Return the image, uint8 RGB (height, width, 3); `token_ids` are then those of the prior."""
-        height, width = get_size(request.diffusion, self._prior, [image.shape for image in request.images])
+        height, width = get_size(request.diffusion, self._prior, [image.shape for image in request.media.images])
         steps = request.diffusion.get("num_inference_steps", self._decoder.num_inference_steps)
         guidance = request.diffusion.get("guidance_scale", self._decoder.guidance_scale)
         chosen = {"num_inference_steps": steps, "guidance_scale": guidance}
@@ -68,7 +68,7 @@ class GlmImageReference:
         with led_by(encoder, tokens), noise_in(self._noise_dtype):
             (image,) = self.pipeline(
                 request.prompt,
-                image=[Image.fromarray(image) for image in request.images] or None,
+                image=[Image.fromarray(image) for image in request.media.images] or None,
                 height=height,
                 width=width,
                 generator=torch.Generator().manual_seed(request.seed),

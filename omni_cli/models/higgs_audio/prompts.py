@@ -95,13 +95,13 @@ def make_conversation(request: GenerateRequest, scene_text: str | None = None) -
     is_described = bool(messages) and messages[0].role == "system"
     scene = messages.pop(0).parts if is_described else (Part("text", scene_text or _SCENE),)
     turns: list[tuple[str, tuple[Part, ...]]] = []
-    for index, voice in enumerate(request.voices):
+    for index, voice in enumerate(request.speech.voices):
         if voice.text:
-            tag = f"[SPEAKER{index}] " if len(request.voices) > 1 else ""
+            tag = f"[SPEAKER{index}] " if len(request.speech.voices) > 1 else ""
             turns += [("user", (Part("text", tag + voice.text),)), ("assistant", (Part("audio"),))]
         else:
             scene = (*scene, Part("text", f"SPEAKER{index}:"), Part("audio"))
-    text = _tag_speaker(_get_text(request, messages), request.speaker)
+    text = _tag_speaker(_get_text(request, messages), request.speech.speaker)
     turns = [("system", (Part("text", _SYSTEM),)), ("scene", scene), *turns, ("user", (Part("text", text),))]
     return [
         {"role": role, "content": [{"type": part.type, "text": part.text} for part in parts]} for role, parts in turns
@@ -111,8 +111,8 @@ def make_conversation(request: GenerateRequest, scene_text: str | None = None) -
 def _get_text(request: GenerateRequest, messages: list[Message]) -> str:
     """Return the text to speak, the only message beside that of the scene. Raises `InputError`."""
     text = request.prompt or ""
-    if request.reply is not None:
-        text = request.reply
+    if request.text.reply is not None:
+        text = request.text.reply
     elif messages:
         if [message.role for message in messages] != ["user"] or any(part.type != "text" for part in messages[0].parts):
             raise InputError("this model speaks one message of the role `user`, a text, after one of `system` at most")
@@ -139,21 +139,22 @@ def make_inputs(processor: Any, request: GenerateRequest, scene_text: str | None
 
     Raises `InputError` for one that the model cannot speak.
     """
-    if request.raw:
+    if request.text.raw:
         return _raw_inputs(processor, request)
-    check_voices(request.voices, CLONING)
+    check_voices(request.speech.voices, CLONING)
     conversation = make_conversation(request, scene_text)
     text = processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
     rate = processor.feature_extractor.sampling_rate
     media: dict[str, Any] = {}
-    if request.voices:  # in the order of the conversation: those of the scene first
-        media["audio"] = [at_rate(voice, rate) for voice in sorted(request.voices, key=lambda voice: bool(voice.text))]
+    if request.speech.voices:  # in the order of the conversation: those of the scene first
+        voices = sorted(request.speech.voices, key=lambda voice: bool(voice.text))
+        media["audio"] = [at_rate(voice, rate) for voice in voices]
     return processor(text=text, sampling_rate=rate, add_special_tokens=False, return_tensors="pt", **media)
 
 
 def _raw_inputs(processor: Any, request: GenerateRequest) -> Any:
-    if request.speaker is not None or request.voices:
-        what = "voices" if request.voices else "speaker"
+    if request.speech.speaker is not None or request.speech.voices:
+        what = "voices" if request.speech.voices else "speaker"
         raise InputError(f"a raw prompt has no {what} beside it", hint=f"drop the {what}, or `raw`")
     inputs = processor.tokenizer(request.prompt, return_tensors="pt")
     ids = inputs["input_ids"][0].tolist()

@@ -77,9 +77,9 @@ class HiggsBackboneStage(FrameStage):
             before = inputs["audio_input_ids"][0].cpu()
             codes = before + torch.arange(self.num_codebooks) * self.config.codebook_size
             rows[is_audio] = self._embed_code(codes.flatten().tolist()).unflatten(0, codes.shape).sum(dim=1)
-        voice = request.speaker and speaker_for(request.speaker, SPEAKERS)
+        voice = request.speech.speaker and speaker_for(request.speech.speaker, SPEAKERS)
         rate = self._processor.feature_extractor.sampling_rate
-        notes = (*note_on_voice(request.speaker, voice or ""), *rate_notes(request.voices, rate))
+        notes = (*note_on_voice(request.speech.speaker, voice or ""), *rate_notes(request.speech.voices, rate))
         active.context["notes"] = (*notes, _GREEDY) if self._limit is not None and is_greedy else notes
         information = {} if before is None or self._limit is None else {CODES_BEFORE: before[-self._limit.window :]}
         return RowsPrompt(torch.cat([rows, is_audio[:, None].to(rows)], dim=1), information), {}

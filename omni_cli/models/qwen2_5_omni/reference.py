@@ -107,7 +107,7 @@ class Qwen2_5OmniReference:
                 **get_limits(self.config, "thinker", "thinker_"),
                 **get_limits(self.config, "talker", "talker_"),
                 **_denoising(token2wav),
-                speaker=pick_speaker(model.speaker_map, request.speaker),
+                speaker=pick_speaker(model.speaker_map, request.speech.speaker),
                 thinker_do_sample=False,
                 talker_do_sample=False,
                 talker_eos_token_id=[config.tts_codec_pad_token_id, config.tts_codec_end_token_id],
@@ -140,7 +140,7 @@ class Qwen2_5OmniReference:
         return {}
 
     def inputs(self, request: GenerateRequest) -> Any:
-        if request.reply is not None:
+        if request.text.reply is not None:
             raise NoReferenceError("its text is given, and not an answer")
         inputs = processor_inputs(self.processor, request, self._thinker.system_prompt).to(get_device())
         use_adapter(self.model.thinker, self._thinker, request)

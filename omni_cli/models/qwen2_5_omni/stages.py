@@ -23,6 +23,7 @@ from omni_cli.models.qwen2_5_omni.family import TALKER
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.voices import note_on_voice
+from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information
@@ -65,7 +66,7 @@ class TalkerStage(InputEmbedsStage):
 
     def warm_up_request(self) -> GenerateRequest | None:
         stage_output = ThinkerOutput([0] * 7, [0] * 2, self._embed([0] * 8), {})
-        return GenerateRequest("", stage_output=encode_additional_information(stage_output.information()))
+        return GenerateRequest("", stage=StageIO(input=encode_additional_information(stage_output.information())))
 
     @property
     def effective(self) -> dict[str, object]:
@@ -81,17 +82,17 @@ class TalkerStage(InputEmbedsStage):
 
     def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
-        self._num_early += request.more_follows
-        name = pick_speaker(self.speakers, request.speaker)
-        active.context["notes"] = note_on_voice(request.speaker, name)
+        self._num_early += request.stage.more_follows
+        name = pick_speaker(self.speakers, request.speech.speaker)
+        active.context["notes"] = note_on_voice(request.speech.speaker, name)
         speaker = self.speakers[name]
         prompt = thinker_to_talker(
-            ThinkerOutput.from_information(self.decode_input(request.stage_output)),
+            ThinkerOutput.from_information(self.decode_input(request.stage.input)),
             config=self.config,
             embed=self._embed,
             text_bos_token_id=int(speaker["bos_token"]),
             talker_prompt=self._talker_prompt,
-            is_whole=not request.more_follows,
+            is_whole=not request.stage.more_follows,
         )
         ends = [self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id]
         return prompt, {"stop_token_ids": ends}

@@ -63,7 +63,7 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
                 **inputs,
                 **get_limits(self.config, "thinker", "thinker_"),
                 **get_limits(self.config, "talker", "talker_"),
-                speaker=pick_speaker(self._speakers, request.speaker),
+                speaker=pick_speaker(self._speakers, request.speech.speaker),
                 thinker_eos_token_id=self._ends["eos_token_id"],
                 thinker_do_sample=False,
                 talker_do_sample=False,

@@ -26,6 +26,7 @@ from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.model import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.voices import note_on_voice
+from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information, get_integers
@@ -57,7 +58,7 @@ class Qwen3ThinkerStage(OmniThinkerStage):
         pad_together(engine_input, self._thinker)
 
     def wants_rows(self, request: GenerateRequest) -> bool:
-        return request.wants_stage_output and bool(request.audio or request.images or request.videos)
+        return request.stage.wants_output and bool(request.media.audio or request.media.images or request.media.videos)
 
     def _new_tokens(self, active: ActiveRequest) -> list[int]:
         """Return the new tokens to send: all except the last, which may never be an input of the model."""
@@ -104,7 +105,7 @@ class Qwen3TalkerStage(FrameStage):
     def warm_up_request(self) -> GenerateRequest | None:
         head = [self._omni.im_start_token_id, self._omni.assistant_token_id, 0]
         stage_output = TokenOutput(head, [0] * 4, None, {})
-        return GenerateRequest("", stage_output=encode_additional_information(stage_output.information()))
+        return GenerateRequest("", stage=StageIO(input=encode_additional_information(stage_output.information())))
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -112,14 +113,14 @@ class Qwen3TalkerStage(FrameStage):
 
     def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
         request = active.request
-        speaker = pick_speaker(list(self._speakers), request.speaker)
-        active.context["notes"] = note_on_voice(request.speaker, speaker)
+        speaker = pick_speaker(list(self._speakers), request.speech.speaker)
+        active.context["notes"] = note_on_voice(request.speech.speaker, speaker)
         prompt = thinker_to_talker(
-            TokenOutput.from_information(self.decode_input(request.stage_output)),
+            TokenOutput.from_information(self.decode_input(request.stage.input)),
             config=self._omni,
             embed=self._embed,
             speaker_id=self._speakers[speaker],
-            is_whole=not request.more_follows,
+            is_whole=not request.stage.more_follows,
         )
         return prompt, {"stop_token_ids": [self.config.codec_eos_token_id]}
 

@@ -12,6 +12,7 @@ from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError
 from omni_cli.models.qwen_omni.media import key_by_padding, media_of_prompt
+from omni_cli.requests.contents import StageIO, TextOptions
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Report
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
@@ -33,14 +34,14 @@ class OmniThinkerStage(TextStage):
         }
 
     def warm_up_request(self) -> GenerateRequest | None:
-        return GenerateRequest("", prompt="hello", raw=True, wants_stage_output=True)
+        return GenerateRequest("", prompt="hello", text=TextOptions(raw=True), stage=StageIO(wants_output=True))
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         prompt, params = super().render(active)
         request = active.request
-        if request.reply is not None:
+        if request.text.reply is not None:
             # The answer is part of the prompt; the token that the step adds is ignored.
-            prompt_ids, reply_ids = self.with_reply(prompt.pop("prompt"), request.reply)
+            prompt_ids, reply_ids = self.with_reply(prompt.pop("prompt"), request.text.reply)
             active.context["reply"] = (prompt_ids, reply_ids)
             prompt["prompt_token_ids"] = [*prompt_ids, *reply_ids[:-1]]
             params = self.sampling_params(request, max_tokens=1, min_tokens=0)
@@ -52,7 +53,7 @@ class OmniThinkerStage(TextStage):
 
     def wants_rows(self, request: GenerateRequest) -> bool:
         """True if the next stage needs hidden states of this request."""
-        return request.wants_stage_output
+        return request.stage.wants_output
 
     def with_reply(self, prompt: str, reply: str) -> tuple[list[int], list[int]]:
         """Return the token ids of a prompt and of a given answer to it, the last of which ends it."""
@@ -63,8 +64,8 @@ class OmniThinkerStage(TextStage):
         return tokenizer.encode(prompt, add_special_tokens=False), [*words, tokenizer.eos_token_id]
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
-        key_by_padding(active.request.audio, engine_input)
-        if active.request.wants_stage_output:
+        key_by_padding(active.request.media.audio, engine_input)
+        if active.request.stage.wants_output:
             active.context["media"] = media_of_prompt(engine_input)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
@@ -74,7 +75,8 @@ class OmniThinkerStage(TextStage):
             # Report the given answer as if the engine had generated it.
             output.prompt_token_ids, reply_ids = active.context["reply"]
             (completion,) = output.outputs
-            completion.token_ids, completion.text, completion.finish_reason = reply_ids, active.request.reply, "stop"
+            reply = active.request.text.reply
+            completion.token_ids, completion.text, completion.finish_reason = reply_ids, reply, "stop"
             self.processor.token_texts[active.request.request_id] = [completion.text], False
         return super().output(active, output)
 

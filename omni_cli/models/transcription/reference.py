@@ -47,7 +47,7 @@ class TranscriptionReference:
     ) -> list[int]:
         """Return the ids of the greedy transcript, by default as many as fit the model, or those of `tokens`."""
         extractor = self._processor.feature_extractor
-        ((samples, sample_rate),) = request.audio
+        ((samples, sample_rate),) = request.media.audio
         samples = soxr.resample(samples, sample_rate, extractor.sampling_rate)
         is_long = len(samples) > extractor.chunk_length * extractor.sampling_rate
         if is_long and not isinstance(self._processor, VoxtralProcessor):
@@ -66,12 +66,12 @@ class TranscriptionReference:
 
     def _inputs(self, request: GenerateRequest, samples: np.ndarray) -> Any:
         """Return the processor's inputs for a prompt in the form of the model's own transcription requests."""
-        processor = self._processor
+        processor, language = self._processor, request.transcription.language
         if isinstance(processor, VoxtralProcessor):
             rate = processor.feature_extractor.sampling_rate
             sound: dict[str, Any] = {"audio": samples, "sampling_rate": rate, "format": ["wav"]}
-            return processor.apply_transcription_request(**sound, language=request.language, model_id=self._folder)
-        return processor.apply_transcription_request(samples, language=request.language, prompt=request.prompt or None)
+            return processor.apply_transcription_request(**sound, language=language, model_id=self._folder)
+        return processor.apply_transcription_request(samples, language=language, prompt=request.prompt or None)
 
     def _of_whisper(self, request: GenerateRequest, samples: np.ndarray, arguments: dict[str, Any]) -> list[int]:
         extractor, own = self._processor.feature_extractor, self._model.generation_config
@@ -79,21 +79,21 @@ class TranscriptionReference:
         features = inputs["input_features"].to(self._model.device, self._model.dtype)
         is_multilingual = getattr(own, "is_multilingual", True)
         if is_multilingual:
-            arguments |= {"task": request.task, "language": request.language}
+            arguments |= {"task": request.transcription.task, "language": request.transcription.language}
         if request.prompt:
             prompt_ids = self._processor.get_prompt_ids(request.prompt, return_tensors="pt")
             arguments["prompt_ids"] = prompt_ids.to(self._model.device)
         # The tokens of one window, with the prompt before them and the end after them.
         output = self._model.generate(
             features,
-            return_timestamps=request.timestamps,
+            return_timestamps=request.transcription.timestamps,
             force_unique_generate_call=True,
             return_dict_in_generate=True,
             **arguments,
         )
         ids: list[int] = output.sequences[0].tolist()
         # The start, language and task of a model that has several, and the mark of a text without timestamps.
-        length = 1 + 2 * is_multilingual + (not request.timestamps)
+        length = 1 + 2 * is_multilingual + (not request.transcription.timestamps)
         self.num_input_tokens = ids.index(own.decoder_start_token_id) + length
         return ids[self.num_input_tokens :]
 

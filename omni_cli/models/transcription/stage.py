@@ -35,7 +35,7 @@ from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.family import OWN_MODELS
-from omni_cli.requests.contents import Segment, Transcript
+from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.messages import Report, RequestDone, TextChunk
 from omni_cli.stage.protocol import StageSpec
@@ -144,11 +144,15 @@ class TranscriptionStage(TextStage):
         return arguments
 
     def warm_up_request(self) -> GenerateRequest | None:
-        return GenerateRequest("", audio=((np.zeros(16_000, np.float32), 16_000),), language="en")
+        return GenerateRequest(
+            "",
+            media=Media(audio=((np.zeros(16_000, np.float32), 16_000),)),
+            transcription=TranscriptionOptions(language="en"),
+        )
 
     def add(self, request: GenerateRequest) -> None:
         self._check(request)
-        ((samples, sample_rate),) = request.audio
+        ((samples, sample_rate),) = request.media.audio
         rate = int(self._hearing.sample_rate)
         samples = soxr.resample(samples, sample_rate, rate)
         if len(samples) < _MIN_SAMPLES:
@@ -159,7 +163,7 @@ class TranscriptionStage(TextStage):
         pieces = [
             SoundWindow(float(start_s), part, new_reader()) for start_s, part in zip(starts_s, parts, strict=False)
         ]
-        language = request.language if self._is_multilingual else "en"
+        language = request.transcription.language if self._is_multilingual else "en"
         transcription = Transcription(request, pieces, language, time.perf_counter())
         self._transcriptions[request.request_id] = transcription
         try:
@@ -191,21 +195,22 @@ class TranscriptionStage(TextStage):
 
     def _check(self, request: GenerateRequest) -> None:
         """Raise `InputError` for a request that the model cannot run."""
-        if request.messages or request.prompt_token_ids is not None or request.raw or request.reply is not None:
+        text, media, asked = request.text, request.media, request.transcription
+        if request.messages or text.prompt_token_ids is not None or text.raw or text.reply is not None:
             raise InputError("this model transcribes speech: it does not chat")
-        if len(request.audio) != 1 or request.images or request.videos:
-            raise InputError(f"this model transcribes one sound per request, not {len(request.audio)}")
-        if request.timestamps and not self._has_marks:
+        if len(media.audio) != 1 or media.images or media.videos:
+            raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
+        if asked.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`")
         if self._names_language_only and request.prompt:
             raise InputError("this model takes no words before the transcript", hint="drop `prompt`")
-        if self._names_language_only and request.task == "translate":
+        if self._names_language_only and asked.task == "translate":
             raise InputError("this model does not translate", hint="drop `task`")
-        if not self._is_multilingual and (request.language not in (None, "en") or request.task == "translate"):
+        if not self._is_multilingual and (asked.language not in (None, "en") or asked.task == "translate"):
             raise InputError("this model hears English only: it takes no other `language` and does not translate")
-        if request.language is not None and request.language not in self._model.supported_languages:
+        if asked.language is not None and asked.language not in self._model.supported_languages:
             known = ", ".join(self._model.supported_languages)
-            raise InputError(f"unknown `language`: {request.language}", hint=f"choose from: {known}")
+            raise InputError(f"unknown `language`: {asked.language}", hint=f"choose from: {known}")
 
     def _admit_all(self, transcription: Transcription) -> None:
         for number in range(len(transcription.pieces)):
@@ -232,8 +237,8 @@ class TranscriptionStage(TextStage):
                 stt_config=self._hearing,
                 model_config=self._config,
                 language=transcription.language,
-                task_type=request.task,
-                to_language="en" if request.task == "translate" else None,
+                task_type=request.transcription.task,
+                to_language="en" if request.transcription.task == "translate" else None,
                 request_prompt=request.prompt or "",
             )
         )
@@ -241,7 +246,7 @@ class TranscriptionStage(TextStage):
         if not self._has_marks:
             return prompt, self.sampling_params(request)
         prompt["decoder_prompt"]["prompt"] = self._decoder_prompt(prompt["decoder_prompt"]["prompt"], request)
-        return prompt, self.sampling_params(request, extra_args={TIMESTAMPS: request.timestamps})
+        return prompt, self.sampling_params(request, extra_args={TIMESTAMPS: request.transcription.timestamps})
 
     def _decoder_prompt(self, text: str, request: GenerateRequest) -> str:
         """Return vLLM's prompt as transformers has it."""
@@ -249,7 +254,7 @@ class TranscriptionStage(TextStage):
         before, start, rest = text.rpartition("<|startoftranscript|>")
         if not self._is_multilingual:
             rest = "<|notimestamps|>"
-        return before + start + (rest.removesuffix("<|notimestamps|>") if request.timestamps else rest)
+        return before + start + (rest.removesuffix("<|notimestamps|>") if request.transcription.timestamps else rest)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
         transcription: Transcription = active.context["transcription"]
@@ -338,7 +343,7 @@ class TranscriptionStage(TextStage):
 
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
         """Yield the parts of a piece's text between its timestamps; without timestamps it is one part."""
-        first_id = self._own.no_timestamps_token_id + 1 if transcription.request.timestamps else math.inf
+        first_id = self._own.no_timestamps_token_id + 1 if transcription.request.transcription.timestamps else math.inf
         second = math.ceil(getattr(self._config.hf_config, "max_source_positions", 0) / self._hearing.max_audio_clip_s)
         end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
         start_s, ids = piece.start_s, list[int]()

@@ -29,14 +29,14 @@ def read_turns(request: GenerateRequest) -> list[Turn]:
     Speakers 1 to 4 of a text without 0 are those from 0 to 3, as in the released examples. Raises `InputError` for a
     text or a speaker that the model does not have.
     """
-    text = request.reply or request.prompt
+    text = request.text.reply or request.prompt
     text = (text or "\n".join(part.text for message in request.messages for part in message.parts)).strip()
     if not text:
         raise InputError("the prompt is empty")
     parts = _TURN.split(text)
     if parts[0].strip() or len(parts) == 1:
-        parts = ["", speaker_for(request.speaker or SPEAKERS[0], SPEAKERS), text]
-    elif request.speaker is not None:
+        parts = ["", speaker_for(request.speech.speaker or SPEAKERS[0], SPEAKERS), text]
+    elif request.speech.speaker is not None:
         raise InputError("a text with turns names its speakers itself", hint="drop the speaker")
     turns = [Turn(speaker, said.strip()) for speaker, said in zip(parts[1::2], parts[2::2], strict=True)]
     names = {turn.speaker for turn in turns}
@@ -75,15 +75,15 @@ def make_inputs(processor: Any, request: GenerateRequest) -> Any:
 
     Raises `InputError` for one that the model cannot speak.
     """
-    if request.raw:
-        if request.speaker is not None or request.voices:
-            what = "voices" if request.voices else "speaker"
+    if request.text.raw:
+        if request.speech.speaker is not None or request.speech.voices:
+            what = "voices" if request.speech.voices else "speaker"
             raise InputError(f"a raw prompt has no {what} beside it", hint=f"drop the {what}, or `raw`")
         return processor.tokenizer(request.prompt, return_tensors="pt")
-    check_voices(request.voices, CLONING)
-    messages = make_conversation(read_turns(request), len(request.voices))
+    check_voices(request.speech.voices, CLONING)
+    messages = make_conversation(read_turns(request), len(request.speech.voices))
     text = processor.apply_chat_template(messages, tokenize=False)
     rate = processor.feature_extractor.sampling_rate
-    voices = [at_rate(voice, rate) for voice in request.voices]
+    voices = [at_rate(voice, rate) for voice in request.speech.voices]
     media = {"audio": voices, "sampling_rate": rate} if voices else {}
     return processor(text=text, return_tensors="pt", **media)

@@ -92,10 +92,9 @@ class SpeakerStage(StepStage):
             num_frames = [-(-count // hop_length) for count in inputs["padding_mask"].sum(dim=-1).tolist()]
             voices = self.model.voice_rows(inputs["input_values"], num_frames, noise)
             rows[inputs["input_ids"][0] == self.config.audio_token_id] = voices.to(rows)
-        named = (
-            () if request.speaker is None else note_on_voice(request.speaker, speaker_for(request.speaker, SPEAKERS))
-        )
-        active.context["notes"] = (*named, *rate_notes(request.voices, self._sample_rate))
+        speaker = request.speech.speaker
+        named = () if speaker is None else note_on_voice(speaker, speaker_for(speaker, SPEAKERS))
+        active.context["notes"] = (*named, *rate_notes(request.speech.voices, self._sample_rate))
         sampling = {**self.spec.ar.sampling.set_values(), **request.sampling}
         if sampling.get("temperature"):
             raise InputError("control tokens are not sampled: this model has no `temperature`")
@@ -116,7 +115,7 @@ class SpeakerStage(StepStage):
         chunks: list[Report] = []
         num_chunks = active.context.setdefault("num_chunks", 0)
         streamed = FRAMES_PER_PART if num_chunks else 1
-        needed = streamed if active.request.stream_audio else _FRAMES_PER_WHOLE_PART
+        needed = streamed if active.request.speech.stream_audio else _FRAMES_PER_WHOLE_PART
         if len(sounds) >= needed or (sounds and output.finished):
             active.context["num_chunks"] += 1
             chunks.append(WaveformChunk(active.request.request_id, self._take_audio(active)))
@@ -127,7 +126,7 @@ class SpeakerStage(StepStage):
         num_chunks = active.context["num_chunks"]
         if not num_chunks:
             raise InputError("the model said nothing: it ended at once")
-        if active.request.stream_audio:
+        if active.request.speech.stream_audio:
             report.trace["num_chunks"] = num_chunks
         return report
 

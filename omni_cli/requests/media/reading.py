@@ -21,6 +21,7 @@ import numpy as np
 from omni_cli.core.child_python import python_command
 from omni_cli.core.errors import InputError, OmniError
 from omni_cli.core.machine import count_usable_cores
+from omni_cli.requests.contents import Video
 from omni_cli.requests.files import open_input
 from omni_cli.requests.media.audio import MAX_AUDIO_S
 from omni_cli.requests.media.images import MAX_IMAGE_PIXELS
@@ -37,7 +38,6 @@ from omni_cli.requests.media.worker import (
     receive_into,
     send,
 )
-from omni_cli.requests.outputs import Video
 
 Warn = Callable[[str], None]
 FrameChoice = tuple[Sequence[int], Mapping[str, Any]]

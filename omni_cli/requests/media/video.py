@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from omni_cli.config.bounds import MAX_FPS
 from omni_cli.core.errors import InputError
+from omni_cli.requests.contents import Video
 from omni_cli.requests.media.containers import MAX_FRAME_PIXELS, Track, open_container
 from omni_cli.requests.media.images import on_white
-from omni_cli.requests.outputs import Video
 
 if TYPE_CHECKING:
     import av

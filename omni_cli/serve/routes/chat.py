@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from omni_cli.engine.describing import frame_chooser
 from omni_cli.openai_api.replies import ChatCompletion, ChatCompletionChunk
 from omni_cli.openai_api.routes import Route
+from omni_cli.requests.contents import SpeechOptions, TextOptions
 from omni_cli.requests.outputs import AudioChunk, GenerateRequest, Modality, RequestResult, TextDelta
 from omni_cli.serve.chat_reply import ChatReply, token_usage
 from omni_cli.serve.conversation import read_conversation
@@ -103,8 +104,11 @@ def _generate_request(
         request,
         # Text is generated on the way to speech and becomes its transcript.
         modalities=frozenset[Modality]({"text", "audio"}),
-        speaker=None if body.audio is None else voice_name(body.audio.voice),
-        **body.request_fields("speech"),
+        speech=dataclasses.replace(
+            request.speech,
+            speaker=None if body.audio is None else voice_name(body.audio.voice),
+            **body.request_fields("speech"),
+        ),
     )
 
 
@@ -121,14 +125,16 @@ def text_request(
         seed=seed,
         modalities=frozenset({"text"}),
         sampling=body.sampling(),
-        chat_template_kwargs=body.chat_template_kwargs or {},
-        reasoning_effort=body.reasoning_effort,
-        tool_use=body.tool_use(),
-        split_reply=True,
+        text=TextOptions(
+            chat_template_kwargs=body.chat_template_kwargs or {},
+            reasoning_effort=body.reasoning_effort,
+            tool_use=body.tool_use(),
+            split_reply=True,
+            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            continue_final_message=bool(body.continue_final_message),
+        ),
         cache_salt=body.cache_salt,
-        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-        continue_final_message=bool(body.continue_final_message),
-        stream_audio=body.stream,
+        speech=SpeechOptions(stream_audio=body.stream),
         **conversation,
     )
 

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from omni_cli.openai_api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from omni_cli.openai_api.routes import Route
+from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.outputs import GenerateRequest, PromptTokens, RequestResult, TextDelta, TokenLogprobs
 from omni_cli.serve.chat_reply import get_text, get_text_and_logprob, token_usage
 from omni_cli.serve.errors import APIError
@@ -61,10 +62,12 @@ def _generate_requests(body: CompletionRequest, reply: CompletionReply, lora: st
         request = GenerateRequest(
             request_id=f"{reply.id}-{number}",
             prompt=prompt if isinstance(prompt, str) else None,
-            prompt_token_ids=None if isinstance(prompt, str) else prompt,
-            raw=True,
-            add_special_tokens=body.add_special_tokens,
-            wants_prompt=bool(body.echo or body.return_token_ids),
+            text=TextOptions(
+                prompt_token_ids=None if isinstance(prompt, str) else prompt,
+                raw=True,
+                add_special_tokens=body.add_special_tokens,
+                wants_prompt=bool(body.echo or body.return_token_ids),
+            ),
             seed=reply.seed,
             lora=lora,
             modalities=frozenset({"text"}),

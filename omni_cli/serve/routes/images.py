@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from omni_cli.openai_api.replies import ImageItem, ImagesReply
 from omni_cli.openai_api.routes import Route
+from omni_cli.requests.contents import Media
 from omni_cli.requests.encoding import encode_image
 from omni_cli.requests.outputs import GenerateRequest, ImageOutput, RequestResult
 from omni_cli.serve.chat_reply import stage_times
@@ -69,14 +70,15 @@ async def _reply(service: Service, body: ImageFields, request: Request, **media:
 def _controls(body: ImageRequest, decoder: MediaDecoder) -> dict[str, Any]:
     urls = body.control_image or []
     images = tuple(decoder.image(url, "control_image") for url in ([urls] if isinstance(urls, str) else urls))
-    return {"control_images": images, "notes": tuple(decoder.notes)}
+    return {"media": Media(control_images=images), "notes": tuple(decoder.notes)}
 
 
 def _media(body: ImageEditRequest, decoder: MediaDecoder) -> dict[str, Any]:
     images = tuple(decoder.image_file(upload.file, param) for param, upload in body.images)
     mask = None if body.mask is None else decoder.mask_file(body.mask.file, "mask")
     controls = tuple(decoder.image_file(upload.file, "control_image") for upload in body.control_image)
-    return {"images": images, "mask": mask, "control_images": controls, "notes": tuple(decoder.notes)}
+    media = Media(images=images, mask=mask, control_images=controls)
+    return {"media": media, "notes": tuple(decoder.notes)}
 
 
 def _check(service: Service, body: ImageFields) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
@@ -43,10 +44,10 @@ def speech_routes(service: Service) -> APIRouter:
             request_id=new_id("speech"),
             seed=service.choose_seed(body.seed, exchange),
             lora=service.adapter(body.model),
-            stream_audio=body.stream_format is not None,
-            **body.request_fields("speech"),
             **await voice_fields(service, body),
         )
+        options = {"stream_audio": body.stream_format is not None, **body.request_fields("speech")}
+        settings = replace(settings, speech=replace(settings.speech, **options))
         generate = make_spoken_request(settings, body.input, _system_prompt(service, body))
         if body.stream_format == "sse":
             return await event_stream(_events(service, generate, exchange, body), exchange, service.log)

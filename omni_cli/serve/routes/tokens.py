@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 
 from omni_cli.openai_api.replies import DetokenizedText, Tokens
 from omni_cli.openai_api.routes import Route
+from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.outputs import GenerateRequest, PromptTokens, TextOutput
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
@@ -39,7 +40,9 @@ def token_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         service.check_makes("text")
         service.check_prompt_length(len(body.tokens))
-        generate = GenerateRequest(new_id("detokenize"), prompt_token_ids=tuple(body.tokens), raw=True)
+        generate = GenerateRequest(
+            new_id("detokenize"), text=TextOptions(prompt_token_ids=tuple(body.tokens), raw=True)
+        )
         return {"prompt": (await _prompt(service, generate, request)).text}
 
     return router
@@ -55,8 +58,10 @@ async def _generate_request(service: Service, body: TokenizeRequest) -> Generate
         service.check_model(body.model)
         service.check_makes("text")
         service.check_prompt_length(len(body.prompt))
-        request = GenerateRequest(name, body.prompt, raw=True)
-    return dataclasses.replace(request, add_special_tokens=body.add_special_tokens)
+        request = GenerateRequest(name, body.prompt, text=TextOptions(raw=True))
+    return dataclasses.replace(
+        request, text=dataclasses.replace(request.text, add_special_tokens=body.add_special_tokens)
+    )
 
 
 def _chat(service: Service, body: TokenizeRequest, name: str, decoder: MediaDecoder) -> GenerateRequest:
@@ -67,7 +72,10 @@ def _chat(service: Service, body: TokenizeRequest, name: str, decoder: MediaDeco
 
 async def _prompt(service: Service, generate: GenerateRequest, request: Request) -> PromptTokens:
     generate = dataclasses.replace(
-        generate, prompt_only=True, split_reply=False, stream_audio=False, modalities=frozenset({"text"})
+        generate,
+        text=dataclasses.replace(generate.text, prompt_only=True, split_reply=False),
+        speech=dataclasses.replace(generate.speech, stream_audio=False),
+        modalities=frozenset({"text"}),
     )
     result = await service.result(generate, Exchange.from_scope(request.scope))
     (output,) = result.outputs

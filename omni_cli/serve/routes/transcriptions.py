@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptUsage
 from omni_cli.openai_api.routes import Route
-from omni_cli.requests.contents import Segment
-from omni_cli.requests.outputs import GenerateRequest, RequestResult, SpeechTask, TextDelta
+from omni_cli.requests.contents import Media, Segment, SpeechTask, TranscriptionOptions
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta
 from omni_cli.serve.chat_reply import count_tokens, get_text
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
@@ -75,16 +75,18 @@ async def _request(service: Service, body: TranslationRequest, task: SpeechTask)
     return GenerateRequest(
         request_id=new_id("transcription"),
         lora=service.adapter(body.model),
-        task=task,
-        timestamps=body.has_times,
+        prompt=body.prompt or None,
+        transcription=TranscriptionOptions(
+            task=task, timestamps=body.has_times, **body.request_fields("transcription")
+        ),
         sampling=body.request_fields("sampling"),
-        **{**body.request_fields("request"), "prompt": body.prompt or None},
         **media,
     )
 
 
 def _media(body: TranslationRequest, decoder: MediaDecoder) -> dict[str, Any]:
-    return {"audio": (decoder.audio_file(body.file.file, "file"),), "notes": tuple(decoder.notes)}
+    sound = decoder.audio_file(body.file.file, "file")
+    return {"media": Media(audio=(sound,)), "notes": tuple(decoder.notes)}
 
 
 async def _events(

@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from omni_cli.openai_api.replies import DeletedVideo, VideoList, VideoReply
 from omni_cli.openai_api.routes import Route
+from omni_cli.requests.contents import Media
 from omni_cli.requests.encoding import encode_image
 from omni_cli.requests.media.reading import FIRST_FRAME, MediaReader
 from omni_cli.requests.outputs import GenerateRequest
@@ -150,8 +151,10 @@ def _media(body: VideoRequest, medium: str, decoder: MediaDecoder) -> dict[str, 
         return {}
     file = body.input_reference.file
     if medium == "video":
-        return {"videos": (decoder.video_file(file, "input_reference"),), "notes": tuple(decoder.notes)}
-    return {"images": (decoder.image_file(file, "input_reference"),), "notes": tuple(decoder.notes)}
+        media = Media(videos=(decoder.video_file(file, "input_reference"),))
+    else:
+        media = Media(images=(decoder.image_file(file, "input_reference"),))
+    return {"media": media, "notes": tuple(decoder.notes)}
 
 
 def _jobs(service: Service, jobs: VideoJobs | None) -> VideoJobs:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.request_fields import with_fields
 from support.samples import sample
 
 from omni_cli.checkpoints.build import build_folder
@@ -21,6 +22,7 @@ from omni_cli.core.errors import InputError
 from omni_cli.models.glm_image.prompts import mrope_positions
 from omni_cli.models.glm_image.reference import GlmImageReference
 from omni_cli.models.scores import Way
+from omni_cli.requests.contents import Media
 from omni_cli.requests.outputs import GenerateRequest, ImageOutput, RequestResult
 
 NUM_STEPS = 4
@@ -53,7 +55,7 @@ class Reference(GlmImageReference):
         greedy: bool = False,
     ) -> np.ndarray:
         size = {"height": height, "width": width}
-        asked = GenerateRequest("0", prompt, seed=seed, images=tuple(images), diffusion=size)
+        asked = GenerateRequest("0", prompt, seed=seed, media=Media(images=tuple(images)), diffusion=size)
         return self.run(asked, greedy=greedy)
 
 
@@ -73,7 +75,7 @@ def random_image(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 def request(name: str, prompt: str, seed: int = 0, *, greedy: bool = False, **given: Any) -> GenerateRequest:
     sampling = {"temperature": 0.0} if greedy else {}
-    return GenerateRequest(name, prompt, seed=seed, sampling=sampling, **given)
+    return with_fields(GenerateRequest(name, prompt, seed=seed, sampling=sampling), **given)
 
 
 def token_ids(result: RequestResult) -> list[int]:

@@ -17,6 +17,7 @@ from omni_cli.core.errors import StageError  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.stage import SpeechPriority, chunk_sizes, get_chunk_order  # noqa: E402
 from omni_cli.models.registry import load_stage  # noqa: E402
+from omni_cli.requests.contents import SpeechOptions, StageIO  # noqa: E402
 from omni_cli.requests.outputs import GenerateRequest  # noqa: E402
 from omni_cli.stage.messages import Progress, RequestDone, WaveformChunk  # noqa: E402
 from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
@@ -30,9 +31,11 @@ def spec(execution: Execution = "eager", **keys) -> StageSpec:
     return get_spec(stage, resolve_model("builtin:tiny-omni"))
 
 
-def codes(request_id: str, num_codes: int, **fields) -> GenerateRequest:
+def codes(request_id: str, num_codes: int, *, stream_audio: bool | None = None) -> GenerateRequest:
     stage_output = encode_additional_information({"codec_token_ids": list(range(num_codes))})
-    return GenerateRequest(request_id, seed=3, stage_output=stage_output, **fields)
+    return GenerateRequest(
+        request_id, seed=3, stage=StageIO(input=stage_output), speech=SpeechOptions(stream_audio=stream_audio)
+    )
 
 
 def waveform(stage, emitted: list, request_id: str, num_codes: int) -> np.ndarray:

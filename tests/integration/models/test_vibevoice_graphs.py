@@ -22,6 +22,7 @@ from omni_cli.config.loader import load_profile  # noqa: E402
 from omni_cli.models.vibevoice import stage as stage_module  # noqa: E402
 from omni_cli.models.vibevoice.branches import BranchCache  # noqa: E402
 from omni_cli.models.vibevoice.stage import SpeakerStage  # noqa: E402
+from omni_cli.requests.contents import Media  # noqa: E402
 from omni_cli.requests.outputs import GenerateRequest  # noqa: E402
 from omni_cli.stage.messages import RequestDone, WaveformChunk  # noqa: E402
 
@@ -32,7 +33,7 @@ LIMITS = (f"speaker.sampling.max_tokens={NUM_TOKENS}", "speaker.max_num_seqs=5")
 TOLERANCE = 1e-3
 REQUESTS = [
     GenerateRequest("hello", "hello", seed=1),
-    GenerateRequest("voice", "A day in May.", seed=3, audio=(tone(0),)),
+    GenerateRequest("voice", "A day in May.", seed=3, media=Media(audio=(tone(0),))),
     GenerateRequest("long", "Tell me a story about the rain on a tin roof, and then another one. " * 4, seed=6),
 ]
 

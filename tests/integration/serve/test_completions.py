@@ -319,9 +319,12 @@ def test_a_profile_without_text(image_server: OmniServer) -> None:
 
 
 def test_an_omni_model_s_first_stage(omni: OmniServer, omni_engine: Any) -> None:
+    from omni_cli.requests.contents import TextOptions
     from omni_cli.requests.outputs import GenerateRequest
 
-    request = GenerateRequest("r", "hello", raw=True, modalities=frozenset({"text"}), sampling={"max_tokens": 8})
+    request = GenerateRequest(
+        "r", "hello", text=TextOptions(raw=True), modalities=frozenset({"text"}), sampling={"max_tokens": 8}
+    )
     expected = omni_engine.run(request).outputs[0]
     answer = omni.client().completions.create(model="tiny-omni", prompt="hello", max_tokens=8, seed=0)
     assert answer.choices[0].text == expected.text

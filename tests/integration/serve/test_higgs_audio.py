@@ -13,6 +13,7 @@ from support.references import family_reference
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.higgs_audio.reference import HiggsAudioReference
+from omni_cli.requests.contents import SpeechOptions
 from omni_cli.requests.outputs import GenerateRequest, Message, Part
 
 LIMITS = ("backbone.sampling.max_tokens=40",)
@@ -36,7 +37,9 @@ def units(waveform: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("voice", "speaker"), [("2", "2"), ("alloy", "0")])
 def test_speech_is_that_of_the_reference(server: OmniServer, reference: HiggsAudioReference, voice, speaker) -> None:
-    expected = units(reference.speak(GenerateRequest("0", "Good evening.", speaker=speaker)).waveform)
+    expected = units(
+        reference.speak(GenerateRequest("0", "Good evening.", speech=SpeechOptions(speaker=speaker))).waveform
+    )
     body = {"input": "Good evening.", "voice": voice, "response_format": "wav"}
     whole = server.request("POST", SPEECH, body)
     assert whole.status == 200 and whole.headers["content-type"] == "audio/wav"
@@ -52,12 +55,12 @@ def test_speech_is_that_of_the_reference(server: OmniServer, reference: HiggsAud
 def test_instructions_are_the_scene(server: OmniServer, reference: HiggsAudioReference) -> None:
     scene = Message("system", (Part("text", "A windy street."),))
     said = Message("user", (Part("text", "Good evening."),))
-    request = GenerateRequest("0", messages=(scene, said), speaker="1")
+    request = GenerateRequest("0", messages=(scene, said), speech=SpeechOptions(speaker="1"))
     body = {"input": "Good evening.", "voice": "1", "instructions": "A windy street.", "response_format": "wav"}
     samples, _ = soundfile.read(io.BytesIO(server.request("POST", SPEECH, body).body), dtype="int16")
     expected = units(reference.speak(request).waveform)
     assert samples.shape == expected.shape and np.abs(samples - expected).max() <= ROUNDING
-    plain = units(reference.speak(GenerateRequest("0", "Good evening.", speaker="1")).waveform)
+    plain = units(reference.speak(GenerateRequest("0", "Good evening.", speech=SpeechOptions(speaker="1"))).waveform)
     assert plain.shape != expected.shape or (plain != expected).any()
 
 

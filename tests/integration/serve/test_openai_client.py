@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 from support.omni_server import CHAT, OmniServer
+from support.request_fields import with_fields
 
 from omni_cli.requests.encoding import encode_pcm16, encode_wav
 from omni_cli.requests.media.audio import decode_audio
@@ -42,7 +43,7 @@ def audio_of(result: RequestResult) -> AudioOutput:
 
 
 def run(engine: Any, prompt: str, *modalities: str, **fields: Any) -> RequestResult:
-    result = engine.run(GenerateRequest("r", prompt, modalities=frozenset(modalities), **fields))
+    result = engine.run(with_fields(GenerateRequest("r", prompt, modalities=frozenset(modalities)), **fields))
     assert result.error is None
     return result
 

@@ -14,9 +14,9 @@ import pytest
 from support.media_samples import bomb_png, clip, image_of, write_lossless
 from support.omni_server import VIDEOS, OmniServer
 
+from omni_cli.requests.contents import Video
 from omni_cli.requests.encoding import encode_png
 from omni_cli.requests.media.video import decode_video
-from omni_cli.requests.outputs import Video
 
 MODEL = "tiny-video"
 BRIEF = {"num_inference_steps": 1, "num_frames": 5, "seed": 1}

@@ -14,8 +14,8 @@ from support.omni_server import OmniServer
 from support.references import LanguageReference
 from support.tiny_models import qwen3_vl
 
+from omni_cli.requests.contents import Video
 from omni_cli.requests.encoding import encode_png, encode_wav
-from omni_cli.requests.outputs import Video
 
 MAX_TOKENS = 12
 CLIP = clip(2)

@@ -19,10 +19,11 @@ from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import OmniError
 from omni_cli.models.diffusers_pipeline.reference import get_arrays
-from omni_cli.requests.contents import CallFile, NestedCall
-from omni_cli.requests.outputs import GenerateRequest, Video
+from omni_cli.requests.contents import CallFile, NestedCall, Video
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.pipeline_call import PipelineCall
 from omni_cli.stage.messages import AddRequest, decode_command, encode
+from support.request_fields import with_fields
 from support.stage_specs import get_spec
 from support.tiny_pipelines.build import TinyPipeline, build
 from support.tiny_pipelines.media import is_medium
@@ -178,7 +179,7 @@ def stage_request(call: Mapping[str, object], pipeline_call: PipelineCall) -> Ge
             fields["call_files"][name] = _files(value)
         else:
             fields["diffusion"][name] = value
-    return GenerateRequest("0", **fields)
+    return with_fields(GenerateRequest("0"), **fields)
 
 
 def _arrays(value: Any) -> tuple[np.ndarray, ...]:

@@ -131,10 +131,10 @@ def test_options_reach_the_engine(omni: Omni, tmp_path: Path) -> None:
     )
     assert result.code == 0, result.err
     (request,) = result.engines[0].requests
-    assert [rate for _, rate in request.audio] == [8000, 8000]
+    assert [rate for _, rate in request.media.audio] == [8000, 8000]
     assert dict(request.sampling) == {"max_tokens": 3, "temperature": 0.5}
     assert dict(request.diffusion) == {"num_inference_steps": 4, "guidance_scale": 0.5}
-    assert (request.raw, request.speaker, request.modalities) == (True, "Chelsie", {"text", "audio"})
+    assert (request.text.raw, request.speech.speaker, request.modalities) == (True, "Chelsie", {"text", "audio"})
 
 
 def test_text_alone_touches_no_folder(omni: Omni) -> None:
@@ -375,7 +375,7 @@ def test_input_beyond_the_memory_budget_is_decoded_again(omni: Omni, monkeypatch
     soundfile.write("a.wav", [0.5] * 100, 8000)
     result = omni("--requests", requests_file({"prompt": "a", "audio": "a.wav"}))
     assert result.code == 0
-    ((samples, _),) = result.engines[0].requests[0].audio
+    ((samples, _),) = result.engines[0].requests[0].media.audio
     assert len(samples) == 100
 
 

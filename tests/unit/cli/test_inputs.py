@@ -361,7 +361,7 @@ def test_a_text_to_speak_is_the_answer_of_the_first_stage() -> None:
     (spec,) = read_specs({"prompt": "hello", "speak": True, "max_audio_tokens": 9}, None, get_capabilities(OMNI))
     assert isinstance(spec, RequestSpec)
     request = spec.request
-    assert request.reply == "hello" and request.prompt is not None and request.prompt.endswith("\n\nhello")
-    assert request.modalities == {"audio"} and request.max_audio_tokens == 9
+    assert request.text.reply == "hello" and request.prompt is not None and request.prompt.endswith("\n\nhello")
+    assert request.modalities == {"audio"} and request.speech.max_audio_tokens == 9
     with pytest.raises(UsageError, match="`--speak` has no effect"):
         read_specs({"prompt": "hello", "speak": True}, None, get_capabilities(IMAGE))

@@ -15,6 +15,7 @@ from omni_cli.cli.generate.inputs import read_specs
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.engine.describing import get_capabilities
+from omni_cli.requests.contents import SpeechOptions, TextOptions
 from omni_cli.requests.jsonl import read_requests
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.request_spec import BadRequest, RequestSpec, build_request
@@ -57,7 +58,7 @@ def test_lines_become_requests(tmp_path: Path) -> None:
             "hello",
             seed=7,
             modalities=frozenset({"text"}),
-            raw=True,
+            text=TextOptions(raw=True),
             sampling={"max_tokens": 5, "temperature": 0.5, "top_p": 0.5},
         ),
         has_seed=True,
@@ -67,7 +68,7 @@ def test_lines_become_requests(tmp_path: Path) -> None:
         GenerateRequest(
             "b",
             "listen",
-            speaker="Chelsie",
+            speech=SpeechOptions(speaker="Chelsie"),
             sampling={"max_tokens": 5, "temperature": 0.5},
             diffusion={"num_inference_steps": 4},
         ),
@@ -84,7 +85,7 @@ def test_a_line_overrides_the_command_line(tmp_path: Path) -> None:
         temperature=0.5,
         speaker="Chelsie",
     )
-    assert (spec.request.sampling, spec.request.speaker) == ({"max_tokens": 2, "temperature": 0.5}, "Ethan")
+    assert (spec.request.sampling, spec.request.speech.speaker) == ({"max_tokens": 2, "temperature": 0.5}, "Ethan")
 
 
 BAD_LINES = {
@@ -187,5 +188,11 @@ def test_a_request_with_its_files_decoded(tmp_path: Path) -> None:
     Image.new("RGB", (3, 2), "red").save(tmp_path / "b.png")
     (spec,) = read(tmp_path / "r.jsonl", {"prompt": "x", "audio": ["a.wav"], "image": "b.png"})
     request = build_request(spec, OMNI.model_copy(update={"seed": 11}))
-    ((samples, rate),) = request.audio
-    assert (len(samples), rate, request.images[0].shape, request.seed, request.notes) == (4000, 8000, (2, 3, 3), 11, ())
+    ((samples, rate),) = request.media.audio
+    assert (len(samples), rate, request.media.images[0].shape, request.seed, request.notes) == (
+        4000,
+        8000,
+        (2, 3, 3),
+        11,
+        (),
+    )

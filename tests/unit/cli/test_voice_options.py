@@ -44,21 +44,21 @@ def request_of(own: Capabilities, config: Any = VIBEVOICE, **fields: Any) -> Gen
 
 
 def test_a_voice_is_a_name_or_files(tmp_path: Path) -> None:
-    assert request_of(capabilities(), voice=["2"]).speaker == "2"
+    assert request_of(capabilities(), voice=["2"]).speech.speaker == "2"
     first, second = write_voice(tmp_path / "a.wav"), write_voice(tmp_path / "b.flac", rate=8000)
     request = request_of(capabilities(), voice=[first, second])
-    assert request.speaker is None
-    assert [(voice.sample_rate, voice.text, voice.name) for voice in request.voices] == [
+    assert request.speech.speaker is None
+    assert [(voice.sample_rate, voice.text, voice.name) for voice in request.speech.voices] == [
         (16_000, None, f"audio file `{first}`"),
         (8000, None, f"audio file `{second}`"),
     ]
-    assert len(request.voices[0].samples) == 8000
+    assert len(request.speech.voices[0].samples) == 8000
 
 
 def test_the_texts_are_those_of_the_recordings_in_their_order(tmp_path: Path) -> None:
     files = [write_voice(tmp_path / f"{name}.wav") for name in "ab"]
     request = request_of(capabilities(WITH_TEXT), voice=files, ref_text=["first", "second"])
-    assert [voice.text for voice in request.voices] == ["first", "second"]
+    assert [voice.text for voice in request.speech.voices] == ["first", "second"]
 
 
 def test_an_earlier_name_of_the_field_in_request_lines(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_an_earlier_name_of_the_field_in_request_lines(tmp_path: Path) -> None:
     both = {"prompt": "a", "speaker": "1", "voice": "2"}
     lines.write_text("\n".join(map(json.dumps, ({"prompt": "a", "speaker": "1"}, {"prompt": "a"}, both))))
     first, second, wrong = read_specs({"voice": ["3"]}, lines, capabilities())
-    assert isinstance(first, RequestSpec) and first.request.speaker == "1"
-    assert isinstance(second, RequestSpec) and second.request.speaker == "3"
+    assert isinstance(first, RequestSpec) and first.request.speech.speaker == "1"
+    assert isinstance(second, RequestSpec) and second.request.speech.speaker == "3"
     assert isinstance(wrong, BadRequest) and str(wrong.error) == "`speaker` and `voice` are the same"
 
 
@@ -133,5 +133,5 @@ def test_a_bad_recording_of_a_line_fails_alone(tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(f'{{"prompt": "a", "voice": "{name}.wav"}}\n' for name in ("loud", "silent")))
     good, bad = decode_specs(read_specs({}, lines, capabilities()), VIBEVOICE, capabilities())
-    assert len(good.build().voices) == 1
+    assert len(good.build().speech.voices) == 1
     assert isinstance(bad, BadRequest) and isinstance(bad.error, InputError) and "has no sound" in str(bad.error)

@@ -10,12 +10,13 @@ import pytest
 from omni_cli.config.families import get_family
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.engine.process.stage_client import StageClient
+from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AbortRequest, AddRequest, AppendInput, Failure, Progress, RequestDone
 from omni_cli.stage.protocol import StageSpec
 
 WHOLE = AddRequest(GenerateRequest("a"))
-BEGUN = AddRequest(GenerateRequest("a", more_follows=True))
+BEGUN = AddRequest(GenerateRequest("a", stage=StageIO(more_follows=True)))
 MORE = AppendInput("a", b"", is_last=False)
 REST = AppendInput("a", b"", is_last=True)
 GONE = AbortRequest("a")

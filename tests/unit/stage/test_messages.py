@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from omni_cli.requests.contents import CallFile
-from omni_cli.requests.outputs import AudioOutput, GenerateRequest, Message, Part, Video, VideoOutput, VideoSound
+from omni_cli.requests.contents import CallFile, Media, StageIO, Video
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, Message, Part, VideoOutput, VideoSound
 from omni_cli.stage.messages import (
     AddRequest,
     DecodeError,
@@ -45,17 +45,18 @@ def test_a_request_arrives_as_it_was_sent(hops: int) -> None:
         "a",
         "hello",
         messages=(Message("user", (Part("text", "x"), Part("image"))),),
-        audio=((SAMPLES, 16_000),),
-        images=(PIXELS, PIXELS[:, ::2]),
-        mask=PIXELS[:1],
-        videos=(Video(PIXELS[None], 24.0, 1, (0,)),),
+        media=Media(
+            audio=((SAMPLES, 16_000),),
+            images=(PIXELS, PIXELS[:, ::2]),
+            mask=PIXELS[:1],
+            videos=(Video(PIXELS[None], 24.0, 1, (0,)),),
+            call_files={"references": [clip, None, {"x": CallFile("tensor", np.array(3.0))}], "image": clip},
+        ),
         seed=2**64 - 1,
         modalities=frozenset({"audio"}),
         sampling={"temperature": 0.5},
         diffusion={"sigmas": [1, 0.5], "by_number": {1: "a"}},
-        call_files={"references": [clip, None, {"x": CallFile("tensor", np.array(3.0))}], "image": clip},
-        stage_output=b"abc",
-        more_follows=True,
+        stage=StageIO(input=b"abc", more_follows=True),
         notes=("the image was turned",),
     )
     assert same(arrived(sent, hops), sent)
@@ -63,10 +64,10 @@ def test_a_request_arrives_as_it_was_sent(hops: int) -> None:
 
 def test_arrays_are_views_of_the_message_and_always_aligned() -> None:
     for length in range(8):
-        raw = encode(AddRequest(GenerateRequest("a" * length, audio=((SAMPLES, 1),), images=(PIXELS,))))
+        raw = encode(AddRequest(GenerateRequest("a" * length, media=Media(audio=((SAMPLES, 1),), images=(PIXELS,)))))
         command = decode_command(raw)
         assert isinstance(command, AddRequest)
-        (image,), ((samples, _),) = command.request.images, command.request.audio
+        (image,), ((samples, _),) = command.request.media.images, command.request.media.audio
         assert np.shares_memory(image, np.frombuffer(raw, np.uint8))
         assert samples.flags.aligned and same(samples, SAMPLES)
 

@@ -22,6 +22,7 @@ from omni_cli.models.qwen2_5_omni.connectors import load_speakers, pick_speaker,
 from omni_cli.models.qwen2_5_omni.family import TOKEN2WAV
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import Chunk, Chunker, ChunkSizes
+from omni_cli.requests.contents import SpeechOptions, StageIO
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, WaveformChunk
 from omni_cli.stage.payloads import encode_additional_information, get_integers
@@ -149,15 +150,15 @@ class Token2WavStage(VllmStage):
     def warm_up_batches(self) -> Iterable[Sequence[GenerateRequest]]:
         codes = encode_additional_information({"codec_token_ids": [0] * WARM_UP_CODES})
         for streams in (False, True):
-            yield [GenerateRequest("", stage_output=codes, stream_audio=streams)]
+            yield [GenerateRequest("", stage=StageIO(input=codes), speech=SpeechOptions(stream_audio=streams))]
 
     def add(self, request: GenerateRequest) -> None:
-        if not request.stream_audio:
+        if not request.speech.stream_audio:
             super().add(request)
             return
         stream = SpeechStream(request, Chunker(self._chunk_sizes), time.perf_counter())
         self._streams[request.request_id] = stream
-        self._feed(stream, request.stage_output, is_last=not request.more_follows)
+        self._feed(stream, request.stage.input, is_last=not request.stage.more_follows)
 
     def append(self, command: AppendInput) -> None:
         stream = self._streams.get(command.request_id)
@@ -187,14 +188,14 @@ class Token2WavStage(VllmStage):
             raise InputError(f"num_inference_steps is {num_steps}; token2wav needs at least 2")
         active.context["num_inference_steps"] = num_steps
         settings = {
-            "speaker": [pick_speaker(self.speakers, request.speaker)],
+            "speaker": [pick_speaker(self.speakers, request.speech.speaker)],
             "seed": [request.seed],
             "num_inference_steps": [num_steps],
             "guidance_scale": [float(self._setting(request, "guidance_scale", 0.5))],
             "sway_coefficient": [float(self._setting(request, "sway_coefficient", -1.0))],
         }
         chunk: Chunk | None = active.context.get("chunk")
-        codes: Sequence[int] = self._codes(request.stage_output) if chunk is None else chunk.codes
+        codes: Sequence[int] = self._codes(request.stage.input) if chunk is None else chunk.codes
         if not codes:
             raise InputError(NO_CODES)
         active.context["num_codes"] = len(codes)

@@ -23,6 +23,7 @@ from omni_cli.backends.diffusers.stage import DiffusersStage, waveform_for
 from omni_cli.checkpoints.tiny_pipelines import tiny_audio
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import CheckpointError, InputError
+from omni_cli.requests.contents import Media, SpeechOptions
 from omni_cli.requests.encoding import encode_wav
 from omni_cli.requests.media.reading import load_audio
 from omni_cli.requests.outputs import GenerateRequest
@@ -73,7 +74,11 @@ def test_streamed_audio_is_a_chunk_and_other_audio_is_with_the_report(folder):
     emitted: list[object] = []
     stage = DiffusersStage(get_spec(STAGE, str(folder)), emitted.append)
     stage.add(GenerateRequest("whole", prompt="rain", diffusion={"duration": 0.25}))
-    stage.add(GenerateRequest("streamed", prompt="rain", diffusion={"duration": 0.25}, stream_audio=True))
+    stage.add(
+        GenerateRequest(
+            "streamed", prompt="rain", diffusion={"duration": 0.25}, speech=SpeechOptions(stream_audio=True)
+        )
+    )
     whole, chunk, done = step_outputs(stage, emitted)
     assert isinstance(whole, RequestDone) and isinstance(chunk, WaveformChunk)
     np.testing.assert_array_equal(chunk.audio.samples, whole.audio.samples)
@@ -92,7 +97,9 @@ def test_given_audio_is_what_a_plain_call_gets(folder, tmp_path):
         soundfile.write(tmp_path / "given.wav", samples, rate, subtype="FLOAT")
         decoded = load_audio(tmp_path / "given.wav", pytest.fail, mono=False)
         np.testing.assert_array_equal(decoded[0].reshape(-1, channels), samples)
-        stage.add(GenerateRequest("0", prompt="rain", seed=3, diffusion={"duration": 0.25}, audio=(decoded,)))
+        stage.add(
+            GenerateRequest("0", prompt="rain", seed=3, diffusion={"duration": 0.25}, media=Media(audio=(decoded,)))
+        )
         stage.add(GenerateRequest("1", prompt="rain", seed=3, diffusion={"duration": 0.25}))
         made, without = (report.audio.samples for report in step_outputs(stage, emitted))
         rows = samples.T if rate == 44100 else soxr.resample(decoded[0], rate, 44100).reshape(-1, channels).T

@@ -20,7 +20,7 @@ from omni_cli.backends.diffusers.parallel import check_attention, check_denoiser
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import StageError, UsageError
-from omni_cli.requests.contents import CallFile
+from omni_cli.requests.contents import CallFile, Media
 from omni_cli.requests.outputs import Event, GenerateRequest, ImageOutput, StageProgress
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two CUDA devices, or none")
@@ -92,7 +92,7 @@ def test_the_files_of_a_request_reach_both_ranks(engine, tiny_image_path):
     shape = (1, 16, pipeline.transformer.config.in_channels)
     latents = np.random.default_rng(0).standard_normal(shape, np.float32)
     files = {"latents": CallFile("tensor", latents)}
-    (events,) = engine.events([GenerateRequest("latents", "a red cat", call_files=files)])
+    (events,) = engine.events([GenerateRequest("latents", "a red cat", media=Media(call_files=files))])
     plain = pipeline("a red cat", latents=torch.from_numpy(latents).to(pipeline.device), **call).images[0]
     assert np.abs(image_of(events) - np.asarray(plain).astype(int)).max() <= 1
 

@@ -27,7 +27,7 @@ from omni_cli.checkpoints.tiny_pipelines import tiny_edit
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import InputError
-from omni_cli.requests.contents import CallFile
+from omni_cli.requests.contents import CallFile, Media
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Failure, RequestDone
 
@@ -62,7 +62,7 @@ def test_one_and_several_images_to_edit_are_those_of_the_plain_call(tmp_path):
     for given in ([], pictures[:1], pictures):
         arrays = tuple(np.asarray(picture) for picture in given)
         arguments = {} if given else {"height": 64, "width": 64}
-        request = GenerateRequest("0", prompt="make it snow", seed=3, images=arrays, diffusion=arguments)
+        request = GenerateRequest("0", prompt="make it snow", seed=3, media=Media(images=arrays), diffusion=arguments)
         (image,) = images_of(stage, request)
         (expected,) = plain(
             prompt="make it snow",
@@ -78,7 +78,7 @@ def test_one_and_several_images_to_edit_are_those_of_the_plain_call(tmp_path):
         made.append(image.astype(int))
     assert abs(made[0] - made[1]).mean() > 1 and abs(made[1] - made[2]).mean() > 1, "each image must matter"
     # The pipeline looks at its images within its call.
-    stage.add(GenerateRequest("small", prompt="make it snow", images=(np.asarray(smooth(1, 32, 32)),)))
+    stage.add(GenerateRequest("small", prompt="make it snow", media=Media(images=(np.asarray(smooth(1, 32, 32)),))))
     (refused,) = stage.step()
     assert refused.kind == "input" and "rejects the request: Image too small" in refused.message
     stage.close()
@@ -121,7 +121,7 @@ def test_a_depth_map_is_in_the_colours_of_the_pipeline_s_own_processor(tmp_path)
         default_processing_resolution=64,
     ).save_pretrained(tmp_path / "depth")
     stage = DiffusersStage(get_spec(STAGE, str(tmp_path / "depth")), lambda report: None)
-    (made,) = images_of(stage, GenerateRequest("0", seed=1, images=(np.asarray(smooth(1)),)))
+    (made,) = images_of(stage, GenerateRequest("0", seed=1, media=Media(images=(np.asarray(smooth(1)),))))
     plain = plain_of(tmp_path / "depth")
     depth = plain(smooth(1), num_inference_steps=3, generator=torch.Generator("cpu").manual_seed(1)).prediction
     np.testing.assert_array_equal(made, np.asarray(plain.image_processor.visualize_depth(depth)[0]))
@@ -135,12 +135,14 @@ def test_further_images_and_tensors_are_arguments_of_the_call(tmp_path):
     plain = plain_of(tmp_path)
     embeds = np.random.default_rng(0).standard_normal((1, 77, 32), dtype=np.float32)
     files = {name: CallFile("tensor", embeds + n) for n, name in enumerate(EMBEDDINGS)}
-    (made,) = images_of(stage, GenerateRequest("0", seed=2, call_files=files))
+    (made,) = images_of(stage, GenerateRequest("0", seed=2, media=Media(call_files=files)))
     tensors = {name: torch.from_numpy(embeds + n) for n, name in enumerate(EMBEDDINGS)}
     (expected,) = plain(**tensors, num_inference_steps=3, generator=torch.Generator("cpu").manual_seed(2)).images
     np.testing.assert_array_equal(made, np.asarray(expected))
     with pytest.raises(InputError, match="no argument `example_image`"):
-        stage.add(GenerateRequest("1", prompt="a cat", call_files={"example_image": files["prompt_embeds"]}))
+        stage.add(
+            GenerateRequest("1", prompt="a cat", media=Media(call_files={"example_image": files["prompt_embeds"]}))
+        )
     stage.close()
 
 

@@ -19,6 +19,7 @@ from omni_cli.backends.diffusers.stage import get_media
 from omni_cli.checkpoints.tiny_pipelines import tiny_image
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import InputError
+from omni_cli.requests.contents import Media
 from omni_cli.requests.outputs import GenerateRequest
 
 STAGE = DiffusionStageConfig.create("image", num_inference_steps=4, max_num_seqs=4)
@@ -73,7 +74,7 @@ MEDIA = {
 
 def make(executor, media: tuple[str, ...], arguments: dict, seed: int = 3) -> np.ndarray:
     given = {key: value for medium in media for key, value in MEDIA[medium].items()}
-    conditions = executor.call.media_arguments(get_media(GenerateRequest("0", **given)))
+    conditions = executor.call.media_arguments(get_media(GenerateRequest("0", media=Media(**given))))
     request = DiffusionRequest.from_arguments("0", "a red cat", seed, arguments, conditions)
     (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
     if output.error is not None:

@@ -30,6 +30,7 @@ from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import CheckpointError, InputError
 from omni_cli.models.diffusers_pipeline.reference import get_arrays
+from omni_cli.requests.contents import Media
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.request_spec import RequestSpec, build_request
 from omni_cli.requests.video_encoding import Sound, encode_video
@@ -73,7 +74,7 @@ def test_inputs_that_the_chosen_blocks_ignore_are_noted(folder):
     changed = {"strength": 0.5, "num_inference_steps": 4}
     grey = np.full((32, 32, 3), 128, np.uint8)
     stage.add(GenerateRequest("0", prompt="a red cat", diffusion=changed))
-    stage.add(GenerateRequest("1", prompt="a red cat", images=(grey,), diffusion=changed))
+    stage.add(GenerateRequest("1", prompt="a red cat", media=Media(images=(grey,)), diffusion=changed))
     without, with_image = [report for _ in range(2) for report in step_outputs(stage, emitted)]
     assert isinstance(without, RequestDone) and "`strength` has no effect beside" in without.notes[0]
     assert isinstance(with_image, RequestDone) and with_image.notes == ()
@@ -142,7 +143,7 @@ def test_references_of_all_media_are_those_of_the_plain_call(tmp_path):
     request = GenerateRequest("0", "a red cat", seed=SEED, diffusion=options)
     spec = RequestSpec(request, call_files={"references": files}, has_seed=True)
     request = build_request(spec, load_profile("tiny-video"))
-    image, video, voice = request.call_files["references"]
+    image, video, voice = request.media.call_files["references"]
     assert not request.notes
     # AAC, which starts where the frames do.
     assert np.abs(video.sound.array[:40000, 0] - TONE).mean() < 0.05

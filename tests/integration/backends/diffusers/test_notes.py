@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from diffusers import DDIMInverseScheduler, DiffusionPipeline, StableDiffusionDiffEditPipeline
 from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
+from support.request_fields import with_fields
 from support.stable_diffusion import build_stable_diffusion
 from support.stage_specs import get_spec
 from support.tiny_pipelines import declarations
@@ -22,8 +22,8 @@ from support.tiny_pipelines.check import SEED, call_named, stage_request
 
 from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.requests.contents import CallFile
-from omni_cli.requests.outputs import GenerateRequest, Video
+from omni_cli.requests.contents import CallFile, Media, Video
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AddRequest, RequestDone, decode_command, encode
 
 Run = Callable[..., RequestDone]
@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def run(name: str, changes: Mapping[str, Any] = {}, *, without: str = "", **fields: object) -> RequestDone:
         call = {key: value for key, value in {**declarations()[name].call, **changes}.items() if key != without}
-        request = dataclasses.replace(stage_request(call, call_named(name)), **fields)
+        request = with_fields(stage_request(call, call_named(name)), **fields)
         stage = DiffusersStage(get_spec(DiffusionStageConfig.create("image"), str(folder(name))), lambda report: None)
         sent = decode_command(encode(AddRequest(request)))
         assert isinstance(sent, AddRequest)
@@ -124,7 +124,9 @@ def test_the_strength_of_diffedit_is_that_of_its_inpainting(tmp_path: Path) -> N
     # The latents of two steps: half of four.
     latents = np.random.default_rng(0).standard_normal((1, 2, 4, 32, 32), np.float32)
     files = {"image_latents": CallFile("tensor", latents)}
-    stage.add(GenerateRequest("0", "a cat", mask=noise(32, 32, 3), diffusion={"strength": 0.5}, call_files=files))
+    stage.add(
+        GenerateRequest("0", "a cat", media=Media(mask=noise(32, 32, 3), call_files=files), diffusion={"strength": 0.5})
+    )
     (done,) = stage.step()
     stage.close()
     assert isinstance(done, RequestDone) and done.notes == () and len(done.trace["denoise_step_s"]) == 2

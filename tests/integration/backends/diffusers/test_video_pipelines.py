@@ -19,6 +19,7 @@ from diffusers import (
 )
 from PIL import Image
 from support.media_samples import clip, write_lossless
+from support.request_fields import with_fields
 from support.stage_specs import get_spec
 from support.tiny_ltx2 import build_ltx2
 from support.tiny_pipelines import declarations
@@ -33,7 +34,8 @@ from omni_cli.checkpoints.tiny_pipelines import video
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import InputError
-from omni_cli.requests.outputs import GenerateRequest, Video
+from omni_cli.requests.contents import Media, Video
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.request_spec import RequestSpec, build_request
 from omni_cli.stage.messages import Failure, RequestDone
 
@@ -77,7 +79,7 @@ def stage(folders):
 
 
 def make(executor: DiffusersPipelineExecutor, arguments: dict, **media) -> np.ndarray:
-    conditions = executor.call.media_arguments(get_media(GenerateRequest("0", **media)))
+    conditions = executor.call.media_arguments(get_media(GenerateRequest("0", media=Media(**media))))
     request = DiffusionRequest.from_arguments("0", "a red cat", 3, arguments, conditions)
     (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
     if output.error is not None:
@@ -86,7 +88,7 @@ def make(executor: DiffusersPipelineExecutor, arguments: dict, **media) -> np.nd
 
 
 def one_report(stage: DiffusersStage, **fields):
-    stage.add(GenerateRequest("0", prompt="a red cat", seed=3, **fields))
+    stage.add(with_fields(GenerateRequest("0", prompt="a red cat", seed=3), **fields))
     (report,) = stage.step()
     return report
 
@@ -197,7 +199,7 @@ def test_a_video_file_is_the_list_of_its_frames(tmp_path):
     read = build_request(spec, load_profile("tiny-video"))
     assert not read.notes
     stage = DiffusersStage(get_spec(STAGE, str(tmp_path / "model")), lambda report: None)
-    done = one_report(stage, diffusion=options, call_files=read.call_files, wants_frames=True)
+    done = one_report(stage, diffusion=options, call_files=read.media.call_files, wants_frames=True)
     assert isinstance(done, RequestDone), done
     plain = DiffusionPipeline.from_pretrained(tmp_path / "model")
     plain.set_progress_bar_config(disable=True)

@@ -13,6 +13,7 @@ from jsonschema.validators import Draft202012Validator, validator_for
 from support.random_schemas import Schema, random_schemas
 
 from omni_cli.core.errors import StageError
+from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.json_schemas import check_schema
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextOutput
 
@@ -21,7 +22,9 @@ MAX_TOKENS = 120
 
 def request(name: str, seed: int, **bound: Any) -> GenerateRequest:
     sampling = {"structured_outputs": bound, "temperature": 1.0, "max_tokens": MAX_TOKENS}
-    return GenerateRequest(name, prompt="hello", raw=True, seed=seed, sampling=sampling, modalities=frozenset({"text"}))
+    return GenerateRequest(
+        name, prompt="hello", text=TextOptions(raw=True), seed=seed, sampling=sampling, modalities=frozenset({"text"})
+    )
 
 
 def is_kept(schema: Schema) -> bool:

@@ -26,6 +26,7 @@ from omni_cli.measure.bench.profile_source import ProfileSource
 from omni_cli.measure.verify.engine_subject import EngineAnswer, EngineSubject
 from omni_cli.measure.verify.subject import Mode
 from omni_cli.records.verify_record import Row
+from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.outputs import GenerateRequest
 
 
@@ -181,7 +182,9 @@ def test_the_row_of_a_tokenizer(base: Path, tmp_path: Path) -> None:
         source = ProfileSource(choose_profile(None, str(folder), quiet=True), (), None, None, False)
         subject = EngineSubject(source, [Mode("", ())], on_event=print_stage_warnings, say=lambda _: None)
         async with subject as engine:
-            request = GenerateRequest("0", "two  words", raw=True, sampling={"temperature": 0, "max_tokens": 8})
+            request = GenerateRequest(
+                "0", "two  words", text=TextOptions(raw=True), sampling={"temperature": 0, "max_tokens": 8}
+            )
             answer = await engine.ask(request)
             return answer, await engine.tokenizer_rows(folder), await engine.tokenizer_rows(other)
 

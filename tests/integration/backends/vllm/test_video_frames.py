@@ -18,8 +18,8 @@ from vllm.multimodal.media import MediaConnector
 
 from omni_cli.backends.vllm.video_frames import choose_frames
 from omni_cli.core.errors import InputError
+from omni_cli.requests.contents import Video
 from omni_cli.requests.media.reading import ChooseFrames, load_video
-from omni_cli.requests.outputs import Video
 
 Choose = Callable[..., ChooseFrames]
 X264 = ("-c:v", "libx264", "-pix_fmt", "yuv420p")

@@ -18,6 +18,7 @@ import pytest
 from support.media_samples import image_of, tone
 from support.omni_server import CHAT, IMAGES, OmniServer
 
+from omni_cli.requests.contents import Media, SpeechOptions, TextOptions
 from omni_cli.requests.encoding import encode_pcm16, encode_png, encode_wav
 from omni_cli.requests.media.audio import decode_audio
 from omni_cli.requests.outputs import GenerateRequest, Message, Part
@@ -143,10 +144,8 @@ def check_spoken_chats(server: OmniServer, engine: Any) -> None:
         GenerateRequest(
             "0",
             messages=(Message("user", parts),),
-            images=(image_of(0),),
-            audio=((samples, rate),),
-            speaker="Chelsie",
-            stream_audio=False,
+            media=Media(images=(image_of(0),), audio=((samples, rate),)),
+            speech=SpeechOptions(speaker="Chelsie", stream_audio=False),
         )
     )
     assert expected.error is None
@@ -183,9 +182,8 @@ def check_speech(server: OmniServer, engine: Any) -> None:
         GenerateRequest(
             "0",
             "Read the following text aloud, word for word, and say nothing else:\n\nGood morning.",
-            reply="Good morning.",
-            speaker="0",
-            stream_audio=False,
+            text=TextOptions(reply="Good morning."),
+            speech=SpeechOptions(speaker="0", stream_audio=False),
         )
     )
     assert expected.error is None

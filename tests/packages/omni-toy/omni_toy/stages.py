@@ -30,7 +30,7 @@ class PainterStage(VllmStage):
         active.context["num_inference_steps"] = num_steps
         information = {"num_inference_steps": [num_steps], "seed": [request.seed]}
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits)}
-        prompt = {"prompt_token_ids": get_integers(self.decode_input(request.stage_output), "token_ids")}
+        prompt = {"prompt_token_ids": get_integers(self.decode_input(request.stage.input), "token_ids")}
         return prompt, PoolingParams(task="plugin", extra_kwargs=extra)
 
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
