@@ -18,13 +18,7 @@ from omni_cli.checkpoints.tokenizer import byte_level_tokenizer, train_bpe, trai
 
 _VOCAB_SIZE, _TEXT_SIZE = 1024, 64
 _GAINS = {"to_out": 2.0, "proj_out": 3.0}
-_T5 = dict(vocab_size=_VOCAB_SIZE, d_model=_TEXT_SIZE, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
-_VAE = dict(
-    down_block_types=("DownEncoderBlock2D",) * 4,
-    up_block_types=("UpDecoderBlock2D",) * 4,
-    layers_per_block=1,
-    norm_num_groups=8,
-)
+_BLOCKS = dict(num_layers=2, num_attention_heads=2, attention_head_dim=32)
 
 
 def image() -> Checkpoint:
@@ -33,26 +27,15 @@ def image() -> Checkpoint:
     text, token_id = DecoderSizes(_TEXT_SIZE, 128, 2, 2, 1, 32), tokenizer.convert_tokens_to_ids
     vision = dict(hidden_size=32, intermediate_size=64, depth=1, num_heads=1, out_hidden_size=_TEXT_SIZE)
     encoder = {
-        "text_config": {
-            **text.config_of_whole_heads,
-            **_text_ids(tokenizer),
-            "max_position_embeddings": 4096,
-            "rope_parameters": text.mrope,
-        },
+        "text_config": {**text.config_of_whole_heads, **_text_keys(tokenizer, 4096), "rope_parameters": text.mrope},
         "vision_config": {**vision, "fullatt_block_indexes": [0]},
         "image_token_id": token_id("<|IMAGE|>"),
         "video_token_id": token_id("<|VIDEO|>"),
         "vision_start_token_id": token_id("<|vision_bos|>"),
         "vision_end_token_id": token_id("<|vision_eos|>"),
-        "tie_word_embeddings": False,
     }
-    transformer = dict(
-        num_layers=2,
-        num_attention_heads=2,
-        attention_head_dim=32,
-        joint_attention_dim=_TEXT_SIZE,
-        axes_dims_rope=(4, 14, 14),  # time, height, width: Qwen-Image's own proportions
-    )
+    # Of the rotary pairs for time, height and width, Qwen-Image's own proportions.
+    transformer = dict(_BLOCKS, joint_attention_dim=_TEXT_SIZE, axes_dims_rope=(4, 14, 14))
     vae = dict(base_dim=16, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     models = {
         "transformer": RandomModel(diffusers.QwenImageTransformer2DModel, transformer, gains),
@@ -60,23 +43,21 @@ def image() -> Checkpoint:
         "text_encoder": RandomModel(transformers.Qwen2_5_VLForConditionalGeneration, encoder, gains),
     }
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
-        base_image_seq_len=256,
-        base_shift=0.5,
-        invert_sigmas=False,
-        max_image_seq_len=8192,
-        max_shift=0.9,
-        num_train_timesteps=1000,
-        shift=1.0,
-        shift_terminal=0.02,
-        time_shift_type="exponential",
-        use_dynamic_shifting=True,
+        max_image_seq_len=8192, max_shift=0.9, shift_terminal=0.02, use_dynamic_shifting=True
     )
     return Checkpoint(models, tokenizer, pipeline=diffusers.QwenImagePipeline, others={"scheduler": scheduler})
 
 
-def _text_ids(tokenizer: Any) -> dict[str, int]:
+def _text_keys(tokenizer: Any, length: int) -> dict[str, int]:
+    """Return the keys that the configurations of language models share."""
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
-    return {"vocab_size": _VOCAB_SIZE, "bos_token_id": pad, "eos_token_id": end, "pad_token_id": pad}
+    ids = {"bos_token_id": pad, "eos_token_id": end, "pad_token_id": pad}
+    return {"vocab_size": _VOCAB_SIZE, "max_position_embeddings": length, **ids}
+
+
+def _t5(tokenizer: Any) -> dict[str, int]:
+    sizes = dict(vocab_size=_VOCAB_SIZE, d_model=_TEXT_SIZE, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
+    return {**sizes, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
 
 
 def edit() -> Checkpoint:
@@ -87,61 +68,46 @@ def edit() -> Checkpoint:
         "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
     )
-    text = {
-        **DecoderSizes(_TEXT_SIZE, 128, 3, 2, 1, 32).config,
-        **_text_ids(tokenizer),
-        "max_position_embeddings": 1024,
-    }
+    text = {**DecoderSizes(_TEXT_SIZE, 128, 3, 2, 1, 32).config, **_text_keys(tokenizer, 1024)}
     transformer = dict(
+        {**_BLOCKS, "num_layers": 1, "num_single_layers": 2},
         in_channels=4 * latent_channels,  # four latent pixels are one token
-        num_layers=1,
-        num_single_layers=2,
-        attention_head_dim=32,
-        num_attention_heads=2,
         joint_attention_dim=3 * _TEXT_SIZE,  # the pipeline joins the hidden states of three layers of the text encoder
         timestep_guidance_channels=32,
         axes_dims_rope=(8, 8, 8, 8),
         guidance_embeds=False,
     )
-    vae = dict(_VAE, block_out_channels=(16, 32, 32, 32), latent_channels=latent_channels, sample_size=64)
+    blocks = dict(block_out_channels=(16, 32, 32, 32), layers_per_block=1, norm_num_groups=8)
+    vae = dict(blocks, latent_channels=latent_channels, sample_size=64)
     models = {
         "text_encoder": RandomModel(transformers.Qwen3ForCausalLM, text, gains),
         "transformer": RandomModel(diffusers.Flux2Transformer2DModel, transformer, gains),
         "vae": RandomModel(diffusers.AutoencoderKLFlux2, vae, gains),
     }
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
-        shift=3.0, use_dynamic_shifting=True, num_train_timesteps=1000
-    )
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
     others = {"scheduler": scheduler, "is_distilled": True}
     return Checkpoint(models, tokenizer, pipeline=diffusers.Flux2KleinPipeline, others=others)
 
 
 def video(pipeline: str = "WanPipeline") -> Checkpoint:
     """Wan: text to video with the two experts of Wan 2.2, image to video, or video to video with one expert."""
-    tokenizer, latent_channels = train_tokenizer(_VOCAB_SIZE, 512), 16
+    tokenizer = train_tokenizer(_VOCAB_SIZE, 512)
     is_from_image, is_from_video = pipeline == "WanImageToVideoPipeline", pipeline == "WanVideoToVideoPipeline"
     gains = {**_GAINS, "decoder.conv_out": 0.4}  # pixels in [-1, 1]
-    text = {**_T5, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    transformer = dict(
-        num_attention_heads=2,
-        attention_head_dim=32,
+    transformer = dict(_BLOCKS, text_dim=_TEXT_SIZE, freq_dim=64, ffn_dim=128)
+    if is_from_image:
         # Beside the noise, the latents of an image, and a mask of the frames that it gives, four per latent frame.
-        in_channels=latent_channels + (latent_channels + 4 if is_from_image else 0),
-        text_dim=_TEXT_SIZE,
-        freq_dim=64,
-        ffn_dim=128,
-        num_layers=2,
-    )
+        transformer["in_channels"] = 16 + 16 + 4
     # Frames become one latent frame per four, and one for the first, of an eighth of their size.
     vae = dict(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     models = {
-        "text_encoder": RandomModel(transformers.UMT5EncoderModel, text, gains),
+        "text_encoder": RandomModel(transformers.UMT5EncoderModel, _t5(tokenizer), gains),
         "vae": RandomModel(diffusers.AutoencoderKLWan, vae, gains),
     }
     for name in ("transformer",) if is_from_video else ("transformer", "transformer_2"):
         models[name] = RandomModel(diffusers.WanTransformer3DModel, transformer, gains)
     scheduler = diffusers.UniPCMultistepScheduler(
-        flow_shift=3.0, num_train_timesteps=1000, prediction_type="flow_prediction", use_flow_sigmas=True
+        flow_shift=3.0, prediction_type="flow_prediction", use_flow_sigmas=True
     )
     others = {"scheduler": scheduler}
     if not is_from_video:
@@ -155,36 +121,28 @@ def audio() -> Checkpoint:
     """Stable Audio; stereo at 44.1 kHz."""
     tokenizer, latent_channels = train_tokenizer(_VOCAB_SIZE, 128), 8
     gains = {**_GAINS, "decoder.conv2": 1e-3}  # samples in [-1, 1]
-    text = {**_T5, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     projection = dict(text_encoder_dim=_TEXT_SIZE, conditioning_dim=_TEXT_SIZE, min_value=0, max_value=512)
+    blocks = dict(num_layers=2, attention_head_dim=16, num_attention_heads=4, num_key_value_attention_heads=2)
+    conditions = dict(cross_attention_dim=_TEXT_SIZE, cross_attention_input_dim=_TEXT_SIZE)
     transformer = dict(
+        **blocks,
+        **conditions,
+        global_states_input_dim=2 * _TEXT_SIZE,
+        time_proj_dim=64,
         sample_size=172,
         in_channels=latent_channels,
         out_channels=latent_channels,
-        num_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=4,
-        num_key_value_attention_heads=2,
-        cross_attention_dim=_TEXT_SIZE,
-        cross_attention_input_dim=_TEXT_SIZE,
-        global_states_input_dim=2 * _TEXT_SIZE,
-        time_proj_dim=64,
     )
-    vae = dict(
-        encoder_hidden_size=16,
-        downsampling_ratios=[2, 4, 8, 8],
-        channel_multiples=[1, 1, 2, 2],
-        decoder_channels=16,
-        decoder_input_channels=latent_channels,
-    )
+    strides = dict(downsampling_ratios=[2, 4, 8, 8], channel_multiples=[1, 1, 2, 2])
+    vae = dict(strides, encoder_hidden_size=16, decoder_channels=16, decoder_input_channels=latent_channels)
     models = {
-        "text_encoder": RandomModel(transformers.T5EncoderModel, text, gains),
+        "text_encoder": RandomModel(transformers.T5EncoderModel, _t5(tokenizer), gains),
         "projection_model": RandomModel(diffusers.StableAudioProjectionModel, projection, gains),
         "transformer": RandomModel(diffusers.StableAudioDiTModel, transformer, gains),
         "vae": RandomModel(diffusers.AutoencoderOobleck, vae, gains),
     }
     scheduler = diffusers.EDMDPMSolverMultistepScheduler(
-        sigma_min=0.3, sigma_max=500, sigma_data=1.0, solver_order=2, prediction_type="v_prediction"
+        sigma_min=0.3, sigma_max=500, sigma_data=1.0, prediction_type="v_prediction"
     )
     return Checkpoint(models, tokenizer, pipeline=diffusers.StableAudioPipeline, others={"scheduler": scheduler})
 
@@ -225,17 +183,17 @@ def glm_image(sizes: GlmImageSizes) -> Checkpoint:
     tokenizer, size, gains = _glm_tokenizer(sizes), sizes.glyph_size, _GLM_PAINTER_GAINS
     glyphs = dict(vocab_size=384, d_model=size, d_kv=32, d_ff=2 * size, num_layers=2, num_heads=2)
     transformer = dict(
-        num_layers=2,
-        attention_head_dim=32,
-        num_attention_heads=2,
+        _BLOCKS,
         text_embed_dim=size,
         time_embed_dim=64,
         condition_dim=32,
         prior_vq_quantizer_codebook_size=sizes.num_image_tokens,
     )
     vae = dict(
-        _VAE,
         block_out_channels=[sizes.vae_width * factor for factor in (1, 1, 2, 2)],
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        norm_num_groups=8,
         latent_channels=16,
         sample_size=1024,
         use_quant_conv=False,
@@ -250,22 +208,11 @@ def glm_image(sizes: GlmImageSizes) -> Checkpoint:
         "transformer": RandomModel(diffusers.GlmImageTransformer2DModel, transformer, gains),
         "vision_language_encoder": _glm_prior(sizes, tokenizer),
     }
-    images = GlmImageImageProcessor(
-        patch_size=_GLM_PATCH_SIZE,
-        merge_size=1,
-        temporal_patch_size=1,
-        # The area that condition images are scaled to, before they become tokens.
-        size={"shortest_edge": 64 * 64, "longest_edge": 2048 * 2048},
-    )
+    # The area that condition images are scaled to, before they become tokens.
+    area = {"shortest_edge": 64 * 64, "longest_edge": 2048 * 2048}
+    images = GlmImageImageProcessor(patch_size=_GLM_PATCH_SIZE, merge_size=1, temporal_patch_size=1, size=area)
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
-        base_image_seq_len=256,
-        base_shift=0.25,
-        max_image_seq_len=4096,
-        max_shift=0.75,
-        num_train_timesteps=1000,
-        shift=1.0,
-        time_shift_type="linear",
-        use_dynamic_shifting=True,
+        base_shift=0.25, max_shift=0.75, time_shift_type="linear", use_dynamic_shifting=True
     )
     processor = transformers.GlmImageProcessor(images, tokenizer, chat_template=_GLM_TEMPLATE)
     others = {"scheduler": scheduler, "processor": processor}
@@ -293,8 +240,7 @@ def _glm_tokenizer(sizes: GlmImageSizes) -> Any:
 
 
 def _glm_prior(sizes: GlmImageSizes, tokenizer: Any) -> RandomModel:
-    start, end, pad = sizes.num_image_tokens, sizes.num_image_tokens + 1, tokenizer.pad_token_id
-    width = sizes.vision_hidden_size
+    end, pad, width = sizes.num_image_tokens + 1, tokenizer.pad_token_id, sizes.vision_hidden_size
     vision = dict(depth=2, hidden_size=width, intermediate_size=2 * width, num_heads=2, image_size=128)
     mrope = [size // 2 for size in sizes.decoder.mrope_section]  # half of each head has positions
     config = {
@@ -310,7 +256,7 @@ def _glm_prior(sizes: GlmImageSizes, tokenizer: Any) -> RandomModel:
         "vision_config": {**vision, "patch_size": _GLM_PATCH_SIZE},
         "vq_config": dict(embed_dim=32, num_embeddings=sizes.num_image_tokens, latent_channels=width),
         "image_token_id": tokenizer.convert_tokens_to_ids("<|image|>"),
-        "image_start_token_id": start,
+        "image_start_token_id": sizes.num_image_tokens,
         "image_end_token_id": end,
         "architectures": ["GlmImageForConditionalGeneration"],
     }

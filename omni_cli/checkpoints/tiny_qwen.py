@@ -66,15 +66,15 @@ class EncoderSizes(NamedTuple):
     num_layers: int
     num_heads: int
 
-    def audio_config(self, output_dim: int) -> dict[str, object]:
+    def audio_config(self, output_dim: int, **more: object) -> dict[str, object]:
         """Return the keys of an audio encoder's configuration."""
         keys = ("d_model", "encoder_ffn_dim", "encoder_layers", "encoder_attention_heads")
-        return {**dict(zip(keys, self, strict=True)), "output_dim": output_dim}
+        return {**dict(zip(keys, self, strict=True)), "output_dim": output_dim, **more}
 
-    def vision_config(self, output_dim: int) -> dict[str, object]:
+    def vision_config(self, output_dim: int, **more: object) -> dict[str, object]:
         """Return the keys of a vision encoder's configuration."""
         keys = ("hidden_size", "intermediate_size", "depth", "num_heads")
-        return {**dict(zip(keys, self, strict=True)), "out_hidden_size": output_dim}
+        return {**dict(zip(keys, self, strict=True)), "out_hidden_size": output_dim, **more}
 
 
 class VocoderSizes(NamedTuple):
@@ -150,11 +150,10 @@ def _qwen2_5_thinker(sizes: OmniSizes, tokenizer: Any) -> dict[str, object]:
             "tie_word_embeddings": False,
         },
         "audio_config": sizes.audio.audio_config(thinker.hidden_size),
-        "vision_config": {
-            **sizes.vision.vision_config(thinker.hidden_size),
-            # Windowed attention in all layers except the last, like the released models' groups of eight.
-            "fullatt_block_indexes": [sizes.vision.num_layers - 1],
-        },
+        # Windowed attention in all layers except the last, like the released models' groups of eight.
+        "vision_config": sizes.vision.vision_config(
+            thinker.hidden_size, fullatt_block_indexes=[sizes.vision.num_layers - 1]
+        ),
     }
 
 

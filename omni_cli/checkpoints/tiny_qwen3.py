@@ -99,8 +99,6 @@ class ExpertSizes(NamedTuple):
             "num_experts_per_tok": self.num_per_token,
             "moe_intermediate_size": self.size,
             "norm_topk_prob": True,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
             **({"shared_expert_intermediate_size": self.shared_size} if self.shared_size else {}),
         }
 
@@ -151,8 +149,6 @@ def qwen3_omni(sizes: Qwen3OmniSizes, tokenizer: Any = None) -> Checkpoint:
             **sizes.code2wav._asdict(),
             "codebook_size": sizes.num_codes,
             "num_quantizers": sizes.num_code_groups,
-            "sliding_window": 72,
-            "rope_parameters": {**ROPE, "rope_theta": 10_000.0},
         },
         **{f"{key}_token_id": tokenizer.convert_tokens_to_ids(token) for key, token in _QWEN3_TEXT_TOKENS.items()},
     }
@@ -170,18 +166,11 @@ def _qwen3_thinker(sizes: Qwen3OmniSizes, tokenizer: Any) -> dict[str, object]:
         **media_tokens(tokenizer, "token_id"),
         **_SECONDS,
         "user_token_id": tokenizer.convert_tokens_to_ids("user"),
-        "text_config": {
-            **_qwen3_decoder(sizes, sizes.thinker, sizes.thinker_experts),
-            "vocab_size": sizes.vocab_size,
-        },
-        "audio_config": {
-            **sizes.audio.audio_config(hidden_size),
-            "downsample_hidden_size": sizes.audio.hidden_size // 2,
-        },
+        "text_config": _qwen3_decoder(sizes, sizes.thinker, sizes.thinker_experts, sizes.vocab_size),
+        "audio_config": sizes.audio.audio_config(hidden_size, downsample_hidden_size=sizes.audio.hidden_size // 2),
         "vision_config": {
             **sizes.vision.vision_config(hidden_size),
             "deepstack_visual_indexes": list(sizes.deepstack),
-            "patch_size": _PATCH_SIZE,
             # A square, which is interpolated for other shapes of images.
             "num_position_embeddings": 8 * 8,
             # Two keys that vLLM needs, transformers does not have, and the release contains.
@@ -202,11 +191,8 @@ def _qwen3_talker(sizes: Qwen3OmniSizes, tokenizer: Any) -> dict[str, object]:
         "spatial_merge_size": 2,
         **{f"codec_{use}_id": first + index for index, use in enumerate(_CODEC_USES)},
         "speaker_id": {"chelsie": first + 6, "ethan": first + 7, "aiden": first + 8},
-        "text_config": {
-            **_qwen3_decoder(sizes, sizes.talker, sizes.talker_experts),
-            # The reference suppresses this many ids at the end of the talker's vocabulary, of any size.
-            "vocab_size": sizes.num_codes + 1024,
-        },
+        # The reference suppresses this many ids at the end of the talker's vocabulary, of any size.
+        "text_config": _qwen3_decoder(sizes, sizes.talker, sizes.talker_experts, sizes.num_codes + 1024),
         "code_predictor_config": {
             **sizes.code_predictor.config,
             "vocab_size": sizes.num_codes,
@@ -216,13 +202,16 @@ def _qwen3_talker(sizes: Qwen3OmniSizes, tokenizer: Any) -> dict[str, object]:
     }
 
 
-def _qwen3_decoder(sizes: Qwen3OmniSizes, decoder: DecoderSizes, experts: ExpertSizes) -> dict[str, object]:
+def _qwen3_decoder(
+    sizes: Qwen3OmniSizes, decoder: DecoderSizes, experts: ExpertSizes, vocab_size: int
+) -> dict[str, object]:
     # Rotary pairs for time, height and width, in the release's proportions 24 : 20 : 20.
     side = decoder.head_dim * 5 // 32
     sections = [decoder.head_dim // 2 - 2 * side, side, side]
     return {
         **decoder.config,
         **experts.config,
+        "vocab_size": vocab_size,
         "tie_word_embeddings": False,
         "max_position_embeddings": sizes.max_position_embeddings,
         "rope_parameters": {**ROPE, "mrope_section": sections, "interleaved": True, "mrope_interleaved": True},

@@ -186,14 +186,13 @@ _HIGGS_CODEC_GAINS = {
 
 def higgs_audio() -> Checkpoint:
     """Higgs Audio v2: the language model, and the codec in a folder of its own."""
-    num_codebooks, codebook_size, vocab_size = 8, 64, 512
+    codebook_size, vocab_size = 64, 512
     tokenizer = _train_framed(vocab_size, _HIGGS_NAMES, _HIGGS_TEMPLATE, frame="{} $A", bos=0, eos=4, pad=1)
     begin_audio, audio, _, delay = tokenizer.convert_tokens_to_ids(_HIGGS_NAMES[7:])
     stream = {"audio_stream_bos_id": codebook_size, "audio_stream_eos_id": codebook_size + 1}
     config = {
         **DecoderSizes(128, 256, 2, 4, 2, 32).config,
         "vocab_size": vocab_size,
-        "num_codebooks": num_codebooks,
         "codebook_size": codebook_size + 2,
         **stream,
         "audio_token_id": audio,
@@ -201,21 +200,11 @@ def higgs_audio() -> Checkpoint:
         "audio_delay_token_id": delay,
         "bos_token_id": tokenizer.bos_token_id,
     }
-    generation = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-
-    model = RandomModel(
-        transformers.HiggsAudioV2ForConditionalGeneration,
-        {**config, **generation},
-        _HIGGS_GAINS,
-        adjust=_end_higgs_speech,
-        generation=generation,
-    )
-    codec = RandomModel(
-        import_with_torchaudio(_HIGGS_CODEC).HiggsAudioV2TokenizerModel,
-        _higgs_codec(num_codebooks, codebook_size),
-        _HIGGS_CODEC_GAINS,
-        stream="codec.",
-    )
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    kind = transformers.HiggsAudioV2ForConditionalGeneration
+    model = RandomModel(kind, {**config, **ends}, _HIGGS_GAINS, adjust=_end_higgs_speech, generation=ends)
+    kind, config = import_with_torchaudio(_HIGGS_CODEC).HiggsAudioV2TokenizerModel, _higgs_codec(codebook_size)
+    codec = RandomModel(kind, config, _HIGGS_CODEC_GAINS, stream="codec.")
     processor = transformers.HiggsAudioV2Processor(
         # Recordings are not padded, as in the release.
         transformers.DacFeatureExtractor(sampling_rate=24_000, hop_length=1),
@@ -243,28 +232,17 @@ def _name_higgs_codec(folder: Path, _seed: int) -> None:
     file.write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _higgs_codec(num_codebooks: int, codebook_size: int) -> dict[str, Any]:
+def _higgs_codec(codebook_size: int) -> dict[str, Any]:
     """Return the configuration of the codec: acoustic encoder and decoder, and the semantic model."""
     ratios, sample_rate = [8, 5, 4, 2, 3], 24_000  # 960 samples per frame, as in the release
-    bandwidth = num_codebooks * math.log2(codebook_size) * sample_rate / math.prod(ratios) / 1000
+    bandwidth = 8 * math.log2(codebook_size) * sample_rate / math.prod(ratios) / 1000
+    acoustic = dict(hidden_size=32, encoder_hidden_size=4, decoder_hidden_size=64)
+    semantic = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    positions = dict(num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4)
     return {
-        "acoustic_model_config": {
-            "hidden_size": 32,
-            "encoder_hidden_size": 4,
-            "decoder_hidden_size": 64,
-            "downsampling_ratios": ratios,
-            "upsampling_ratios": ratios,
-        },
-        "semantic_model_config": {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "conv_dim": [16] * 7,
-            "num_conv_pos_embeddings": 16,
-            "num_conv_pos_embedding_groups": 4,
-        },
-        # A little more than these quantizers take, so that rounding takes none away.
+        "acoustic_model_config": dict(acoustic, downsampling_ratios=ratios, upsampling_ratios=ratios),
+        "semantic_model_config": dict(semantic, conv_dim=[16] * 7, **positions),
+        # A little more than 8 quantizers take, so that rounding takes none away.
         "target_bandwidths": [bandwidth * 1.01],
         "codebook_size": codebook_size,
         "codebook_dim": 16,
