@@ -78,7 +78,7 @@ class MediaDecoder:
         return np.repeat(painted[:, :, None], 3, axis=2) * np.uint8(255)
 
     def _pixels(self, decode: Callable[..., np.ndarray], content: bytes, what: str, param: str) -> np.ndarray:
-        with in_memory(content) as file, _refused_as(what, param):
+        with _open(content, what, param) as file:
             pixels = decode(file, f"{what} in `{param}`", max_pixels=self._pixels_left)
         self._pixels_left -= pixels.shape[0] * pixels.shape[1]
         return pixels
@@ -92,7 +92,7 @@ class MediaDecoder:
         return self._video(file.read(), param, None)
 
     def _video(self, content: bytes, param: str, choose: ChooseFrames | None) -> Video:
-        with in_memory(content) as file, _refused_as("video", param):
+        with _open(content, "video", param) as file:
             video = self._reader.video(
                 file,
                 f"video in `{param}`",
@@ -117,7 +117,7 @@ class MediaDecoder:
 
     def _audio(self, content: bytes, param: str, max_s: float) -> tuple[np.ndarray, int]:
         max_s = min(max_s, self._audio_s_left)
-        with in_memory(content) as file, _refused_as("audio", param):
+        with _open(content, "audio", param) as file:
             samples, sample_rate = self._reader.audio(file, f"audio in `{param}`", max_s=max_s)
         self._audio_s_left -= len(samples) / sample_rate
         return samples, sample_rate
@@ -135,9 +135,11 @@ class MediaDecoder:
 
 
 @contextmanager
-def _refused_as(what: str, param: str) -> Iterator[None]:
+def _open(content: bytes, what: str, param: str) -> Iterator[BinaryIO]:
+    """Yield `content` as a file; what its reader refuses is an `APIError` (400)."""
     try:
-        yield
+        with in_memory(content) as file:
+            yield file
     except InputError as error:
         raise APIError(400, error.message, code=f"invalid_{what}", param=param) from error
 
