@@ -5,6 +5,7 @@ It is started with the number of a connected socket as its only argument, and en
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import resource
@@ -69,6 +70,7 @@ class VideoJob(msgspec.Struct, frozen=True, tag="video"):
 
 
 Job = ImageJob | AudioJob | VideoJob
+_DECODERS: dict[type[Job], str] = {ImageJob: "images", AudioJob: "audio", VideoJob: "video"}
 
 
 class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
@@ -177,7 +179,8 @@ def main() -> None:
 
 def _decode(job: Job, descriptor: int) -> tuple[Decoded | Nothing | Refused, np.ndarray | None]:
     try:
-        _import_decoder(job)
+        # Before the limits, which are for the medium alone.
+        importlib.import_module(f"omni_cli.requests.media.{_DECODERS[type(job)]}")
         with open(descriptor, "rb", closefd=False) as content:
             content.seek(0)
             _limit(job)
@@ -192,16 +195,6 @@ def _decode(job: Job, descriptor: int) -> tuple[Decoded | Nothing | Refused, np.
     except Exception as error:  # noqa: BLE001 - whatever a library raises for such bytes is the medium's fault
         reason = str(error).partition("\n")[0] or type(error).__name__
         return Refused(f"cannot read the {job.name}: {reason[:200]}", "is the file damaged?"), None
-
-
-def _import_decoder(job: Job) -> None:
-    """Import before the limits, which are for the medium alone."""
-    if isinstance(job, ImageJob):
-        import omni_cli.requests.media.images
-    elif isinstance(job, AudioJob):
-        import omni_cli.requests.media.audio
-    else:
-        import omni_cli.requests.media.video  # noqa: F401
 
 
 def _run(job: Job, content: BinaryIO) -> tuple[Decoded | Nothing, np.ndarray | None]:
