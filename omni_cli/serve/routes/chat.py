@@ -132,6 +132,7 @@ def text_request(
             split_reply=True,
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
             continue_final_message=bool(body.continue_final_message),
+            **body.request_fields("text"),
         ),
         cache_salt=body.cache_salt,
         speech=SpeechOptions(stream_audio=body.stream),
