@@ -51,7 +51,12 @@ class FinishedRequests:
     def key(self, spec: RequestSpec) -> str:
         """Return a key that changes with the request, with a modified file of it, and with the profile."""
         described: dict[str, Any] = dataclasses.asdict(dataclasses.replace(spec, place=None))
-        described["request"]["modalities"] = sorted(spec.request.modalities or ())
+        request = described["request"]
+        request["modalities"] = sorted(spec.request.modalities or ())
+        # As in files of earlier versions, whose requests had no parts.
+        for part in ("text", "media", "speech", "transcription", "stage"):
+            request |= request.pop(part)
+        request["stage_output"], request["wants_stage_output"] = request.pop("input"), request.pop("wants_output")
         described["files"] = [_state(path) for path in spec.files]
         return _digest([described, self._config])
 
