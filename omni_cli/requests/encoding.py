@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import struct
-import wave
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from omni_cli.core.errors import OmniError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def encode_pcm16(samples: np.ndarray) -> bytes:
@@ -27,13 +25,7 @@ def encode_pcm16(samples: np.ndarray) -> bytes:
 def encode_wav(samples: np.ndarray, sample_rate: int) -> bytes:
     """Encode float32 samples, of one or several channels, as a 16-bit PCM WAV file; see `encode_pcm16`."""
     pcm = encode_pcm16(samples)
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
-        file.setsampwidth(2)
-        file.setframerate(sample_rate)
-        file.writeframes(pcm)
-    return buffer.getvalue()
+    return _wav_header(sample_rate, 1 if samples.ndim == 1 else samples.shape[1], len(pcm)) + pcm
 
 
 def encode_flac(samples: np.ndarray, sample_rate: int) -> bytes:
@@ -55,7 +47,6 @@ _CODECS = {"mp3": ("mp3", "libmp3lame"), "opus": ("ogg", "libopus"), "aac": ("ad
 # The header of an MP3 file would be completed at its end, when it has been sent. The duration of Ogg's pages, which are
 # sent when they are full, is in microseconds.
 _MUXERS = {"mp3": {"write_xing": "0"}, "ogg": {"page_duration": "100000"}}
-_UNKNOWN_LENGTH = 0xFFFFFFFF
 
 
 def resample(samples: np.ndarray, sample_rate: int, to_rate: int) -> np.ndarray:
@@ -137,8 +128,6 @@ class AudioEncoder:
     def finish(self) -> bytes:
         """Return the rest."""
         if self._converter is not None:
-            import numpy as np
-
             self._write(self._converter.resample_chunk(np.zeros(0, np.float32), last=True))
         if self._codec is not None:
             self._encode([*self._resampler.resample(None), None])
@@ -163,9 +152,11 @@ class _Sink:
         self.write = buffer.write
 
 
-def _wav_header(sample_rate: int, num_channels: int) -> bytes:
-    fields = (b"RIFF", _UNKNOWN_LENGTH, b"WAVE", b"fmt ", 16, 1, num_channels, sample_rate)
-    rates = (sample_rate * num_channels * 2, num_channels * 2, 16, b"data", _UNKNOWN_LENGTH)
+def _wav_header(sample_rate: int, num_channels: int, num_bytes: int | None = None) -> bytes:
+    """Return what precedes the samples of a WAV file; without their number of bytes, that of an unknown length."""
+    file_bytes, data_bytes = (0xFFFFFFFF, 0xFFFFFFFF) if num_bytes is None else (36 + num_bytes, num_bytes)
+    fields = (b"RIFF", file_bytes, b"WAVE", b"fmt ", 16, 1, num_channels, sample_rate)
+    rates = (sample_rate * num_channels * 2, num_channels * 2, 16, b"data", data_bytes)
     return struct.pack("<4sI4s4sIHHIIHH4sI", *fields, *rates)
 
 
@@ -196,8 +187,6 @@ def encode_image(pixels: np.ndarray, image_format: str, quality: int) -> bytes:
 
 def encode_npy(array: np.ndarray) -> bytes:
     """Encode an array as a NumPy file, which `--arg NAME=@FILE.npy` reads."""
-    import numpy as np
-
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
@@ -205,14 +194,10 @@ def encode_npy(array: np.ndarray) -> bytes:
 
 def clip_samples(samples: np.ndarray) -> np.ndarray:
     """Return float32 samples within [-1, 1]. Raises `OmniError` for NaN and infinity."""
-    import numpy as np
-
     if not np.isfinite(samples).all():
         raise OmniError("the model produced audio with NaN or infinite samples")
     return np.clip(samples, -1.0, 1.0)
 
 
 def _pcm16(samples: np.ndarray) -> np.ndarray:
-    import numpy as np
-
     return np.rint(clip_samples(samples) * 32767.0).astype("<i2")

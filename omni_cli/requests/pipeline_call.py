@@ -56,12 +56,11 @@ TEXT_FIELDS = ("texts", "sequences")
 OWNED_ARGUMENTS: Mapping[str, str] = {
     "seed": "the seed is the request's own: `--seed`",
     "generator": "use `--seed`",
-    "output_type": "images are always uint8 RGB, audio is float32",
-    "return_dict": "images are always uint8 RGB, audio is float32",
-    "callback_on_step_end": "progress is reported by omni itself",
-    "callback_on_step_end_tensor_inputs": "progress is reported by omni itself",
-    "callback": "progress is reported by omni itself",
-    "callback_steps": "progress is reported by omni itself",
+    **dict.fromkeys(("output_type", "return_dict"), "images are always uint8 RGB, audio is float32"),
+    **dict.fromkeys(
+        ("callback_on_step_end", "callback_on_step_end_tensor_inputs", "callback", "callback_steps"),
+        "progress is reported by omni itself",
+    ),
 }
 _FILES: Mapping[FileKind, str] = {
     "image": "an image file",

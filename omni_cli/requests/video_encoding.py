@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from omni_cli.core.errors import OmniError
 from omni_cli.requests.encoding import clip_samples, encoder_rate
 
 if TYPE_CHECKING:
     import av
-    import numpy as np
     import PIL.Image
 
 Codec = Literal["libx264", "libsvtav1"]
@@ -168,7 +169,6 @@ def _video_stream(
 
 def _video_frame(pixels: np.ndarray, pixel_format: str) -> av.VideoFrame:
     import av
-    import numpy as np
 
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
     return frame.reformat(format=pixel_format, dst_colorspace=_BT709, dst_color_range=_LIMITED_RANGE)
@@ -183,7 +183,6 @@ def _audio_stream(container: av.container.OutputContainer, sound: Sound) -> Any:
 
 def _audio_packets(stream: Any, sound: Sound) -> Iterator[Any]:
     import av
-    import numpy as np
 
     samples = clip_samples(sound.samples)
     channels = samples[None] if samples.ndim == 1 else samples.T

@@ -7,10 +7,11 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
+
 from omni_cli.core.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL import Image
 
 MAX_IMAGE_PIXELS = 64 * 1024 * 1024
@@ -164,7 +165,6 @@ def _bits(file: BinaryIO, image: Image.Image) -> int:
 
 def _from_16_bits(file: BinaryIO, image: Image.Image, key: int | None) -> tuple[Image.Image, Image.Image | None]:
     # Pillow's own conversion clips 16-bit grey at 255 instead of scaling it, and leaves TIFFs in which 0 is white.
-    import numpy as np
     from PIL import Image
 
     samples = np.asarray(image).astype(np.uint16)
@@ -175,7 +175,6 @@ def _from_16_bits(file: BinaryIO, image: Image.Image, key: int | None) -> tuple[
 
 def _from_key(file: BinaryIO, image: Image.Image, key: int | tuple[int, int, int]) -> Image.Image:
     """Return the alpha channel where one colour, in the file's own bits, is transparent."""
-    import numpy as np
     from PIL import Image
 
     bits = _bits(file, image)
@@ -192,7 +191,6 @@ def _from_key(file: BinaryIO, image: Image.Image, key: int | tuple[int, int, int
 
 def _low_bytes(file: BinaryIO) -> np.ndarray:
     """Return the lower bytes of a PNG's 16-bit colours, of which Pillow keeps the upper ones."""
-    import numpy as np
     from PIL import Image
 
     image = Image.open(file, formats=("PNG",))
@@ -202,8 +200,6 @@ def _low_bytes(file: BinaryIO) -> np.ndarray:
 
 def _turn(image: Image.Image, orientation: int) -> np.ndarray:
     """Turn and mirror pixels by EXIF's number, into memory of their own."""
-    import numpy as np
-
     pixels = np.asarray(image)
     if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+import numpy as np
+
 from omni_cli.config.bounds import MAX_FPS
 from omni_cli.core.errors import InputError
 from omni_cli.requests.contents import Video
@@ -16,7 +18,6 @@ from omni_cli.requests.media.images import on_white
 
 if TYPE_CHECKING:
     import av
-    import numpy as np
 
 MAX_VIDEO_S = 600.0
 MAX_VIDEO_PIXELS = 256 * 1024 * 1024
@@ -145,8 +146,6 @@ class _Shown:
 
     @classmethod
     def of(cls, stream: Any, indices: Sequence[int] = ()) -> _Shown:
-        import numpy as np
-
         empty = np.empty((0, stream.height, stream.width, 3), np.uint8)
         return cls(empty, list(indices), float(stream.average_rate or stream.guessed_rate or 0))
 
@@ -167,8 +166,6 @@ class _Shown:
 
 def _decode(content: BinaryIO, limits: _Limits, total: int, indices: Sequence[int] | None) -> _Shown:
     """Decode all frames of about `total` and keep those at `indices`, None means all."""
-    import numpy as np
-
     wanted = range(total) if indices is None else indices
     with open_container(content, limits.name, _HINT) as container:
         track = _video_track(container, limits.name)
@@ -213,7 +210,6 @@ class _FrameConverter:
 
     def pixels(self, frame: av.VideoFrame) -> np.ndarray:
         """Return uint8 RGB (height, width, 3), turned and mirrored as the frame says, on white where transparent."""
-        import numpy as np
         from PIL import Image
 
         if not any(component.is_alpha for component in frame.format.components) and frame.format.name != "pal8":
