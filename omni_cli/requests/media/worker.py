@@ -77,7 +77,7 @@ class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
     """The header of an array, whose bytes follow; `rate` is that of samples in Hz, or of frames per second.
 
     `notes` are sentences on what was changed or left out. `total_num_frames` and `frames_indices` as in
-    `omni_cli.requests.outputs.Video`.
+    `omni_cli.requests.contents.Video`.
     """
 
     shape: tuple[int, ...]
