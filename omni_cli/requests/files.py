@@ -1,6 +1,6 @@
 """Open a file that a user named, with one clear `InputError` for everything that can be wrong with it.
 
-Media are decoded in `inputs/media`; tensors are read here.
+Media are decoded in `requests/media`; tensors are read here.
 """
 
 from __future__ import annotations

@@ -127,10 +127,7 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
         sampling={**checked.get("sampling", {}), **values_of("sampling")},
         speech=SpeechOptions(**values_of("speech"), speaker=None if recordings or not voices else voices[0]),
         transcription=TranscriptionOptions(**values_of("transcription")),
-        diffusion={
-            **{name: value for name, value in arguments.items() if name not in files},
-            **values_of("diffusion"),
-        },
+        diffusion={**{name: value for name, value in arguments.items() if name not in files}, **values_of("diffusion")},
     )
     if checked.get("speak") and request.prompt is not None:
         request = make_spoken_request(request, request.prompt)

@@ -124,8 +124,7 @@ def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
 
 def _too_large(name: str, size: str, max_pixels: int) -> InputError:
     return InputError(
-        f"the {name} has {size} pixels; the maximum is {max_pixels / 2**20:g} Mi pixels",
-        hint="scale it down",
+        f"the {name} has {size} pixels; the maximum is {max_pixels / 2**20:g} Mi pixels", hint="scale it down"
     )
 
 
