@@ -57,7 +57,7 @@ class _Commands(LazyGroup):
             "omni_cli.cli.generate.command:generate", "Run a model end to end and write its text, audio and images."
         ),
         "chat": LazyCommand("omni_cli.cli.chat.command:chat", "Talk to a profile or a server in the terminal."),
-        "serve": LazyCommand("omni_cli.cli.serve.command:serve", "Serve a model over OpenAI-compatible HTTP."),
+        "serve": LazyCommand("omni_cli.cli.serve:serve", "Serve a model over OpenAI-compatible HTTP."),
         "bench": LazyCommand(
             "omni_cli.cli.bench.command:bench", "Measure latency and memory, compare variants, judge a gate."
         ),

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omni_cli.core.files import cannot_write, check_writable, write_whole
-from omni_cli.report.records import preview_path
+from omni_cli.report.generate_results import preview_path
 from omni_cli.requests.encoding import encode_npy, encode_png, encode_wav
 from omni_cli.requests.outputs import AudioOutput, ImageOutput, TensorOutput, VideoOutput
 

@@ -6,17 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from omni_cli.cli.gate_options import (
+from omni_cli.cli.options import (
     DEFAULT_MARGIN,
     AllowDifferenceOption,
     GateOptions,
     MarginOption,
     MaxMemoryRegressionOption,
+    argument,
+    option,
     read_fraction,
     refuse_failed,
-    write_report,
+    write_view,
 )
-from omni_cli.cli.options import argument, option
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, InputError, OmniError, UsageError
 from omni_cli.records.verify_record import is_verify_record
@@ -65,7 +66,7 @@ def compare(options: CompareOptions) -> int:
     if options.self_check:
         return _check_itself(options.a, options.b, limits, as_json=options.as_json)
     result, view, suite, sources = _compare(options, limits, margin)
-    _write_files(view, suite, options)
+    write_view(view, suite, options.markdown, options.junit)
     if options.as_json:
         import msgspec
 
@@ -149,14 +150,3 @@ def _compare(
         warned = disturbance_warnings(disturbances(record), record)
         notes += [replace(note, message=f"{name}: {note.message}") for note in warned]
     return result, comparison_view(result, Labels(*names), notes), f"{names[1]} against {names[0]}", sources
-
-
-def _write_files(view: View, suite: str, options: CompareOptions) -> None:
-    if options.markdown is not None:
-        from omni_cli.report.renderers import to_markdown
-
-        write_report(options.markdown, to_markdown(view))
-    if options.junit is not None:
-        from omni_cli.report.renderers import to_junit
-
-        write_report(options.junit, to_junit(view, suite))

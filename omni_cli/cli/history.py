@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omni_cli.cli.gate_options import AllowDifferenceOption, read_fraction, write_report
-from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption, option
+from omni_cli.cli.options import (
+    AllowDifferenceOption,
+    JsonOption,
+    QuietOption,
+    VerboseOption,
+    option,
+    read_fraction,
+    write_view,
+)
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import InputError, OmniError
 
@@ -126,15 +133,13 @@ def check(
     from omni_cli.records.history_folder import utc
     from omni_cli.records.results import EXIT_CODES
     from omni_cli.report.history_view import history_view
-    from omni_cli.report.renderers import to_markdown
     from omni_cli.stats.history import judge_history
 
     moment = "" if since is None else utc(since, "`--since`")
     document = judge_history(_read(folder, metric or [E2E], allow_difference), limit, moment)
     assert document.verdict is not None  # as just judged
     view = history_view(document)
-    if markdown is not None:
-        write_report(markdown, to_markdown(view))
+    write_view(view, document.verdict, markdown)
     _print(document, view, as_json=as_json)
     if view.failure is not None:
         console.print_error(OmniError(view.failure.message, hint=view.failure.hint))

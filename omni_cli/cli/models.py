@@ -45,11 +45,11 @@ def pull(
     What is in the cache is not downloaded again. Above 5 GB it asks.
     """
     from omni_cli.checkpoints.files import REPO_ID
-    from omni_cli.cli import download
+    from omni_cli.cli import profile_choice
 
     if not REPO_ID.fullmatch(repo):
         raise UsageError(f"not a repo id: `{repo}`", hint="a repo id is OWNER/NAME, as in `Qwen/Qwen2.5-Omni-3B`")
-    plan, folder = download.pull(repo, revision, yes=yes, quiet=quiet)
+    plan, folder = profile_choice.pull(repo, revision, yes=yes, quiet=quiet)
     if as_json:
         console.print_json(
             {
@@ -106,7 +106,7 @@ def remove(
 ) -> None:
     """Delete a downloaded model, all its revisions, from the cache; asks before."""
     from omni_cli.checkpoints.resolve import find_cached
-    from omni_cli.cli.download import confirm
+    from omni_cli.cli.profile_choice import confirm
 
     cached = find_cached(repo)
     if not yes:

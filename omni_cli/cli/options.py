@@ -7,16 +7,26 @@ Typer's parameters of them. Options that several commands have are fields of a b
 from __future__ import annotations
 
 import math
+import os
+import re
 import secrets
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from omni_cli.config.bounds import NUM_RANDOM_SEEDS
 from omni_cli.config.bundled import bundled_profiles
+from omni_cli.core.errors import OmniError, OutputError, UsageError
+from omni_cli.core.files import write_whole
+
+if TYPE_CHECKING:
+    from omni_cli.config.gate_limits import GateLimits, QualityLimit
+    from omni_cli.records.record import Record
+    from omni_cli.report.view import View
 
 DEFAULT_PROFILE = "tiny-omni"
 
@@ -122,3 +132,151 @@ class ProfileOptions(DisplayOptions):
     set_: SetOption = None
     seed: SeedOption = None
     trust_remote_code: TrustRemoteCodeOption = False
+
+
+DEFAULT_MARGIN = "2%"
+_WEIGHTS = re.compile(r"[a-z_]+=")
+
+MaxMemoryRegressionOption = Annotated[
+    str | None, option("--max-memory-regression", "PERCENT", "Gate: the allowed increase in memory.")
+]
+MarginOption = Annotated[str, option("--margin", "PERCENT", "Differences below this count as no difference.")]
+AllowDifferenceOption = Annotated[
+    list[str] | None, option("--allow-difference", "FIELD", "Compare even if this field differs. Repeatable.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOptions(DisplayOptions):
+    """Limits to judge by, and the reports of it."""
+
+    takes_weights = False
+
+    max_regression: Annotated[
+        str | None, option("--max-regression", "PERCENT", "Gate: the allowed slowdown, such as 5%.")
+    ] = None
+    metric: Annotated[
+        list[str] | None,
+        option("--metric", "NAME", "Compare only this metric and apply `--max-regression` to it. Repeatable."),
+    ] = None
+    gate: Annotated[Path | None, option("--gate", "FILE.yaml", "Gate: limits from a file, see benchmarks/gates.")] = (
+        None
+    )
+    require_identical_outputs: Annotated[
+        bool, option("--require-identical-outputs", None, "Gate: all variants must produce the same outputs.")
+    ] = False
+    quality: Annotated[
+        list[str] | None,
+        option(
+            "--quality",
+            "METRIC>=LIMIT",
+            "Gate: how far outputs may differ, such as psnr_db>=40, ssim>=0.98, snr_db>=30, exact_match>=1 or "
+            "log_mel_distance_db<=1. Repeatable. For `omni bench` also the weights of a model that measures outputs: "
+            "lpips=FOLDER, clip_score=FOLDER or wer=FOLDER.",
+        ),
+    ] = None
+    markdown: Annotated[Path | None, option("--markdown", "FILE", "Also write the report as Markdown.")] = None
+    junit: Annotated[Path | None, option("--junit", "FILE", "Also write the gate as JUnit XML.")] = None
+
+    def limits(self, max_memory_regression: str | None = None) -> GateLimits | None:
+        """Build the gate; None if there is none. Raises `OmniError`."""
+        from omni_cli.config.gate_limits import merge_limits
+
+        time = None if self.max_regression is None else read_fraction("--max-regression", self.max_regression)
+        if time == 0:
+            message = "invalid value for `--max-regression`: a limit of 0 cannot be judged"
+            raise UsageError(message, hint="leave room for noise: use 2%, for example")
+        memory = None
+        if max_memory_regression is not None:
+            memory = read_fraction("--max-memory-regression", max_memory_regression)
+        limits = None
+        if self.gate is not None:
+            from omni_cli.config.gate_limits import load_gate_file
+
+            limits = load_gate_file(self.gate)
+        limits = merge_limits(
+            limits,
+            max_regression=time,
+            max_memory_regression=memory,
+            metrics=tuple(self.metric or ()),
+            identical_outputs=self.require_identical_outputs,
+            quality=tuple(read_quality(text) for text in self.quality or () if text not in self.weights),
+        )
+        check_model_based(() if limits is None else limits.quality, [text.partition("=")[0] for text in self.weights])
+        return limits
+
+    @property
+    def weights(self) -> list[str]:
+        """Values of `--quality` that name the weights of a model, such as `lpips=FOLDER`."""
+        return [text for text in self.quality or () if self.takes_weights and _WEIGHTS.match(text)]
+
+
+def read_quality(text: str) -> QualityLimit:
+    """Parse `psnr_db>=40`. Raises `UsageError`."""
+    from omni_cli.config.gate_limits import parse_quality
+    from omni_cli.records.results import MEASURES
+
+    try:
+        return parse_quality(text, MEASURES)
+    except ValueError as error:
+        raise UsageError(f"invalid value for `--quality`: {error}") from error
+
+
+def check_model_based(limits: Iterable[QualityLimit], names: Collection[str]) -> None:
+    """Raise `UsageError` for a limit on a measure of a model without its weights."""
+    from omni_cli.records.results import MODEL_BASED_MEASURES
+
+    for limit in limits:
+        if limit.metric in MODEL_BASED_MEASURES and limit.metric not in names:
+            raise UsageError(
+                f"`{limit.metric}` needs a model, and no weights of one are given",
+                hint=f"name them: `omni bench --vary KEY=A,B --quality {limit.metric}=FOLDER --quality '{limit}'`",
+            )
+
+
+def read_fraction(option_name: str, text: str) -> float:
+    """Parse `5%` as 0.05. Raises `UsageError`."""
+    from omni_cli.config.gate_limits import parse_fraction
+
+    try:
+        return parse_fraction(text)
+    except ValueError as error:
+        raise UsageError(f"invalid value for `{option_name}`: {error}") from error
+
+
+def refuse_failed(record: Record, path: Path) -> None:
+    """Raise `OmniError` if a variant of a saved record failed: nothing is measured by it."""
+    from omni_cli.stats.verdicts import failed_variants
+
+    for text in failed_variants(record.variants, f" of `{path}`"):
+        raise OmniError(text, hint="find out why, and measure it again")
+
+
+def check_output_files(*paths: Path | None) -> None:
+    """Raise `OutputError` before anything runs if a file could not be written."""
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise OutputError(f"cannot write `{path}`: it is a folder")
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise OutputError(f"cannot write `{path}`: no folder `{path.parent}` that may be written to")
+
+
+def write_report(path: Path, text: str) -> None:
+    """Write a report whole or not at all. Raises `OutputError`."""
+    try:
+        write_whole(path, text.encode("utf-8", errors="replace"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OutputError(f"cannot write `{path}`: {reason}") from error
+
+
+def write_view(view: View, suite: str, markdown: Path | None, junit: Path | None = None) -> None:
+    """Write a view to the files of `--markdown` and `--junit`, there as a suite of this name. Raises `OutputError`."""
+    from omni_cli.report.renderers import to_junit, to_markdown
+
+    if markdown is not None:
+        write_report(markdown, to_markdown(view))
+    if junit is not None:
+        write_report(junit, to_junit(view, suite))

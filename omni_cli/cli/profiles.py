@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.options import (
     DEFAULT_PROFILE,
     JsonOption,
@@ -18,6 +17,7 @@ from omni_cli.cli.options import (
     SetOption,
     TrustRemoteCodeOption,
     VerboseOption,
+    write_report,
 )
 from omni_cli.cli.profile_choice import choose_profile, derive
 from omni_cli.cli.terminal import console

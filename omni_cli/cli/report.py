@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.cli.gate_options import refuse_failed, write_report
-from omni_cli.cli.options import QuietOption, VerboseOption
+from omni_cli.cli.options import QuietOption, VerboseOption, refuse_failed, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import OmniError, OutputError, UsageError
 

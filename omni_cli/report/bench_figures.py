@@ -36,7 +36,10 @@ def latency_parts(
     if not measured:
         return []
     scale, unit = get_scale(E2E, summaries[measured[0].name][E2E].median)
-    values = {variant.name: _values(variant, scale) for variant in measured}
+    values = {}
+    for variant in measured:
+        ordered = sorted(variant.samples, key=lambda sample: (sample.block, sample.position))
+        values[variant.name] = [sample.e2e_s / scale for sample in ordered]
     longest = max(map(len, values.values()))
     thinned = f" One run in {-(-longest // MAX_DOTS)} is drawn." if longest > MAX_DOTS else ""
     rows, panels = [], []
@@ -67,11 +70,6 @@ def latency_parts(
         ),
         *(_metrics_table(variant, summaries[variant.name]) for variant in measured),
     ]
-
-
-def _values(variant: Variant, scale: float) -> list[float]:
-    ordered = sorted(variant.samples, key=lambda sample: (sample.block, sample.position))
-    return [sample.e2e_s / scale for sample in ordered]
 
 
 def waterfall_figure(record: Record) -> Figure | None:

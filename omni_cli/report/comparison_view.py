@@ -240,22 +240,17 @@ def _pair_table(pair: Pair, labels: Labels) -> Table:
     if pair.outputs.identical is not None:
         rows.append(("outputs", "", "", "", "identical" if pair.outputs.identical else "differ"))
     caption = f"{name_b} (B) against {name_a} (A)"
-    first = next(iter(pair.comparisons), None)
-    lead = f"{name_b} against {name_a}" if first is None else f"{caption}, {_how_measured(first)}"
+    for item in pair.comparisons[:1]:
+        how = "interleaved" if item.interleaved else "one after the other"
+        caption += f", {count(item.blocks, 'block')} each, measured {how}"
     columns = ("A", "B") if max(map(len, names)) > _LONG_NAME else names  # the caption names them
     head = ("Metric", *columns, "B / A [95% CI]", "Verdict")
-    return Table(caption, head, tuple(rows), frozenset({1, 2}), lead=lead)
-
-
-def _how_measured(item: Comparison) -> str:
-    how = "interleaved" if item.interleaved else "one after the other"
-    return f"{count(item.blocks, 'block')} each, measured {how}"
+    return Table(caption, head, tuple(rows), frozenset({1, 2}), lead=caption)
 
 
 def _pair_notes(pair: Pair, result: ComparisonResult) -> list[Element]:
-    facts = [_how_measured(item) for item in pair.comparisons[:1]]
-    facts += [f"{title(item.metric)}: {item.reason}" for item in pair.comparisons if item.reason]
-    parts: list[Element] = [Paragraph(". ".join(facts), only="page")] if facts else []
+    reasons = [f"{title(item.metric)}: {item.reason}" for item in pair.comparisons if item.reason]
+    parts: list[Element] = [Paragraph(". ".join(reasons), only="page")] if reasons else []
     if by := format_distances(pair.outputs):
         parts.append(Paragraph(f"Outputs differ: {by}"))
     differences = (*pair.differences, *result.differences)

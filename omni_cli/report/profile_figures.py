@@ -50,11 +50,6 @@ def request_figure(profile: Profile) -> Figure | None:
     return Figure("A request from stage to stage", text, Rows(tuple(bars), f"{unit} since the request was sent"), table)
 
 
-def steps_figures(stages: Sequence[StageProfile]) -> list[Figure]:
-    """Draw one line per stage over its steps, with outliers marked."""
-    return [_steps_figure(stage) for stage in stages if stage.steps]
-
-
 def activity_figure(stages: Sequence[StageProfile]) -> Figure | None:
     """Draw busy and idle time of each stage's device, with idle time by cause."""
     if not stages:
@@ -88,13 +83,11 @@ def activity_figure(stages: Sequence[StageProfile]) -> Figure | None:
     return Figure("Busy and idle", text, Rows(tuple(bars), unit), table)
 
 
-def memory_figures(stages: Sequence[StageProfile]) -> list[Figure]:
-    """Draw the memory of each stage over time, with the phase of its peak shaded."""
-    return [_memory_figure(stage) for stage in stages if len(stage.memory.timeline) > 1]
-
-
-def _memory_figure(stage: StageProfile) -> Figure:
+def memory_figure(stage: StageProfile) -> Figure | None:
+    """Draw a stage's memory over time, with the phase of its peak shaded; None without several samples."""
     usage = stage.memory
+    if len(usage.timeline) < 2:
+        return None
     timeline = sorted(usage.timeline, key=lambda sample: sample.at_s)
     scale, unit = get_scale("_bytes", usage.peak_bytes)
     series = [("host RSS", [sample.host_rss_bytes for sample in timeline], usage.measure == "host_rss")]
@@ -121,8 +114,11 @@ def _memory_figure(stage: StageProfile) -> Figure:
     return Figure(name, text, chart, table)
 
 
-def _steps_figure(stage: StageProfile) -> Figure:
+def steps_figure(stage: StageProfile) -> Figure | None:
+    """Draw a line over a stage's steps, with outliers marked; None without steps."""
     steps = stage.steps[:MAX_STEPS]
+    if not steps:
+        return None
     scale, unit = get_scale(E2E, max(step.median_s for step in steps) or 1.0)
     dots = [(step.number, value / scale) for step in steps for value in step.samples_s]
     medians = [(step.number, step.median_s / scale, step.outlier) for step in steps]

@@ -21,7 +21,7 @@ from omni_cli.records.profile_record import (
     StageProfile,
     Step,
 )  # fmt: skip
-from omni_cli.report.profile_figures import activity_figure, memory_figures, request_figure, steps_figures
+from omni_cli.report.profile_figures import activity_figure, memory_figure, request_figure, steps_figure
 from omni_cli.report.shared_parts import get_device, origin_sections, workload_title
 from omni_cli.report.units import (
     count,
@@ -50,18 +50,16 @@ _MIN_ADDED_BYTES = 2**20
 
 
 def profile_view(profile: Profile) -> View:
-    """Return the view of a profile: in text stage by stage, on a page subject by subject."""
+    """Return the view of a profile: the whole, then stage by stage; a page draws what a text has in lines."""
     stages = profile.stages
     shares = ", ".join(f"{name} {milliseconds(value)}" for name, value in profile.stage_seconds.items())
-    overhead = _overhead(profile)
     device = get_device(profile.environment)
     warm = f", {profile.num_iters_warmup} to warm up" if profile.num_iters_warmup else ""
     hints = [("" if hint.stage is None else f"{hint.stage}: ", hint) for hint in profile.hints]
-    notes = [Paragraph(f"{one_line(stage.name)}: {note}") for stage in stages for note in stage.notes]
-    trace = Paragraph(f"The trace is in {one_line(profile.trace)}; Perfetto (ui.perfetto.dev) opens it.")
-    usage = [table for stage in stages for table in (_phases(stage), _tensors(stage), _budgets(stage))]
+    whole = [_overhead(profile), Paragraph(f"of a profiled {milliseconds(profile.e2e_s)}: {shares}")]
+    drawn = [request_figure(profile), activity_figure(stages)]
+    trace = Paragraph(f"The trace is in {one_line(profile.trace)}; Perfetto (ui.perfetto.dev) opens it.", only="page")
     advice = [Paragraph(f"- {where}{hint.message}: {hint.advice}") for where, hint in hints]
-    of_whole = Paragraph(f"of a profiled {milliseconds(profile.e2e_s)}: {shares}")
     return View(
         kind="Profile",
         title=workload_title(profile.workload),
@@ -71,22 +69,9 @@ def profile_view(profile: Profile) -> View:
         heading=_heading(profile, device),
         notes=tuple(Note(f"{where}{hint.message}", hint.advice, "Hint") for where, hint in hints),
         sections=[
-            Section("", [overhead, of_whole], only="text"),
+            Section("The whole", [*whole, *drawn, _limits(stages), trace]),
             *map(_stage_section, stages),
             Section("", advice, "Hints", only="text"),
-            Section("Where the time went", [request_figure(profile), *map(_ranges, stages)], only="page"),
-            Section("Step by step", steps_figures(stages)),
-            Section(
-                "What the devices did",
-                [activity_figure(stages), *map(_copies, stages), *map(_operators, stages)],
-                only="page",
-            ),
-            Section("Memory", [*memory_figures(stages), *usage], only="page"),
-            Section(
-                "Limits", [_limits(stages), *map(_module_limits, stages), *map(_count_omitted, stages)], only="page"
-            ),
-            Section("What profiling cost", [overhead], only="page"),
-            Section("Notes", [*notes, trace], only="page"),
             *origin_sections(profile.environment, profile.workload, profile.command),
         ],
     )
@@ -109,22 +94,26 @@ def _heading(profile: Profile, device: str) -> str:
 
 
 def _stage_section(stage: StageProfile) -> Section:
-    """Return all of one stage, for a text."""
+    """Return all of one stage."""
     parts = [
         Lines(tuple(_activity(stage))),
         _ranges(stage),
         Lines(tuple(_steps(stage.steps))),
+        steps_figure(stage),
         _operators(stage),
         Lines(tuple(_output_copies(stage))),
         _copies(stage),
         Lines(tuple(_memory(stage.memory))),
+        memory_figure(stage),
+        _phases(stage),
         _tensors(stage),
         _budgets(stage),
-        Lines(tuple(_roofline(stage))),
         _module_limits(stage),
+        _count_omitted(stage),
         *(Paragraph(f"note: {note}") for note in stage.notes),
     ]
-    return Section("", parts, f"Stage {stage.name} ({stage.kind}, {stage.backend}, {stage.device})", only="text")
+    title = f"Stage {stage.name} ({stage.kind}, {stage.backend}, {stage.device})"
+    return Section(title, parts, title)
 
 
 def _verdict(profile: Profile) -> Verdict:
@@ -199,21 +188,6 @@ def _memory(usage: StageMemory) -> Iterator[str]:
         yield f"  allocations: {usage.snapshot} (pytorch.org/memory_viz shows it)"
 
 
-def _roofline(stage: StageProfile) -> Iterator[str]:
-    roofline = stage.roofline
-    if roofline is None:
-        return
-    yield (
-        f"limit: {roofline.fraction:.1%} of what this machine could do: {milliseconds(roofline.bound_s)} for "
-        f"{roofline.flops / 1e9:.2f} GFLOP and {size(round(roofline.moved_bytes))}, "
-        f"{milliseconds(roofline.measured_s)} taken"
-    )
-    yield (
-        f"  rates measured here: {roofline.flops_per_second / 1e9:.0f} GFLOP/s in {roofline.dtype}, "
-        f"{roofline.copied_bytes_per_second / 2**30:.0f} GiB/s copied; most of it is bound by {roofline.limit}"
-    )
-
-
 def _ranges(stage: StageProfile) -> Table | None:
     columns: dict[str, Callable[[RangeTime], str]] = {
         "Range": lambda item: one_line(item.name),
@@ -260,7 +234,12 @@ def _phases(stage: StageProfile) -> Table | None:
         "Added": lambda item: size_change(0, item.added_bytes),
     }
     return make_table(
-        f"Memory of {one_line(stage.name)} by phase", stage.memory.phases, columns, range(1, 7), folded=True
+        f"Memory of {one_line(stage.name)} by phase",
+        stage.memory.phases,
+        columns,
+        range(1, 7),
+        folded=True,
+        only="page",
     )
 
 
@@ -293,13 +272,15 @@ def _limits(stages: Sequence[StageProfile]) -> Table | None:
         "Stage": lambda item: one_line(item[0]),
         "Computes": lambda item: f"{item[1].flops / 1e9:.3g} GFLOP",
         "Moves": lambda item: memory(round(item[1].moved_bytes)),
-        "Machine computes": lambda item: f"{item[1].flops_per_second / 1e9:.3g} GFLOP/s",
+        "Machine computes": lambda item: f"{item[1].flops_per_second / 1e9:.3g} GFLOP/s in {item[1].dtype}",
         "Machine moves": lambda item: f"{item[1].copied_bytes_per_second / 2**30:.3g} GiB/s",
         "At best": lambda item: quantity(E2E, item[1].bound_s, item[1].measured_s),
         "Takes": lambda item: quantity(E2E, item[1].measured_s),
-        "Reached": lambda item: f"{item[1].fraction:.0%}",
+        "Reached": lambda item: f"{item[1].fraction:.1%}",
+        "Limited by": lambda item: item[1].limit,
     }
-    return make_table("Distance to the machine's limits", roofs, columns, range(1, 8))
+    caption = "Distance to the machine's limits"
+    return make_table(caption, roofs, columns, range(1, 8), lead=caption)
 
 
 def _module_limits(stage: StageProfile) -> Table | None:
@@ -316,7 +297,8 @@ def _module_limits(stage: StageProfile) -> Table | None:
 
 def _count_omitted(stage: StageProfile) -> Table | None:
     omitted = stage.roofline.omitted if stage.roofline else ()
-    return _details(f"Left out of the limits of {one_line(stage.name)}", omitted, {"What": one_line}, ())
+    caption = f"Left out of the limits of {one_line(stage.name)}"
+    return make_table(caption, omitted, {"What": one_line}, (), folded=True, only="page")
 
 
 def _overhead(profile: Profile) -> Table | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from omni_cli.core.text import visible
 from omni_cli.records.results import MEASURES, Outputs
 from omni_cli.records.tune_record import Standing, TuneRecord
 from omni_cli.report.shared_parts import get_device, origin_sections, short_title, workload_title
-from omni_cli.report.units import count, get_scale, limit, one_line, quantity, ratio, seconds, title
+from omni_cli.report.units import count, get_scale, limit, quantity, ratio, seconds, title
 from omni_cli.report.view import Element, Figure, Paragraph, Section, Table, Tone, Trade, Trades, Verdict, View
 
 _MEMORY = "peak_bytes"
@@ -31,7 +31,8 @@ def tune_view(record: TuneRecord) -> View:
     if record.verdict != "decided":
         word, sentences, tone = record.verdict, answer, "bad" if record.verdict == "infeasible" else "open"
     failed = [(item.name, item.problem) for item in record.standings if item.problem is not None]
-    reasons = tuple((name, one_line(problem)) for name, problem in failed)
+    on_front = [item.name for item in ranked if item.on_front]
+    memory = _figure("Speed against memory", ranked, _MEMORY, lambda item: item.memory_bytes, on_front)
     return View(
         kind="Search",
         title=workload_title(record.workload),
@@ -41,16 +42,11 @@ def tune_view(record: TuneRecord) -> View:
         heading=", ".join([short_title(record.workload), *conditions]),
         closing="\n".join(answer),
         sections=[
-            Section("Trade-offs", [_memory_figure(ranked), *_quality_figures(ranked)]),
+            Section("Trade-offs", [memory, *_quality_figures(ranked)]),
             Section("Settings", [_settings(record, ranked)]),
             Section(
                 "Not possible",
-                [
-                    Table("Settings that cannot be the answer", ("Setting", "Reason"), reasons, only="page"),
-                    *(Paragraph(f"{name}: {visible(problem, 500)}", only="text") for name, problem in failed),
-                ]
-                if failed
-                else [],
+                [Paragraph(f"{name}: {visible(problem, 500)}") for name, problem in failed],
                 heading="Cannot be the answer:",
             ),
             *origin_sections(record.environment, record.workload, record.command),
@@ -109,13 +105,6 @@ def _answer(record: TuneRecord) -> list[str]:
     return lines
 
 
-def _memory_figure(ranked: Sequence[Standing]) -> Figure | None:
-    def value(item: Standing) -> float | None:
-        return None if item.memory_bytes is None else float(item.memory_bytes)
-
-    return _figure("Speed against memory", ranked, _MEMORY, value, lambda item: item.on_front)
-
-
 def _quality_figures(ranked: Sequence[Standing]) -> list[Element | None]:
     """Draw each measure of outputs that at least two settings have; equal outputs have none."""
     figures: list[Element | None] = []
@@ -125,7 +114,7 @@ def _quality_figures(ranked: Sequence[Standing]) -> list[Element | None]:
             return None if item.outputs is None else item.outputs.measures.get(measure)
 
         if sum(value(item) is not None for item in ranked) > 1:
-            figures.append(_figure(f"Speed against {title(measure)}", ranked, measure, value, lambda _: False))
+            figures.append(_figure(f"Speed against {title(measure)}", ranked, measure, value))
     return figures
 
 
@@ -134,14 +123,14 @@ def _figure(
     ranked: Sequence[Standing],
     metric: str,
     value: Callable[[Standing], float | None],
-    on_front: Callable[[Standing], bool],
+    on_front: Collection[str] = (),
 ) -> Figure | None:
     known = [(item, amount) for item in ranked if item.ratio is not None and (amount := value(item)) is not None]
     if not known:
         return None
     scale, unit = get_scale(metric, max(amount for _, amount in known))
     trades = tuple(
-        Trade(item.name, item.ratio or 1.0, item.ci95, amount / scale, on_front(item), item.state == "best")
+        Trade(item.name, item.ratio or 1.0, item.ci95, amount / scale, item.name in on_front, item.state == "best")
         for item, amount in known
     )
     rows = tuple((item.name, ratio(item.ratio, item.ci95), quantity(metric, amount)) for item, amount in known)

@@ -51,7 +51,7 @@ def verify_view(record: VerifyRecord, *, strict: bool = False) -> View:
         closing=f"{summary} ({seconds(record.elapsed_s)})",
         sections=[
             Section("Checks", [Table("All rows", ("Check", "Stage", "Verdict", "Details"), rows)]),
-            Section("Differences", differences, only="page"),
+            Section("Differences", differences),
             *origin_sections(record.environment, {"kind": "verify", **subject}, record.command),
         ],
         cases=tuple(cases),

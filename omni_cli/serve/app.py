@@ -19,16 +19,13 @@ from omni_cli.serve.errors import APIError, as_api_error, validation_error
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.middleware import RequestMiddleware
 from omni_cli.serve.parsed_route import is_form
-from omni_cli.serve.routes.chat import chat_routes
+from omni_cli.serve.routes.chat import chat_routes, token_routes
 from omni_cli.serve.routes.completions import completion_routes
-from omni_cli.serve.routes.images import image_routes
+from omni_cli.serve.routes.diffusion import image_routes, kept_video_routes, video_routes
 from omni_cli.serve.routes.operations import operation_routes
 from omni_cli.serve.routes.responses import response_routes
-from omni_cli.serve.routes.speech import speech_routes
-from omni_cli.serve.routes.tokens import token_routes
+from omni_cli.serve.routes.speech import speech_routes, voice_routes
 from omni_cli.serve.routes.transcriptions import transcription_routes
-from omni_cli.serve.routes.videos import kept_video_routes, video_routes
-from omni_cli.serve.routes.voices import voice_routes
 from omni_cli.serve.service import Service
 from omni_cli.serve.video_jobs import VideoJobs
 
@@ -38,7 +35,6 @@ _FILES = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-_PAGE_PATHS = frozenset(_FILES)
 # Answers of models are data: even a fault of the page would run no script of theirs.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -72,26 +68,14 @@ def _exact(number: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-def create_app(
-    service: Service,
-    videos: VideoJobs | None = None,
-    *,
-    api_key: str | None = None,
-    is_loopback: bool = True,
-    allowed_origins: tuple[str, ...] = (),
-    has_page: bool = False,
-) -> RequestMiddleware:
-    """Create the ASGI application of a server; with `api_key` it serves only requests that send the key.
-
-    `is_loopback` is for an address that only this machine can connect to, `allowed_origins`: see `SiteRule`. `has_page`
-    adds the page for people.
-    """
+def create_app(service: Service, videos: VideoJobs | None = None) -> RequestMiddleware:
+    """Create the ASGI application of a server; `videos` is None for a profile that makes none."""
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
     text_routes = (chat_routes, completion_routes, response_routes, token_routes)
     sound_routes = (speech_routes, voice_routes, transcription_routes)
     for routes in (*text_routes, *sound_routes, image_routes, operation_routes):
         api.include_router(routes(service))
-    if has_page:
+    if service.settings.has_page:
         api.include_router(_page_routes())
     for video_router in (video_routes, kept_video_routes):
         api.include_router(video_router(service, videos))
@@ -100,14 +84,7 @@ def create_app(
     api.add_exception_handler(APIError, _on_error)
     api.add_exception_handler(OmniError, _on_error)
     api.add_exception_handler(Exception, _on_fault)
-    return RequestMiddleware(
-        api,
-        service=service,
-        api_key=api_key,
-        is_loopback=is_loopback,
-        allowed_origins=allowed_origins,
-        public_paths=_PAGE_PATHS if has_page else frozenset(),
-    )
+    return RequestMiddleware(api, service, public_paths=frozenset(_FILES if service.settings.has_page else ()))
 
 
 def _page_routes() -> APIRouter:

@@ -82,6 +82,17 @@ class StreamAborted(Exception):
         self.kind = kind
 
 
+def refuse(*rules: tuple[str, object, str]) -> None:
+    """Raise `APIError` (400) for the first of the rules (field, what is wrong with it, message) that is broken."""
+    for param, is_broken, message in rules:
+        if is_broken:
+            raise APIError(400, message, code="invalid_value", param=param)
+
+
+def storage_failed(message: str, error: OSError) -> APIError:
+    return APIError(500, f"{message}: {error.strerror}", code="storage_failed")
+
+
 def unavailable(message: str) -> APIError:
     """Return the error of an engine that is temporarily unavailable."""
     return APIError(503, message, code="engine_unavailable", retry_after_s=RETRY_AFTER_S)

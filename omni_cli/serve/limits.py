@@ -1,10 +1,16 @@
-"""Limits of the server."""
+"""Limits and settings of the server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omni_cli.serve.sites import MediaPrefix
 
 MIB = 2**20
+DEFAULT_VIDEOS = Path("out/videos")
 
 
 @dataclass(frozen=True)
@@ -33,3 +39,27 @@ class Limits:
     max_videos_age_s: float = 24 * 3600.0
     timeout_s: float = 600.0
     body_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The limits, and what a server does beside them.
+
+    With an `api_key` it serves only requests that send the key. `is_loopback` is for an address that only this machine
+    can connect to, `allowed_origins`: see `SiteRule`. `drain_timeout_s` is the time for requests to end after a stop
+    signal, `output_dir` the folder for videos, `voices_dir` that for saved voices. `served_model_names` are further
+    names of the model; `*` is any name. `seed` is that of requests without one; None draws one for each. Media are
+    fetched below `media_prefixes` only. `has_page` adds the page for people.
+    """
+
+    limits: Limits = Limits()
+    output_dir: Path = DEFAULT_VIDEOS
+    voices_dir: Path | None = None
+    api_key: str | None = None
+    is_loopback: bool = True
+    drain_timeout_s: float = 30.0
+    served_model_names: tuple[str, ...] = ()
+    seed: int | None = None
+    allowed_origins: tuple[str, ...] = ()
+    media_prefixes: tuple[MediaPrefix, ...] = ()
+    has_page: bool = False

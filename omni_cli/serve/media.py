@@ -1,4 +1,4 @@
-"""Decode images, video and audio inside a request, within the limits."""
+"""Fetch and decode the images, video and audio of a request, within the limits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import BinaryIO, TypeVar
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes, urljoin
 
+import aiohttp
 import numpy as np
 
 from omni_cli.core.errors import InputError
@@ -20,11 +21,13 @@ from omni_cli.requests.contents import Video
 from omni_cli.requests.media.reading import ChooseFrames, MediaReader, Requester, in_memory, media_pool
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits
-from omni_cli.serve.media_urls import Downloads, MediaPrefix
+from omni_cli.serve.sites import MediaPrefix
 
 # A type and its parameters do not matter, since the content alone decides.
 _DATA_URL = re.compile(r"data:[^,]*?(;base64)?,", re.ASCII | re.IGNORECASE)
 _URL = re.compile(r"(data|https?):", re.ASCII | re.IGNORECASE)
+_MAX_REDIRECTS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
 T = TypeVar("T")
 
 
@@ -58,72 +61,65 @@ class MediaDecoder:
         self._video_pixels_left = limits.max_video_pixels
         self._audio_s_left = limits.max_audio_s
 
-    def image(self, url: str, param: str) -> np.ndarray:
-        """Decode the image of a URL to uint8 RGB (height, width, 3); raises `APIError` (400)."""
-        return self._pixels(self._reader.image, self._content(url, "image", param), "image", param)
+    def image(self, source: str | BinaryIO, param: str) -> np.ndarray:
+        """Decode an image to uint8 RGB (height, width, 3); raises `APIError` (400)."""
+        return self._pixels(self._reader.image, source, "image", param)
 
-    def image_file(self, file: BinaryIO, param: str) -> np.ndarray:
-        """Decode an image file to uint8 RGB (height, width, 3); raises `APIError` (400)."""
-        return self._pixels(self._reader.image, file.read(), "image", param)
-
-    def mask_file(self, file: BinaryIO, param: str) -> np.ndarray:
+    def mask(self, file: BinaryIO, param: str) -> np.ndarray:
         """Decode a mask to uint8 RGB (height, width, 3), white where it is fully transparent; raises `APIError` (400).
 
         A mask that leaves nothing to paint is refused: it was probably drawn in black and white.
         """
-        painted = self._pixels(self._reader.alpha, file.read(), "mask", param) == 0
+        painted = self._pixels(self._reader.alpha, file, "mask", param) == 0
         if not painted.any():
             message = f"the mask in `{param}` has no fully transparent pixel, so it leaves nothing to edit"
             raise APIError(400, message, code="invalid_mask", param=param)
         return np.repeat(painted[:, :, None], 3, axis=2) * np.uint8(255)
 
-    def _pixels(self, decode: Callable[..., np.ndarray], content: bytes, what: str, param: str) -> np.ndarray:
-        with _open(content, what, param) as file:
-            pixels = decode(file, f"{what} in `{param}`", max_pixels=self._pixels_left)
-        self._pixels_left -= pixels.shape[0] * pixels.shape[1]
-        return pixels
-
-    def video(self, url: str, param: str) -> Video:
-        """Decode the frames of a URL's video; raises `APIError` (400)."""
-        return self._video(self._content(url, "video", param), param, self.choose)
-
-    def video_file(self, file: BinaryIO, param: str) -> Video:
-        """Decode all frames of a video file; raises `APIError` (400)."""
-        return self._video(file.read(), param, None)
-
-    def _video(self, content: bytes, param: str, choose: ChooseFrames | None) -> Video:
-        with _open(content, "video", param) as file:
+    def video(self, source: str | BinaryIO, param: str) -> Video:
+        """Decode the frames that `choose` returns, by default all; raises `APIError` (400)."""
+        with self._open(source, "video", param) as file:
             video = self._reader.video(
                 file,
                 f"video in `{param}`",
-                choose=choose,
+                choose=self.choose,
                 max_pixels=self._video_pixels_left,
                 max_cpu_s=self._max_cpu_s,
             )
         self._video_pixels_left -= video.frames.size // 3
         return video
 
-    def audio(self, data: str, param: str, *, max_s: float = math.inf) -> tuple[np.ndarray, int]:
-        """Decode a file of at most `max_s` seconds, in base64 or by URL, to float32 mono (num_samples,) and its rate.
+    def audio(self, source: str | BinaryIO, param: str, *, max_s: float = math.inf) -> tuple[np.ndarray, int]:
+        """Decode a sound of at most `max_s` seconds to (float32 mono (num_samples,), sample rate in Hz).
 
         Raises `APIError` (400).
         """
-        content = self._content(data, "audio", param) if _URL.match(data) else _from_base64(data, param)
-        return self._audio(content, param, max_s)
-
-    def audio_file(self, file: BinaryIO, param: str, *, max_s: float = math.inf) -> tuple[np.ndarray, int]:
-        """Decode a sound file to (float32 mono (num_samples,), sample rate in Hz); raises `APIError` (400)."""
-        return self._audio(file.read(), param, max_s)
-
-    def _audio(self, content: bytes, param: str, max_s: float) -> tuple[np.ndarray, int]:
         max_s = min(max_s, self._audio_s_left)
-        with _open(content, "audio", param) as file:
+        with self._open(source, "audio", param) as file:
             samples, sample_rate = self._reader.audio(file, f"audio in `{param}`", max_s=max_s)
         self._audio_s_left -= len(samples) / sample_rate
         return samples, sample_rate
 
+    def _pixels(self, decode: Callable[..., np.ndarray], source: str | BinaryIO, what: str, param: str) -> np.ndarray:
+        with self._open(source, what, param) as file:
+            pixels = decode(file, f"{what} in `{param}`", max_pixels=self._pixels_left)
+        self._pixels_left -= pixels.shape[0] * pixels.shape[1]
+        return pixels
+
+    @contextmanager
+    def _open(self, source: str | BinaryIO, what: str, param: str) -> Iterator[BinaryIO]:
+        """Open an uploaded file, or what a URL names, for a decoder; its `InputError` becomes an `APIError` (400)."""
+        content = self._content(source, what, param) if isinstance(source, str) else source.read()
+        try:
+            with in_memory(content) as file:
+                yield file
+        except InputError as error:
+            raise APIError(400, error.message, code=f"invalid_{what}", param=param) from error
+
     def _content(self, url: str, what: str, param: str) -> bytes:
         match = _DATA_URL.match(url)
+        if match is None and what == "audio" and not _URL.match(url):
+            return _from_base64(url, param)  # as in OpenAI's API
         if match is None:
             try:
                 return self._downloads.get(url)
@@ -132,16 +128,6 @@ class MediaDecoder:
         if match[1]:
             return _from_base64(unquote(url[match.end() :]), param)
         return unquote_to_bytes(url[match.end() :])
-
-
-@contextmanager
-def _open(content: bytes, what: str, param: str) -> Iterator[BinaryIO]:
-    """Yield `content` as a file; what its reader refuses is an `APIError` (400)."""
-    try:
-        with in_memory(content) as file:
-            yield file
-    except InputError as error:
-        raise APIError(400, error.message, code=f"invalid_{what}", param=param) from error
 
 
 def _from_base64(text: str, param: str) -> bytes:
@@ -154,3 +140,81 @@ def _from_base64(text: str, param: str) -> bytes:
     if not content:
         raise APIError(400, f"`{param}` is empty", code="invalid_base64", param=param)
     return content
+
+
+class Downloads:
+    """Downloads for one request: together they may be as large as a body, and take as long as one to arrive.
+
+    To be created in the event loop, and used in one thread.
+    """
+
+    def __init__(self, prefixes: Sequence[MediaPrefix], limits: Limits) -> None:
+        self._prefixes = prefixes
+        self._loop = asyncio.get_running_loop()
+        self._limits = limits
+        self._bytes_left = limits.max_body_bytes
+        self._seconds_left = limits.body_timeout_s
+        self._is_cancelled = False
+        self._task: asyncio.Task[object] | None = None
+
+    def get(self, url: str) -> bytes:
+        """Raises `InputError` for a URL that is not allowed, or cannot be fetched within the limits."""
+        return asyncio.run_coroutine_threadsafe(self._get(url), self._loop).result()
+
+    def cancel(self) -> None:
+        """End the current download, and every further one. For use in the event loop."""
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _get(self, url: str) -> bytes:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        began_s = self._loop.time()
+        try:
+            async with asyncio.timeout(self._seconds_left):
+                content = await self._follow(url)
+        except TimeoutError:
+            raise InputError(f"was not fetched within {self._limits.body_timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise InputError("cannot be fetched: the connection to its server failed") from error
+        finally:
+            self._task = None
+        self._seconds_left -= self._loop.time() - began_s
+        self._bytes_left -= len(content)
+        return content
+
+    async def _follow(self, url: str) -> bytes:
+        # Unpacked contents could be larger than any limit, and cookies would pass from one request to another.
+        async with aiohttp.ClientSession(
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(),
+        ) as session:
+            for _ in range(1 + _MAX_REDIRECTS):
+                async with session.get(self._check_url(url), allow_redirects=False) as response:
+                    if response.status in _REDIRECTS and "Location" in response.headers:
+                        url = urljoin(url, response.headers["Location"])
+                    elif response.status == 200:
+                        return await self._read(response)
+                    else:
+                        raise InputError(f"cannot be fetched: its server answers with HTTP {response.status}")
+        raise InputError(f"cannot be fetched: there are more than {_MAX_REDIRECTS} redirects")
+
+    def _check_url(self, url: str) -> str:
+        for prefix in self._prefixes:
+            if (allowed := prefix.match(url)) is not None:
+                return allowed
+        raise InputError("is not a URL that this server fetches: send a data URL, or allow it by `--allow-media-url`")
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        content = bytearray()
+        async for chunk in response.content.iter_any():
+            content += chunk
+            if len(content) > self._bytes_left:
+                raise InputError(
+                    f"is too large: a request's files may have {self._limits.max_body_bytes} bytes together"
+                )
+        return bytes(content)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -74,7 +74,7 @@ class Metrics:
         """Export the number of jobs by status and the size of their files, queried for each scrape."""
         jobs = self._gauge("omni_video_jobs", "Video jobs that the server keeps.", "status")
         for status in ("queued", "in_progress", "completed", "failed"):
-            jobs.labels(status).set_function(functools.partial(_count, statuses, status))
+            jobs.labels(status).set_function(partial(lambda name: statuses().get(name, 0), status))
         self._gauge("omni_video_store_bytes", "Size of the videos that the server keeps.").set_function(num_bytes)
 
     def video_failed(self, kind: str) -> None:
@@ -133,10 +133,6 @@ class Metrics:
 
     def _seconds(self, name: str, text: str, label: str) -> Histogram:
         return Histogram(name, text, [label], buckets=_SECONDS, registry=self.registry)
-
-
-def _count(statuses: Callable[[], Mapping[str, int]], status: str) -> int:
-    return statuses().get(status, 0)
 
 
 class _StageMemory:

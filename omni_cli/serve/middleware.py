@@ -39,26 +39,15 @@ class RequestMiddleware:
     Every body has been read when a route runs, and a route is cancelled as soon as its client disconnects.
     """
 
-    def __init__(
-        self,
-        routes: Starlette,
-        *,
-        service: Service,
-        api_key: str | None,
-        is_loopback: bool,
-        allowed_origins: tuple[str, ...] = (),
-        public_paths: Set[str] = frozenset(),
-    ) -> None:
-        """`is_loopback` is for an address that only this machine can connect to, `allowed_origins`: see `SiteRule`.
-
-        `public_paths` are files, which need no key and to which other sites may link.
-        """
+    def __init__(self, routes: Starlette, service: Service, public_paths: Set[str] = frozenset()) -> None:
+        """`public_paths` are files, which need no key and to which other sites may link."""
+        settings = service.settings
         self._public_paths = public_paths
-        self._sites = SiteRule(is_loopback, api_key is not None, allowed_origins)
+        self._sites = SiteRule(settings.is_loopback, settings.api_key is not None, settings.allowed_origins)
         # Around all answers, errors included; it also answers the browser's own requests, which have no key.
         self._cors = CORSMiddleware(
             self._handle,
-            allowed_origins,
+            settings.allowed_origins,
             allow_methods=("*",),
             allow_headers=("*",),
             allow_private_network=True,
@@ -71,7 +60,7 @@ class RequestMiddleware:
         self._limits = service.limits
         self._metrics = service.metrics
         self._log = service.log
-        self._key = None if api_key is None else api_key.encode()
+        self._key = None if settings.api_key is None else settings.api_key.encode()
         self._in_flight = 0
         self._arriving: set[asyncio.Timeout] = set()
 

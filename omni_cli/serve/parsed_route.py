@@ -153,3 +153,7 @@ def _error(status: int) -> dict[str, object]:
     if status == 401:
         document["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
     return document
+
+
+# Of a text: an addition to `errors`.
+TEXT_REPLY = content("The reply, whole or as events.", "text/event-stream")

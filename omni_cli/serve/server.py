@@ -10,8 +10,6 @@ import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import h11
@@ -21,11 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import UsageError
 from omni_cli.requests.outputs import Event
-from omni_cli.serve.access_log import AccessLog, LibraryMessages
 from omni_cli.serve.app import create_app
-from omni_cli.serve.exchange import Exchange
-from omni_cli.serve.limits import Limits
-from omni_cli.serve.media_urls import MediaPrefix
+from omni_cli.serve.exchange import AccessLog, Exchange, LibraryMessages
+from omni_cli.serve.limits import ServerSettings
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Engine, EngineState, Supervisor
@@ -41,29 +37,6 @@ _STALLED_S = 1.5
 # Longer than clients keep an idle connection, because closing one under an arriving request is an error to the client.
 _KEEP_ALIVE_S = 75
 _LOGGERS = ("uvicorn.error", "asyncio")
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """Server settings.
-
-    `is_loopback` and `allowed_origins` are as in `SiteRule`. `drain_timeout_s` is the time for requests to end after a
-    stop signal, `output_dir` the folder for videos, `voices_dir` that for saved voices, `served_model_names` are
-    further names of the model; `*` is any name. `seed` and `media_prefixes` are as in `Service`, `has_page` as in
-    `create_app`.
-    """
-
-    api_key: str | None
-    is_loopback: bool
-    drain_timeout_s: float
-    limits: Limits
-    output_dir: Path
-    served_model_names: tuple[str, ...] = ()
-    seed: int | None = None
-    allowed_origins: tuple[str, ...] = ()
-    media_prefixes: tuple[MediaPrefix, ...] = ()
-    voices_dir: Path | None = None
-    has_page: bool = False
 
 
 class _Uvicorn(uvicorn.Server):
@@ -153,27 +126,10 @@ class Server:
         self._log = log
         metrics = Metrics(settings.limits.max_requests)
         self.supervisor = Supervisor(engine, on_log_event=log.event, metrics=metrics)
-        self.service = Service(
-            config,
-            self.supervisor,
-            settings.limits,
-            metrics,
-            log,
-            served_model_names=settings.served_model_names,
-            seed=settings.seed,
-            media_prefixes=settings.media_prefixes,
-            voices=self._open_voices(),
-        )
+        self.service = Service(config, self.supervisor, settings, metrics, log, self._open_voices())
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._videos = self._open_videos() if "video" in self.service.modalities else None
-        self.app = create_app(
-            self.service,
-            self._videos,
-            api_key=settings.api_key,
-            is_loopback=settings.is_loopback,
-            allowed_origins=settings.allowed_origins,
-            has_page=settings.has_page,
-        )
+        self.app = create_app(self.service, self._videos)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 self.app,

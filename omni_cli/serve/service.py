@@ -29,14 +29,11 @@ from omni_cli.requests.outputs import (
     TextOutput,
     audio_seconds,
 )
-from omni_cli.serve.access_log import AccessLog
-from omni_cli.serve.chat_reply import ChatReply
-from omni_cli.serve.conversation import Transcripts
-from omni_cli.serve.errors import APIError, shutting_down, unavailable
-from omni_cli.serve.exchange import Exchange
-from omni_cli.serve.limits import Limits
+from omni_cli.serve.conversation import ChatReply, Transcripts
+from omni_cli.serve.errors import APIError, refuse, shutting_down, unavailable
+from omni_cli.serve.exchange import AccessLog, Exchange
+from omni_cli.serve.limits import Limits, ServerSettings
 from omni_cli.serve.media import MediaDecoder, decode_media
-from omni_cli.serve.media_urls import MediaPrefix
 from omni_cli.serve.metrics import Metrics, get_progress
 from omni_cli.serve.schemas.completions import SampledText, constraint
 from omni_cli.serve.supervisor import EngineState, Supervisor
@@ -65,23 +62,23 @@ def seeded_copies(request: GenerateRequest, n: int) -> list[GenerateRequest]:
 class Service:
     """`config` is the served profile; a draining server finishes the requests that it has begun.
 
-    `seed` is that of requests without one; None draws one for each. Media are fetched below `media_prefixes` only.
     `voices` are the saved ones; None if the server keeps none.
     """
 
     config: EngineConfig
     supervisor: Supervisor
-    limits: Limits
+    settings: ServerSettings
     metrics: Metrics
     log: AccessLog
-    is_draining: bool = False
-    served_model_names: tuple[str, ...] = ()
-    seed: int | None = None
-    media_prefixes: tuple[MediaPrefix, ...] = ()
     voices: VoiceStore | None = None
+    is_draining: bool = False
     transcripts: Transcripts = field(default_factory=Transcripts)
     _waits: set[asyncio.Timeout] = field(default_factory=set)
     _aborts: bool = False
+
+    @property
+    def limits(self) -> Limits:
+        return self.settings.limits
 
     @property
     def is_ready(self) -> bool:
@@ -102,8 +99,8 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Accept names of the model, and of its LoRA adapters; raise `APIError` (404) for others."""
-        known = (None, self.config.name, self.config.model, *self.served_model_names, *self.config.adapters)
-        if name not in known and "*" not in self.served_model_names:
+        known = (None, self.config.name, self.config.model, *self.settings.served_model_names, *self.config.adapters)
+        if name not in known and "*" not in self.settings.served_model_names:
             message = f"the model `{name}` is not served here; `{self.config.name}` is"
             raise APIError(404, message, code="model_not_found", param="model")
 
@@ -113,7 +110,7 @@ class Service:
 
     def choose_seed(self, wanted: int | None, exchange: Exchange) -> int:
         """Return the seed of a request, else the server's, else a random one; the response and the log name it."""
-        seed = self.seed if wanted is None else wanted
+        seed = self.settings.seed if wanted is None else wanted
         seed = secrets.randbelow(NUM_RANDOM_SEEDS) if seed is None else seed
         exchange.note_seed(seed)
         return seed
@@ -158,15 +155,14 @@ class Service:
         self.check_model(body.model)
         self.check_makes("text")
         self.check_count(body.n or 1, "n")
-        message, param = "", "structured_outputs"
-        if body.structured_outputs is not None and constraint(body.response_format):
-            message = "`response_format` and `structured_outputs` both bind the text: send one of them"
-        elif body.structured_outputs is not None and len(constraint(body.structured_outputs)) != 1:
-            message = "`structured_outputs` needs one of `json`, `json_object`, `regex`, `choice` and `grammar`"
-        elif body.stream_options is not None and not body.stream:
-            message, param = "`stream_options` needs `stream: true`", "stream_options"
-        if message:
-            raise APIError(400, message, code="invalid_value", param=param)
+        bound = body.structured_outputs
+        two = "`response_format` and `structured_outputs` both bind the text: send one of them"
+        one_of = "`structured_outputs` needs one of `json`, `json_object`, `regex`, `choice` and `grammar`"
+        refuse(
+            ("structured_outputs", bound is not None and constraint(body.response_format), two),
+            ("structured_outputs", bound is not None and len(constraint(bound)) != 1, one_of),
+            ("stream_options", body.stream_options and not body.stream, "`stream_options` needs `stream: true`"),
+        )
 
     def check_edits(self, *, edits: bool) -> None:
         """Raise `APIError` (404) where the other endpoint is the model's: it needs images, or takes none."""
@@ -208,14 +204,12 @@ class Service:
     def check_count(self, count: int, param: str) -> None:
         """Raise `APIError` (400) for more answers to one exchange than the server runs requests at once."""
         limit = self.limits.max_requests
-        if count > limit:
-            message = f"`{param}` asks for {count} answers; the maximum is {limit}"
-            raise APIError(400, message, code="invalid_value", param=param)
+        refuse((param, count > limit, f"`{param}` asks for {count} answers; the maximum is {limit}"))
 
     async def decode(self, build: Callable[[MediaDecoder], T]) -> T:
         """Call `build` in a thread of the server's media, which other work does not share."""
         try:
-            return await decode_media(build, self.limits, self._media_threads, self.media_prefixes)
+            return await decode_media(build, self.limits, self._media_threads, self.settings.media_prefixes)
         except (APIError, OmniError):
             if self.is_draining:
                 raise shutting_down() from None

@@ -1,4 +1,4 @@
-"""Refuse requests that a page of another site makes through the browser of its visitor."""
+"""Rules on URLs: which sites' pages may use the server, and from where it fetches media."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import ipaddress
 import re
 import socket
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from starlette.datastructures import Headers
 
 from omni_cli.core.errors import UsageError
 from omni_cli.serve.errors import APIError
 
-DEFAULT_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _INVALID_URL = urlsplit("invalid:")
 # Desktop programs have schemes of their own, such as `app://obsidian.md`.
 _ORIGIN = re.compile(r"([a-z][a-z\d+.-]*)://([\w.-]+|\[[\da-f:.]+\])(?::(\d{1,5}))?/?", re.ASCII)
@@ -28,7 +28,7 @@ def read_origin(text: str) -> str:
         hint = "use a scheme and a host, such as `https://app.example`, or `*` for all"
         raise UsageError(f"`--allow-origin`: `{text}` is not an origin", hint=hint)
     scheme, host, port = match.groups()
-    is_default = port is None or int(port) == DEFAULT_PORTS.get(scheme)
+    is_default = port is None or int(port) == _DEFAULT_PORTS.get(scheme)
     return f"{scheme}://{host}" if is_default else f"{scheme}://{host}:{int(port)}"
 
 
@@ -56,7 +56,7 @@ class SiteRule:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if self.allows(origin):
             return None
-        host, page = split_url(f"//{headers.get('host', '')}"), split_url(origin or "")
+        host, page = _split_url(f"//{headers.get('host', '')}"), _split_url(origin or "")
         if not self.has_key and not self._is_own(host, is_browser=origin is not None or site is not None):
             where = (
                 "for its own machine only: use localhost or 127.0.0.1"
@@ -83,20 +83,10 @@ class SiteRule:
 
 def _is_same(page: SplitResult, host: SplitResult) -> bool:
     """Compare without the scheme, which a proxy may have changed; pages of this machine may use each other's ports."""
-    port = DEFAULT_PORTS.get(page.scheme)
+    port = _DEFAULT_PORTS.get(page.scheme)
     if page.hostname is not None and page.hostname == host.hostname and (page.port or port) == (host.port or port):
         return True
     return _is_local(page.hostname) and _is_local(host.hostname)
-
-
-def split_url(url: str) -> SplitResult:
-    """Return the parts of a URL, or those of `invalid:`."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # is parsed only here
-    except ValueError:
-        return _INVALID_URL
-    return parts
 
 
 def _is_local(name: str | None) -> bool:
@@ -109,3 +99,53 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
+
+
+@dataclass(frozen=True)
+class MediaPrefix:
+    """The URLs of one server, `https://media.example:8443`, below a path that is empty or has no `/` at its end."""
+
+    origin: str
+    path: str
+
+    @staticmethod
+    def read(text: str) -> MediaPrefix:
+        """Raises `UsageError`."""
+        parts = _split(text)
+        if parts is None or parts.query or parts.fragment:
+            hint = "use one such as `https://media.example/images/`"
+            raise UsageError(f"`--allow-media-url`: `{text}` is not the beginning of an HTTP URL", hint=hint)
+        return MediaPrefix(_origin(parts), parts.path.rstrip("/"))
+
+    def match(self, url: str) -> str | None:
+        """Return the URL to request, None for one that is elsewhere.
+
+        Its host is copied from this prefix, so no other reader of URLs can take it for another one.
+        """
+        parts = _split(url)
+        if parts is None or _origin(parts) != self.origin or not f"{parts.path}/".startswith(f"{self.path}/"):
+            return None
+        return f"{self.origin}{parts.path or '/'}" + (f"?{parts.query}" if parts.query else "")
+
+
+def _split(url: str) -> SplitResult | None:
+    """Return the parts of a URL; None for one that is not an HTTP URL, has a user, or leaves its own folder."""
+    parts = _split_url(url)
+    is_http = parts.scheme in _DEFAULT_PORTS and bool(parts.hostname) and "@" not in parts.netloc
+    return parts if is_http and ".." not in re.split(r"[/\\]", unquote(parts.path)) else None
+
+
+def _origin(parts: SplitResult) -> str:
+    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+    port = "" if parts.port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{parts.port}"
+    return f"{parts.scheme}://{host}{port}"
+
+
+def _split_url(url: str) -> SplitResult:
+    """Return the parts of a URL, or those of `invalid:`."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # is parsed only here
+    except ValueError:
+        return _INVALID_URL
+    return parts

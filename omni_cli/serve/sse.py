@@ -11,9 +11,8 @@ from typing import TypeVar
 from starlette.responses import StreamingResponse
 
 from omni_cli.core.errors import OmniError
-from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.errors import APIError, as_api_error
-from omni_cli.serve.exchange import Exchange
+from omni_cli.serve.exchange import AccessLog, Exchange
 
 END_OF_STREAM = b"data: [DONE]\n\n"
 T = TypeVar("T")

@@ -101,7 +101,9 @@ class Supervisor:
         def handle(event: Event) -> None:
             on_event(event)
             if isinstance(event, StageFailed) and self._state in _LOADED_STATES:
-                self._on_lost(event)
+                self._log("stage_lost", stage=event.name, reason=event.error.message, details=event.error.details)
+                if event.name not in self._tasks:
+                    self._tasks[event.name] = asyncio.create_task(self._bring_back(event.name))
 
         await self._engine.start(handle)
         self._state = EngineState.READY
@@ -166,11 +168,6 @@ class Supervisor:
             if self.is_asleep and await self._engine.wake_up(tags):
                 self._state = EngineState.READY
             return not self.is_asleep
-
-    def _on_lost(self, event: StageFailed) -> None:
-        self._log("stage_lost", stage=event.name, reason=event.error.message, details=event.error.details)
-        if event.name not in self._tasks:
-            self._tasks[event.name] = asyncio.create_task(self._bring_back(event.name))
 
     async def _bring_back(self, name: str) -> None:
         loop = asyncio.get_running_loop()

@@ -24,7 +24,7 @@ from omni_cli.core.errors import OmniError, UsageError
 from omni_cli.core.files import cannot_write, check_writable, remove_left_behind, write_whole
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, StageProgress, VideoOutput
-from omni_cli.serve.errors import APIError, as_api_error, queue_full
+from omni_cli.serve.errors import APIError, as_api_error, queue_full, storage_failed
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import MIB, Limits
 from omni_cli.serve.service import Service
@@ -296,7 +296,7 @@ class VideoJobs:
             except StoreFull:
                 raise queue_full("all videos that this server may keep are running or waiting") from None
             except OSError as error:
-                raise APIError(500, f"the video cannot be stored: {error.strerror}", code="storage_failed") from error
+                raise storage_failed("the video cannot be stored", error) from error
             task = asyncio.create_task(self._run(request, job.id))
             self._running[job.id] = task
             # Not at the end of `_run`, which a task that is cancelled at once never begins.
@@ -332,8 +332,8 @@ class VideoJobs:
             error = as_api_error(failure)
             self._fail(job_id, JobError(error.kind, error.message), exchange)
         except OSError as failure:
-            message = f"the video cannot be stored: {failure.strerror}"
-            self._fail(job_id, JobError("storage_failed", message), exchange)
+            error = storage_failed("the video cannot be stored", failure)
+            self._fail(job_id, JobError(error.kind, error.message), exchange)
         except asyncio.CancelledError:
             self._fail(job_id, _STOPPED_ERROR, exchange)
             raise
@@ -350,7 +350,8 @@ class VideoJobs:
         async with aclosing(self._service.events(request, exchange)) as events:
             async for event in events:
                 if isinstance(event, StageProgress) and event.unit == "step":
-                    exchange.deadline_s = min(exchange.deadline_s, self._deadline_s())
+                    began_s = asyncio.get_running_loop().time()
+                    exchange.deadline_s = min(exchange.deadline_s, began_s + self._service.limits.timeout_s)
                     self.store.progress(job_id, 100 * event.done // (event.total or event.done))
                 elif isinstance(event, RequestResult):
                     video = get_video(event)
@@ -362,9 +363,6 @@ class VideoJobs:
                         seconds=f"{video.num_frames / float(video.fps):g}",
                         size=f"{video.width}x{video.height}",
                     )
-
-    def _deadline_s(self) -> float:
-        return asyncio.get_running_loop().time() + self._service.limits.timeout_s
 
     def _fail(self, job_id: str, error: JobError, exchange: Exchange) -> None:
         exchange.error = error.code

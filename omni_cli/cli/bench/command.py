@@ -6,8 +6,7 @@ import sys
 from dataclasses import replace
 
 from omni_cli.cli.bench.options import BenchOptions
-from omni_cli.cli.download import fetch_model
-from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.profile_choice import fetch_model
 from omni_cli.core.errors import UsageError
 
 
@@ -21,22 +20,18 @@ def bench(options: BenchOptions) -> int:
     if options.vary and options.against:
         hint = "choose one of them"
         raise UsageError("`--vary` and `--against` cannot be combined", hint=hint)
-    from omni_cli.measure.bench.workload import lengths_given_by, measured_stages
-
-    source = profile_source(options)
-    config = source.load()
-    measured_stages(config, options.stage)
-    workload = options.workload(options.stage, config)
+    source, config, workload = options.read(options.stage)
     limits = options.limits(options.max_memory_regression)
     from omni_cli.measure.bench.quality import parse_weights
 
     weights = parse_weights(options.weights)
     from omni_cli.cli.bench.run import measure, read_spec
     from omni_cli.measure.bench.local import load_variant_config, local_plan, plan_variant_configs
+    from omni_cli.measure.bench.workload import lengths_given_by
 
     variants = plan_variant_configs(tuple(options.vary or ()), config, workload, source)
-    overrides = [*source.overrides, *(text for variant in variants for text in variant.overrides)]
-    workload = replace(workload, given_lengths=lengths_given_by(overrides))
+    varied = [text for variant in variants for text in variant.overrides]
+    workload = replace(workload, given_lengths=lengths_given_by([*source.overrides, *varied]))
     count = len(variants) + bool(options.against)
     if limits is not None and count == 1 and options.baseline is None:
         raise UsageError("a limit needs a baseline", hint="add `--against`, `--baseline` or `--vary`")

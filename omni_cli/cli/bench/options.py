@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from omni_cli.cli.gate_options import GateOptions, MaxMemoryRegressionOption, check_output_files
-from omni_cli.cli.options import ProfileOptions, TimeoutOption, argument, option
+from omni_cli.cli.options import (
+    GateOptions,
+    MaxMemoryRegressionOption,
+    ProfileOptions,
+    TimeoutOption,
+    argument,
+    check_output_files,
+    option,
+    positive_seconds,
+)
+from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import UsageError
 
 if TYPE_CHECKING:
     from omni_cli.config.schema import EngineConfig
+    from omni_cli.measure.bench.profile_source import ProfileSource
     from omni_cli.measure.bench.workload import Workload
 
 DEFAULT_BUDGET_S = 60.0
@@ -57,8 +66,19 @@ class WorkloadOptions(ProfileOptions):
         ),
     ] = None
 
-    def workload(self, stage: str, config: EngineConfig) -> Workload:
-        """The requested work. Raises `UsageError` or `InputError` for a wrong file, before anything is loaded."""
+    def read(self, stage: str) -> tuple[ProfileSource, EngineConfig, Workload]:
+        """Return the profile with its source, and the requested work of the stages that `stage` names.
+
+        Raises `OmniError` for a wrong option, profile or file, before anything is loaded.
+        """
+        from omni_cli.measure.bench.workload import lengths_given_by, measured_stages
+
+        source = profile_source(self)
+        config = source.load()
+        measured_stages(config, stage)
+        return source, config, replace(self._workload(stage, config), given_lengths=lengths_given_by(source.overrides))
+
+    def _workload(self, stage: str, config: EngineConfig) -> Workload:
         from omni_cli.measure.bench.workload import Workload, describe_requests
 
         if self.requests is None:
@@ -88,7 +108,12 @@ class MeasureOptions(GateOptions):
     ] = 3
     time_budget: Annotated[
         float | None,
-        option("--time-budget", "SECONDS", "Time for measuring, without loading. Default: 60 per comparison."),
+        option(
+            "--time-budget",
+            "SECONDS",
+            "Time for measuring, without loading. Default: 60 per comparison.",
+            callback=positive_seconds,
+        ),
     ] = None
     output_json: Annotated[
         Path | None, option("--output-json", "FILE", "Save the record with all samples, again after every block.")
@@ -100,12 +125,9 @@ class MeasureOptions(GateOptions):
         check_output_files(self.output_json, self.junit, self.markdown)
 
     def budget_s(self, num_variants: int) -> float | None:
-        """Return the seconds for measuring; None if only a number of iterations was given. Raises `UsageError`."""
-        seconds = self.time_budget
-        if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
-            raise UsageError("invalid value for `--time-budget`: expected a number of seconds greater than 0")
-        if seconds is not None or self.num_iters is not None:
-            return seconds
+        """Return the seconds for measuring; None if only a number of iterations was given."""
+        if self.time_budget is not None or self.num_iters is not None:
+            return self.time_budget
         return DEFAULT_BUDGET_S * max(num_variants - 1, 1)
 
 

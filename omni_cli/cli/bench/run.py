@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli.bench.options import MeasureOptions
-from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction, refuse_failed, write_report
+from omni_cli.cli.options import DEFAULT_MARGIN, read_fraction, refuse_failed, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from omni_cli.cli.bench.options import DEFAULT_BUDGET_S, StageOption, WorkloadOptions
-from omni_cli.cli.download import fetch_model
-from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction
-from omni_cli.cli.options import DisplayOptions, TimeoutOption, argument, option
+from omni_cli.cli.options import (
+    DEFAULT_MARGIN,
+    DisplayOptions,
+    TimeoutOption,
+    argument,
+    option,
+    positive_seconds,
+    read_fraction,
+)
+from omni_cli.cli.profile_choice import fetch_model
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, OmniError, UsageError
 from omni_cli.records.metrics import E2E
@@ -69,7 +75,10 @@ class BisectOptions(WorkloadOptions):
     time_budget: Annotated[
         float,
         option(
-            "--time-budget", "SECONDS", "Time for measuring two commits; up to 16 times as long on a noisy machine."
+            "--time-budget",
+            "SECONDS",
+            "Time for measuring two commits; up to 16 times as long on a noisy machine.",
+            callback=positive_seconds,
         ),
     ] = DEFAULT_BUDGET_S
     cache_dir: Annotated[
@@ -79,8 +88,6 @@ class BisectOptions(WorkloadOptions):
 
     def check(self) -> None:
         """Raise `UsageError` for options that exclude each other, or that nothing would use."""
-        if not (math.isfinite(self.time_budget) and self.time_budget > 0):
-            raise UsageError("invalid value for `--time-budget`: expected a number of seconds greater than 0")
         memory, outputs = self.max_memory_regression is not None, self.require_identical_outputs
         time = self.metric is not None or self.max_regression is not None
         if memory + outputs + time > 1:
@@ -177,17 +184,11 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
 
 def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[PlanMaker, dict[str, Any]]:
     """Return the planner of a profile's comparisons and the record's description of its workload."""
-    from omni_cli.cli.profile_choice import profile_source
     from omni_cli.measure.bench.local import local_plan, plan_variant_configs
-    from omni_cli.measure.bench.workload import lengths_given_by, measured_stages
 
-    source = profile_source(options)
-    config = source.load()
-    measured_stages(config, options.stage)
-    workload = options.workload(options.stage, config)
+    source, config, workload = options.read(options.stage)
     plan_variant_configs((), config, workload, source)
     fetch_model(config, quiet=options.quiet)
-    workload = replace(workload, given_lengths=lengths_given_by(source.overrides))
     plan = partial(local_plan, source, workload, against=None, command=command, verbose=options.verbose)
     return plan, workload.describe(config)
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from omni_cli.cli.download import fetch_model
 from omni_cli.cli.loadtest.options import ApiKeyOption
 from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, option
-from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.profile_choice import fetch_model, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
 
@@ -103,14 +102,12 @@ async def _talk_to_own(config: EngineConfig, conversation: Conversation, options
     """Serve the profile in this process, on a port and with a key that nobody else knows, and talk to it."""
     from omni_cli.cli.terminal.progress import choose_progress
     from omni_cli.engine.omni_llm import OmniLLM
-    from omni_cli.serve.access_log import AccessLog
-    from omni_cli.serve.limits import Limits
-    from omni_cli.serve.server import Server, ServerSettings, bind, get_address
+    from omni_cli.serve.exchange import AccessLog
+    from omni_cli.serve.limits import ServerSettings
+    from omni_cli.serve.server import Server, bind, get_address
 
     key = secrets.token_urlsafe(32)
-    settings = ServerSettings(
-        key, is_loopback=True, drain_timeout_s=0.5, limits=Limits(), output_dir=options.output_dir
-    )
+    settings = ServerSettings(output_dir=options.output_dir, api_key=key, drain_timeout_s=0.5)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, bind(_HOST, 0) as listener:
         engine = OmniLLM(config, verbose=options.verbose)
         server = Server(engine, config, settings, AccessLog(None if options.verbose else nowhere))

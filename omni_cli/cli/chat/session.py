@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omni_cli.cli.gate_options import write_report
+from omni_cli.cli.options import write_report
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.core.files import cannot_write, write_whole

@@ -14,22 +14,22 @@ from pathlib import Path
 from starlette.types import ASGIApp, Message
 
 from omni_cli.cli.artifacts import ArtifactWriter
+from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.cli.generate.printers import Printer
 from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT, BaseRun, RunOutcome
-from omni_cli.cli.serve.command import make_engine
+from omni_cli.cli.serve import make_engine
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.openai_api.routes import Route
-from omni_cli.report.records import RequestRecord
+from omni_cli.report.generate_results import RequestRecord
 from omni_cli.requests.jsonl import check_batch_line, claim_id, parse_object, read_lines
 from omni_cli.requests.request_spec import BadRequest
-from omni_cli.serve.access_log import AccessLog
-from omni_cli.serve.exchange import Exchange, new_id
-from omni_cli.serve.limits import Limits
+from omni_cli.serve.exchange import AccessLog, Exchange, new_id
+from omni_cli.serve.limits import Limits, ServerSettings
 from omni_cli.serve.middleware import replay
-from omni_cli.serve.server import Server, ServerSettings
+from omni_cli.serve.server import Server
 from omni_cli.serve.supervisor import Supervisor
 
 _URLS = (Route.CHAT, Route.COMPLETIONS, Route.RESPONSES, Route.IMAGES)
@@ -93,31 +93,23 @@ class BatchFileRun(BaseRun[Supervisor, BatchLine | BadRequest]):
 
 
 def run_batch(
-    path: Path,
-    config: EngineConfig,
-    progress: ProgressDisplay,
-    began_s: float,
-    *,
-    replicas: int | None,
-    output_dir: Path,
-    timeout_s: float | None,
-    prints_answers: bool,
-    verbose: bool,
+    path: Path, config: EngineConfig, progress: ProgressDisplay, began_s: float, options: GenerateOptions
 ) -> RunOutcome:
     """Answer a batch file in the batch's own form. Raises `OmniError` if no line could run."""
+    output_dir, verbose = options.output_dir, options.verbose
     log, limits = AccessLog(None if verbose else StringIO()), Limits(timeout_s=math.inf)
-    engine = make_engine(config, replicas, limits, log, verbose=verbose)
-    settings = ServerSettings(None, True, 0, limits, output_dir, served_model_names=("*",), seed=config.seed)
+    engine = make_engine(config, options.replicas, limits, log, verbose=verbose)
+    settings = ServerSettings(limits, output_dir, drain_timeout_s=0, served_model_names=("*",), seed=config.seed)
     server, lines = Server(engine, config, settings, log), list(read_batch(path))
     writer, printer = ArtifactWriter(output_dir, ()), Printer(progress, verbose=verbose)
     run = BatchFileRun(server.supervisor, lines, writer=writer, printer=printer, progress=progress)
     run.app = server.app
-    outcome = asyncio.run(run.run(timeout_s=timeout_s, waited_s=time.monotonic() - began_s))
+    outcome = asyncio.run(run.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
     records = []
     for record in outcome.records:
         answer = record.earlier or {"response": None, "error": {"code": "not_run", "message": str(record.error)}}
         line = {"id": new_id("batch_req"), "custom_id": record.request_id, **answer}
         records.append(replace(record, earlier=line))
-        if prints_answers:
+        if not options.as_json:
             console.print_text(json.dumps(line))
     return replace(outcome, records=tuple(records))

@@ -7,9 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from omni_cli.cli.download import fetch_model
 from omni_cli.cli.generate.options import GenerateOptions
-from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.profile_choice import fetch_model, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
 
@@ -45,7 +44,7 @@ def generate(options: GenerateOptions) -> int:
     began_s = time.monotonic()
     capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
     if options.help_inputs:
-        from omni_cli.cli.generate.help_inputs import show_inputs
+        from omni_cli.cli.generate.inputs import show_inputs
 
         show_inputs(config, capabilities, as_json=options.as_json)
         return ExitCode.OK
@@ -54,17 +53,7 @@ def generate(options: GenerateOptions) -> int:
         from omni_cli.cli.generate.batch import run_batch
 
         fetch_model(config, quiet=options.quiet)
-        outcome = run_batch(
-            requests,
-            config,
-            _choose_progress(config, 0, options),
-            began_s,
-            replicas=options.replicas,
-            output_dir=options.output_dir,
-            timeout_s=options.timeout,
-            prints_answers=not options.as_json,
-            verbose=options.verbose,
-        )
+        outcome = run_batch(requests, config, _choose_progress(config, 0, options), began_s, options)
         _show_end(outcome, config, options)
         return outcome.exit_code
     specs = read_specs(options.set_fields(), requests, capabilities)
@@ -115,10 +104,10 @@ def run_on_replicas(
 ) -> ExitCode:
     """Run requests on several engines and show their outputs. Raises `OmniError` if none could run."""
     from omni_cli.cli.artifacts import ArtifactWriter
-    from omni_cli.cli.generate.replicated_run import ReplicatedRun
+    from omni_cli.cli.generate.run import ReplicatedRun
     from omni_cli.engine.process.fork_server import ForkServer
     from omni_cli.engine.replicas.batch_job import BatchJob
-    from omni_cli.report.finished import FinishedRequests
+    from omni_cli.report.generate_results import FinishedRequests
     from omni_cli.requests.request_spec import RequestSpec
 
     ForkServer.end_spare()  # the engines run below Ray
@@ -165,8 +154,7 @@ def _choose_printer(
 
 def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOptions) -> None:
     """Print the document, or the times, and the reason for an early end."""
-    from omni_cli.report.generate_json import generate_document
-    from omni_cli.report.generate_text import summary_line
+    from omni_cli.report.generate_results import generate_document, summary_line
 
     if options.as_json:
         console.print_json(generate_document(config, outcome.records, outcome.stages))

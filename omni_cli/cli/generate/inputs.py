@@ -1,24 +1,31 @@
-"""Read requests from the command line: checked immediately, decoded before any engine starts."""
+"""The inputs of `omni generate`: listed by `--help-inputs`; read from the command line, checked and decoded."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omni_cli.cli.generate.run import PendingRequest
 from omni_cli.cli.terminal import console
-from omni_cli.config.schema import DiffusionStageConfig, EngineConfig, ImageSize, StageConfig
+from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig, ImageSize, StageConfig
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.engine.describing import frame_chooser
+from omni_cli.report.tables import align
 from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.contents import get_items
+from omni_cli.requests.fields import FIELDS
 from omni_cli.requests.jsonl import read_requests
 from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.requests.pipeline_call import SOUND_FIELDS
 from omni_cli.requests.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, get_spec
+from omni_cli.requests.value_types import FileKind, describe_types
 
+_INPUTS_SCHEMA = "omni.inputs/1"
 MAX_STDIN_BYTES = 16 * 1024 * 1024
 # Decoded inputs beyond this size are dropped, and decoded again when their request begins.
 MAX_HELD_BYTES = 512 * 1024 * 1024
@@ -79,7 +86,7 @@ def decode_specs(
         size = _decoded_bytes(request)
         if held_bytes + size <= MAX_HELD_BYTES:
             held_bytes += size
-            build = partial(_hold_media, request)
+            build = partial(lambda held: held, request)
         else:
             build = partial(build_request, spec, config, choose)
         writes_files = capabilities.makes_files(request.modalities)
@@ -123,10 +130,6 @@ def _decoded_bytes(request: GenerateRequest) -> int:
     return sum(array.nbytes for array in (*sounds, *images, *videos, *in_call))
 
 
-def _hold_media(request: GenerateRequest) -> GenerateRequest:
-    return request
-
-
 _MIN_REQUESTS_TO_CHOOSE = 8
 
 
@@ -151,3 +154,93 @@ def fit_to_requests(
         return stage.model_copy(update=keys | ({"execution": "eager"} if is_open else {}))
 
     return config.with_stages(map(fit_stage, config.stages))
+
+
+@dataclass(frozen=True)
+class InputRow:
+    """One input: the option that sets it, its name in the model's call or in a request line, its type and default.
+
+    `default` is the profile's, else the call's as source text; None if there is none.
+    """
+
+    option: str
+    name: str
+    type: str
+    default: str | None
+    required: bool
+
+
+def show_inputs(config: EngineConfig, capabilities: Capabilities, *, as_json: bool) -> None:
+    """Print the inputs and outputs of a profile, as a table or as one JSON document."""
+    call = capabilities.call
+    known = call is not None and call.pipeline is not None
+    rows = _call_rows(config, capabilities) if known else _field_rows(capabilities)
+    pipeline = None if call is None else call.pipeline
+    if as_json:
+        document = {"schema": _INPUTS_SCHEMA, "profile": config.name, "model": config.model, "pipeline": pipeline}
+        console.print_json({**document, "makes": capabilities.modalities, "inputs": [asdict(row) for row in rows]})
+        return
+    outputs = " and ".join(capabilities.modalities)
+    if call is not None and outputs == "video" and set(SOUND_FIELDS) & set(call.outputs):
+        outputs = "video with sound"
+    title = f"{config.name} ({pipeline or config.model}) makes {outputs}"
+    header = ("option", "name", "type", "default")
+    cells = [(row.option, row.name, row.type, "required" if row.required else row.default or "") for row in rows]
+    console.print_text("\n".join([title, "", *align([header, *cells])]))
+
+
+def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRow]:
+    """Return the arguments of a pipeline's call, those with a separate option first."""
+    call = capabilities.call
+    assert call is not None
+    stage = config.stages[0]
+    assert isinstance(stage, DiffusionStageConfig)
+    preset = {**stage.call, **{name: getattr(stage, name) for name in PIPELINE_ARGUMENTS}}
+    options = _options()
+    rows = []
+    for name in sorted(filter(call.is_listed, call.arguments), key=lambda name: call.get_field(name) == "arg"):
+        argument, field, own = call.arguments[name], call.get_field(name), preset.get(name)
+        default = None if argument.is_required else repr(argument.default)
+        option = _arg_option(name, argument.file_kind) if field == "arg" else options[field][0]
+        rows.append(
+            InputRow(
+                option,
+                name,
+                describe_types(argument.types),
+                default if own is None else json.dumps(own),
+                argument.is_required and own is None,
+            )
+        )
+    shown = {row.option for row in rows}
+    # A video has a rate and a length, whatever its call takes.
+    for field in ("duration", "fps"):
+        option, kind = options[field]
+        if field in capabilities.fields and option not in shown:
+            rows.append(InputRow(option, field, kind, None, False))
+    seed = InputRow("--seed N", "seed", "int", str(config.seed), False)
+    return [*rows, seed]
+
+
+def _arg_option(name: str, kind: FileKind | None) -> str:
+    value = {"image": "@FILE", "media": "@FILE", "tensor": "@FILE.npy"}.get(kind or "", "VALUE")
+    return f"--arg {name}={value}"
+
+
+def _field_rows(capabilities: Capabilities) -> list[InputRow]:
+    """Return the request fields that have an effect."""
+    options = {name: shown for name, shown in _options().items() if name in capabilities.fields}
+    return [
+        InputRow(option, name, kind, None, name == "prompt" and capabilities.needs_prompt)
+        for name, (option, kind) in options.items()
+    ]
+
+
+def _options() -> dict[str, tuple[str, str]]:
+    """Return the options of a request by field: their form in the help, and their types."""
+    options = {}
+    for name, row in FIELDS.items():
+        if row.option is not None:
+            flag, _, _ = row.option.flags.partition(" ")
+            kind = row.type.__name__ if row.type in (str, int, float, bool) else str(row.type)
+            options[name] = (" ".join(filter(None, (flag, row.option.metavar))), kind)
+    return options

@@ -9,8 +9,7 @@ from unicodedata import category
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.core.errors import OmniError
-from omni_cli.report.generate_text import cut_text, file_line, loaded_lines
-from omni_cli.report.records import RequestRecord, WrittenOutput
+from omni_cli.report.generate_results import RequestRecord, WrittenOutput, cut_text, file_line, loaded_lines
 from omni_cli.requests.outputs import StageInfo, TextOutput
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from omni_cli.cli.bench.options import MAX_LEN, MeasureOptions
-from omni_cli.cli.gate_options import DEFAULT_MARGIN, AllowDifferenceOption, MarginOption
-from omni_cli.cli.options import argument, option, positive_seconds
+from omni_cli.cli.options import DEFAULT_MARGIN, AllowDifferenceOption, MarginOption, argument, option, positive_seconds
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 
 MAX_CONCURRENCY = 4096

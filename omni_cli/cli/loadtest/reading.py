@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from omni_cli.cli.gate_options import read_fraction
 from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, LoadtestOptions
+from omni_cli.cli.options import read_fraction
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import visible
 from omni_cli.measure.bench.prompts import token_counter

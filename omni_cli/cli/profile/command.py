@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
-from omni_cli.cli.download import fetch_model
 from omni_cli.cli.profile.options import ProfilingOptions
-from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.profile_choice import fetch_model
 from omni_cli.core.errors import ExitCode
 
 
@@ -19,12 +17,8 @@ def profile(options: ProfilingOptions) -> ExitCode:
     Profiled and unprofiled iterations alternate, so that it also reports how much slower profiling makes them.
     """
     from omni_cli.engine.devices import check_devices
-    from omni_cli.measure.bench.workload import lengths_given_by, measured_stages
 
-    source = profile_source(options)
-    config = source.load()
-    measured_stages(config, options.stage)
-    workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
+    _, config, workload = options.read(options.stage)
     check_devices(config)
     fetch_model(config, quiet=options.quiet)
     from omni_cli.cli.profile.run import run_profile

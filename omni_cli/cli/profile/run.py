@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.artifacts import ArtifactWriter, folder_if_used
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
-from omni_cli.cli.terminal.progress import print_stage_warnings
+from omni_cli.cli.terminal.progress import say_loading
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.core.errors import ExitCode, OutputError
 from omni_cli.core.files import scratch_folder, write_whole
@@ -25,8 +26,6 @@ from omni_cli.records.profile_record import Profile
 from omni_cli.records.record_file import save_record, with_digest
 from omni_cli.report.profile_view import profile_view, saved_text
 from omni_cli.report.renderers import to_text
-from omni_cli.report.units import seconds
-from omni_cli.requests.outputs import Event, StageLoading
 
 if TYPE_CHECKING:
     from omni_cli.cli.profile.options import ProfilingOptions
@@ -47,7 +46,16 @@ def run_profile(
     line = LiveLine(sys.stderr, quiet=options.quiet, verbose=options.verbose)
     try:
         with _working_folder(options.output_dir) as folder:
-            run = _profiling_run(config, workload, options, folder, line)
+            run = ProfilingRun(
+                config,
+                workload,
+                num_iters=options.num_iters,
+                num_iters_warmup=options.num_iters_warmup,
+                folder=folder,
+                on_event=partial(say_loading, say=line.say),
+                on_progress=line.say,
+                verbose=options.verbose,
+            )
             work, stopped = asyncio.run(run_until_stopped(run.run(), options.timeout))
             if stopped is not None:
                 raise stopped
@@ -67,28 +75,6 @@ def run_profile(
     return ExitCode.OK
 
 
-def _profiling_run(
-    config: EngineConfig, workload: Workload, options: ProfilingOptions, folder: Path, line: LiveLine
-) -> ProfilingRun:
-    def on_event(event: Event) -> None:
-        if isinstance(event, StageLoading):
-            line.hide()
-            print_stage_warnings(event)
-            state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
-            line.say(f"stage {event.name} {state}")
-
-    return ProfilingRun(
-        config,
-        workload,
-        num_iters=options.num_iters,
-        num_iters_warmup=options.num_iters_warmup,
-        folder=folder,
-        on_event=on_event,
-        on_progress=line.say,
-        verbose=options.verbose,
-    )
-
-
 @contextmanager
 def _working_folder(output_dir: Path) -> Iterator[Path]:
     """A temporary folder for the stages' files, on the disk of the results."""
@@ -96,7 +82,8 @@ def _working_folder(output_dir: Path) -> Iterator[Path]:
         with folder_if_used(output_dir), scratch_folder(".omni-profile-", output_dir) as folder:
             yield folder
     except OSError as error:
-        raise _output_error(output_dir, error) from error
+        message = f"cannot write into `{output_dir}`: {error.strerror or error}"
+        raise OutputError(message, hint="choose another folder with `--output-dir`") from error
 
 
 def _write(session: RecordedSession, config: EngineConfig, about: About, output_dir: Path) -> Profile:
@@ -109,8 +96,3 @@ def _write(session: RecordedSession, config: EngineConfig, about: About, output_
         write_whole(output_dir / snapshots[stage], path.read_bytes())
     save_record(profile, output_dir / RECORD_NAME)
     return profile
-
-
-def _output_error(folder: Path, error: OSError) -> OutputError:
-    reason = error.strerror or str(error)
-    return OutputError(f"cannot write into `{folder}`: {reason}", hint="choose another folder with `--output-dir`")

@@ -127,7 +127,9 @@ def _tell(text: str) -> None:
 
 def print_note(text: str) -> None:
     """Write progress or a result's context to stderr."""
-    _tell(_colour(text, sys.stderr) + "\n")
+    if use_colour(sys.stderr):
+        text = _LABEL.sub(lambda match: f"{_COLOURS[match[1]]}{match[0]}{_RESET}", text)
+    _tell(text + "\n")
 
 
 def print_warning(message: str, *, hint: str | None = None) -> None:
@@ -179,9 +181,3 @@ def report_failure(error: OmniError, *, as_json: bool, verbose: bool) -> ExitCod
     if as_json and _json_wanted:
         _write_json(error_document(error))
     return error.exit_code
-
-
-def _colour(text: str, stream: TextIO) -> str:
-    if not use_colour(stream):
-        return text
-    return _LABEL.sub(lambda match: f"{_COLOURS[match[1]]}{match[0]}{_RESET}", text)

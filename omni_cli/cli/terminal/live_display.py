@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import termios
 from collections.abc import Callable
-from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli.terminal import console
 
@@ -17,9 +15,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 REFRESH_PER_SECOND = 8
-# The terminal whose echo is off, with its settings before.
-_saved_settings: tuple[int, list[Any]] | None = None
-_LOCAL_FLAGS = 3
 
 
 class ProgressMode(Enum):
@@ -64,7 +59,6 @@ class LiveDisplay:
                 redirect_stdout=False,
                 redirect_stderr=True,
             )
-            hide_keys(self._stream)
             self._live.start()
         if not self._refreshes:
             self._live.refresh()
@@ -78,7 +72,6 @@ class LiveDisplay:
         if self._live is not None:
             self._live.stop()
             self._live = None
-            show_keys()
 
 
 class LiveLine:
@@ -111,38 +104,3 @@ class LiveLine:
         from rich.text import Text
 
         return Text(self._text, no_wrap=True, overflow="crop")
-
-
-def hide_keys(stream: TextIO) -> None:
-    """Stop the echo of the terminal that `stream` is, if it is one and this process is in its foreground.
-
-    Keys typed while a live display is shown are not written into it, and the shell gets them later.
-    """
-    global _saved_settings
-    # Such a stream has no descriptor, or is no terminal, or the terminal has gone.
-    with suppress(OSError, ValueError, termios.error):
-        descriptor = stream.fileno()
-        before = termios.tcgetattr(descriptor)
-        if _saved_settings is None and _may_change(descriptor):
-            silent = [*before]
-            silent[_LOCAL_FLAGS] &= ~termios.ECHO
-            _saved_settings = descriptor, before
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
-
-
-def show_keys() -> None:
-    """Give the terminal its settings back, if `hide_keys` changed them."""
-    global _saved_settings
-    if _saved_settings is not None:
-        (descriptor, before), _saved_settings = _saved_settings, None
-        with suppress(OSError, termios.error):
-            if _may_change(descriptor):
-                termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-def _may_change(descriptor: int) -> bool:
-    """False in the background, where changing the terminal would stop this process."""
-    try:
-        return os.tcgetpgrp(descriptor) == os.getpgrp()
-    except OSError:  # not the terminal that controls this process
-        return True

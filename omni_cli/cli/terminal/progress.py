@@ -44,6 +44,17 @@ def print_stage_warnings(event: Event) -> None:
             console.print_warning(warning)
 
 
+def say_loading(event: Event, say: Callable[[str], None]) -> None:
+    """Print the warnings of a stage that is loaded, and say that it is, or that its loading begins."""
+    if isinstance(event, StageLoading):
+        print_stage_warnings(event)
+        say(f"stage {event.name} {_loading_state(event)}")
+
+
+def _loading_state(event: StageLoading) -> str:
+    return "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
+
+
 def choose_progress(
     stages: Sequence[tuple[str, str]], num_requests: int, stream: TextIO, *, quiet: bool, verbose: bool
 ) -> ProgressDisplay:
@@ -68,8 +79,7 @@ class LineProgress(ProgressDisplay):
         if isinstance(event, MemoryPlanned):
             self._write("\n".join(["memory, as planned:", *memory_lines(event.stages)]))
         elif isinstance(event, StageLoading):
-            state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
-            self._write(f"stage {event.name} ({event.kind}): {state}")
+            self._write(f"stage {event.name} ({event.kind}): {_loading_state(event)}")
         elif isinstance(event, RequestResult):
             self._write(f"request {event.request_id}: {'done' if event.error is None else 'failed'}")
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import psutil
 
 from omni_cli.cli.terminal import interrupts
-from omni_cli.cli.terminal.live_display import show_keys
 from omni_cli.core.errors import DeadlineError, ExitCode, OmniError
 
 T = TypeVar("T")
@@ -98,7 +97,6 @@ def kill_now() -> None:
             child.kill()
         except psutil.NoSuchProcess:
             continue
-    show_keys()
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), _SHOW_CURSOR)
     os._exit(ExitCode.INTERRUPTED)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from omni_cli.cli.download import fetch_model
-from omni_cli.cli.gate_options import check_model_based, read_fraction, read_quality
-from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.options import check_model_based, read_fraction, read_quality
+from omni_cli.cli.profile_choice import fetch_model
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.core.errors import ExitCode, UsageError
 from omni_cli.core.files import scratch_folder
@@ -32,8 +31,7 @@ def tune(options: TuneOptions) -> ExitCode:
         raise UsageError("`--objective goodput` needs limits", hint="for example `--slo ttft:200ms`")
     command = ("omni", *sys.argv[1:])
     if options.url is not None:
-        from omni_cli.cli.tune.run import search
-        from omni_cli.cli.tune.server import server_search
+        from omni_cli.cli.tune.run import search, server_search
 
         return search(server_search(options, margin), options, command)
     if options.endpoint is not None:
@@ -44,14 +42,11 @@ def tune(options: TuneOptions) -> ExitCode:
 def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...]) -> ExitCode:
     from omni_cli.engine.describing import get_capabilities
     from omni_cli.measure.bench.tuning import plan_space
-    from omni_cli.measure.bench.workload import lengths_given_by
 
-    source = profile_source(options)
-    config = source.load()
+    source, config, workload = options.read(options.stage)
     quality = tuple(read_quality(text) for text in options.quality or ())
     check_model_based(quality, ())
     max_memory_bytes = options.max_memory_bytes()
-    workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
     kinds = [stage.kind for stage in workload.get_measured_stages(config)]
     modalities = get_capabilities(config).modalities if "diffusion" in kinds else ()
     workload = replace(workload, slo=_read_slo(options, kinds, modalities))

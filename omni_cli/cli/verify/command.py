@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from omni_cli.cli.gate_options import check_output_files
+from omni_cli.cli.options import check_output_files
 from omni_cli.cli.terminal import console
 from omni_cli.cli.verify.options import VerifyOptions
 from omni_cli.core.errors import ExitCode, UsageError

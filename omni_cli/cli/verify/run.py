@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,13 @@ import msgspec
 import numpy as np
 
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.cli.download import fetch_model
-from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
 from omni_cli.cli.loadtest.options import without_key
-from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.options import write_report, write_view
+from omni_cli.cli.profile_choice import fetch_model, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
-from omni_cli.cli.terminal.progress import print_stage_warnings
+from omni_cli.cli.terminal.progress import say_loading
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.verify.options import VerifyOptions
 from omni_cli.config.families import Cloning
@@ -43,14 +43,13 @@ from omni_cli.measure.verify.subject import Mode
 from omni_cli.openai_api.client import Client, find_targets, parse_url
 from omni_cli.records.record_file import save_record, utc_now, with_digest
 from omni_cli.records.verify_record import TokenProbability, VerifyRecord, exit_code
-from omni_cli.report.renderers import to_junit, to_markdown, to_text
-from omni_cli.report.units import seconds
+from omni_cli.report.renderers import to_text
 from omni_cli.report.verify_view import probabilities_text, verify_view
 from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.contents import StageIO
 from omni_cli.requests.fields import FIELDS
 from omni_cli.requests.media.audio import MAX_AUDIO_S
-from omni_cli.requests.outputs import GenerateRequest, StageLoading
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.request_spec import BadRequest
 
 _REQUEST_TIMEOUT_S = 600.0
@@ -85,12 +84,7 @@ def verify_profile(options: VerifyOptions) -> int:
     }
 
     def start(folder: Path, say: Callable[[str], None]) -> Checks:
-        def on_event(event: object) -> None:
-            if isinstance(event, StageLoading):
-                print_stage_warnings(event)
-                state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
-                say(f"stage {event.name} {state}")
-
+        on_event = partial(say_loading, say=say)
         engine = EngineSubject(
             source, modes, on_event=on_event, say=say, low_memory=options.low_memory, verbose=options.verbose
         )
@@ -236,10 +230,7 @@ def _write(record: VerifyRecord, probabilities: Sequence[TokenProbability], opti
     if options.output_json is not None:
         save_record(record, options.output_json)
     view = verify_view(record, strict=options.strict)
-    if options.markdown is not None:
-        write_report(options.markdown, to_markdown(view))
-    if options.junit is not None:
-        write_report(options.junit, to_junit(view, view.title))
+    write_view(view, view.title, options.markdown, options.junit)
     noted = options.logprobs and probabilities
     if options.as_json:
         extra = {"logprobs": msgspec.to_builtins(probabilities)} if noted else {}

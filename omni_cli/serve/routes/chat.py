@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: text, and speech on request."""
+"""`POST /v1/chat/completions`: text, and speech on request; `/tokenize` and `/detokenize`: its tokenizer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cli.engine.describing import frame_chooser
-from omni_cli.openai_api.replies import ChatCompletion, ChatCompletionChunk
+from omni_cli.openai_api.replies import ChatCompletion, ChatCompletionChunk, DetokenizedText, Tokens
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import SpeechOptions, TextOptions
-from omni_cli.requests.outputs import AudioChunk, GenerateRequest, Modality, RequestResult, TextDelta
-from omni_cli.serve.chat_reply import ChatReply, token_usage
-from omni_cli.serve.conversation import read_conversation
-from omni_cli.serve.errors import APIError
-from omni_cli.serve.exchange import Exchange
+from omni_cli.requests.outputs import (
+    AudioChunk,
+    GenerateRequest,
+    Modality,
+    PromptTokens,
+    RequestResult,
+    TextDelta,
+    TextOutput,
+)
+from omni_cli.serve.conversation import ChatReply, read_conversation, token_usage
+from omni_cli.serve.errors import APIError, refuse
+from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
-from omni_cli.serve.parsed_route import RUNNING, content, errors, parsed_routes
-from omni_cli.serve.schemas.chat import ChatCompletionRequest, NamedTool
+from omni_cli.serve.parsed_route import RUNNING, TEXT_REPLY, errors, parsed_routes
+from omni_cli.serve.schemas.chat import ChatCompletionRequest, DetokenizeRequest, NamedTool, TokenizeRequest
 from omni_cli.serve.schemas.completions import StreamOptions
 from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.service import Service, seeded_copies
@@ -32,11 +39,7 @@ from omni_cli.serve.sse import END_OF_STREAM, event_stream
 def chat_routes(service: Service) -> APIRouter:
     router = parsed_routes()
 
-    @router.post(
-        Route.CHAT,
-        response_model=ChatCompletion,
-        responses=errors(*RUNNING) | content("The reply, whole or as events.", "text/event-stream"),
-    )
+    @router.post(Route.CHAT, response_model=ChatCompletion, responses=errors(*RUNNING) | TEXT_REPLY)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         exchange = Exchange.from_scope(request.scope)
@@ -60,38 +63,24 @@ def chat_routes(service: Service) -> APIRouter:
 def check_chat(service: Service, body: ChatCompletionRequest) -> None:
     """Raise `APIError` for fields that contradict each other or the served model."""
     service.check_sampled(body)
-    if body.modalities is not None and "audio" in body.modalities:
+    speaks = "audio" in (body.modalities or ())
+    if speaks:
         service.check_makes("audio")
         if body.stream and body.audio is not None and body.audio.format != "pcm16":
-            raise APIError(
-                400,
-                "streamed speech is `pcm16`: other formats store their length first",
-                code="unsupported_value",
-                param="audio.format",
-            )
-    elif body.audio is not None:
-        raise APIError(400, '`audio` needs `modalities: ["text", "audio"]`', code="invalid_value", param="audio")
-    if body.top_logprobs and not body.logprobs:
-        raise APIError(400, "`top_logprobs` needs `logprobs: true`", code="invalid_value", param="top_logprobs")
-    if body.add_generation_prompt and body.continue_final_message:
-        message = "`add_generation_prompt` begins an answer, and `continue_final_message` none: only one can be true"
-        raise APIError(400, message, code="invalid_value", param="continue_final_message")
-    _check_tools(body)
-    if (body.n or 1) > 1 and "audio" in (body.modalities or ()):
-        raise APIError(400, '`n` needs `modalities: ["text"]`', code="invalid_value", param="n")
-
-
-def _check_tools(body: ChatCompletionRequest) -> None:
-    choice, names = body.tool_choice, [tool.function.name for tool in body.tools or ()]
-    message, param = "", "tool_choice"
-    if body.tools and "audio" in (body.modalities or ()):
-        message, param = '`tools` need `modalities: ["text"]`: a call would be spoken', "tools"
-    elif isinstance(choice, NamedTool) and choice.function.name not in names:
-        message = f"`tool_choice` names `{choice.function.name}`, which `tools` does not have"
-    elif choice == "required" and not names:
-        message = "`tool_choice` is `required`, and there are no `tools`"
-    if message:
-        raise APIError(400, message, code="invalid_value", param=param)
+            message = "streamed speech is `pcm16`: other formats store their length first"
+            raise APIError(400, message, code="unsupported_value", param="audio.format")
+    names, choice = [tool.function.name for tool in body.tools or ()], body.tool_choice
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    two_ends = "`add_generation_prompt` begins an answer, and `continue_final_message` none: only one can be true"
+    refuse(
+        ("audio", body.audio is not None and not speaks, '`audio` needs `modalities: ["text", "audio"]`'),
+        ("top_logprobs", body.top_logprobs and not body.logprobs, "`top_logprobs` needs `logprobs: true`"),
+        ("continue_final_message", body.add_generation_prompt and body.continue_final_message, two_ends),
+        ("tools", names and speaks, '`tools` need `modalities: ["text"]`: a call would be spoken'),
+        ("tool_choice", named and named not in names, f"`tool_choice` names `{named}`, which `tools` does not have"),
+        ("tool_choice", choice == "required" and not names, "`tool_choice` is `required`, and there are no `tools`"),
+        ("n", speaks and (body.n or 1) > 1, '`n` needs `modalities: ["text"]`'),
+    )
 
 
 def _generate_request(
@@ -171,3 +160,66 @@ async def _stream(
                     yield reply.end(event, index)
     if options.include_usage:
         yield reply.usage(results)
+
+
+def token_routes(service: Service) -> APIRouter:
+    router = parsed_routes()
+
+    @router.post(Route.TOKENIZE, responses=errors(*RUNNING))
+    async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
+        """Tokenize a prompt, or the prompt that messages become."""
+        found = await _prompt(service, await _prompt_request(service, body), request)
+        return {
+            "count": len(found.token_ids),
+            "max_model_len": service.supervisor.stages[0].settings["max_model_len"],
+            "tokens": list(found.token_ids),
+            "token_strs": list(found.token_strs) if body.return_token_strs else None,
+        }
+
+    @router.post(Route.DETOKENIZE, responses=errors(*RUNNING))
+    async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizedText:
+        """Return the text of tokens."""
+        service.check_model(body.model)
+        service.check_makes("text")
+        service.check_prompt_length(len(body.tokens))
+        generate = GenerateRequest(
+            new_id("detokenize"), text=TextOptions(prompt_token_ids=tuple(body.tokens), raw=True)
+        )
+        return {"prompt": (await _prompt(service, generate, request)).text}
+
+    return router
+
+
+async def _prompt_request(service: Service, body: TokenizeRequest) -> GenerateRequest:
+    is_one = (body.prompt is None) != (body.messages is None)
+    refuse(("prompt", not is_one, "send one of `prompt` and `messages`"))
+    name = new_id("tokenize")
+    if body.prompt is None:
+        request = await service.decode(functools.partial(_chat, service, body, name))
+    else:
+        service.check_model(body.model)
+        service.check_makes("text")
+        service.check_prompt_length(len(body.prompt))
+        request = GenerateRequest(name, body.prompt, text=TextOptions(raw=True))
+    return dataclasses.replace(
+        request, text=dataclasses.replace(request.text, add_special_tokens=body.add_special_tokens)
+    )
+
+
+def _chat(service: Service, body: TokenizeRequest, name: str, decoder: MediaDecoder) -> GenerateRequest:
+    chat = body.as_chat()
+    check_chat(service, chat)
+    return text_request(service, chat, name, 0, decoder)
+
+
+async def _prompt(service: Service, generate: GenerateRequest, request: Request) -> PromptTokens:
+    generate = dataclasses.replace(
+        generate,
+        text=dataclasses.replace(generate.text, prompt_only=True, split_reply=False),
+        speech=dataclasses.replace(generate.speech, stream_audio=False),
+        modalities=frozenset({"text"}),
+    )
+    result = await service.result(generate, Exchange.from_scope(request.scope))
+    (output,) = result.outputs
+    assert isinstance(output, TextOutput) and output.prompt is not None
+    return output.prompt

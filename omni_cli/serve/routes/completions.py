@@ -13,10 +13,10 @@ from omni_cli.openai_api.replies import Completion, CompletionChoice, Completion
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.outputs import GenerateRequest, PromptTokens, RequestResult, TextDelta, TokenLogprobs
-from omni_cli.serve.chat_reply import get_text, get_text_and_logprob, token_usage
-from omni_cli.serve.errors import APIError
+from omni_cli.serve.conversation import get_text, get_text_and_logprob, token_usage
+from omni_cli.serve.errors import refuse
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
-from omni_cli.serve.parsed_route import RUNNING, content, errors, parsed_routes
+from omni_cli.serve.parsed_route import RUNNING, TEXT_REPLY, errors, parsed_routes
 from omni_cli.serve.schemas.completions import CompletionRequest, StreamOptions
 from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.sse import END_OF_STREAM, event_stream
@@ -25,11 +25,7 @@ from omni_cli.serve.sse import END_OF_STREAM, event_stream
 def completion_routes(service: Service) -> APIRouter:
     router = parsed_routes()
 
-    @router.post(
-        Route.COMPLETIONS,
-        response_model=Completion,
-        responses=errors(*RUNNING) | content("The reply, whole or as events.", "text/event-stream"),
-    )
+    @router.post(Route.COMPLETIONS, response_model=Completion, responses=errors(*RUNNING) | TEXT_REPLY)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts; of several completions, the first has the request's seed, each following one the next."""
         exchange = Exchange.from_scope(request.scope)
@@ -50,10 +46,10 @@ def _check(service: Service, body: CompletionRequest) -> None:
     n = body.n or 1
     service.check_count(n * len(body.prompts), "prompt")
     service.check_prompt_length(sum(map(len, body.prompts)))
-    if body.best_of is not None and body.best_of != n:
-        raise APIError(400, "`best_of` is only supported as many as `n`", code="invalid_value", param="best_of")
-    if body.max_tokens == 0 and not body.echo:
-        raise APIError(400, "`max_tokens: 0` needs `echo: true`", code="invalid_value", param="max_tokens")
+    refuse(
+        ("best_of", body.best_of not in (None, n), "`best_of` is only supported as many as `n`"),
+        ("max_tokens", body.max_tokens == 0 and not body.echo, "`max_tokens: 0` needs `echo: true`"),
+    )
 
 
 def _generate_requests(body: CompletionRequest, reply: CompletionReply, lora: str) -> list[GenerateRequest]:

@@ -37,7 +37,7 @@ def _describe_models(service: Service) -> dict[str, Model]:
         "modalities": list(service.modalities),
         "input_modalities": [*text, *(kind for kind in _MEDIA if kind in service.capabilities.fields)],
     }
-    names = [service.config.name, *(name for name in service.served_model_names if name != "*")]
+    names = [service.config.name, *(name for name in service.settings.served_model_names if name != "*")]
     served: dict[str, Model] = {name: {**model, "id": name} for name in names}
     for name, adapter in service.config.adapters.items():
         served[name] = {**model, "id": name, "root": str(adapter.path), "parent": service.config.name}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from omni_cli.openai_api.replies import ResponseDocument
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import ToolCallDelta
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta, TokenLogprobs
-from omni_cli.serve.chat_reply import count_tokens, get_text, token_logprobs
+from omni_cli.serve.conversation import count_tokens, get_text, token_logprobs
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
@@ -207,7 +208,7 @@ class ResponseReply:
             case _:
                 self._open["arguments"] = ""
         self._items.append(self._open)
-        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=_copy(self._open))
+        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=deepcopy(self._open))
         if kind in _PARTS:
             part: Document = {"type": _PARTS[kind][0], "text": ""}
             if kind == "message":
@@ -233,8 +234,3 @@ class ResponseReply:
         item["status"] = status
         self._open = None
         yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
-
-
-def _copy(item: Document) -> Document:
-    """Return an item as it is now."""
-    return {name: list(value) if isinstance(value, list) else value for name, value in item.items()}

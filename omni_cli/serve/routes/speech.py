@@ -1,31 +1,41 @@
-"""`POST /v1/audio/speech`: text-to-speech."""
+"""`POST /v1/audio/speech`: text-to-speech; `/v1/audio/voices`: speakers, and voices cloned from saved recordings."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from omni_cli.config.schema import ARStageConfig
-from omni_cli.core.errors import OmniError
-from omni_cli.openai_api.replies import SpeechEvent
+from omni_cli.core.errors import InputError, OmniError, UsageError
+from omni_cli.models.voices import openai_voices
+from omni_cli.openai_api.replies import DeletedVoice, SavedVoiceItem, SpeechEvent, VoiceItem, VoiceList
 from omni_cli.openai_api.routes import Route
+from omni_cli.requests.contents import ReferenceVoice, SpeechOptions
 from omni_cli.requests.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
-from omni_cli.requests.voices import make_spoken_request
-from omni_cli.serve.chat_reply import count_tokens, split_audio
-from omni_cli.serve.errors import APIError, StreamAborted, as_api_error
-from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id
-from omni_cli.serve.parsed_route import RUNNING, content, errors, parsed_routes
-from omni_cli.serve.schemas.speech import OPUS_RATES, SpeechRequest
+from omni_cli.requests.voices import check_voices, make_spoken_request
+from omni_cli.serve.conversation import count_tokens, split_audio
+from omni_cli.serve.errors import APIError, StreamAborted, as_api_error, refuse, storage_failed
+from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id, unix_now
+from omni_cli.serve.limits import MIB
+from omni_cli.serve.media import MediaDecoder
+from omni_cli.serve.parsed_route import MULTIPART, RUNNING, WITH_KEY, content, errors, parsed_routes
+from omni_cli.serve.schemas.fields import voice_name
+from omni_cli.serve.schemas.speech import OPUS_RATES, SpeechRequest, VoiceUpload
 from omni_cli.serve.service import Service
-from omni_cli.serve.speech_voices import voice_fields
 from omni_cli.serve.sse import begin, event_stream
+from omni_cli.serve.voice_store import SavedVoice, TooManyVoices, VoiceExists, VoiceStore
+
+_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm")
 
 
 def speech_routes(service: Service) -> APIRouter:
@@ -44,7 +54,7 @@ def speech_routes(service: Service) -> APIRouter:
             request_id=new_id("speech"),
             seed=service.choose_seed(body.seed, exchange),
             lora=service.adapter(body.model),
-            **await voice_fields(service, body),
+            **await _voice_fields(service, body),
         )
         options = {"stream_audio": body.stream_format is not None, **body.request_fields("speech")}
         settings = replace(settings, speech=replace(settings.speech, **options))
@@ -147,3 +157,181 @@ def _state_rate(exchange: Exchange, body: SpeechRequest, audio: AudioChunk | Aud
 
 def _audio(result: RequestResult) -> AudioOutput:
     return next(output for output in result.outputs if isinstance(output, AudioOutput))
+
+
+async def _voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]:
+    """Return the fields of `GenerateRequest` for the voice of a request, its recordings decoded.
+
+    Raises `APIError` (400) for voices that the model cannot speak with.
+    """
+    names = [name for name in map(voice_name, body.voices) if name is not None]
+    recordings, texts = _as_list(body.ref_audio), _as_list(body.ref_text)
+    both = '`voice` and `ref_audio` both choose the voice: send `ref_audio` with `voice: "default"`, or without'
+    refuse(("ref_audio", recordings and names, both))
+    try:
+        service.capabilities.check_cloned(len(recordings), len(texts), _label)
+    except UsageError as error:
+        param = "ref_text" if error.message.startswith("`ref_text`") else "ref_audio"
+        message = error.message if error.hint is None else f"{error.message} ({error.hint})"
+        raise APIError(400, message, code="unsupported_input", param=param) from error
+    if recordings:
+        return await service.decode(partial(_decode_uploads, service, recordings, texts))
+    saved = {name: voice for name in names if (voice := _load_saved(service, name)) is not None}
+    other = next((name for name in names if name not in saved), None)
+    listed = "GET /v1/audio/voices lists them"
+    refuse(
+        ("voice", saved and other, f"`voice` has several names, and `{other}` is not a saved voice: {listed}"),
+        ("voice", not saved and len(names) > 1, f"`voice` has several names: each must be a saved voice, and {listed}"),
+    )
+    if saved:
+        return await service.decode(partial(_decode_saved, service, [saved[name] for name in names]))
+    return {"speech": SpeechOptions(speaker=names[0] if names else None)}
+
+
+def _label(field: str) -> str:
+    return "`ref_audio`" if field == "voice" else f"`{field}`"
+
+
+def _load_saved(service: Service, name: str) -> SavedVoice | None:
+    """Return a saved voice that the model can clone; the model's own speakers come first."""
+    if service.voices is None or service.has_speaker(name):
+        return None
+    return service.voices.get(name)
+
+
+def _decode_uploads(service: Service, recordings: list[str], texts: list[str], decoder: MediaDecoder) -> dict[str, Any]:
+    voices = []
+    for number, recording in enumerate(recordings):
+        param = f"ref_audio[{number}]" if len(recordings) > 1 else "ref_audio"
+        samples, rate = decoder.audio(recording, param, max_s=_max_s(service))
+        voices.append(ReferenceVoice(samples, rate, texts[number] if texts else None, f"audio in `{param}`"))
+    return _check_voices(service, voices, decoder, "ref_audio")
+
+
+def _decode_saved(service: Service, saved: Sequence[SavedVoice], decoder: MediaDecoder) -> dict[str, Any]:
+    store = service.voices
+    assert store is not None
+    voices = []
+    for voice in saved:
+        try:
+            with store.path(voice).open("rb") as file:
+                samples, rate = decoder.audio(file, "voice", max_s=_max_s(service))
+        except OSError as error:
+            raise storage_failed(f"the recording of the voice `{voice.name}` cannot be read", error) from error
+        voices.append(ReferenceVoice(samples, rate, voice.ref_text, f"recording of the voice `{voice.name}`"))
+    return _check_voices(service, voices, decoder, "voice")
+
+
+def _max_s(service: Service) -> float:
+    cloning = service.capabilities.cloning
+    assert cloning is not None
+    return cloning.max_s
+
+
+def _check_voices(service: Service, voices: list[ReferenceVoice], decoder: MediaDecoder, param: str) -> dict[str, Any]:
+    try:
+        check_voices(voices, service.capabilities.cloning)
+    except InputError as error:
+        raise APIError(400, f"{error.message} ({error.hint})", code="invalid_audio", param=param) from error
+    return {"speech": SpeechOptions(voices=tuple(voices)), "notes": tuple(decoder.notes)}
+
+
+def _as_list(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else value or []
+
+
+def voice_routes(service: Service) -> APIRouter:
+    router = parsed_routes()
+
+    @router.get(Route.VOICES, responses=errors(404, 503, *WITH_KEY))
+    async def audio_voices() -> VoiceList:
+        """List the model's speakers, OpenAI's voices with the speaker of each, and the saved voices."""
+        service.check_makes("audio")
+        service.check_ready()
+        speakers = service.speakers
+        own: list[VoiceItem] = [{"id": name, "name": name, "speaker": name} for name in speakers]
+        others: list[VoiceItem] = [
+            {"id": voice, "name": f"{voice} ({name})", "speaker": name}
+            for voice, name in openai_voices(speakers).items()
+        ]
+        store = service.voices
+        saved = [] if store is None else await asyncio.to_thread(store.voices)
+        return {"voices": [*own, *others, *map(_item, saved)]}
+
+    @router.post(Route.VOICES, responses=errors(*RUNNING))
+    async def create_voice(body: Annotated[VoiceUpload, MULTIPART]) -> SavedVoiceItem:
+        """Save the recording of a voice, which then speaks under its name."""
+        store = _store(service)
+        service.check_ready()
+        if service.has_speaker(body.name):
+            message = f"`{body.name}` is the name of a voice that this model has: choose another"
+            raise APIError(400, message, code="voice_exists", param="name")
+        limit, content = service.limits.max_voice_bytes, await body.audio_sample.read()
+        if len(content) > limit:
+            message = f"`audio_sample` is larger than {limit / MIB:g} MiB"
+            raise APIError(413, message, code="body_too_large", param="audio_sample")
+        seconds = await service.decode(partial(_checked_seconds, service, body))
+        suffix = PurePosixPath(body.audio_sample.filename or "").suffix.lower()
+        suffix = suffix if suffix in _SUFFIXES else ".audio"
+        voice = SavedVoice(body.name, body.consent, unix_now(), round(seconds, 3), body.ref_text, suffix)
+        await asyncio.to_thread(_add, store, voice, content)
+        return _item(voice)
+
+    @router.delete(Route.VOICE, responses=errors(400, 404, *WITH_KEY))
+    async def delete_voice(name: str) -> DeletedVoice:
+        """Delete a saved voice; requests that speak with it end as they began."""
+        try:
+            removed = await asyncio.to_thread(_store(service).remove, name)
+        except OSError as error:
+            raise storage_failed("the voice cannot be removed", error) from error
+        if not removed:
+            raise APIError(404, f"no saved voice `{name}`", code="voice_not_found", param="name")
+        return {"id": name, "object": "audio.voice.deleted", "deleted": True}
+
+    return router
+
+
+def _store(service: Service) -> VoiceStore:
+    """Return the folder of saved voices. Raises `APIError` for a model that clones none, and for a server without."""
+    service.check_makes("audio")
+    service.check_clones()
+    if service.voices is None:
+        message = "this server keeps no voices: start it with `--voices-dir DIR`, or send `ref_audio` with each request"
+        raise APIError(400, message, code="voices_not_kept")
+    return service.voices
+
+
+def _checked_seconds(service: Service, body: VoiceUpload, decoder: MediaDecoder) -> float:
+    """Return the length of a recording. Raises `APIError` (400) for one that the model cannot clone."""
+    body.audio_sample.file.seek(0)
+    samples, rate = decoder.audio(body.audio_sample.file, "audio_sample", max_s=_max_s(service))
+    voice = ReferenceVoice(samples, rate, body.ref_text, "audio in `audio_sample`")
+    try:
+        check_voices([voice], service.capabilities.cloning)
+    except InputError as error:
+        raise APIError(400, error.message, code="invalid_audio", param="audio_sample") from error
+    return len(samples) / rate
+
+
+def _add(store: VoiceStore, voice: SavedVoice, content: bytes) -> None:
+    try:
+        store.add(voice, content)
+    except VoiceExists:
+        message = f"a voice `{voice.name}` exists: choose another name, or delete it first"
+        raise APIError(400, message, code="voice_exists", param="name") from None
+    except TooManyVoices:
+        raise APIError(400, "this server keeps no more voices: delete one first", code="too_many_voices") from None
+    except OSError as error:
+        raise storage_failed("the voice cannot be saved", error) from error
+
+
+def _item(voice: SavedVoice) -> SavedVoiceItem:
+    return {
+        "id": voice.name,
+        "object": "audio.voice",
+        "name": voice.name,
+        "created_at": voice.created_at,
+        "consent": voice.consent,
+        "ref_text": voice.ref_text,
+        "seconds": voice.seconds,
+    }

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -15,8 +15,8 @@ from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, Transc
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import Media, Segment, SpeechTask, TranscriptionOptions
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta
-from omni_cli.serve.chat_reply import count_tokens, get_text
-from omni_cli.serve.errors import APIError
+from omni_cli.serve.conversation import count_tokens, get_text
+from omni_cli.serve.errors import refuse
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, RUNNING, content, errors, parsed_routes
@@ -58,13 +58,12 @@ def transcription_routes(service: Service) -> APIRouter:
 
 
 def _check_fields(body: TranscriptionRequest) -> None:
-    message, param = "", "timestamp_granularities"
-    if body.timestamp_granularities and body.response_format != "verbose_json":
-        message = "`timestamp_granularities` needs `response_format: verbose_json`"
-    elif body.stream and body.has_times:
-        message, param = f"`stream` sends text without times: it excludes `{body.response_format}`", "stream"
-    if message:
-        raise APIError(400, message, code="invalid_value", param=param)
+    needed = "`timestamp_granularities` needs `response_format: verbose_json`"
+    excluded = f"`stream` sends text without times: it excludes `{body.response_format}`"
+    refuse(
+        ("timestamp_granularities", body.timestamp_granularities and body.response_format != "verbose_json", needed),
+        ("stream", body.stream and body.has_times, excluded),
+    )
 
 
 async def _request(service: Service, body: TranslationRequest, task: SpeechTask) -> GenerateRequest:
@@ -85,7 +84,7 @@ async def _request(service: Service, body: TranslationRequest, task: SpeechTask)
 
 
 def _media(body: TranslationRequest, decoder: MediaDecoder) -> dict[str, Any]:
-    sound = decoder.audio_file(body.file.file, "file")
+    sound = decoder.audio(body.file.file, "file")
     return {"media": Media(audio=(sound,)), "notes": tuple(decoder.notes)}
 
 
@@ -110,10 +109,8 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
     match body.response_format:
         case "text":
             return PlainTextResponse(f"{output.text}\n")
-        case "srt":
-            return Response("".join(_srt(transcript.segments)), media_type=_TYPES["srt"])
-        case "vtt":
-            return Response("".join(_vtt(transcript.segments)), media_type=_TYPES["vtt"])
+        case "srt" | "vtt" as form:
+            return Response("".join(_subtitles(transcript.segments, form)), media_type=_TYPES[form])
     reply: TranscriptReply = {
         "text": output.text,
         "usage": {"type": "duration", "seconds": math.ceil(transcript.duration_s)},
@@ -138,16 +135,13 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
     return JSONResponse(reply)
 
 
-def _srt(segments: tuple[Segment, ...]) -> Iterator[str]:
+def _subtitles(segments: tuple[Segment, ...], form: Literal["srt", "vtt"]) -> Iterator[str]:
+    if form == "vtt":
+        yield "WEBVTT\n\n"
     for number, segment in enumerate(segments, start=1):
-        times = f"{_clock(segment.start_s)} --> {_clock(segment.end_s)}".replace(".", ",")
-        yield f"{number}\n{times}\n{segment.text}\n\n"
-
-
-def _vtt(segments: tuple[Segment, ...]) -> Iterator[str]:
-    yield "WEBVTT\n\n"
-    for segment in segments:
-        yield f"{_clock(segment.start_s)} --> {_clock(segment.end_s)}\n{segment.text}\n\n"
+        times = f"{_clock(segment.start_s)} --> {_clock(segment.end_s)}"
+        yield f"{number}\n{times.replace('.', ',')}\n" if form == "srt" else f"{times}\n"
+        yield f"{segment.text}\n\n"
 
 
 def _clock(seconds: float) -> str:

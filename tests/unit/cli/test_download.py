@@ -8,7 +8,7 @@ import pytest
 
 from omni_cli.checkpoints import hub
 from omni_cli.checkpoints.hub import Download
-from omni_cli.cli.download import pull
+from omni_cli.cli.profile_choice import pull
 from omni_cli.core.errors import UsageError
 
 

@@ -10,9 +10,14 @@ from support.profile_text import make_config
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.core.errors import StageError
-from omni_cli.report.generate_json import generate_document
-from omni_cli.report.generate_text import file_line, loaded_lines, summary_line
-from omni_cli.report.records import RequestRecord, WrittenOutput
+from omni_cli.report.generate_results import (
+    RequestRecord,
+    WrittenOutput,
+    file_line,
+    generate_document,
+    loaded_lines,
+    summary_line,
+)
 from omni_cli.requests.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TensorOutput, TextOutput
 
 CONFIG = make_config("tiny-omni", "builtin:tiny-omni", ARStageConfig.create("thinker"), seed=3)

@@ -6,7 +6,6 @@ import io
 import os
 import pty
 import sys
-import termios
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.progress import LineProgress, LiveProgress, ProgressDisplay, StageBoard, choose_progress
 from omni_cli.requests.outputs import RequestResult, StageInfo, StageLoading, StageProgress
-from omni_cli.serve.access_log import AccessLog
+from omni_cli.serve.exchange import AccessLog
 
 STAGES = [("thinker", "ar"), ("token2wav", "diffusion")]
 
@@ -121,25 +120,6 @@ def terminal() -> Iterator[tuple[int, io.TextIOWrapper]]:
     with os.fdopen(child, "w") as stream:
         yield parent, stream
     os.close(parent)
-
-
-def test_typed_keys_are_not_echoed_into_the_display(
-    terminal: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent, stream = terminal
-    monkeypatch.setenv("TERM", "xterm-256color")
-    line = LiveLine(stream, quiet=False, verbose=False)
-    before = termios.tcgetattr(stream)
-    line.say("measuring")
-    os.write(parent, b"typed\n")
-    assert os.read(stream.fileno(), 100) == b"typed\n"  # the terminal has had the keys
-    line.hide()
-    assert termios.tcgetattr(stream) == before
-    os.write(parent, b"later")
-    shown = ""
-    while "later" not in shown:  # the terminal echoes in its own time
-        shown += os.read(parent, 65536).decode()
-    assert "measuring" in shown and "typed" not in shown
 
 
 def read_now(descriptor: int) -> str:

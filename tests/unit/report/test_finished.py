@@ -10,8 +10,7 @@ import pytest
 
 from omni_cli.config.loader import load_profile
 from omni_cli.core.errors import OutputError
-from omni_cli.report.finished import FinishedRequests
-from omni_cli.report.records import RequestRecord, WrittenOutput
+from omni_cli.report.generate_results import FinishedRequests, RequestRecord, WrittenOutput
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
 from omni_cli.requests.request_spec import FILE_FIELDS, RequestSpec
 

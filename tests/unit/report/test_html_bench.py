@@ -69,7 +69,12 @@ def test_summaries_are_those_of_the_record(compared: Record, page: Element) -> N
 
 
 def test_comparisons_and_the_gate_are_those_of_the_record(compared: Record, page: Element) -> None:
-    rows = {row["Metric"]: row for row in table(page, "b (B) against a (A)")}
+    rows = {
+        row["Metric"]: row
+        for row in table(
+            page, f"b (B) against a (A), {compared.comparisons[0].blocks} blocks each, measured interleaved"
+        )
+    }
     for entry in compared.comparisons:
         row = rows[entry.metric.removesuffix("_s")]
         assert row["B / A [95% CI]"] == ratio(entry.ratio, entry.ci95)
@@ -165,7 +170,10 @@ def test_a_baseline_in_another_file_keeps_its_verdict(tmp_path: Path) -> None:
     measured = record(msgspec.structs.replace(after, name="tiny"))
     found = page_of(complete(measured, limit=0.05, baseline=baseline), tmp_path)
     assert found.one("p", class_="word").text == "gate: regression"
-    (row,) = [row for row in table(found, "this run (B) against baseline (A)") if row["Metric"] == "e2e"]
+    name = "this run (B) against baseline (A)"
+    (row,) = [
+        row for row in table(found, f"{name}, 60 blocks each, measured one after the other") if row["Metric"] == "e2e"
+    ]
     assert row["Verdict"] == "slower"
 
 

@@ -37,7 +37,8 @@ def test_a_comparison_shows_the_findings_of_compare(tmp_path: Path) -> None:
     document = msgspec.to_builtins(compare_document(result, *SOURCES))
     page = compare_page(document, tmp_path)
     assert page.one("p", class_="word").text == "gate: regression"
-    rows = {row["Metric"]: row for row in table(page, "b (B) against a (A)")}
+    caption = f"b (B) against a (A), {document['comparisons'][0]['blocks']} blocks each, measured interleaved"
+    rows = {row["Metric"]: row for row in table(page, caption)}
     for entry in document["comparisons"]:
         row = rows[entry["metric"].removesuffix("_s")]
         assert row["B / A [95% CI]"] == ratio(entry["ratio"], tuple(entry["ci95"]))
@@ -122,7 +123,7 @@ def test_the_peak_of_memory_is_marked_in_its_phase(profile_page: Element) -> Non
 
 def test_tables_of_a_profile(profile_page: Element) -> None:
     (limits, _) = table(profile_page, "Distance to the machine's limits")
-    assert (limits["At best"], limits["Takes"], limits["Reached"]) == ("40.00 ms", "80.00 ms", "50%")
+    assert (limits["At best"], limits["Takes"], limits["Reached"]) == ("40.00 ms", "80.00 ms", "50.0%")
     (phase,) = table(profile_page, "Memory of thinker by phase")
     assert (phase["Peak host RSS"], phase["Added"]) == ("700 MiB", "+200 MiB")
     (tensor,) = table(profile_page, "Largest tensors of thinker at its peak")

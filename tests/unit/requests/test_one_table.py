@@ -28,7 +28,7 @@ FIELDS["top_k"] = RequestField(
 
 from pathlib import Path
 from omni_cli.cli.app import run
-from omni_cli.cli.generate.help_inputs import _call_rows
+from omni_cli.cli.generate.inputs import _call_rows
 from omni_cli.cli.generate.inputs import read_specs
 from omni_cli.cli.verify.run import _OF_TRANSCRIPTION
 from omni_cli.config.loader import load_profile
@@ -36,7 +36,7 @@ from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.pipeline_call import Argument, PipelineCall
 from omni_cli.requests.value_types import ValueType
 from omni_cli.measure.loadtest.dataset import _LineReader
-from omni_cli.report.generate_json import _OPTIONAL_OF_TRACE
+from omni_cli.report.generate_results import _OPTIONAL_OF_TRACE
 from omni_cli.serve.schemas.diffusion import ImageEditRequest, ImageRequest, VideoRequest
 from omni_cli.serve.schemas.speech import TranscriptionRequest, TranslationRequest
 

@@ -13,7 +13,7 @@ from omni_cli.core.errors import UsageError
 from omni_cli.requests.encoding import encode_png
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.media import decode_media
-from omni_cli.serve.media_urls import MediaPrefix
+from omni_cli.serve.sites import MediaPrefix
 
 FOLDER = MediaPrefix.read("https://Good.example/media/")
 

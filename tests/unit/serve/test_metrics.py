@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from omni_cli.config.loader import load_profile
 from omni_cli.openai_api import routes as table
-from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.app import create_app
-from omni_cli.serve.limits import Limits
+from omni_cli.serve.exchange import AccessLog
+from omni_cli.serve.limits import ServerSettings
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.middleware import RequestMiddleware
 from omni_cli.serve.service import Service
@@ -28,9 +28,8 @@ from omni_cli.serve.service import Service
 def app() -> RequestMiddleware:
     supervisor: Any = None
     log = AccessLog(io.StringIO())
-    return create_app(
-        Service(load_profile("tiny-omni"), supervisor, Limits(), Metrics(64), log), api_key="key", has_page=True
-    )
+    settings = ServerSettings(api_key="key", has_page=True)
+    return create_app(Service(load_profile("tiny-omni"), supervisor, settings, Metrics(64), log))
 
 
 def ask(served: RequestMiddleware, method: str, path: str, *, reads_all: bool = True) -> None:
@@ -102,10 +101,8 @@ def test_only_a_client_that_disconnects_before_the_end_has_hung_up(method: str, 
 
     log = io.StringIO()
     unused: Any = None
-    service = Service(load_profile("tiny-omni"), unused, Limits(), Metrics(64), AccessLog(log))
-    served = RequestMiddleware(
-        Starlette(routes=[Route("/r/{name}", route, methods=[method])]), service=service, api_key=None, is_loopback=True
-    )
+    service = Service(load_profile("tiny-omni"), unused, ServerSettings(), Metrics(64), AccessLog(log))
+    served = RequestMiddleware(Starlette(routes=[Route("/r/{name}", route, methods=[method])]), service)
     ask(served, method, "/r/x", reads_all=answered)
     (line,) = [json.loads(line) for line in log.getvalue().splitlines()]
     assert line["status"] == 200 and line.get("error") == (None if answered else "client_disconnected")

@@ -6,12 +6,13 @@ from typing import Any
 
 from omni_cli.config.loader import load_profile
 from omni_cli.serve.exchange import SEED, Exchange
+from omni_cli.serve.limits import ServerSettings
 from omni_cli.serve.service import Service
 
 
 def choose(wanted: int | None, seed: int | None) -> tuple[int, Exchange]:
     unused: Any = None
-    service = Service(load_profile("tiny-image"), unused, unused, unused, unused, seed=seed)
+    service = Service(load_profile("tiny-image"), unused, ServerSettings(seed=seed), unused, unused)
     exchange = Exchange("r", "POST", "/", None, 0.0, 60.0)
     return service.choose_seed(wanted, exchange), exchange
 

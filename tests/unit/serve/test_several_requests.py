@@ -15,7 +15,7 @@ from omni_cli.core.errors import InputError
 from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, TextDelta
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
-from omni_cli.serve.limits import Limits
+from omni_cli.serve.limits import ServerSettings
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service, seeded_copies
 
@@ -46,7 +46,7 @@ class Words:
 def serving(words: Words) -> Service:
     unused: Any = None
     supervisor: Any = words
-    return Service(load_profile("tiny-image"), supervisor, Limits(), Metrics(64), unused)
+    return Service(load_profile("tiny-image"), supervisor, ServerSettings(), Metrics(64), unused)
 
 
 def requests(*prompts: str) -> list[GenerateRequest]:
@@ -95,7 +95,7 @@ def test_copies_have_the_following_seeds() -> None:
 
 def test_no_more_than_the_server_runs_at_once() -> None:
     service = serving(Words())
-    service.check_count(Limits().max_requests, "n")
+    service.check_count(service.limits.max_requests, "n")
     with pytest.raises(APIError, match="`n` asks for 65 answers; the maximum is 64") as caught:
         service.check_count(65, "n")
     assert caught.value.param == "n"

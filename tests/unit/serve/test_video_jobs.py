@@ -19,9 +19,9 @@ import pytest
 from omni_cli.config.loader import load_profile
 from omni_cli.core.errors import InputError, StageError
 from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, StageInfo, StageProgress, VideoOutput
-from omni_cli.serve.access_log import AccessLog
 from omni_cli.serve.errors import APIError
-from omni_cli.serve.limits import Limits
+from omni_cli.serve.exchange import AccessLog
+from omni_cli.serve.limits import Limits, ServerSettings
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Supervisor
@@ -96,7 +96,7 @@ async def served(folder: Path, **limits: Any) -> AsyncIterator[Served]:
     await supervisor.start(lambda _event: None)
     store = VideoStore(folder, bounds)
     store.open()
-    jobs = VideoJobs(Service(load_profile("tiny-video"), supervisor, bounds, metrics, log), store)
+    jobs = VideoJobs(Service(load_profile("tiny-video"), supervisor, ServerSettings(bounds), metrics, log), store)
     yield Served(jobs, stream, metrics)
     await jobs.drain(0)
 

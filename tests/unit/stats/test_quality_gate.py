@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.cli.gate_options import GateOptions
+from omni_cli.cli.options import GateOptions
 from omni_cli.config.gate_limits import GateLimits, QualityLimit, merge_limits, parse_quality
 from omni_cli.core.errors import UsageError
 from omni_cli.records.results import EXIT_CODES, MEASURES, MeasureMean, Outputs

@@ -9,24 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from omni_cli.cli.download import fetch_model
 from omni_cli.cli.options import LoraOption, ProfileOptions, option, positive_seconds
-from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.profile_choice import fetch_model, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
-from omni_cli.serve.limits import Limits
+from omni_cli.serve.limits import DEFAULT_VIDEOS, Limits, ServerSettings
 
 # Imported when the server starts, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:
     import socket
 
     from omni_cli.config.schema import EngineConfig
-    from omni_cli.serve.access_log import AccessLog
+    from omni_cli.serve.exchange import AccessLog
     from omni_cli.serve.server import Server
     from omni_cli.serve.supervisor import Engine
 
 _DEFAULT = Limits()
-DEFAULT_VIDEOS = Path("out/videos")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,10 +196,9 @@ def serve(options: ServeOptions) -> int:
         config = config.with_stages(stage.model_copy(update=timeouts) for stage in config.stages)
     config = _with_parsers(config, options)
     from omni_cli.engine.describing import get_capabilities
-    from omni_cli.serve.access_log import AccessLog
-    from omni_cli.serve.media_urls import MediaPrefix
-    from omni_cli.serve.server import Server, ServerSettings, bind, is_loopback
-    from omni_cli.serve.sites import read_origin
+    from omni_cli.serve.exchange import AccessLog
+    from omni_cli.serve.server import Server, bind, is_loopback
+    from omni_cli.serve.sites import MediaPrefix, read_origin
 
     limits = options.limits()
     origins = tuple(map(read_origin, options.allow_origin or ()))
@@ -216,21 +213,20 @@ def serve(options: ServeOptions) -> int:
         capabilities.check_field("output_dir", "`--output-dir`")
     if options.voices_dir is not None and capabilities.cloning is None:
         capabilities.check_cloned(1, 0, lambda _: "`--voices-dir`")
-    folder = options.output_dir or DEFAULT_VIDEOS
     names = tuple(options.served_model_name or ())
     if taken := config.adapters.keys() & {config.name, config.model, *names}:
         raise UsageError(f"the LoRA adapter `{min(taken)}` has a name of the model", hint="give it another name")
     settings = ServerSettings(
+        limits,
+        options.output_dir or DEFAULT_VIDEOS,
+        options.voices_dir,
         api_key,
         loopback,
         options.drain_timeout,
-        limits,
-        folder,
         served_model_names=names,
         seed=options.seed,
         allowed_origins=origins,
         media_prefixes=prefixes,
-        voices_dir=options.voices_dir,
         has_page=not options.no_ui,
     )
     log = AccessLog(only_failures=quiet)

@@ -1,8 +1,9 @@
-"""`/v1/videos`: videos as jobs, which clients poll, or in the answer to one request."""
+"""Images, from a prompt or from a prompt and images; and videos, as jobs that clients poll or in the answer itself."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 from collections.abc import AsyncIterator
 from functools import partial
@@ -11,20 +12,21 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from omni_cli.openai_api.replies import DeletedVideo, VideoList, VideoReply
+from omni_cli.openai_api.replies import DeletedVideo, ImageItem, ImagesReply, VideoList, VideoReply
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import Media
 from omni_cli.requests.encoding import encode_image
 from omni_cli.requests.media.reading import FIRST_FRAME, MediaReader
-from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.serve.errors import APIError
-from omni_cli.serve.exchange import Exchange, new_id
+from omni_cli.requests.outputs import GenerateRequest, ImageOutput, RequestResult
+from omni_cli.serve.conversation import stage_times
+from omni_cli.serve.errors import APIError, refuse, storage_failed
+from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, RUNNING, WITH_KEY, content, errors, parsed_routes
-from omni_cli.serve.schemas.diffusion import VideoRequest
-from omni_cli.serve.service import Service
+from omni_cli.serve.schemas.diffusion import DiffusionBody, ImageEditRequest, ImageFields, ImageRequest, VideoRequest
+from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.video_jobs import JOB_ID, Job, VideoJobs, get_video
 
 _MAX_PAGE = 100
@@ -42,6 +44,101 @@ JobId = Annotated[str, Query(pattern=f"^{JOB_ID}$")]
 Variant = Literal["video", "thumbnail", "spritesheet"]
 
 
+def image_routes(service: Service) -> APIRouter:
+    router = parsed_routes()
+
+    @router.post(Route.IMAGES, response_model=ImagesReply, responses=errors(*RUNNING))
+    async def images_generations(body: ImageRequest, request: Request) -> Response:
+        """Make images; of several, the first has the request's seed, each following one the next seed."""
+        _check_images(service, body)
+        service.check_edits(edits=False)
+        service.check_given({"control_image"} if body.control_image else set())
+        return await _reply_images(service, body, request, await service.decode(partial(_decode_controls, body)))
+
+    @router.post(Route.IMAGE_EDITS, response_model=ImagesReply, responses=errors(*RUNNING))
+    async def images_edits(body: Annotated[ImageEditRequest, MULTIPART], request: Request) -> Response:
+        """Change images: all of them, or the first one where the mask is transparent."""
+        _check_images(service, body)
+        service.check_edits(edits=True)
+        if not body.images:
+            raise APIError(400, "field `image` is missing", code="missing_required_parameter", param="image")
+        optional = {"mask": body.mask is not None, "control_image": bool(body.control_image)}
+        service.check_given({"image", *(name for name, is_present in optional.items() if is_present)})
+        return await _reply_images(service, body, request, await service.decode(partial(_decode_edit, body)))
+
+    return router
+
+
+async def _reply_images(service: Service, body: ImageFields, request: Request, media: dict[str, Any]) -> Response:
+    exchange = Exchange.from_scope(request.scope)
+    requests = seeded_copies(_generate_request(service, body, "image", exchange, media), body.n or 1)
+    results = await service.results(requests, exchange)
+    data = await asyncio.to_thread(lambda: [item for result in results for item in _items(result, body)])
+    reply: ImagesReply = {
+        "created": unix_now(),
+        "output_format": body.image_format,
+        "data": data,
+        "seed": requests[0].seed,
+    }
+    if body.return_stage_times:
+        reply["stages"] = stage_times(results[0])
+    return JSONResponse(reply)
+
+
+def _decode_controls(body: ImageRequest, decoder: MediaDecoder) -> dict[str, Any]:
+    urls = body.control_image or []
+    images = tuple(decoder.image(url, "control_image") for url in ([urls] if isinstance(urls, str) else urls))
+    return {"media": Media(control_images=images), "notes": tuple(decoder.notes)}
+
+
+def _decode_edit(body: ImageEditRequest, decoder: MediaDecoder) -> dict[str, Any]:
+    images = tuple(decoder.image(upload.file, param) for param, upload in body.images)
+    mask = None if body.mask is None else decoder.mask(body.mask.file, "mask")
+    controls = tuple(decoder.image(upload.file, "control_image") for upload in body.control_image)
+    media = Media(images=images, mask=mask, control_images=controls)
+    return {"media": media, "notes": tuple(decoder.notes)}
+
+
+def _check_images(service: Service, body: ImageFields) -> None:
+    _check(service, body, "image")
+    limit = service.limits.max_n
+    refuse(("n", body.n is not None and body.n > limit, f"`n` may be at most {limit}"))
+
+
+def _check(service: Service, body: DiffusionBody, modality: Literal["image", "video"]) -> None:
+    service.check_model(body.model)
+    service.check_makes(modality)
+    service.check_prompt_length(body.num_prompt_chars)
+
+
+def _generate_request(
+    service: Service,
+    body: DiffusionBody,
+    modality: Literal["image", "video"],
+    exchange: Exchange,
+    media: dict[str, Any],
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=new_id(modality),
+        prompt=body.prompt,
+        lora=service.adapter(body.model),
+        seed=service.choose_seed(body.seed, exchange),
+        modalities=frozenset({modality}),
+        diffusion=body.diffusion(),
+        **media,
+    )
+
+
+def _items(result: RequestResult, body: ImageFields) -> list[ImageItem]:
+    """The images of one request, several with `num_images_per_prompt` in the profile."""
+    images = [output for output in result.outputs if isinstance(output, ImageOutput)]
+    quality = 100 if body.output_compression is None else body.output_compression
+    encoded = [base64.b64encode(encode_image(image.pixels, body.image_format, quality)).decode() for image in images]
+    if body.response_format == "url":
+        return [{"url": f"data:image/{body.image_format};base64,{data}"} for data in encoded]
+    return [{"b64_json": data} for data in encoded]
+
+
 def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     """The routes that make videos; `jobs` is None for a profile that makes none, which returns 404."""
     router = parsed_routes()
@@ -49,12 +146,12 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     @router.post(Route.VIDEOS, responses=errors(*RUNNING))
     async def create_video(body: Annotated[VideoRequest, MULTIPART], request: Request) -> VideoReply:
         """Begin a video; it is made even if the client disconnects."""
-        generate = await _generate_request(service, body, Exchange.from_scope(request.scope))
+        generate = await _video_request(service, body, Exchange.from_scope(request.scope))
         service.check_ready()
         duration = generate.diffusion.get("duration")
         seconds = "auto" if duration is None else f"{duration:g}"
         running = _jobs(service, jobs)
-        return _reply(running, await running.create(generate, seconds=seconds, size=body.size or "auto"))
+        return _describe(running, await running.create(generate, seconds=seconds, size=body.size or "auto"))
 
     @router.post(
         Route.VIDEO_SYNC,
@@ -63,7 +160,7 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     )
     async def create_video_sync(body: Annotated[VideoRequest, MULTIPART], request: Request) -> Response:
         """Make a video and send it, without a job."""
-        generate = await _generate_request(service, body, Exchange.from_scope(request.scope))
+        generate = await _video_request(service, body, Exchange.from_scope(request.scope))
         video = get_video(await service.result(generate, Exchange.from_scope(request.scope)))
         return Response(video.content, media_type="video/mp4")
 
@@ -83,7 +180,7 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
         """List videos, by default the newest first; `after` is the last id of the page before."""
         running = _jobs(service, jobs)
         page, has_more = running.store.page(after, limit, newest_first=order == "desc")
-        data = [_reply(running, job) for job in page]
+        data = [_describe(running, job) for job in page]
         first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
         return {"object": "list", "data": data, "first_id": first_id, "last_id": last_id, "has_more": has_more}
 
@@ -91,7 +188,7 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     async def retrieve_video(video_id: str) -> VideoReply:
         """Report a video's state; `progress` is the percentage of its denoising steps."""
         running = _jobs(service, jobs)
-        return _reply(running, _find(running, video_id))
+        return _describe(running, _find(running, video_id))
 
     @router.delete(Route.VIDEO, responses=errors(404, *WITH_KEY))
     async def delete_video(video_id: str) -> DeletedVideo:
@@ -101,7 +198,7 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
         try:
             await running.remove(video_id)
         except OSError as error:
-            raise APIError(500, f"the video cannot be removed: {error.strerror}", code="storage_failed") from error
+            raise storage_failed("the video cannot be removed", error) from error
         return {"id": video_id, "object": "video.deleted", "deleted": True}
 
     @router.get(
@@ -128,32 +225,23 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     return router
 
 
-async def _generate_request(service: Service, body: VideoRequest, exchange: Exchange) -> GenerateRequest:
+async def _video_request(service: Service, body: VideoRequest, exchange: Exchange) -> GenerateRequest:
     """Check a request and decode its image, before it may wait."""
-    service.check_model(body.model)
-    service.check_makes("video")
-    service.check_prompt_length(body.num_prompt_chars)
+    _check(service, body, "video")
     medium = "image" if "image" in service.capabilities.fields else "video"
     service.check_given(set() if body.input_reference is None else {medium}, {medium: "input_reference"})
-    return GenerateRequest(
-        request_id=new_id("video"),
-        prompt=body.prompt,
-        lora=service.adapter(body.model),
-        seed=service.choose_seed(body.seed, exchange),
-        modalities=frozenset({"video"}),
-        diffusion=body.diffusion(),
-        **await service.decode(partial(_media, body, medium)),
-    )
+    media = await service.decode(partial(_decode_reference, body, medium))
+    return _generate_request(service, body, "video", exchange, media)
 
 
-def _media(body: VideoRequest, medium: str, decoder: MediaDecoder) -> dict[str, Any]:
+def _decode_reference(body: VideoRequest, medium: str, decoder: MediaDecoder) -> dict[str, Any]:
     if body.input_reference is None:
         return {}
     file = body.input_reference.file
     if medium == "video":
-        media = Media(videos=(decoder.video_file(file, "input_reference"),))
+        media = Media(videos=(decoder.video(file, "input_reference"),))
     else:
-        media = Media(images=(decoder.image_file(file, "input_reference"),))
+        media = Media(images=(decoder.image(file, "input_reference"),))
     return {"media": media, "notes": tuple(decoder.notes)}
 
 
@@ -174,7 +262,7 @@ def _not_found(video_id: str) -> APIError:
     return APIError(404, f"no video `{video_id}`; it may have expired", code="video_not_found", param="video_id")
 
 
-def _reply(jobs: VideoJobs, job: Job) -> VideoReply:
+def _describe(jobs: VideoJobs, job: Job) -> VideoReply:
     error = job.error
     return {
         "id": job.id,
