@@ -29,8 +29,7 @@ import torch
 from diffusers import QwenImageTransformer2DModel
 from torch._inductor.compile_fx import compile_fx
 
-from omni_cli.backends.execution.fused_gelu import compile_graph
-from omni_cli.backends.execution.modes import CompiledMode, repeated_blocks
+from omni_cli.backends.execution.modes import CompiledMode, compile_graph, repeated_blocks
 
 SIZES = {"small": (16, 12, 32), "big": (60, 24, 64)}  # blocks, heads of 128, side in tokens
 TURN_S = 1.0

@@ -15,7 +15,7 @@ import sys
 import torch
 from torch import nn
 
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.row_convolution import SAMPLES, RowConvolution
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import SAMPLES, RowConvolution
 
 # Channels and samples per frame of each stage.
 STAGES = ((768, 5), (384, 15), (192, 30), (96, 60), (48, 120), (24, 240))

@@ -1,7 +1,7 @@
 """One declaration per setting: it parses and checks a profile, and the engine uses it directly.
 
-The JSON Schema, `omni profiles show` and the diagnostics are derived from it. A new key is added only here, or in the
-`settings.py` of the model family that has it. Field names are vLLM's for AR stages and diffusers' for diffusion
+The JSON Schema, `omni profiles show` and the diagnostics are derived from it. A new key is added only here, or to the
+class of the model family that has it. Field names are vLLM's for AR stages and diffusers' for diffusion
 stages. `None` means the engine's own default (vLLM's or the pipeline's), never "decide later".
 
 Strict: a quoted number is an error, an unknown key is an error. Nothing here names a class or runs code.

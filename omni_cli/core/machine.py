@@ -298,8 +298,11 @@ def known_failure(error: BaseException) -> OmniError | None:
             hint = "raise it: `ulimit -u`, in a container `--pids-limit`"
             return OmniError("too many processes or threads for a limit of this machine", hint=hint)
         if code in _NOT_WRITABLE or any(os.strerror(number) in text for number in _NOT_WRITABLE):
-            folder = _named_folder(cause) or _not_writable()
-            return _folder_error(*folder) if folder else _unknown_folder(text)
+            if folder := _named_folder(cause) or _not_writable():
+                return _folder_error(*folder)
+            # The file is not named, and its folder can be written again.
+            where = f"free space in {tempfile.gettempdir()}, or choose another folder for temporary files"
+            return OmniError(f"cannot write a file: {text}", hint=f"{where}: `export TMPDIR=DIR`")
     return None
 
 
@@ -311,12 +314,6 @@ def _folder_error(folder: str, reason: str) -> OmniError:
     else:
         hint = f"free space there, or make it writable: `df -h {shlex.quote(folder)}` shows its file system"
     return OmniError(f"cannot write to {folder}: {reason}", hint=hint)
-
-
-def _unknown_folder(reason: str) -> OmniError:
-    """Return the error if the file is not named, and its folder can be written again."""
-    hint = f"free space in {tempfile.gettempdir()}, or choose another folder for temporary files: `export TMPDIR=DIR`"
-    return OmniError(f"cannot write a file: {reason}", hint=hint)
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:

@@ -61,7 +61,7 @@ def _choose(
     model: str, backends: frozenset[str], options: tuple[Any, ...], verbose: bool, total: int, fps: float
 ) -> Any:
     server = ForkServer(backends, verbose=verbose)
-    return _ask("omni_cli.backends.vllm.video_frames:choose_frames", (model, total, fps, dict(options)), server)
+    return _ask("omni_cli.backends.vllm.prompts:choose_frames", (model, total, fps, dict(options)), server)
 
 
 def _ask(reference: Reference, arguments: tuple[Any, ...], server: ForkServer, timeout_s: float | None = None) -> Any:

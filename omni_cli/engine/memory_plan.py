@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from omni_cli.checkpoints.derive import ITEMSIZES
 from omni_cli.checkpoints.hub import hub_cache_folder
@@ -24,7 +24,7 @@ from omni_cli.checkpoints.stage_weights import (
     stage_weights,
 )
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig, StageConfig
-from omni_cli.config.stage_keys import DENOISERS
+from omni_cli.config.stage_keys import DENOISERS, Quantization
 from omni_cli.core.errors import OmniError, StageError
 from omni_cli.core.machine import Gpu, HostMemory, PlannedMemory, read_memory
 from omni_cli.engine.devices import Devices, read_devices
@@ -43,10 +43,8 @@ _GRAPHS_BYTES = 1 << 30
 _ACTIVATION_BYTES = {"cuda": 1 << 30, "host": 512 << 20}
 # Of a diffusion on a device: it works on all of an output at once.
 _ACTIVATION_SHARE = 0.1
-_BITS_PER_WEIGHT = {
-    "int8_weight_only": 8, "int8_dynamic": 8, "float8_weight_only": 8, "float8_dynamic": 8, "bitsandbytes_8bit": 8,
-    "bitsandbytes_nf4": 4,
-}  # fmt: skip
+# Of the quantizations that are no file.
+_BITS_PER_WEIGHT = {name: 4 if name.endswith("nf4") else 8 for name in get_args(Quantization) if name != "none"}
 _HINT = "use smaller `kv_cache_memory_bytes` or `max_model_len`, a smaller `dtype`, or `devices` with more memory"
 
 

@@ -43,7 +43,9 @@ class MpsServer:
         self.folder = os.environ.get(PIPES)
         self._guard: subprocess.Popen[str] | None = None
         self._required = config.mps is True
-        self._wanted = self._required or (config.mps == "auto" and _share_a_device(config))
+        devices = [stage.devices for stage in config.stages]
+        share_one = len(set(devices)) < len(devices)
+        self._wanted = self._required or (config.mps == "auto" and share_one and has_cuda_device())
 
     def start(self) -> None:
         """Start the server, unless the profile does not want one.
@@ -103,11 +105,6 @@ def _problem_of_a_client(environment: Mapping[str, str]) -> str | None:
     except subprocess.CalledProcessError as error:
         return str(error.stderr).strip().rpartition("\n")[2] or f"exit code {error.returncode}"
     return None
-
-
-def _share_a_device(config: EngineConfig) -> bool:
-    devices = [stage.devices for stage in config.stages]
-    return has_cuda_device() and len(set(devices)) < len(devices)
 
 
 def mps_effect(spec: StageSpec) -> dict[str, bool]:

@@ -309,7 +309,10 @@ class OmniLLM:
             case StageReady():
                 self._stage_ready(client, report)
             case MemoryReport():
-                self._infos[client.name] = _with_memory(self._infos[client.name], report)
+                info, peaks = self._infos[client.name], _peaks(report)
+                highest = {name: max(peak, peaks[name]) for name, peak in info.peak_memory_bytes.items()}
+                info = dataclasses.replace(info, peak_memory_bytes=highest, run_memory_bytes=peaks)
+                self._infos[client.name] = info
             case Started() | Recording() | StageDescription() | MachineRates() | SleepState():
                 answer = self._answers.pop(client.name, None)  # None: the stage has been given up
                 if answer is not None and not answer.cancelled():
@@ -370,12 +373,6 @@ def _stage_error(name: str, failure: Failure) -> StageError:
     """Return the failure as a new `StageError` each time, because raising it adds a traceback."""
     error = failure.error(name)
     return error if isinstance(error, StageError) else StageError(error.message, stage=name, hint=error.hint)
-
-
-def _with_memory(info: StageInfo, memory: MemoryReport) -> StageInfo:
-    peaks = _peaks(memory)
-    highest = {name: max(peak, peaks[name]) for name, peak in info.peak_memory_bytes.items()}
-    return dataclasses.replace(info, peak_memory_bytes=highest, run_memory_bytes=peaks)
 
 
 def _peaks(memory: MemoryReport) -> dict[str, int]:

@@ -7,12 +7,11 @@ import functools
 import importlib.util
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import soxr
 import torch
 from PIL import Image
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -20,6 +19,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.core.machine import read_memory
 from omni_cli.models.scores import EngineOutput, EngineTokens, Expected, NoReferenceError, TokenScores, Way
+from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, Message, Part
 
 
@@ -34,6 +34,15 @@ class FamilyReference(Protocol):
 
         A reference of speech recognition has `tokens_of(request, text)`, too, for servers that tell no tokens.
         """
+
+
+@dataclass(frozen=True)
+class SpokenText:
+    """The speech of a text: float32 samples, and of each step, the end included, its token or its frame of codes."""
+
+    waveform: np.ndarray
+    codes: tuple[tuple[int, ...], ...] = ()
+    tokens: tuple[int, ...] = ()
 
 
 class ForcedTokens(LogitsProcessor):
@@ -311,10 +320,7 @@ def processor_inputs(processor: Any, request: GenerateRequest, system_prompt: st
         media["images"] = [Image.fromarray(image) for image in request.media.images]
     if request.media.audio:
         rate = processor.feature_extractor.sampling_rate
-        media["audio"] = [
-            soxr.resample(samples, own_rate, rate) if own_rate != rate else samples
-            for samples, own_rate in request.media.audio
-        ]
+        media["audio"] = [resample(samples, own_rate, rate) for samples, own_rate in request.media.audio]
         media["sampling_rate"] = rate
     if request.media.videos:
         media |= _videos(request)

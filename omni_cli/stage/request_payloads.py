@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +38,39 @@ def payload_arguments(
     Raises `PayloadError` for what the worker would reject, because a request that is rejected here fails alone.
     """
     return {ADDITIONAL_INFORMATION: encode_additional_information({_EMBEDS: prompt_embeds, **information}, limits)}
+
+
+@dataclass(frozen=True)
+class EmbeddedPrompt:
+    """A prompt's token ids, their input rows (num_prompt_tokens, embedding_size), and those of later steps.
+
+    Without rows `later` (num_rows, embedding_size), the worker makes those of later steps. To the rows of the first
+    `tokens_without_embedding` ids, the model adds none of its own. Rows at `hidden_positions` are hidden states, and
+    the others embeddings. `mrope_positions` (3, num_prompt_tokens) int64; None if they count up from 0. `more` are
+    further values for the model.
+    """
+
+    prompt_token_ids: list[int]
+    prompt_embeds: torch.Tensor
+    later: torch.Tensor | None = None
+    tokens_without_embedding: int = 0
+    hidden_positions: Sequence[int] = ()
+    mrope_positions: torch.Tensor | None = None
+    more: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def decode_embeds(self) -> torch.Tensor:
+        """The rows `later`; a row of zeros where the worker makes them, to which it adds its own."""
+        return torch.zeros_like(self.prompt_embeds[:1]) if self.later is None else self.later
+
+    def information(self) -> dict[str, object]:
+        """Return the values sent beside the prompt embeddings."""
+        values = {"tokens_without_embedding": [self.tokens_without_embedding], **self.more}
+        if self.hidden_positions:
+            values[HIDDEN_POSITIONS] = list(self.hidden_positions)
+        if self.mrope_positions is not None:
+            values["mrope_positions"] = self.mrope_positions
+        return {"decode_embeds": self.decode_embeds, **values}
 
 
 @dataclass

@@ -12,7 +12,7 @@ from support.request_fields import with_fields
 
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_speech import CsmSizes, MimiSizes, csm
-from omni_cli.models.csm.reference import SpokenText
+from omni_cli.models.reference import SpokenText
 from omni_cli.requests.contents import SpeechOptions, TextOptions
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 

@@ -20,7 +20,7 @@ from omni_cli.backends.vllm.hidden_states import ComputedSpan
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.higgs_audio.delayed_frames import CODES_BEFORE, DelayedFrames, RepeatLimit, read_repeat_limit
 from omni_cli.models.higgs_audio.family import FAMILY
-from omni_cli.models.higgs_audio.reference import DelayedSpeech
+from omni_cli.models.reference import SpokenText
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TextOptions
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
 
@@ -60,7 +60,7 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def references() -> dict[str, DelayedSpeech]:
+def references() -> dict[str, SpokenText]:
     reference = family_reference("tiny-higgs-audio", resolve_model("builtin:tiny-higgs-audio"), *LIMITS)
     return {request.request_id: reference.speak(request) for request in REQUESTS}
 
@@ -70,7 +70,7 @@ def engine(start_engine):
     return start_engine("tiny-higgs-audio", *LIMITS)
 
 
-def assert_equal(result: RequestResult, reference: DelayedSpeech) -> None:
+def assert_equal(result: RequestResult, reference: SpokenText) -> None:
     assert result.error is None, result.error
     (audio,) = [output for output in result.outputs if isinstance(output, AudioOutput)]
     backbone = result.stages[0]

@@ -11,7 +11,7 @@ from support.references import family_reference
 from support.request_fields import with_fields
 
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.models.vibevoice.reference import Speech
+from omni_cli.models.reference import SpokenText
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TextOptions
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 
@@ -42,7 +42,7 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def references() -> dict[str, Speech]:
+def references() -> dict[str, SpokenText]:
     reference = family_reference("tiny-vibevoice", resolve_model("builtin:tiny-vibevoice"), *LIMITS)
     return {request.request_id: reference.speak(request) for request in REQUESTS}
 
@@ -52,7 +52,7 @@ def engine(start_engine):
     return start_engine("tiny-vibevoice", *LIMITS)
 
 
-def assert_equal(result: RequestResult, reference: Speech) -> None:
+def assert_equal(result: RequestResult, reference: SpokenText) -> None:
     samples = audio_of(result)
     assert result.stages[0].output_token_ids == reference.tokens
     assert samples.shape == reference.waveform.shape

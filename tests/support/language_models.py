@@ -31,7 +31,7 @@ def answers(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     from omni_cli.config.families import Machine
     from omni_cli.config.schema import EngineConfig
     from omni_cli.engine.memory_plan import plan_start
-    from omni_cli.models.registry import load_stage
+    from omni_cli.engine.process.stage_process import load_stage
 
     plan = plan_start(EngineConfig.model_validate(derive_profile(Path(folder), Machine("cpu"), folder)), Path(folder))
     assert plan is not None

@@ -60,7 +60,7 @@ def chains(work: Path, profiles: list[str], models: list[str], **_: object) -> I
 def errors_of(config: Any, folder: str, every: int) -> dict[str, list[str | None]]:
     from stage_specs import get_spec
 
-    from omni_cli.models.registry import load_stage
+    from omni_cli.engine.process.stage_process import load_stage
 
     stage: Any = load_stage(get_spec(config, folder), lambda report: None)
     role = stage.spec.family.role(config.name)

@@ -6,7 +6,7 @@ the stage; the process of the reference loads none.
 
 import os
 
-from omni_cli.models import registry
+from omni_cli.engine.process import stage_process
 
 
 def _changed_stage(spec, **values):
@@ -155,7 +155,7 @@ _FAULTS = {
     "vae dtype": ("image", _same, _vae_dtype),
 }
 _name, _before, _after = _FAULTS[os.environ["PLANTED_OUTPUT"]]
-_load = registry.load_stage
+_load = stage_process.load_stage
 
 
 def _planted(spec, emit):
@@ -166,5 +166,5 @@ def _planted(spec, emit):
     return stage
 
 
-# Before anybody imports it by name.
-registry.load_stage = _planted
+# Looked up there by this name.
+stage_process.load_stage = _planted

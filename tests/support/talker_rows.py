@@ -27,8 +27,8 @@ def main() -> None:
     prepare_libraries()
     from stage_specs import get_spec
 
-    from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
-    from omni_cli.models.registry import load_stage
+    from omni_cli.engine.process.stage_process import load_stage
+    from omni_cli.models.qwen2_5_omni.family import TalkerConfig
 
     config = TalkerConfig.create("talker", input="thinker", **task["stage"])
     stage = load_stage(get_spec(config, task["model"]), lambda report: None)

@@ -20,7 +20,7 @@ def main() -> None:
 
     from omni_cli.checkpoints.resolve import resolve_model
     from omni_cli.config.loader import load_profile
-    from omni_cli.models.registry import load_stage
+    from omni_cli.engine.process.stage_process import load_stage
 
     config = load_profile(sys.argv[1], ())
     found = {}

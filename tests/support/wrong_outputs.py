@@ -31,8 +31,8 @@ def main() -> None:
     import torch
     from stage_specs import get_spec
 
-    from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
-    from omni_cli.models.registry import load_stage
+    from omni_cli.engine.process.stage_process import load_stage
+    from omni_cli.models.qwen2_5_omni.family import Token2WavConfig
 
     config = Token2WavConfig.create("token2wav", backend="vllm", input="talker", max_num_seqs=4, num_inference_steps=2)
     stage: Any = load_stage(get_spec(config, task["model"]), lambda report: None)

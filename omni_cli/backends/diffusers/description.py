@@ -14,7 +14,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -297,7 +297,8 @@ class ModularAdapter(DiffusionPipeline):
         chosen = {name: value for name, value in arguments.items() if value is not None and not is_default[name]}
         known = {entry.name for entry in self.modular._blocks.get_execution_blocks(**chosen).inputs}
         ignored = sorted(chosen.keys() - known - ({"guidance_scale"} if self._guiders else set()))
-        return [f"`{name}` has no effect beside {_list_inputs(chosen, name)}" for name in ignored]
+        others = {name: ", ".join(f"`{other}`" for other in chosen if other != name) for name in ignored}
+        return [f"`{name}` has no effect beside {names or 'no other input'}" for name, names in others.items()]
 
     def reference(self, name: str, file: CallFile) -> object:
         """Return a file as the class that its kind has among the values of an input."""
@@ -345,7 +346,3 @@ def _guiders(modular: ModularPipeline) -> list[Any]:
     """
     guiders = [part for name, part in modular.components.items() if "guider" in name]
     return [guider for guider in guiders if hasattr(guider, "guidance_scale") and getattr(guider, "_enabled", True)]
-
-
-def _list_inputs(names: Iterable[str], without: str | None = None) -> str:
-    return ", ".join(f"`{name}`" for name in names if name != without) or "no other input"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from omni_cli.backends.diffusers.arguments import grey_media
@@ -15,9 +18,65 @@ from omni_cli.config.stage_keys import CACHES_BETWEEN_BLOCKS, SECOND_DENOISER, n
 from omni_cli.core.errors import InputError, OmniError, StageError
 
 if TYPE_CHECKING:
-    from omni_cli.backends.execution.mode_choice import CallTime
+    import torch
+
     from omni_cli.backends.execution.modes import ExecutionMode
     from omni_cli.requests.pipeline_call import PipelineCall
+
+# A compiled call that is not faster by more than this repays no compilation.
+_MIN_GAIN = 0.97
+# The device waits for the host if it has nothing left to do when the host has launched the last operation. Where it is
+# the slower one, the host took at most 0.90 of a call on H200s; where it waits, all of it.
+_HOST_BOUND = 0.95
+
+
+@dataclass(frozen=True)
+class CallTime:
+    """Seconds of a call that begins on an idle device: on the host, and until the device has ended as well."""
+
+    host_s: float
+    total_s: float
+
+
+def choose_execution(eager: CallTime, compiled: CallTime, *, with_graphs: bool) -> tuple[Execution, str]:
+    """Return the mode and why; without `with_graphs` one that captures no CUDA graph."""
+    took = f"a compiled call takes {_ms(compiled.total_s)}, {_ms(compiled.host_s)} of it on the host"
+    reason = f"{took}, an eager one {_ms(eager.total_s)}"
+    if with_graphs and compiled.host_s >= _HOST_BOUND * compiled.total_s:
+        return "compile_cudagraph", reason
+    return ("compile" if compiled.total_s <= _MIN_GAIN * eager.total_s else "eager"), reason
+
+
+@contextmanager
+def timed_calls(
+    module: torch.nn.Module, synchronize: Callable[[], None], on_call: Callable[[list[CallTime]], None]
+) -> Iterator[list[CallTime]]:
+    """Measure the module's calls inside the context; `on_call` gets all so far after each."""
+    calls: list[CallTime] = []
+    began_s = 0.0
+
+    def begin(*_: object) -> None:
+        nonlocal began_s
+        synchronize()
+        began_s = time.perf_counter()
+
+    def end(*_: object) -> None:
+        host_s = time.perf_counter() - began_s
+        synchronize()
+        calls.append(CallTime(host_s, time.perf_counter() - began_s))
+        on_call(calls)
+
+    hooks = module.register_forward_pre_hook(begin), module.register_forward_hook(end)
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
 
 _REQUEST_ID = "warm-up"
 _MEASURED_MODES: tuple[Execution, ...] = ("eager", "compile", "compile")  # the first compiled calls compile
@@ -175,7 +234,6 @@ def choose_mode(executor: Executor, mode: ExecutionMode) -> dict[str, Any]:
 
     Returns the stage's keys that it has chosen; the reason is the mode's.
     """
-    from omni_cli.backends.execution.mode_choice import choose_execution
     from omni_cli.backends.execution.modes import CompiledGraphMode, CompiledMode
 
     if not isinstance(mode, CompiledMode | CompiledGraphMode):
@@ -213,7 +271,6 @@ def _is_faster(executor: Executor, attention: str, before: CallTime) -> bool:
 
 def _time_of_call(executor: Executor) -> CallTime:
     """Return the least time of the denoiser's first calls; the pipeline's call ends soon after them."""
-    from omni_cli.backends.execution.mode_choice import CallTime, timed_calls
 
     def end_early(calls: Sequence[CallTime]) -> None:
         if len(calls) >= _MIN_CALLS and sum(call.total_s for call in calls) >= _ENOUGH_S:

@@ -66,6 +66,7 @@ class DiffusersStage:
 
     unused_parts: ClassVar[tuple[str, ...]] = ()
     """Parts of the pipeline whose work another stage does; they are not loaded."""
+    voices: tuple[str, ...] = ()
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None], rank: Rank | None = None) -> None:
         """Load the stage. `rank` is that of this process, if another one started it as part of its own stage."""
@@ -96,10 +97,6 @@ class DiffusersStage:
     @property
     def effective(self) -> dict[str, object]:
         return dict(self.executor.effective)
-
-    @property
-    def voices(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def settings(self) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,27 +31,6 @@ if TYPE_CHECKING:
 _FRAMES_PER_BLOCK = 64
 # Temperatures below it are greedy, as in vLLM's sampler.
 _GREEDY_BELOW = 1e-5
-
-
-class CodeModel(Protocol):
-    """A model with a code predictor."""
-
-    num_codebooks: int
-
-    def predict_codes(
-        self,
-        hidden: torch.Tensor,
-        first_codes: torch.Tensor,
-        draws: torch.Tensor | None,
-        is_greedy: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return codes (batch, num_codebooks), and input rows (batch, hidden_size) without the first codes."""
-
-    def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return the input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks) of earlier frames."""
-
-    def add_rows(self, rows: torch.Tensor) -> None:
-        """Add rows (num_tokens, hidden_size) to the input embeddings of the next forward pass."""
 
 
 class Draws:
@@ -102,14 +81,15 @@ class RequestFrames:
 class FrameStore:
     """The frames of all requests in a worker.
 
-    With `guides`, it changes the logits of first codes; with `draws_first_again`, `predict` may return others.
+    With `guides`, it changes the logits of first codes; with `draws_first_again`, `predict` may return others. A model
+    has `num_codebooks`, `predict_codes`, `rows_of_codes` and `add_rows`; see `models.codec.frame_model.FrameModel`.
     """
 
     guides: ClassVar[bool] = False
     draws_first_again: ClassVar[bool] = False
 
-    def __init__(self, model: CodeModel, device: torch.device) -> None:
-        self._model = model
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._model: Any = model
         self._device = device
         self._requests: dict[str, RequestFrames] = {}
         # Rows of the latest step (num_requests, hidden_size), with the request, position and length (1) of each.
@@ -125,7 +105,8 @@ class FrameStore:
 
     @property
     def num_codebooks(self) -> int:
-        return self._model.num_codebooks
+        count: int = self._model.num_codebooks
+        return count
 
     def receive(self, request_id: str, codes: torch.Tensor) -> None:
         """Keep codes (num_codebooks,) of the next frame, which another rank predicted."""
@@ -201,7 +182,7 @@ class StepCodes:
 
 
 class CodeRunnerMixin(ARRunnerMixin):
-    """For models with `predict_codes` (`CodeModel`).
+    """For models with a `FrameStore`, or with what its own base needs.
 
     A step's codes leave the worker in `pooler_output`, one row next to each sampled token (`StepCodes.rows`).
     """
@@ -215,14 +196,6 @@ class CodeRunnerMixin(ARRunnerMixin):
         self._sampled_hidden: torch.Tensor | None = None
         self._codes: StepCodes | None = None
         self._clock = clock_for(self.device.type)
-
-    @property
-    def num_branches(self) -> int:
-        return getattr(self.get_model(), "num_branches", 0)
-
-    def allocate_branches(self, num_tokens: int) -> None:
-        if self.num_branches:
-            self.get_model().allocate_branches(num_tokens)
 
     def capture_model(self) -> int:
         num_bytes: int = super().capture_model()

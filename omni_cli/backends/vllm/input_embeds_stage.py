@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from vllm import SamplingParams
 from vllm.distributed import get_pp_group
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
 from omni_cli.backends.vllm.schedulers import get_scheduler
@@ -20,7 +21,7 @@ from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import PayloadError
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.stage.request_payloads import MORE_EMBEDS_FOLLOW, payload_arguments
+from omni_cli.stage.request_payloads import MORE_EMBEDS_FOLLOW, EmbeddedPrompt, payload_arguments
 
 
 class InputEmbedsModel(nn.Module):
@@ -29,6 +30,7 @@ class InputEmbedsModel(nn.Module):
     `model` is vLLM's decoder, which runs on the sums.
     """
 
+    hf_to_vllm_mapper: ClassVar[WeightsMapper]
     model: nn.Module
     input_embeds: torch.Tensor
     without_embedding: torch.Tensor
@@ -73,8 +75,12 @@ class InputEmbedsModel(nn.Module):
         return embeds
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings (num_tokens, embedding_size) of codec ids."""
-        raise NotImplementedError
+        """Return the embeddings (num_tokens, embedding_size) of codec ids; zeros where all inputs come as rows."""
+        return self.input_embeds.new_zeros((len(input_ids), self.input_embeds.shape[1]))
+
+    def add_rows(self, rows: torch.Tensor) -> None:
+        """Add rows (num_tokens, embedding_size) to the input embeddings of the next forward pass."""
+        self.input_embeds[: len(rows)] += rows
 
     def project_input(self, rows: torch.Tensor) -> torch.Tensor:
         """Project summed embeddings (num_tokens, embedding_size) to the decoder's (num_tokens, hidden_size)."""
@@ -99,6 +105,12 @@ class InputEmbedsModel(nn.Module):
         hidden: torch.Tensor | IntermediateTensors = self.model(None, positions, intermediate_tensors, inputs_embeds)
         return hidden
 
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the model, whose decoder has vLLM's names; return the names of the used weights."""
+        mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
+        return loaded
+
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[object]) -> tuple[torch.Tensor, int]:
         """Return M-RoPE positions (3, num_tokens) of plain text; a request with media brings its own."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
@@ -114,20 +126,6 @@ def talker_part(architecture: str, config: Any) -> Any:
     talker = config.talker_config
     talker.architectures = [architecture]
     return talker
-
-
-class PromptWithEmbeds(Protocol):
-    """A prompt of codec ids, its input embeddings (num_prompt_tokens, embedding_size), and those of later steps."""
-
-    @property
-    def prompt_token_ids(self) -> list[int]: ...
-    @property
-    def prompt_embeds(self) -> torch.Tensor: ...
-    @property
-    def decode_embeds(self) -> torch.Tensor: ...
-
-    def information(self) -> dict[str, object]:
-        """Return the values sent with the prompt embeddings, including `decode_embeds`."""
 
 
 class EmbeddingTable:
@@ -168,7 +166,7 @@ class InputEmbedsStage(TextStage):
             "scheduler_cls": "omni_cli.backends.vllm.schedulers.make_scheduler",
         }
 
-    def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
+    def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         """Return a request's prompt and the sampling parameters that the model needs."""
         raise NotImplementedError
 

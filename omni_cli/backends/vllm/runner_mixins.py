@@ -134,14 +134,6 @@ class OmniRunnerMixin(VllmRunner):
                 batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
             )
 
-    @property
-    def num_branches(self) -> int:
-        """Sequences of the model's own beside each request, whose keys and values are not in vLLM's cache."""
-        return 0
-
-    def allocate_branches(self, num_tokens: int) -> None:
-        """Allocate the cache of the branches of `num_tokens` tokens."""
-
     def _update_states(self, scheduler_output: SchedulerOutput) -> object:
         self._scheduled = scheduler_output
         for request_id in scheduler_output.finished_req_ids:

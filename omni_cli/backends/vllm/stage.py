@@ -75,6 +75,7 @@ class VllmStage:
     engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
     can_pad: ClassVar[bool] = False
     """True for a model with `batching: padded` and a choice of `precision`."""
+    voices: tuple[str, ...] = ()
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         for key, default in (("batching", "exact"), ("precision", None)):
@@ -132,10 +133,6 @@ class VllmStage:
     @property
     def effective(self) -> dict[str, object]:
         return {"output_copy": self._output_copy, **self.adapters.effective}
-
-    @property
-    def voices(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def settings(self) -> dict[str, object]:

@@ -6,9 +6,7 @@ import contextlib
 import functools
 import logging
 import os.path
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.platforms import current_platform
 
 from omni_cli.checkpoints.files import used_files
 from omni_cli.checkpoints.shards import find_fault, lacking
@@ -30,12 +27,6 @@ from omni_cli.stage.protocol import StageSpec
 logger = logging.getLogger(__name__)
 
 WHOLE_STAGE = "omni_whole"
-_THREADS = 2
-# Number of tensors that are read ahead of the model, and the size of the largest one.
-_AHEAD = 4
-_LARGEST_BYTES = 1 << 28
-# The share of a checkpoint's bytes that a model must take for its tensors to be read ahead: the rest is read, too.
-_LEAST_SHARE = 0.75
 _INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
 
 
@@ -46,16 +37,10 @@ class WholeLoader(DefaultModelLoader):
     vLLM itself reports parameters that got nothing, except those of linear layers, embeddings and experts, and none
     that got only a part, such as one of three fused matrices. These are memory that nothing else initialises, so it is
     filled with NaN while the model is built, and what is NaN afterwards is missing.
-
-    For a CUDA device, threads read tensors ahead into pinned memory, at 13 GiB/s on an H100. From the pages of the
-    checkpoint's file, the driver would copy them through its own pinned memory, at 7 GiB/s. A model that takes a small
-    part of the checkpoint, or slices of its tensors, is loaded as by vLLM.
     """
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(replace(load_config, load_format="auto"))
-        self._num_bytes = 0
-        self._reads_ahead = False
         self._missing: set[str] = set()
 
     def create_model(self, *args: object, **kwargs: object) -> nn.Module:
@@ -69,7 +54,6 @@ class WholeLoader(DefaultModelLoader):
         return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
-        self._num_bytes = sum(parameter.nbytes for parameter in model.parameters())
         super().load_weights(model, model_config)
         # A quantized checkpoint may have no scales of inputs.
         required = {name: weight for name, weight in model.named_parameters() if "input" not in name.rpartition(".")[2]}
@@ -107,13 +91,10 @@ class WholeLoader(DefaultModelLoader):
         others = sorted({file.name for file in Path(folder).glob("*.safetensors")} - {file.name for file in files})
         if others and allow_patterns_overrides is None:
             logger.warning("ignored in %s, because the model is in other files: %s", folder, ", ".join(others))
-        stored = sum(file.stat().st_size for file in files)
-        self._reads_ahead = self._num_bytes > _LEAST_SHARE * stored
         return folder, list(map(str, files)), *form
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Iterator[tuple[str, torch.Tensor]]:
-        weights = with_released_names(super()._get_weights_iterator(source))
-        return read_ahead(weights) if self._reads_ahead and not current_platform.is_cpu() else weights
+        return with_released_names(super()._get_weights_iterator(source))
 
 
 def _is_unwritten(weight: torch.Tensor) -> bool:
@@ -154,22 +135,3 @@ def naming_missing_weights(spec: StageSpec) -> Iterator[None]:
         raise
     if fault := find(is_loaded=True):
         raise fault
-
-
-def read_ahead(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield `weights` in their order, those on the host in pinned memory."""
-    waiting: deque[tuple[str, Future[torch.Tensor]]] = deque()
-    device = torch.cuda.current_device()  # the default of a new thread is the first device
-    with ThreadPoolExecutor(_THREADS, initializer=torch.cuda.set_device, initargs=(device,)) as threads:
-        for name, tensor in weights:
-            waiting.append((name, threads.submit(_pin, tensor)))
-            if len(waiting) > _AHEAD:
-                first, pinned = waiting.popleft()
-                yield first, pinned.result()
-        for first, pinned in waiting:
-            yield first, pinned.result()
-    torch.accelerator.empty_host_cache()
-
-
-def _pin(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.pin_memory() if tensor.device.type == "cpu" and tensor.nbytes <= _LARGEST_BYTES else tensor

@@ -130,15 +130,18 @@ class OmniWorkerMixin(VllmWorker):
     def determine_available_memory(self) -> int:
         with mark("memory profiling"):
             available = int(super().determine_available_memory())
-        num_branches: int = self.model_runner.num_branches
+        # Sequences of a model's own beside each request, whose keys and values are not in vLLM's cache.
+        num_branches: int = getattr(self.get_model(), "num_branches", 0)
         return available // (1 + num_branches)
 
     def initialize_from_config(self, *args: object, **kwargs: object) -> None:
         with mark("KV cache"):
             super().initialize_from_config(*args, **kwargs)
-            # As vLLM's: forgotten while asleep.
-            with self._maybe_get_memory_pool_context(tag="kv_cache"):
-                self.model_runner.allocate_branches(self.cache_config.num_gpu_blocks * self.cache_config.block_size)
+            if hasattr(self.get_model(), "num_branches"):
+                # As vLLM's: forgotten while asleep.
+                with self._maybe_get_memory_pool_context(tag="kv_cache"):
+                    num_tokens = self.cache_config.num_gpu_blocks * self.cache_config.block_size
+                    self.get_model().allocate_branches(num_tokens)
 
     def compile_or_warm_up_model(self) -> object:
         with mark("warm-up"):

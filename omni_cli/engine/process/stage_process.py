@@ -17,19 +17,19 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from omni_cli.backends.execution import ranges
 from omni_cli.backends.execution.stacks import stacks_in, write_stacks_on_signal
+from omni_cli.config.families import load
 from omni_cli.core.compat.own_tokenizers import tokenizer_effect
-from omni_cli.core.errors import OutputError
+from omni_cli.core.errors import OutputError, StageError
 from omni_cli.engine.mps import PIPES, mps_effect
 from omni_cli.engine.process.fork_server import StageLog, become_group_leader
-from omni_cli.engine.ray.cluster import ray_for_ranks
+from omni_cli.engine.ray_cluster import ray_for_ranks
 from omni_cli.engine.recording.recorder import Recorder, initialized_cuda
-from omni_cli.models.registry import load_stage
 from omni_cli.stage.failures import as_failure, summary
 from omni_cli.stage.messages import (
     AbortRequest,
@@ -128,6 +128,19 @@ def _run(
         emit(as_failure(error, spec.stage))
     finally:
         stage.close(process_ends=True)
+
+
+def load_stage(spec: StageSpec, emit: Callable[[Report], None]) -> Stage:
+    """Load the stage that `spec` describes; `emit` sends progress from within a step."""
+    role = spec.family.role(spec.stage.name)
+    assert role is not None, "a profile's stages are checked with its checkpoint"
+    try:
+        stage: Callable[[StageSpec, Callable[[Report], None]], Stage] = load(role.stage)
+    except ImportError as error:
+        raise StageError(
+            f"{role.backend} cannot be imported: {error}", stage=spec.stage.name, hint="run `omni doctor`"
+        ) from error
+    return stage(spec, emit)
 
 
 def _serve(

@@ -107,19 +107,13 @@ class Tracer:
 _OUTSIDE = "(outside modules)"
 
 
-def _cpu_attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
-def _onednn_flops(inputs: Any, weight: Any, *_: Any, **__: Any) -> int:
-    return 2 * int(inputs.numel()) * int(weight.shape[0])
-
-
 # torch counts the attention kernels of CUDA and its own products but not these.
 _FLOPS = {
     **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops,
-    torch.ops.mkldnn._linear_pointwise: _onednn_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda query, key, value, *_, **__: sdpa_flop_count(query.shape, key.shape, value.shape)
+    ),
+    torch.ops.mkldnn._linear_pointwise: lambda inputs, weight, *_, **__: 2 * inputs.numel() * weight.shape[0],
 }
 
 

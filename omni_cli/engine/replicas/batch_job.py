@@ -208,7 +208,9 @@ class BatchJob:
         import ray.data
 
         resources = replica_resources(self.config, self._replicas)
-        items = [{"index": index, "spec": pickle.dumps(_absolute(spec))} for index, spec in specs]
+        # Names of files that are valid in another process.
+        named = [(index, spec.with_files(lambda path: path.absolute())) for index, spec in specs]
+        items = [{"index": index, "spec": pickle.dumps(spec)} for index, spec in named]
         # With few requests, the first replica to be ready must not take them all.
         in_flight = min(REQUESTS_PER_REPLICA, -(-len(items) // self._replicas))
         pool = ray.data.ActorPoolStrategy(
@@ -230,11 +232,6 @@ def _wait_for_ray_data() -> None:
     for thread in threading.enumerate():
         if thread.name.startswith(_RAY_DATA_THREADS):
             thread.join(_JOIN_S)
-
-
-def _absolute(spec: RequestSpec) -> RequestSpec:
-    """Make its file names absolute, so that they are valid in another process."""
-    return spec.with_files(lambda path: path.absolute())
 
 
 def _as_omni_error(error: BaseException) -> OmniError:

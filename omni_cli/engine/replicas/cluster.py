@@ -14,7 +14,7 @@ from omni_cli.core.child_python import leave_out_current_folder
 from omni_cli.core.errors import OmniError, StageError, UsageError
 from omni_cli.engine.checkpoint_fit import check_start
 from omni_cli.engine.devices import INSTALL_RAY, has_ray
-from omni_cli.engine.ray.cluster import RayCluster
+from omni_cli.engine.ray_cluster import RayCluster
 from omni_cli.requests.outputs import RequestResult, StageInfo
 
 _THREADS = "OMP_NUM_THREADS"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
-from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper
+from vllm.model_executor.models.utils import PPMissingLayer
 
 from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.graphs import GraphBackend
@@ -26,7 +26,6 @@ class FrameModel(InputEmbedsModel):
     predictor_name: ClassVar[str]
     weights_prefix: ClassVar[str] = ""
     sampling: ClassVar[CodeSampling]
-    hf_to_vllm_mapper: ClassVar[WeightsMapper]
     num_codebooks: int
     max_num_seqs: int
 
@@ -41,8 +40,7 @@ class FrameModel(InputEmbedsModel):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the model, allocate the code predictor's buffers, and return the names of the used weights."""
         apart: set[str] = set()
-        mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(self._load_predictor(weights, apart), mapper=mapper)
+        loaded = super().load_weights(self._load_predictor(weights, apart))
         if not isinstance(getattr(self, self.predictor_name), PPMissingLayer):
             network = self.code_network()
             weight = next(network.layers.parameters())
@@ -103,7 +101,3 @@ class FrameModel(InputEmbedsModel):
         for index in range(1, self.num_codebooks):
             rows = rows + self.embed_codes(index, codes[:, index])
         return rows
-
-    def add_rows(self, rows: torch.Tensor) -> None:
-        """Add rows (num_tokens, hidden_size) to the input embeddings of the next forward pass."""
-        self.input_embeds[: rows.shape[0]] += rows

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 import torch
 from vllm.outputs import RequestOutput
 
@@ -44,30 +41,6 @@ class StepStage(InputEmbedsStage):
         report = super().finish(active, output)
         report.trace.update({name: active.context.get(name, []) for name in _STEP_TIMES})
         return report
-
-
-@dataclass(frozen=True)
-class RowsPrompt:
-    """The input rows (num_tokens, hidden_size) of a prompt without token ids; the worker makes the rows of frames.
-
-    `more` is what the worker's frames need beside the rows.
-    """
-
-    prompt_embeds: torch.Tensor
-    more: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        """Arbitrary codes: all inputs come as rows."""
-        return [0] * len(self.prompt_embeds)
-
-    @property
-    def decode_embeds(self) -> torch.Tensor:
-        """No rows: nothing is added to the frames."""
-        return torch.zeros_like(self.prompt_embeds[:1])
-
-    def information(self) -> dict[str, object]:
-        return {"decode_embeds": self.decode_embeds, **self.more}
 
 
 class FrameStage(StepStage):

@@ -71,10 +71,15 @@ class DecoderCall(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         """Raise `ValueError` if `module` has parts that cannot be decoded piece by piece."""
         super().__init__()
-        decoder = _mimi_decoder(module) if isinstance(module, MimiModel) else module
-        self._call: Callable[[torch.Tensor], torch.Tensor] = (
-            _mimi_decode(module) if isinstance(module, MimiModel) else module.forward
-        )
+        decoder, call = module, module.forward
+        if isinstance(module, MimiModel):  # its other modules are the encoder's
+            decoder = nn.ModuleList([module.upsample, module.decoder_transformer, module.decoder])
+
+            def call(codes: torch.Tensor) -> torch.Tensor:
+                samples: torch.Tensor = module.decode(codes).audio_values
+                return samples
+
+        self._call: Callable[[torch.Tensor], torch.Tensor] = call
         self._contexts: dict[int, torch.Tensor] | None = None
         self._kept: dict[int, torch.Tensor] = {}
         for index, convolution in enumerate(_causal_convolutions(decoder)):
@@ -271,19 +276,6 @@ class StreamingCodecDecoder:
 
 def _join_rows(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(rows) if len(rows) > 1 else rows[0]
-
-
-def _mimi_decoder(module: nn.Module) -> nn.Module:
-    """Return what turns Mimi's quantized codes into samples; the rest of the module is its encoder."""
-    return nn.ModuleList([module.upsample, module.decoder_transformer, module.decoder])
-
-
-def _mimi_decode(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    def decode(codes: torch.Tensor) -> torch.Tensor:
-        samples: torch.Tensor = module.decode(codes).audio_values
-        return samples
-
-    return decode
 
 
 def _causal_convolutions(decoder: nn.Module) -> list[nn.Module]:

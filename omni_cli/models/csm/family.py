@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
 from omni_cli.core.errors import InputError
 from omni_cli.models.voices import speaker_for
+
+if TYPE_CHECKING:
+    from omni_cli.requests.outputs import GenerateRequest
 
 # Of a conversation; a single text may have any number.
 SPEAKERS = ("0", "1")
@@ -19,6 +22,26 @@ def pick_speaker(name: str | None) -> str:
     if not (speaker.isascii() and speaker.isdigit()):
         raise InputError(f"unknown speaker `{speaker}`", hint="this model's speakers are numbers, from 0 on")
     return speaker
+
+
+def make_inputs(processor: Any, request: GenerateRequest) -> Any:
+    """Return the inputs of transformers' `processor` for a request: its text after the speaker's number, `[0]hello`.
+
+    Raises `InputError` for one that the model cannot speak.
+    """
+    if request.text.raw:
+        if request.speech.speaker is not None:
+            raise InputError("a raw prompt names its speaker itself", hint="drop the speaker, or `raw`")
+        return processor.tokenizer(request.prompt, return_tensors="pt")
+    text = request.text.reply
+    if text is None:
+        text = "".join(part.text for message in request.messages for part in message.parts) or request.prompt
+        if not text:
+            raise InputError("the prompt is empty", hint="give it something to answer")
+        if len(request.messages) > 1:
+            raise InputError("this model speaks one message, and not a conversation")
+    turn = {"role": pick_speaker(request.speech.speaker), "content": [{"type": "text", "text": text}]}
+    return processor.apply_chat_template([turn], tokenize=True, return_dict=True, return_tensors="pt")
 
 
 _HERE = "omni_cli.models.csm"
@@ -51,7 +74,7 @@ FAMILY = Family(
             needed_weights=("codec_model.",),
         ),
     ),
-    vllm_models={BACKBONE: f"{_HERE}.backbone:CsmBackbone", CODEC: f"{_HERE}.backbone:CsmCodec"},
+    vllm_models={BACKBONE: f"{_HERE}.stages:CsmBackbone", CODEC: f"{_HERE}.stages:CsmCodec"},
     builtins={"tiny-csm": "omni_cli.checkpoints.tiny_speech:tiny_csm"},
     profile=f"{_HERE}.family:derive_stages",
     published={"sesame/csm-1b": CheckpointNeeds(7 * 10**9, {"backbone": 1553 * 10**6, "codec": 79 * 10**6})},

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import CsmForConditionalGeneration, CsmProcessor
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.models.csm.family import pick_speaker
+from omni_cli.models.csm.family import make_inputs
 from omni_cli.models.reference import (
     ForcedCodes,
     ForcedTokens,
+    SpokenText,
     force_tokens,
     get_device,
     get_limits,
@@ -24,14 +23,6 @@ from omni_cli.models.reference import (
 )
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
-
-
-@dataclass(frozen=True)
-class SpokenText:
-    """`codes` has a frame of one code per codebook for each step, the end included; `waveform` is float32."""
-
-    codes: tuple[tuple[int, ...], ...]
-    waveform: np.ndarray
 
 
 class CsmReference:
@@ -71,13 +62,7 @@ class CsmReference:
                 return_dict_in_generate=True,
             )
         made = tuple(map(tuple, generated.sequences[0].tolist()))
-        return SpokenText(made, generated.audio[0].reshape(-1).float().cpu().numpy())
+        return SpokenText(generated.audio[0].reshape(-1).float().cpu().numpy(), codes=made)
 
     def _inputs(self, request: GenerateRequest) -> Any:
-        if request.text.raw:
-            return self._processor.tokenizer(request.prompt, return_tensors="pt").to(get_device())
-        text = request.text.reply or request.prompt
-        text = text or "".join(part.text for message in request.messages for part in message.parts)
-        turn = {"role": pick_speaker(request.speech.speaker), "content": [{"type": "text", "text": text}]}
-        inputs = self._processor.apply_chat_template([turn], tokenize=True, return_dict=True, return_tensors="pt")
-        return inputs.to(get_device())
+        return make_inputs(self._processor, request).to(get_device())

@@ -1,34 +1,132 @@
-"""CSM's backbone and codec on vLLM engines."""
+"""CSM on vLLM: backbone and depth decoder make frames of codes from text, and Mimi makes samples of these.
+
+vLLM's Llama samples the first code of each frame as its token; the depth decoder draws the others within the step. The
+input of a text position is its embedding, which comes with the request; that of a frame is the sum of its codes'.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from transformers import AutoProcessor
+import torch
+from torch import nn
+from transformers import AutoProcessor, CsmDepthDecoderForCausalLM, MimiModel
+from vllm.config import VllmConfig
+from vllm.distributed import get_pp_group
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.interfaces import SupportsPP
+from vllm.model_executor.models.llama import LlamaModel
+from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 
 from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable
-from omni_cli.backends.vllm.prompts import get_conversation
 from omni_cli.backends.vllm.stage import ActiveRequest
-from omni_cli.core.errors import InputError
-from omni_cli.models.codec.decoder_stage import CodecStage
-from omni_cli.models.codec.frame_stage import FrameStage, RowsPrompt
-from omni_cli.models.csm.family import BACKBONE, CODEC, SPEAKERS, pick_speaker
+from omni_cli.core.errors import CheckpointError
+from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
+from omni_cli.models.codec.decoder_stage import CodecForDiffusion, CodecStage
+from omni_cli.models.codec.frame_model import FrameModel
+from omni_cli.models.codec.frame_stage import FrameStage
+from omni_cli.models.csm.family import BACKBONE, CODEC, SPEAKERS, make_inputs, pick_speaker
 from omni_cli.models.voices import note_on_voice
-from omni_cli.requests.outputs import GenerateRequest, Message
 from omni_cli.stage.messages import Report
 from omni_cli.stage.protocol import StageSpec
+from omni_cli.stage.request_payloads import EmbeddedPrompt
 
 
-class TextPrompt(RowsPrompt):
-    """A text's embeddings (num_tokens, hidden_size), to which none of codes are added."""
+class CsmBackbone(FrameModel, SupportsPP):
+    """Loads the weights of a CSM checkpoint, except the text embeddings and Mimi."""
 
-    def information(self) -> dict[str, object]:
-        return {**super().information(), "tokens_without_embedding": [len(self.prompt_embeds)]}
+    predictor_name = "depth_decoder"
+    # Of a sampling depth decoder, from the released checkpoint's generation_config.json.
+    sampling = CodeSampling(top_k=50, top_p=1.0, temperature=0.9)
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "backbone_model.embed_tokens.embed_audio_tokens.": "model.embed_tokens.",
+            # The same table under both names.
+            "depth_decoder.model.embed_tokens.": "model.embed_tokens.",
+            "backbone_model.": "model.",
+            "embed_text_tokens.": None,
+            "codec_model.": None,
+        }
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        if not config.tie_codebooks_embeddings:
+            raise CheckpointError(
+                f"{vllm_config.model_config.model} has separate code embeddings for backbone and depth decoder "
+                "(`tie_codebooks_embeddings: false`), which this version cannot run"
+            )
+        self.config = config
+        self.num_codebooks: int = config.num_codebooks
+        self.max_num_seqs: int = vllm_config.scheduler_config.max_num_seqs
+        self.model = LlamaModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        # Of all codebooks, because the depth decoder reads them too. A copy per rank costs less than exchanging rows.
+        self.model.embed_tokens = nn.Embedding(config.num_codebooks * config.vocab_size, config.hidden_size)
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.depth_decoder: nn.Module = PPMissingLayer()
+        self.lm_head: nn.Module = PPMissingLayer()
+        if get_pp_group().is_first_rank:
+            num_rows = vllm_config.scheduler_config.max_num_batched_tokens
+            self.make_input_buffers(num_rows, config.hidden_size, config.hidden_size)
+        if get_pp_group().is_last_rank:
+            self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
+            self.depth_decoder = CsmDepthDecoderForCausalLM._from_config(
+                config.depth_decoder_config, dtype=torch.get_default_dtype()
+            )
+            del self.depth_decoder.model.embed_tokens
+
+    def code_network(self) -> CodeNetwork:
+        depth = self.depth_decoder
+        return CodeNetwork(
+            config=depth.config,
+            layers=depth.model.layers,
+            norm=depth.model.norm,
+            rotary_emb=depth.model.rotary_emb,
+            embed=self.embed_codes,
+            head=lambda index, hidden: self._only_codes(hidden @ depth.codebooks_head.weight[index - 1]),
+            project=depth.model.inputs_embeds_projector,
+        )
+
+    def embed_codes(self, index: int, codes: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.model.embed_tokens(codes + index * self.config.vocab_size)
+        return rows
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return embeddings (num_tokens, hidden_size) of first codes."""
+        return self.embed_codes(0, input_ids)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
+        return None if logits is None else self._only_codes(logits)
+
+    def _only_codes(self, logits: torch.Tensor) -> torch.Tensor:
+        """Mask the ids after the codes in logits (batch, vocab_size), because Mimi cannot decode them."""
+        logits[:, self.config.codec_config.codebook_size :] = float("-inf")
+        return logits
+
+
+class CsmCodec(CodecForDiffusion):
+    """Loads the weights called `codec_model.`, except the encoder's."""
+
+    weights_prefix = "codec_model."
+
+    def make_codec(self, config: Any) -> nn.Module:
+        mimi = config.codec_config
+        self.sample_rate, self.codebook_size = mimi.sampling_rate, mimi.codebook_size
+        self.num_codebooks = config.num_codebooks
+        codec: nn.Module = MimiModel._from_config(mimi, dtype=torch.get_default_dtype())
+        codec.encoder = codec.encoder_transformer = codec.downsample = None
+        return codec
 
 
 class BackboneStage(FrameStage):
     """Generates frames of codes from a text; vLLM samples the first codes as tokens."""
+
+    voices = SPEAKERS
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
@@ -39,36 +137,12 @@ class BackboneStage(FrameStage):
     def engine_args(self) -> dict[str, object]:
         return {**super().engine_args(), "hf_overrides": {"architectures": [BACKBONE]}}
 
-    @property
-    def voices(self) -> tuple[str, ...]:
-        return SPEAKERS
-
-    def begin(self, active: ActiveRequest) -> tuple[TextPrompt, dict[str, object]]:
+    def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         speaker = active.request.speech.speaker
         active.context["notes"] = note_on_voice(speaker, pick_speaker(speaker))
-        return TextPrompt(self._embed(self._token_ids(active.request))), {}
-
-    def _token_ids(self, request: GenerateRequest) -> list[int]:
-        """Return the ids of a text after its speaker's number: `[0]hello`."""
-        tokenizer = self._processor.tokenizer
-        if request.text.raw:
-            if request.speech.speaker is not None:
-                raise InputError("a raw prompt names its speaker itself", hint="drop the speaker, or `raw`")
-            return list(tokenizer(request.prompt).input_ids)
-        speaker = pick_speaker(request.speech.speaker)
-        text = self._text(request)
-        turn = {"role": speaker, "content": [{"type": "text", "text": text}]}
-        prompt = self._processor.apply_chat_template([turn], tokenize=False)
-        return list(tokenizer(prompt, add_special_tokens=False).input_ids)
-
-    def _text(self, request: GenerateRequest) -> str:
-        """Return the text to speak: a given reply, else the prompt."""
-        if request.text.reply is not None:
-            return request.text.reply
-        messages: tuple[Message, ...] = get_conversation(request)
-        if len(messages) > 1:
-            raise InputError("this model speaks one message, and not a conversation")
-        return "".join(part.text for part in messages[0].parts)
+        rows = self._embed(make_inputs(self._processor, active.request)["input_ids"][0].tolist())
+        # Of a text, to whose rows no embeddings of codes are added.
+        return EmbeddedPrompt([0] * len(rows), rows, tokens_without_embedding=len(rows)), {}
 
     def is_end(self, active: ActiveRequest) -> bool:
         """As in the reference, a frame of end ids ends the speech, with any last code."""

@@ -11,7 +11,7 @@ from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.config.schema import DiffusionStageConfig, StageConfig
 from omni_cli.core.errors import InputError, StageError
-from omni_cli.models.glm_image.checks import FACTOR
+from omni_cli.models.glm_image.family import FACTOR
 from omni_cli.models.glm_image.prompts import PriorOutput, upsample
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Report

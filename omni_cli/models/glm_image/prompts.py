@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omni_cli.core.errors import CheckpointError, InputError
-from omni_cli.models.glm_image.checks import FACTOR
+from omni_cli.models.glm_image.family import FACTOR
 from omni_cli.stage.payloads import PayloadError, get_tensor
 
 if TYPE_CHECKING:

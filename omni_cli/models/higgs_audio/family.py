@@ -48,7 +48,7 @@ FAMILY = Family(
             needed_weights=("audio_tokenizer/quantizer.", "audio_tokenizer/acoustic_decoder."),
         ),
     ),
-    vllm_models={BACKBONE: f"{_HERE}.backbone:HiggsBackbone", CODEC: f"{_HERE}.backbone:HiggsCodec"},
+    vllm_models={BACKBONE: f"{_HERE}.stages:HiggsBackbone", CODEC: f"{_HERE}.stages:HiggsCodec"},
     builtins={"tiny-higgs-audio": "omni_cli.checkpoints.tiny_speech:tiny_higgs_audio"},
     profile=f"{_HERE}.family:derive_stages",
     prompt_frame=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,17 @@ from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.higgs_audio.prompts import load_processor, load_tokenizer, make_inputs
-from omni_cli.models.reference import ForcedTokens, force_tokens, get_device, get_limits, load_model, replace_attribute
+from omni_cli.models.reference import (
+    ForcedTokens,
+    SpokenText,
+    force_tokens,
+    get_device,
+    get_limits,
+    load_model,
+    replace_attribute,
+)
 from omni_cli.models.scores import EngineOutput, Expected, TokenScores, Way
 from omni_cli.requests.outputs import GenerateRequest
-
-
-@dataclass(frozen=True)
-class DelayedSpeech:
-    """`codes` has a frame of one code per codebook for each step, as they are generated; `waveform` is float32."""
-
-    codes: tuple[tuple[int, ...], ...]
-    waveform: np.ndarray
 
 
 class ForcedFrames(LogitsProcessor):
@@ -76,7 +76,7 @@ class HiggsAudioReference:
 
     def speak(
         self, request: GenerateRequest, frames: ForcedFrames | None = None, num_frames: int | None = None
-    ) -> DelayedSpeech:
+    ) -> SpokenText:
         inputs = self._inputs(request)
         limits = get_limits(self._config, self._stage) if num_frames is None else {"max_new_tokens": num_frames}
         with torch.no_grad(), self._led_by(frames):
@@ -85,7 +85,7 @@ class HiggsAudioReference:
         codes = tuple(map(tuple, sequence[0, num_heard:].tolist()))
         with torch.no_grad():
             waveform = self._processor.decode(sequence[:, num_heard:])
-        return DelayedSpeech(codes, waveform.reshape(-1).float().numpy())
+        return SpokenText(waveform.reshape(-1).float().numpy(), codes=codes)
 
     @contextlib.contextmanager
     def _led_by(self, frames: ForcedFrames | None) -> Iterator[None]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from omni_cli.core.errors import CheckpointError, InputError
-from omni_cli.models.qwen2_5_omni.settings import TalkerPrompt
+from omni_cli.models.qwen2_5_omni.family import TalkerPrompt
 from omni_cli.models.qwen_omni.media import get_media, reference_positions
 from omni_cli.models.voices import speaker_for
 from omni_cli.stage.payloads import PayloadError, get_integers, get_tensor
+from omni_cli.stage.request_payloads import EmbeddedPrompt
 
 if TYPE_CHECKING:
     import torch
@@ -115,26 +116,6 @@ class PartialOutput:
         return ThinkerOutput(list(prompt_ids), replied, rows[:num_rows], media).information()
 
 
-@dataclass(frozen=True)
-class TalkerInput:
-    """A talker request: P + 2 codec ids, their input embeddings (P + 2, embedding_size), and those of later steps.
-
-    `mrope_positions` (3, P + 2) int64, None if they count up from 0. The embeddings of the first
-    `tokens_without_embedding` codec ids are not added.
-    """
-
-    prompt_token_ids: list[int]
-    prompt_embeds: torch.Tensor
-    decode_embeds: torch.Tensor
-    mrope_positions: torch.Tensor | None
-    tokens_without_embedding: int
-
-    def information(self) -> dict[str, object]:
-        """Return the values sent beside the prompt embeddings."""
-        values = {"decode_embeds": self.decode_embeds, "tokens_without_embedding": [self.tokens_without_embedding]}
-        return values if self.mrope_positions is None else {**values, "mrope_positions": self.mrope_positions}
-
-
 def thinker_to_talker(
     stage_output: ThinkerOutput,
     *,
@@ -143,7 +124,7 @@ def thinker_to_talker(
     text_bos_token_id: int,
     talker_prompt: TalkerPrompt,
     is_whole: bool = True,
-) -> TalkerInput:
+) -> EmbeddedPrompt:
     """Build the talker's input rows. `config` is the `Qwen2_5OmniTalkerConfig`; `embed` looks up the thinker's
     embeddings.
 
@@ -164,11 +145,11 @@ def thinker_to_talker(
     if is_whole:
         # A reply of a single token has no row, so the talker receives the end of the text immediately.
         stream = torch.cat([stream, _ending(config, embed)])
-    return TalkerInput(
+    return EmbeddedPrompt(
         prompt_token_ids=[config.tts_codec_mask_token_id] * num_prompt
         + [config.tts_codec_pad_token_id, config.tts_codec_start_token_id],
         prompt_embeds=torch.cat([rows[:num_prompt], embed([text_bos_token_id]), stream[:1]]),
-        decode_embeds=stream[1:],
+        later=stream[1:],
         mrope_positions=(
             mrope_positions([*prompt_ids, text_bos_token_id, output_ids[0]], stage_output.media, config)
             if talker_prompt == "full" and stage_output.media

@@ -17,8 +17,9 @@ from omni_cli.checkpoints.adapters import ADAPTER_WEIGHTS
 from omni_cli.checkpoints.files import read_header
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.models.qwen2_5_omni.connectors import pick_speaker
-from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
+from omni_cli.models.qwen2_5_omni.family import TalkerConfig, Token2WavConfig
 from omni_cli.models.reference import (
+    ForcedCodes,
     ForcedTokens,
     force_tokens,
     get_device,
@@ -72,11 +73,13 @@ class Qwen2_5OmniReference:
             return Expected({"thinker": thinker.scores}, num_input_tokens=self._num_input_tokens)
         if len(thinker.token_ids) < self.MIN_SPOKEN:
             raise NoReferenceError("transformers cannot speak an answer of a single token")
-        talker = force_tokens(output.tokens["talker"])
-        spoken = self.speak(output.request, thinker, talker)
+        tokens = output.tokens["talker"]
+        talker, codes = force_tokens(tokens), ForcedCodes(tokens.codes or ())
+        spoken = self.speak(output.request, thinker, talker, codes)
         arrays = {name: spoken.waveform for name in output.arrays}
-        scores = {"thinker": thinker.scores, "talker": talker.scores}
-        return Expected(scores, arrays, "token2wav", num_input_tokens=self._num_input_tokens)
+        talker_scores = talker.scores if tokens.codes is None else codes.added_to(talker.scores)
+        scores = {"thinker": thinker.scores, "talker": talker_scores}
+        return Expected(scores, arrays, self.config.stages[-1].name, num_input_tokens=self._num_input_tokens)
 
     def answer(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> tuple[int, ...]:
         """Return the ids of a text answer without speech."""
@@ -86,9 +89,13 @@ class Qwen2_5OmniReference:
         return tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
 
     def speak(
-        self, request: GenerateRequest, thinker: ForcedTokens | None = None, talker: ForcedTokens | None = None
+        self,
+        request: GenerateRequest,
+        thinker: ForcedTokens | None = None,
+        talker: ForcedTokens | None = None,
+        codes: ForcedCodes | None = None,
     ) -> SpokenResult:
-        """Return the spoken answer, with the ids of both stages."""
+        """Return the spoken answer, with the ids of both stages; its talker has one codebook, and so no `codes`."""
         config = self.model.config.talker_config
         token2wav = self.config.stages_by_name.get("token2wav")
         inputs = self.inputs(request)
@@ -113,10 +120,10 @@ class Qwen2_5OmniReference:
                 talker_eos_token_id=[config.tts_codec_pad_token_id, config.tts_codec_end_token_id],
                 use_audio_in_video=False,
             )
-        ((arguments, codes),) = calls
+        ((arguments, spoken),) = calls
         return SpokenResult(
             tuple(sequences[0, inputs["input_ids"].shape[1] :].tolist()),
-            tuple(codes[0, arguments["input_ids"].shape[1] :].tolist()),
+            tuple(spoken[0, arguments["input_ids"].shape[1] :].tolist()),
             waveform.reshape(-1).float().cpu().numpy(),
         )
 

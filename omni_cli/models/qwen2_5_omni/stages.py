@@ -1,15 +1,32 @@
-"""Qwen2.5-Omni's thinker and talker on vLLM engines."""
+"""Qwen2.5-Omni's thinker and talker on vLLM engines; the talker makes codec tokens from the thinker's hidden states.
+
+Every position of the talker is conditioned on one row of the thinker (`fill_input_embeds`): prompt positions on the
+thinker's prompt, decoded ones on its reply, one row per step. Prompt tokens are codec ids too (the mask id means "no
+codec token"), so vLLM sees ordinary token ids and batches, splits and preempts the request like any other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
+from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.distributed import get_pp_group
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsPP
+from vllm.model_executor.models.llama import LlamaDecoderLayer
+from vllm.model_executor.models.qwen2 import Qwen2Model
+from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 from vllm.outputs import RequestOutput
 
-from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, InputEmbedsStage, PromptWithEmbeds, talker_part
+from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, InputEmbedsModel, InputEmbedsStage, talker_part
 from omni_cli.backends.vllm.stage import ActiveRequest
+from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.models.qwen2_5_omni.connectors import (
     PartialOutput,
     ReplyRows,
@@ -19,8 +36,7 @@ from omni_cli.models.qwen2_5_omni.connectors import (
     pick_speaker,
     thinker_to_talker,
 )
-from omni_cli.models.qwen2_5_omni.family import TALKER
-from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
+from omni_cli.models.qwen2_5_omni.family import TALKER, TalkerConfig
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.voices import note_on_voice
 from omni_cli.requests.contents import StageIO
@@ -28,6 +44,78 @@ from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.stage.protocol import StageSpec
+from omni_cli.stage.request_payloads import EmbeddedPrompt
+
+
+def _decoder_layer(config: Any, cache_config: Any = None, quant_config: Any = None, prefix: str = "") -> nn.Module:
+    """A Qwen2 layer whose head size comes from the config.
+
+    The talker's `head_dim` is not hidden_size / num_attention_heads, which vLLM's Qwen2 layer assumes. vLLM's Llama
+    layer has the same arithmetic; its head size, and a bias on q, k and v only, come from the config.
+    """
+    config.qkv_bias = True
+    return LlamaDecoderLayer(vllm_config=get_current_vllm_config(), prefix=prefix, config=config)
+
+
+class Qwen2_5OmniTalkerForConditionalGeneration(InputEmbedsModel, SupportsPP, SupportsMRoPE):
+    """The talker; loads the weights called `talker.` of a whole Qwen2.5-Omni checkpoint."""
+
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "talker.codec_head.": "lm_head.",
+            "talker.model.": "model.",
+            "talker.thinker_to_talker_proj.": "thinker_to_talker_proj.",
+            "thinker.": None,
+            "token2wav.": None,
+        }
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.config = config
+        self.allow_patterns_overrides = shards_with_prefix(vllm_config.model_config.model, "talker.")
+        self.model = Qwen2Model(
+            vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), decoder_layer_type=_decoder_layer
+        )
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        if get_pp_group().is_first_rank:
+            # Codec embeddings are as wide as the thinker's rows and are projected together with them.
+            self.model.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.embedding_size)
+            self.thinker_to_talker_proj = ReplicatedLinear(
+                config.embedding_size,
+                config.hidden_size,
+                prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
+            )
+            self.make_input_buffers(
+                vllm_config.scheduler_config.max_num_batched_tokens, config.embedding_size, config.hidden_size
+            )
+        else:
+            self.thinker_to_talker_proj = PPMissingLayer()
+        if get_pp_group().is_last_rank:
+            self.lm_head = ParallelLMHead(
+                config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "codec_head")
+            )
+        else:
+            self.lm_head = PPMissingLayer()
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return codec embeddings (num_tokens, embedding_size); zero for the mask id."""
+        embeds = self.model.embed_tokens(input_ids)
+        return embeds.masked_fill_((input_ids == self.config.tts_codec_mask_token_id).unsqueeze(-1), 0)
+
+    def project_input(self, rows: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self.thinker_to_talker_proj(rows)[0]
+        return projected
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        logits = self.logits_processor(self.lm_head, hidden_states)
+        if logits is not None:
+            # The reference suppresses the start token in every step.
+            logits[:, self.config.tts_codec_start_token_id] = float("-inf")
+        return logits
+
 
 # Codes are sent to token2wav in blocks of its attention, which are also the units of its chunks.
 CODES_PER_PART = 12
@@ -59,6 +147,7 @@ class TalkerStage(InputEmbedsStage):
         assert isinstance(spec.stage, TalkerConfig)
         self._talker_prompt = spec.stage.talker_prompt
         self.speakers = load_speakers(spec.model)
+        self.voices = tuple(self.speakers)
         self._embed = EmbeddingTable(spec.model, "thinker.model.embed_tokens.weight", self.dtype)
 
     def engine_args(self) -> dict[str, object]:
@@ -76,11 +165,7 @@ class TalkerStage(InputEmbedsStage):
     def execution_counters(self) -> dict[str, float]:
         return {**super().execution_counters, "early_requests": self._num_early}
 
-    @property
-    def voices(self) -> tuple[str, ...]:
-        return tuple(self.speakers)
-
-    def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
+    def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         request = active.request
         self._num_early += request.stage.more_follows
         name = pick_speaker(self.speakers, request.speech.speaker)

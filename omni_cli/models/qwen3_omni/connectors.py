@@ -17,7 +17,7 @@ from omni_cli.core.errors import InputError
 from omni_cli.models.qwen_omni.media import get_media, reference_positions
 from omni_cli.models.voices import speaker_for
 from omni_cli.stage.payloads import PayloadError, get_integers, get_tensor
-from omni_cli.stage.request_payloads import HIDDEN_POSITIONS
+from omni_cli.stage.request_payloads import EmbeddedPrompt
 
 _MEDIA_ROWS = "media_rows"
 
@@ -60,36 +60,9 @@ class TokenOutput:
         }
 
 
-@dataclass(frozen=True)
-class SpokenPrompt:
-    """A talker request: codec ids of the prompt, their input embeddings (P, embedding_size), and those of later steps.
-
-    Rows at `hidden_positions` are hidden states, the others embeddings; the talker has a projection for each.
-    `mrope_positions` (3, P) int64, None if they count up from 0. The embeddings of the first `tokens_without_embedding`
-    codec ids are not added.
-    """
-
-    prompt_token_ids: list[int]
-    prompt_embeds: torch.Tensor
-    decode_embeds: torch.Tensor
-    hidden_positions: list[int]
-    mrope_positions: torch.Tensor | None
-    tokens_without_embedding: int
-
-    def information(self) -> dict[str, object]:
-        """Return the values sent beside the prompt embeddings."""
-        values: dict[str, object] = {
-            "decode_embeds": self.decode_embeds,
-            "tokens_without_embedding": [self.tokens_without_embedding],
-        }
-        if self.hidden_positions:
-            values[HIDDEN_POSITIONS] = self.hidden_positions
-        return values if self.mrope_positions is None else {**values, "mrope_positions": self.mrope_positions}
-
-
 def thinker_to_talker(
     stage_output: TokenOutput, *, config: Any, embed: Embed, speaker_id: int, is_whole: bool = True
-) -> SpokenPrompt:
+) -> EmbeddedPrompt:
     """Build the talker's input rows. `config` is the `Qwen3OmniMoeConfig`; `embed` looks up the thinker's embeddings.
 
     The prompt consists of the users' turns and the head of the assistant's: its first three tokens, four padding
@@ -121,10 +94,10 @@ def thinker_to_talker(
     tokens_without_embedding = len(rows) - len(codec)
     has_grids = any("grid_thw" in name for name in stage_output.media)
     position_ids = [*text_ids[: len(user)], *[config.tts_pad_token_id] * len(head)]
-    return SpokenPrompt(
+    return EmbeddedPrompt(
         prompt_token_ids=[talker.codec_pad_id] * tokens_without_embedding + codec,
         prompt_embeds=rows,
-        decode_embeds=embed(later),
+        later=embed(later),
         hidden_positions=hidden_positions,
         mrope_positions=mrope_positions(position_ids, stage_output.media, config) if has_grids else None,
         tokens_without_embedding=tokens_without_embedding,

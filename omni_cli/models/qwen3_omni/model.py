@@ -43,7 +43,7 @@ from vllm.sequence import IntermediateTensors
 
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
-from omni_cli.models.codec.decoder_model import CodecForDiffusion
+from omni_cli.models.codec.decoder_stage import CodecForDiffusion
 from omni_cli.models.codec.frame_model import FrameModel
 
 _ROWS = "stage_output_rows"

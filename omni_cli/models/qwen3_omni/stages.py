@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig
 from vllm.outputs import RequestOutput
 
-from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, PromptWithEmbeds, talker_part
+from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, talker_part
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.core.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
@@ -31,6 +31,7 @@ from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
 from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.protocol import StageSpec
+from omni_cli.stage.request_payloads import EmbeddedPrompt
 
 
 class Qwen3ThinkerStage(OmniThinkerStage):
@@ -97,6 +98,7 @@ class Qwen3TalkerStage(FrameStage):
         super().__init__(spec, emit)
         self.num_codebooks = self.config.num_code_groups
         self._speakers: dict[str, int] = {name.lower(): code for name, code in self.config.speaker_id.items()}
+        self.voices = tuple(self._speakers)
         self._embed = EmbeddingTable(spec.model, "thinker.model.embed_tokens.weight", self.dtype)
 
     def engine_args(self) -> dict[str, object]:
@@ -107,11 +109,7 @@ class Qwen3TalkerStage(FrameStage):
         stage_output = TokenOutput(head, [0] * 4, None, {})
         return GenerateRequest("", stage=StageIO(input=encode_additional_information(stage_output.information())))
 
-    @property
-    def voices(self) -> tuple[str, ...]:
-        return tuple(self._speakers)
-
-    def begin(self, active: ActiveRequest) -> tuple[PromptWithEmbeds, dict[str, object]]:
+    def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         request = active.request
         speaker = pick_speaker(list(self._speakers), request.speech.speaker)
         active.context["notes"] = note_on_voice(request.speech.speaker, speaker)

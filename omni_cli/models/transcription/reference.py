@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soxr
 import torch
 from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor, VoxtralProcessor
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
+from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest
 
 # Of Qwen3-ASR, after the language.
@@ -48,7 +48,7 @@ class TranscriptionReference:
         """Return the ids of the greedy transcript, by default as many as fit the model, or those of `tokens`."""
         extractor = self._processor.feature_extractor
         ((samples, sample_rate),) = request.media.audio
-        samples = soxr.resample(samples, sample_rate, extractor.sampling_rate)
+        samples = resample(samples, sample_rate, extractor.sampling_rate)
         is_long = len(samples) > extractor.chunk_length * extractor.sampling_rate
         if is_long and not isinstance(self._processor, VoxtralProcessor):
             raise NoReferenceError("transformers joins the pieces of a longer sound in another way")

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import soxr
 import torch
 from transformers import GenerationConfig
 from transformers.generation.logits_process import (
@@ -36,6 +35,7 @@ from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.family import OWN_MODELS
 from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions
+from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.messages import Report, RequestDone, TextChunk
 from omni_cli.stage.protocol import StageSpec
@@ -154,7 +154,7 @@ class TranscriptionStage(TextStage):
         self._check(request)
         ((samples, sample_rate),) = request.media.audio
         rate = int(self._hearing.sample_rate)
-        samples = soxr.resample(samples, sample_rate, rate)
+        samples = resample(samples, sample_rate, rate)
         if len(samples) < _MIN_SAMPLES:
             raise InputError(f"the sound is empty: it has {len(samples)} samples at {rate} Hz")
         parts = self._cut(samples, rate)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers.models.vibevoice.generation_vibevoice import VibeVoiceTokenCon
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.reference import (
     ForcedTokens,
+    SpokenText,
     force_tokens,
     get_device,
     get_limits,
@@ -24,17 +24,9 @@ from omni_cli.models.reference import (
     replace_attribute,
 )
 from omni_cli.models.scores import EngineOutput, Expected, Way
+from omni_cli.models.vibevoice.family import SpeakerConfig
 from omni_cli.models.vibevoice.prompts import make_inputs
-from omni_cli.models.vibevoice.settings import SpeakerConfig
 from omni_cli.requests.outputs import GenerateRequest
-
-
-@dataclass(frozen=True)
-class Speech:
-    """The control tokens of a request, the end included, and its float32 samples."""
-
-    tokens: tuple[int, ...]
-    waveform: np.ndarray
 
 
 class VibeVoiceReference:
@@ -58,7 +50,7 @@ class VibeVoiceReference:
         arrays = {array: spoken.waveform for array in output.arrays}
         return Expected({name: tokens.scores}, arrays, name, num_input_tokens=num_input_tokens)
 
-    def speak(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> Speech:
+    def speak(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> SpokenText:
         stage = self._stage
         arguments = dict(get_limits(self._config, stage.name))
         if stage.num_diffusion_steps is not None:
@@ -79,7 +71,7 @@ class VibeVoiceReference:
         made = generated.sequences[0, inputs["input_ids"].shape[1] :].tolist()
         (audio,) = generated.audio
         sound = np.zeros(0, np.float32) if audio is None else audio.reshape(-1).float().cpu().numpy()
-        return Speech(tuple(made), sound)
+        return SpokenText(sound, tokens=tuple(made))
 
     def _get_constraint(self) -> VibeVoiceTokenConstraintProcessor:
         config = self._model.config

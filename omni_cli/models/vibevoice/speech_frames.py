@@ -137,16 +137,13 @@ class SpeechStore(FrameStore):
         rows = torch.stack([request.codes[-1] if request.codes else first for request in requests])
         controls = [slot + self._model.num_slots for slot in slots] if self._model.guidance_scale != 1 else []
         if controls:
-            rows = torch.cat([rows, self._model.embed_tokens(self._latest_tokens(requests))])
+            latest = [request.tokens[-1] if request.tokens else request.last_token for request in requests]
+            rows = torch.cat([rows, self._model.embed_tokens(self._on_device(latest))])
         states = branches.look_ahead([*slots, *controls], rows)
         for request, state in zip(requests, states, strict=False):
             request.negative = state
         branches.keep(controls)
         return states[len(slots) :] if controls else None
-
-    def _latest_tokens(self, requests: list[SpokenFrames]) -> torch.Tensor:
-        latest = [request.tokens[-1] if request.tokens else request.last_token for request in requests]
-        return self._on_device(latest)
 
     def _on_device(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers).to(self._device, non_blocking=True)  # `torch.tensor` itself would wait for it

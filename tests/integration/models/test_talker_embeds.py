@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from omni_cli.backends.vllm import input_embeds_stage
-from omni_cli.models.qwen2_5_omni import talker as module
+from omni_cli.models.qwen2_5_omni.stages import Qwen2_5OmniTalkerForConditionalGeneration
 from omni_cli.stage.request_payloads import RequestPayload
 
 NUM_ROWS, SIZE, HIDDEN, VOCABULARY, MASK = 16, 6, 4, 32, 31
@@ -41,9 +41,9 @@ def first_rank(monkeypatch):
     )
 
 
-def talker() -> module.Qwen2_5OmniTalkerForConditionalGeneration:
+def talker() -> Qwen2_5OmniTalkerForConditionalGeneration:
     """The talker's own code around a stand-in for its layers; `__init__` needs a whole vLLM configuration."""
-    model = module.Qwen2_5OmniTalkerForConditionalGeneration.__new__(module.Qwen2_5OmniTalkerForConditionalGeneration)
+    model = Qwen2_5OmniTalkerForConditionalGeneration.__new__(Qwen2_5OmniTalkerForConditionalGeneration)
     nn.Module.__init__(model)
     torch.manual_seed(0)
     model.config = SimpleNamespace(tts_codec_mask_token_id=MASK)

@@ -74,7 +74,7 @@ def declarations(key: str) -> Iterator[str]:
     """Yield the lines of the package, where configuration lives, that declare a field of that name."""
     pattern = re.compile(rf"^    {key}: ")
     settings = [path for path in (PACKAGE / "config").glob("*.py") if path.stem != "families"]
-    for file in [*settings, *PACKAGE.glob("models/*/settings.py")]:
+    for file in [*settings, *PACKAGE.glob("models/*/settings.py"), *PACKAGE.glob("models/*/family.py")]:
         for number, line in enumerate(file.read_text().splitlines(), 1):
             if pattern.match(line):
                 yield f"{file.name}:{number}"

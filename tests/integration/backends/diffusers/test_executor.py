@@ -25,13 +25,13 @@ from safetensors.torch import load_file, save_file
 from support.stable_diffusion import build_stable_diffusion
 
 from omni_cli.backends.diffusers import execution
+from omni_cli.backends.diffusers.execution import CallTime
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.memory import PromptCache
 from omni_cli.backends.diffusers.messages import describe_failure
 from omni_cli.backends.diffusers.outputs import from_bytes, to_bytes
 from omni_cli.backends.diffusers.parallel import use_attention
 from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.backends.execution.mode_choice import CallTime
 from omni_cli.checkpoints.tiny_pipelines import tiny_image
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig

@@ -15,11 +15,11 @@ ensure_torchvision_importable()
 
 from diffusers import FirstBlockCacheConfig, QwenImageTransformer2DModel, UNet2DConditionModel  # noqa: E402
 
-from omni_cli.backends.execution.fused_gelu import fuse_gelu  # noqa: E402
 from omni_cli.backends.execution.modes import (  # noqa: E402
     CompiledGraphMode,
     CompiledMode,
     GraphMode,
+    fuse_gelu,
     make_execution_mode,
     repeated_blocks,
 )

@@ -16,7 +16,7 @@ from support.ffmpeg import ffmpeg, write_moving
 from vllm.multimodal import video as loaders
 from vllm.multimodal.media import MediaConnector
 
-from omni_cli.backends.vllm.video_frames import choose_frames
+from omni_cli.backends.vllm.prompts import choose_frames
 from omni_cli.core.errors import InputError
 from omni_cli.requests.contents import Video
 from omni_cli.requests.media.reading import ChooseFrames, load_video

@@ -1,4 +1,4 @@
-"""Which files of weights are loaded, and whether ahead; the reading itself needs a device (`tests/gpu`)."""
+"""The files from which weights are loaded."""
 
 from __future__ import annotations
 
@@ -7,21 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import get_model_loader
 
 from omni_cli.backends.vllm.weights import WHOLE_STAGE
-
-
-@pytest.mark.parametrize(("rows", "ahead"), [(6, False), (8, True)])
-def test_a_model_that_takes_a_part_of_the_checkpoint_has_none_of_it_read_ahead(tmp_path: Path, rows: int, ahead: bool):
-    save_file({"thinker.weight": torch.ones(8, 1024), "talker.weight": torch.ones(1, 1024)}, tmp_path / "a.safetensors")
-    loader = get_model_loader(LoadConfig(load_format=WHOLE_STAGE))
-    loader._num_bytes = sum(parameter.nbytes for parameter in nn.Linear(1024, rows, bias=False).parameters())
-    _, (file,), *_ = loader._prepare_weights(str(tmp_path), None, None, True, None)
-    assert (Path(file).name, loader._reads_ahead) == ("a.safetensors", ahead)
-
 
 OTHERS = ("adapter_model.safetensors", "model-00001-of-00002.safetensors")
 

@@ -19,7 +19,7 @@ import omni_cli.backends.vllm.stage
 assert "ray" in sys.modules
 import ray
 from omni_cli.config.schema import ARStageConfig
-from omni_cli.engine.ray.cluster import ray_for_ranks
+from omni_cli.engine.ray_cluster import ray_for_ranks
 
 before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 with ray_for_ranks(ARStageConfig.create("thinker")):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from omni_cli.backends.diffusers.frame_rates import frame_rate, with_num_frames
+from omni_cli.backends.diffusers.arguments import frame_rate, with_num_frames
 from omni_cli.core.errors import InputError
 from omni_cli.requests.pipeline_call import Argument, PipelineCall
 from omni_cli.requests.value_types import ValueType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.backends.execution.mode_choice import CallTime, choose_execution
+from omni_cli.backends.diffusers.execution import CallTime, choose_execution
 
 
 def call(host_ms: float, total_ms: float) -> CallTime:

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from omni_cli.engine.ray import cluster
+from omni_cli.engine import ray_cluster
 
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_nothing_goes_to_stdout_even_with_verbose(verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in cluster._ENVIRONMENT:
+    for name in ray_cluster._ENVIRONMENT:
         monkeypatch.setenv(name, "of before")
-    cluster.QuietRay(verbose=verbose).end()
-    assert {name: os.environ.get(name) for name in cluster._ENVIRONMENT} == cluster._ENVIRONMENT
+    ray_cluster.QuietRay(verbose=verbose).end()
+    assert {name: os.environ.get(name) for name in ray_cluster._ENVIRONMENT} == ray_cluster._ENVIRONMENT

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.row_convolution import RowConvolution
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import RowConvolution
 
 NUM_SAMPLES = 48
 
