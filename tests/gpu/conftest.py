@@ -26,13 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory) -> dict[str, Path]:
     """Tiny checkpoints: a transformer with flow matching, a UNet with classifier-free guidance."""
-    from support.stable_diffusion import build_stable_diffusion
+
+    from support.tiny_pipelines import build_named
 
     from omni_cli.checkpoints.tiny_pipelines import tiny_image
 
     root = tmp_path_factory.mktemp("checkpoints")
     tiny_image(root / "qwen_image", seed=0)
-    build_stable_diffusion(root / "stable_diffusion")
+    build_named("StableDiffusionPipeline", root / "stable_diffusion")
     return {name: root / name for name in ("qwen_image", "stable_diffusion")}
 
 

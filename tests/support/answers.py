@@ -1,17 +1,18 @@
-"""Answers of scripts in tests/support, whose engines need a separate process with its own environment."""
+"""Answers of modules in tests/support, whose engines need a separate process with its own environment."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
-import runpy
 import sys
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from omni_cli.core.compat.libraries import prepare_libraries
 from omni_cli.engine.process.fork_server import ForkServer
 from support import reaper
 
@@ -32,12 +33,12 @@ def forked() -> ForkServerContext:
 
 
 def answer_of(
-    script: str, task: Mapping[str, Any], folder: Path, *, timeout_s: float = 240, **environment: str
+    name: str, task: Mapping[str, Any], folder: Path, *, timeout_s: float = 240, **environment: str
 ) -> dict[str, Any]:
-    """Give `tests/support/SCRIPT.py` a task as JSON; `folder` is where it writes its answer, as JSON."""
+    """Return what `answer(**task)` in `tests/support/NAME.py` returns; both go through JSON files in `folder`."""
     answer, asked, log = (folder / name for name in ("answer.json", "task.json", "log.txt"))
     asked.write_text(json.dumps(task))
-    process = forked().Process(target=_run, args=(script, asked, answer, log, {**os.environ, **environment}))
+    process = forked().Process(target=_run, args=(name, asked, answer, log, {**os.environ, **environment}))
     process.start()
     process.join(timeout_s)
     if process.exitcode != 0:
@@ -47,13 +48,13 @@ def answer_of(
     return content
 
 
-def _run(script: str, task: Path, answer: Path, log: Path, environment: dict[str, str]) -> None:
+def _run(name: str, task: Path, answer: Path, log: Path, environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     written = os.open(log, os.O_WRONLY | os.O_CREAT)
     for number in (1, 2):
         os.dup2(written, number)
-    sys.stdin = task.open()
-    sys.argv = [script, str(answer)]
-    sys.path.insert(0, str(SUPPORT))
-    runpy.run_path(str(SUPPORT / f"{script}.py"), run_name="__main__")
+    sys.path.insert(0, str(SUPPORT))  # of workers, which import one module by its own name
+    prepare_libraries()
+    module = importlib.import_module(f"support.{name}")
+    answer.write_text(json.dumps(module.answer(**json.loads(task.read_text()))))

@@ -1,8 +1,7 @@
-"""A page in headless Chromium, driven over its debugging pipe: what it logs, loads, measures and looks like."""
+"""A page in headless Chromium, driven over its debugging pipe: what it logs, loads and measures."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -84,11 +83,6 @@ class Chromium:
         """The screen reader's view: the nodes of the accessibility tree that are not ignored."""
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         return [node for node in nodes if not node.get("ignored")]
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page, not only what the window shows."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):

@@ -1,30 +1,22 @@
 """Compiles token2wav's fused activations for a GPU that is not there: how many kernels ahead, and after each call.
 
-Writes JSON to the path in argv. A process of its own, because Triton has one driver; launches compile and run nothing.
+A process of its own, because Triton has one driver; launches compile and run nothing.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from omni_cli.core.compat.torchvision import ensure_torchvision_importable
-
-ensure_torchvision_importable()
-
-from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig  # noqa: E402
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel  # noqa: E402
-
-from omni_cli.models.qwen2_5_omni.token2wav.cuda import vocoder_kernels  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedBigVGAN  # noqa: E402
-from support.plain_activation import plain_mean  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.cuda import vocoder_kernels
+from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedBigVGAN
+from support.plain_activation import plain_mean
 
 
 class H200Driver:
@@ -38,7 +30,7 @@ class H200Driver:
         return 0
 
 
-def main() -> None:
+def answer() -> dict[str, object]:
     driver.set_active(H200Driver())
     run = JITFunction.run
 
@@ -59,13 +51,9 @@ def main() -> None:
             bounds = torch.zeros(2, num_frames, dtype=torch.int32)
             packed(torch.zeros(num_frames, config.mel_dim), bounds)
             counts.append(_num_compiled())
-    Path(sys.argv[1]).write_text(json.dumps({"ahead": counts[0], "in calls": counts[1:]}))
+    return {"ahead": counts[0], "in calls": counts[1:]}
 
 
 def _num_compiled() -> int:
     kernels, *_ = vocoder_kernels._activate.device_caches[0]
     return len(kernels)
-
-
-if __name__ == "__main__":
-    main()

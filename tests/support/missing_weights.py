@@ -1,68 +1,58 @@
-"""Loads the models of vLLM's stages without one of their weights, in this process; a script: vLLM binds its process.
-
-Reads a JSON task from stdin: `profiles`, names of `models` in `tiny_models`, and `every`, to try only each such weight
-of those whose names differ in more than numbers. Writes JSON to the path in argv: by profile or model, stage and weight
-the errors without the weight, with twice its rows, and for the first weight with a NaN, null where there is none. A
-stage is loaded as a whole once, and then only its model.
-"""
+"""Errors of loading the models of vLLM's stages without one of their weights, in this process."""
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader import get_model
 
-def main() -> None:
-    task = json.loads(sys.stdin.read())
-    from omni_cli.core.compat.libraries import prepare_libraries
+from omni_cli.backends.vllm.weights import naming_missing_weights
+from omni_cli.checkpoints.files import weight_shapes
+from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.config.loader import load_profile
+from omni_cli.config.schema import StageConfig
+from omni_cli.core.errors import CheckpointError
+from support import tiny_models
+from support.stage_specs import derived_stages, load
 
-    prepare_libraries()
+
+def answer(profiles: list[str], models: list[str], every: int) -> dict[str, Any]:
+    """Try each `every`-th weight of those whose names differ in more than numbers.
+
+    Return by profile or model of `tiny_models`, stage and weight the errors without the weight, with twice its rows,
+    and for the first weight with a NaN, null where there is none. A stage is loaded as a whole once, and then only its
+    model.
+    """
     with tempfile.TemporaryDirectory() as work:
-        answer = {
-            name: {stage.name: errors_of(stage, folder, task["every"]) for stage in stages}
-            for name, folder, stages in chains(Path(work), **task)
+        return {
+            name: {stage.name: errors_of(stage, folder, every) for stage in stages}
+            for name, folder, stages in chains(Path(work), profiles, models)
         }
-    Path(sys.argv[1]).write_text(json.dumps(answer))
 
 
-def chains(work: Path, profiles: list[str], models: list[str], **_: object) -> Iterator[tuple[str, str, list[Any]]]:
+def chains(work: Path, profiles: list[str], models: list[str]) -> Iterator[tuple[str, str, Sequence[StageConfig]]]:
     """The folder and the stages on vLLM of each profile and model."""
-    import tiny_models
-
-    from omni_cli.checkpoints.derive import derive_profile
-    from omni_cli.checkpoints.resolve import resolve_model
-    from omni_cli.config.families import Machine
-    from omni_cli.config.loader import load_profile
-    from omni_cli.config.schema import EngineConfig
-    from omni_cli.engine.memory_plan import plan_start
-
     for name in profiles:
         config = load_profile(name)
         yield name, resolve_model(config.model), [stage for stage in config.stages if stage.backend == "vllm"]
     for name in models:
         folder = str(getattr(tiny_models, name)(work / name))
-        plan = plan_start(
-            EngineConfig.model_validate(derive_profile(Path(folder), Machine("cpu"), folder)), Path(folder)
-        )
-        assert plan is not None
-        yield name, folder, list(plan.config.stages)
+        yield name, folder, derived_stages(folder)
 
 
 def errors_of(config: Any, folder: str, every: int) -> dict[str, list[str | None]]:
-    from stage_specs import get_spec
-
-    from omni_cli.engine.process.stage_process import load_stage
-
-    stage: Any = load_stage(get_spec(config, folder), lambda report: None)
+    stage = load(config, folder)
     role = stage.spec.family.role(config.name)
     # Of the checkpoint itself, or of a component that is all that the role names.
     (component, *_) = sorted({part.rpartition("/")[0] for part in role.needed_weights}) or [""]
@@ -79,17 +69,12 @@ def errors_of(config: Any, folder: str, every: int) -> dict[str, list[str | None
 
 def kinds(folder: Path, prefixes: tuple[str, ...]) -> list[str]:
     """The last of the weights whose names differ in numbers only."""
-    from omni_cli.checkpoints.files import weight_shapes
-
     names = sorted(name for name in weight_shapes(folder) if name.startswith(prefixes))
     return [*{re.sub(r"\d+", "N", name): name for name in names}.values()]
 
 
 def changes(folder: Path, component: str, name: str, ways: tuple[str, ...]) -> Iterator[str]:
     """Copies of a checkpoint with a change of one weight of a component."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
     for way in ways:
         with tempfile.TemporaryDirectory() as work:
             broken = Path(work, "broken")
@@ -108,12 +93,6 @@ def changes(folder: Path, component: str, name: str, ways: tuple[str, ...]) -> I
 
 def error_of(stage: Any, model: str) -> str | None:
     """The error of loading a stage's model from another checkpoint."""
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader import get_model
-
-    from omni_cli.backends.vllm.weights import naming_missing_weights
-    from omni_cli.core.errors import CheckpointError
-
     config = copy.deepcopy(stage.engine.vllm_config)
     config.model_config.model = model
     config.compilation_config.static_forward_context.clear()
@@ -125,7 +104,3 @@ def error_of(stage: Any, model: str) -> str | None:
     except Exception as error:  # noqa: BLE001 - the test judges it
         return repr(error)
     return None
-
-
-if __name__ == "__main__":
-    main()

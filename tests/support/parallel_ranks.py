@@ -1,43 +1,39 @@
-"""Runs a diffusion on several ranks, and writes what they made; a script: vLLM binds its process.
-
-Reads a JSON task from stdin: `model` and `cases`, EngineArgs by name. Each case runs in a process that is forked after
-the imports. Writes JSON to the path in argv: for each case the tensor of each request.
-"""
+"""Answers of a diffusion on several ranks: vLLM binds its process."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
+import psutil
+import rank_diffusion
+import torch
+from vllm import PoolingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from omni_cli.backends.execution.stacks import SIGNAL, stacks_in
+from omni_cli.backends.vllm.device_settings import use_whole_float32, with_given_cache
+from omni_cli.backends.vllm.workers import prepare_ranks
+from omni_cli.stage.payloads import encode_additional_information
+from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
+
 LENGTHS = [5, 17, 1, 8]
 TIMEOUT_S = 100
 
 
-def main() -> None:
-    task = json.loads(sys.stdin.read())
-    from omni_cli.core.compat.libraries import prepare_libraries
-
-    prepare_libraries()
-    import rank_diffusion  # noqa: F401 - imported once, for all processes
-    from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
-
-    from omni_cli.backends.execution.stacks import stacks_in
-    from omni_cli.backends.vllm.device_settings import use_whole_float32
-    from omni_cli.backends.vllm.workers import prepare_ranks
-
+def answer(model: str, cases: dict[str, dict[str, Any]], folder: str) -> dict[str, Any]:
+    """Return for each case, by its EngineArgs, the tensor of each request. A case runs in a fork of this process."""
     prepare_ranks(2, "ranks")
     use_whole_float32()
     # As in a stage's process.
-    os.environ["VLLM_RPC_BASE_PATH"] = str(Path(sys.argv[1]).parent)
-    stacks_in(Path(sys.argv[1]).parent).touch()
-    answers = {name: run_case(task["model"], case) for name, case in task["cases"].items()}
-    Path(sys.argv[1]).write_text(json.dumps(answers))
+    os.environ["VLLM_RPC_BASE_PATH"] = folder
+    stacks_in(Path(folder)).touch()
+    return {name: run_case(model, case) for name, case in cases.items()}
 
 
 def run_case(model: str, arguments: dict[str, Any]) -> Any:
@@ -62,35 +58,18 @@ def run_engine(pipe: Any, model: str, arguments: dict[str, Any]) -> None:
         os._exit(0)  # this process's copies of the parent's resources are not its own to clean up
 
 
-def make_engine(engine_cls: Any, **arguments: Any) -> Any:
-    from vllm.engine.arg_utils import EngineArgs
-
-    from omni_cli.backends.vllm.device_settings import with_given_cache
-
-    given = {"dtype": "float32", "enforce_eager": True, "disable_log_stats": True, "max_model_len": 256}
-    given |= {"max_num_seqs": 8, "kv_cache_memory_bytes": 16 << 20}
-    return engine_cls.from_engine_args(EngineArgs(**with_given_cache({**given, **arguments})))
-
-
 def run_diffusion(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """One tensor per request."""
-    import torch
-    from rank_diffusion import ARCHITECTURE, SIZE
-    from vllm import PoolingParams
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    from omni_cli.stage.payloads import encode_additional_information
-    from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
-
-    engine = make_engine(
-        LLMEngine,
-        model=model, worker_cls="rank_diffusion.RankDiffusionWorker", hf_overrides={"architectures": [ARCHITECTURE]},
-        runner="pooling", skip_tokenizer_init=True, enable_prefix_caching=False, enable_chunked_prefill=False,
-        **arguments,
-    )  # fmt: skip
+    options = {
+        "model": model, "worker_cls": "rank_diffusion.RankDiffusionWorker", "dtype": "float32", "runner": "pooling",
+        "hf_overrides": {"architectures": [rank_diffusion.ARCHITECTURE]}, "enforce_eager": True, "max_model_len": 256,
+        "max_num_seqs": 8, "kv_cache_memory_bytes": 16 << 20, "skip_tokenizer_init": True, "disable_log_stats": True,
+        "enable_prefix_caching": False, "enable_chunked_prefill": False,
+    }  # fmt: skip
+    engine = LLMEngine.from_engine_args(EngineArgs(**with_given_cache({**options, **arguments})))
     draw = torch.Generator().manual_seed(0)
     for number, length in enumerate(LENGTHS):
-        information = {name: torch.randn(length, SIZE, generator=draw) for name in ("scale", "shift")}
+        information = {name: torch.randn(length, rank_diffusion.SIZE, generator=draw) for name in ("scale", "shift")}
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(information)}
         ids = torch.randint(0, 200, (length,), generator=draw).tolist()
         (rendered,) = engine.renderer.render_cmpl([{"prompt_token_ids": ids}])
@@ -100,26 +79,18 @@ def run_diffusion(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
         for output in engine.step():
             results[output.request_id] = output.outputs.data.tolist()
     if arguments.get("distributed_executor_backend") == "mp":
-        check_stacks(num_ranks=2)
+        check_stacks(Path(os.environ["VLLM_RPC_BASE_PATH"]), num_ranks=2)
     engine.engine_core.shutdown()
     return results
 
 
-def check_stacks(num_ranks: int) -> None:
+def check_stacks(folder: Path, num_ranks: int) -> None:
     """Send the ranks the signal on which a hung stage's processes write their stacks."""
-    import psutil
-
-    from omni_cli.backends.execution.stacks import SIGNAL, stacks_in
-
     ranks = [child for child in psutil.Process().children() if not any("tracker" in word for word in child.cmdline())]
     assert len(ranks) == num_ranks, ranks
     for rank in ranks:
         rank.send_signal(SIGNAL)
     deadline_s = time.monotonic() + TIMEOUT_S
-    while stacks_in(Path(sys.argv[1]).parent).read_text().count("Current thread") < num_ranks:
+    while stacks_in(folder).read_text().count("Current thread") < num_ranks:
         assert time.monotonic() < deadline_s, "ranks wrote no stacks"
         time.sleep(0.1)
-
-
-if __name__ == "__main__":
-    main()

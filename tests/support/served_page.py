@@ -9,8 +9,6 @@ from typing import Any
 from support.chromium import TIMEOUT_S, Chromium
 from support.omni_server import OmniServer
 
-ONLINE = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
-
 
 class ServedPage:
     def __init__(self, browser: Chromium) -> None:

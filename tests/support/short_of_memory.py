@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import resource
-import sys
 from pathlib import Path
 
 import torch
@@ -16,11 +14,10 @@ from omni_cli.config.schema import DiffusionStageConfig
 _ROOM_BYTES = 96 << 20
 
 
-def main() -> None:
-    task = json.load(sys.stdin)
+def answer(model: str) -> dict[str, object]:
     torch.set_num_threads(1)
     stage = DiffusionStageConfig.create("image", num_inference_steps=1, call={"true_cfg_scale": 1.0})
-    executor = DiffusersPipelineExecutor(stage, task["model"], "float32", "cpu")
+    executor = DiffusersPipelineExecutor(stage, model, "float32", "cpu")
 
     def make(size: int) -> dict[str, object]:
         request = DiffusionRequest("0", "a red cat", height=size, width=size, num_inference_steps=2)
@@ -34,8 +31,4 @@ def main() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _ROOM_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    answer = {"first": first, "large": make(512), "again": make(64)}
-    Path(sys.argv[1]).write_text(json.dumps(answer))
-
-
-main()
+    return {"first": first, "large": make(512), "again": make(64)}

@@ -1,56 +1,56 @@
-"""Runs a talker on vLLM in this process, with the thinker's rows at once or late; a script: vLLM binds its process.
-
-Reads a JSON task from stdin: `model`, `stage` (fields of `TalkerConfig`), `requests` (`id`, `num_prompt`, `num_reply`,
-`max_tokens`), and `ways` where not all of them are wanted. Writes JSON to the path in argv: for each way of feeding the
-same requests, their tokens and what happened; for several ranks `shared_memory`.
-"""
+"""Answers of a talker on vLLM in this process, with the thinker's rows at once or late."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import random
-import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import psutil
+import torch
+
+from omni_cli.models.qwen2_5_omni.connectors import PartialOutput
+from omni_cli.models.qwen2_5_omni.family import TalkerConfig
+from omni_cli.requests.contents import StageIO
+from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.stage.messages import AppendInput, RequestDone
+from omni_cli.stage.payloads import encode_additional_information
+from support.stage_specs import load
 
 NUM_TEXT_TOKENS = 256
 MOST_STEPS = 20_000
 
 
-def main() -> None:
-    task = json.loads(sys.stdin.read())
-    from omni_cli.core.compat.libraries import prepare_libraries
+def answer(
+    model: str, stage: dict[str, Any], requests: list[dict[str, Any]], ways: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """Feed the same requests (`id`, `num_prompt`, `num_reply`, `max_tokens`) in some or all `ways`.
 
-    prepare_libraries()
-    from stage_specs import get_spec
-
-    from omni_cli.engine.process.stage_process import load_stage
-    from omni_cli.models.qwen2_5_omni.family import TalkerConfig
-
-    config = TalkerConfig.create("talker", input="thinker", **task["stage"])
-    stage = load_stage(get_spec(config, task["model"]), lambda report: None)
-    runs = Runs(stage, task["requests"])
-    ways: dict[str, Callable[[], dict[str, Any]]] = {
+    `stage` are fields of `TalkerConfig`. Return for each way the tokens and what happened; for several ranks
+    `shared_memory`.
+    """
+    config = TalkerConfig.create("talker", input="thinker", **stage)
+    loaded = load(config, model)
+    runs = Runs(loaded, requests)
+    all_ways: dict[str, Callable[[], dict[str, Any]]] = {
         "whole": lambda: runs.run(lambda feeds: None, whole=True),
         "random": lambda: runs.run(feeding_at_random()),
         "first starved": lambda: runs.run(starving("first")),
         "later one starved": lambda: runs.run(starving("talker ends first")),
         "aborted": lambda: runs.run(aborting_first()),
     }
-    results: dict[str, Any] = {way: ways[way]() for way in task.get("ways", ways)}
+    results: dict[str, Any] = {way: all_ways[way]() for way in ways or all_ways}
     if config.has_ranks_elsewhere:
         results["shared_memory"] = shared_memory()
-    stage.close()
-    Path(sys.argv[1]).write_text(json.dumps(results))
+    loaded.close()
+    return results
 
 
 def shared_memory() -> list[str]:
     """Python's shared memory in this process and its ranks; the name of an unlinked one ends in `(deleted)`."""
-    import psutil
-
     this = psutil.Process()
     maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in (this, *this.children(recursive=True))]
     lines = [line.partition("/dev/shm/") for text in maps for line in text.splitlines()]
@@ -61,10 +61,6 @@ class Feed:
     """One request's rows: those that are still to come, in order."""
 
     def __init__(self, stage: Any, request: dict[str, Any], *, whole: bool) -> None:
-        from omni_cli.requests.contents import StageIO
-        from omni_cli.requests.outputs import GenerateRequest
-        from omni_cli.stage.payloads import encode_additional_information
-
         self.stage, self.id, self.is_done = stage, request["id"], False
         parts = [encode_additional_information(part) for part in stage_output_parts(stage, request, whole=whole)]
         self.parts = deque(parts[1:])
@@ -77,8 +73,6 @@ class Feed:
         )
 
     def more(self) -> None:
-        from omni_cli.stage.messages import AppendInput
-
         self.stage.append(AppendInput(self.id, self.parts.popleft(), is_last=not self.parts))
 
     def all(self) -> None:
@@ -91,10 +85,6 @@ Feeding = Callable[[dict[str, Feed]], None]
 
 def stage_output_parts(stage: Any, request: dict[str, Any], *, whole: bool) -> list[dict[str, Any]]:
     """The stage output of a thinker that makes one token per step."""
-    import torch
-
-    from omni_cli.models.qwen2_5_omni.connectors import PartialOutput
-
     draw = torch.Generator().manual_seed(sum(request["id"].encode()))
     num_prompt, num_reply = request["num_prompt"], request["num_reply"]
     ids = torch.randint(0, NUM_TEXT_TOKENS, (num_prompt + num_reply,), generator=draw).tolist()
@@ -125,8 +115,6 @@ class Runs:
 
     def run(self, feed: Feeding, *, whole: bool = False) -> dict[str, Any]:
         """All requests at once. `feed(feeds)` is called between steps, and must give rows where nothing can run."""
-        from omni_cli.stage.messages import RequestDone
-
         self.preempted, tokens, order, num_stalls = [], {}, [], 0
         feeds = {request["id"]: Feed(self.stage, request, whole=whole) for request in self.requests}
         for _ in range(MOST_STEPS):
@@ -205,7 +193,3 @@ def aborting_first() -> Feeding:
             first.stage.abort(first.id)
 
     return feed
-
-
-if __name__ == "__main__":
-    main()

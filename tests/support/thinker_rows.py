@@ -1,98 +1,100 @@
-"""Runs a thinker on vLLM in this process and writes what it made; a script, since vLLM binds its process.
-
-Reads a JSON task from stdin: `model`, `engine` (EngineArgs), `rounds` (lists of requests, each round run to its end:
-`id`, `prompt`, `max_tokens`, `wants`, `logprobs`, `repetition_penalty`, `abort_after` steps), `stock` (vLLM's own
-worker), `late` (outputs travel through an asynchronous copy on a device that is late, and what they are copied from is
-overwritten at once), `compile_cache` (the answer has where Triton's kernels go once vLLM has used that folder to
-compile).
-With a `speculative_config` the answer has how many draft tokens were scheduled and how many of them accepted. Writes
-JSON to the path in argv.
-"""
+"""Answers of a thinker on vLLM in this process."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
 
-def main() -> None:
-    task = json.loads(sys.stdin.read())
-    from omni_cli.core.compat.libraries import prepare_libraries
+from omni_cli.backends.vllm.device_settings import with_given_cache
+from omni_cli.backends.vllm.outputs import TextEngine
+from omni_cli.backends.vllm.registry import register_models, resolve_in_process
+from omni_cli.backends.vllm.workers import prepare_ranks
+from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 
-    prepare_libraries()
-    from vllm import SamplingParams
-    from vllm.engine.arg_utils import EngineArgs
+DEFAULTS = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "disable_log_stats": True,
+    "skip_mm_profiling": True,
+    "mm_processor_cache_gb": 0,
+}
 
-    from omni_cli.backends.vllm.device_settings import with_given_cache
-    from omni_cli.backends.vllm.outputs import TextEngine
-    from omni_cli.backends.vllm.registry import register_models, resolve_in_process
-    from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 
-    ranks = _prepare_ranks(task["engine"])
+def answer(
+    model: str,
+    engine: dict[str, Any],
+    rounds: list[list[dict[str, Any]]],
+    stock: bool,
+    late: bool,
+    compile_cache: str | None = None,
+) -> dict[str, Any]:
+    """Run each round of requests to its end, on an engine with these EngineArgs.
+
+    A request has `id`, `prompt`, `max_tokens`, `wants`, `logprobs`, `repetition_penalty` and `abort_after` steps.
+    `stock`: vLLM's own worker. `late`: outputs travel through an asynchronous copy on a device that is late, and what
+    they are copied from is overwritten at once. With `compile_cache` the answer has where Triton's kernels go once vLLM
+    has used that folder to compile, with a `speculative_config` how many draft tokens were scheduled and how many of
+    them accepted.
+    """
+    ranks = _prepare_ranks(engine)
     register_models()
     resolve_in_process("Qwen2_5OmniModel")
-    worker = {} if task["stock"] else {"worker_cls": _worker()}
-    given = {
-        "model": task["model"],
-        "dtype": "float32",
-        "enforce_eager": True,
-        "disable_log_stats": True,
-        "skip_mm_profiling": True,
-        "mm_processor_cache_gb": 0,
-    }
-    engine = TextEngine.from_engine_args(EngineArgs(**with_given_cache({**given, **worker, **task["engine"]})))
-    drafts = _count_drafts(engine)
-    processor = engine.output_processor
-    if task["late"]:
-        _be_late(_runner(engine))
-    preemptions = _count_preemptions(engine)
+    worker = {} if stock else {"worker_cls": _worker()}
+    arguments = with_given_cache({"model": model, **DEFAULTS, **worker, **engine})
+    thinker = TextEngine.from_engine_args(EngineArgs(**arguments))
+    drafts = _count_drafts(thinker)
+    processor = thinker.output_processor
+    if late:
+        _be_late(_runner(thinker))
+    preemptions = _count_preemptions(thinker)
     results: dict[str, Any] = {}
-    for requests in task["rounds"]:
+    for requests in rounds:
         for request in requests:
-            extra = {WANTS_HIDDEN_STATES: True} if request["wants"] else None
-            params = SamplingParams(
-                temperature=0,
-                max_tokens=request["max_tokens"],
-                ignore_eos=True,
-                logprobs=request.get("logprobs"),
-                repetition_penalty=request.get("repetition_penalty", 1.0),
-                extra_args=extra,
-            )
-            prompt: dict[str, Any] = {"prompt": request["prompt"]}
-            if request["wants"]:
-                prompt["cache_salt"] = "rows"
-            (rendered,) = engine.renderer.render_cmpl([prompt])
-            engine.add_request(request["id"], rendered, params)
+            _add(thinker, request)
         aborts = {request["id"]: request["abort_after"] for request in requests if "abort_after" in request}
         for step in itertools.count(1):
-            for output in engine.step():
+            for output in thinker.step():
                 if output.finished:
                     results[output.request_id] = _result(output, processor.take_hidden_rows(output.request_id))
             for name in (name for name, after in aborts.items() if after == step):
-                engine.abort_request([name])
+                thinker.abort_request([name])
                 processor.forget(name)
-            if not engine.has_unfinished_requests():
+            if not thinker.has_unfinished_requests():
                 break
-    answer = {"results": results, "preemptions": preemptions[0], "drafts": drafts}
-    if ranks == 1 and not task["stock"]:
+    content = {"results": results, "preemptions": preemptions[0], "drafts": drafts}
+    if ranks == 1 and not stock:
         # One more step passes the ended requests to the runner.
-        engine.engine_core.engine_core.step()
-        answer["left"] = _left(_runner(engine)) + len(processor.hidden_rows)
-    answer["triton_cache"] = _triton_cache(engine, task.get("compile_cache"))
-    if not task["stock"]:
-        (answer["execution_counters"],) = filter(None, engine.collective_rpc("execution_counters"))
-    Path(sys.argv[1]).write_text(json.dumps(answer))
-    engine.engine_core.shutdown()
+        thinker.engine_core.engine_core.step()
+        content["left"] = _left(_runner(thinker)) + len(processor.hidden_rows)
+    content["triton_cache"] = _triton_cache(thinker, compile_cache)
+    if not stock:
+        (content["execution_counters"],) = filter(None, thinker.collective_rpc("execution_counters"))
+    thinker.engine_core.shutdown()
+    return content
+
+
+def _add(engine: Any, request: dict[str, Any]) -> None:
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=request["max_tokens"],
+        ignore_eos=True,
+        logprobs=request.get("logprobs"),
+        repetition_penalty=request.get("repetition_penalty", 1.0),
+        extra_args={WANTS_HIDDEN_STATES: True} if request["wants"] else None,
+    )
+    prompt: dict[str, Any] = {"prompt": request["prompt"]}
+    if request["wants"]:
+        prompt["cache_salt"] = "rows"
+    (rendered,) = engine.renderer.render_cmpl([prompt])
+    engine.add_request(request["id"], rendered, params)
 
 
 def _prepare_ranks(engine: dict[str, Any]) -> int:
-    from omni_cli.backends.vllm.workers import prepare_ranks
-
     ranks: int = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
     if ranks > 1:
         from vllm.v1.executor import multiproc_executor
@@ -126,11 +128,11 @@ def _triton_cache(engine: Any, compile_cache: str | None) -> list[str | None]:
 
 
 def _be_late(runner: Any) -> None:
-    from late_device import LateDevice
     from vllm.v1.outputs import AsyncModelRunnerOutput
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     from omni_cli.backends.execution.copies import AsyncCopy
+    from support.late_device import LateDevice
 
     runner.output_copy = AsyncCopy(LateDevice(bytes_per_s=1e6))
     sample_tokens, vllms = runner.sample_tokens, CPUModelRunner.sample_tokens
@@ -203,7 +205,3 @@ def _result(output: Any, rows: Any) -> dict[str, Any]:
         "num_cached_tokens": output.num_cached_tokens,
         "rows": None if rows is None else rows.tolist(),
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from omni_cli.checkpoints.tokenizer import training_text
 
 _NUM_WORDS = 700
+_PIXELS = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
 _DECODER = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -97,11 +98,16 @@ def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.
     return folder
 
 
+def _causal(name: str, tokenizer: Any, **config: Any) -> Any:
+    """A language model of transformers: `{name}ForCausalLM`."""
+    kind = getattr(transformers, f"{name}ForCausalLM")
+    return kind(kind.config_class(**{**_DECODER, **_ids(tokenizer), **config}))
+
+
 def qwen3(folder: Path) -> Path:
     """With a repetition penalty of its own, as the models of Qwen have."""
     tokenizer = _tokenizer()
-    config = transformers.Qwen3Config(**_DECODER, **_ids(tokenizer), tie_word_embeddings=False)
-    model = transformers.Qwen3ForCausalLM(config)
+    model = _causal("Qwen3", tokenizer, tie_word_embeddings=False)
     model.generation_config.repetition_penalty = 1.3
     return _save(folder, model, tokenizer)
 
@@ -121,15 +127,13 @@ def tool_caller(folder: Path) -> Path:
     tokenizer = _tokenizer(template=_TOOLS)
     marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
-    config = transformers.Qwen3Config(**_DECODER, **_ids(tokenizer), tie_word_embeddings=False)
-    return _save(folder, transformers.Qwen3ForCausalLM(config), tokenizer)
+    return _save(folder, _causal("Qwen3", tokenizer, tie_word_embeddings=False), tokenizer)
 
 
 def llama(folder: Path, **changes: int) -> Path:
     """With a beginning-of-sequence token that both the tokenizer and the template write."""
     tokenizer = _tokenizer(bos=True)
-    config = transformers.LlamaConfig(**{**_DECODER, **changes}, **_ids(tokenizer))
-    return _save(folder, transformers.LlamaForCausalLM(config), tokenizer)
+    return _save(folder, _causal("Llama", tokenizer, **changes), tokenizer)
 
 
 def llama_int8(folder: Path) -> Path:
@@ -161,25 +165,27 @@ def llama_int8(folder: Path) -> Path:
 def gemma3(folder: Path) -> Path:
     """Sliding and full attention by turns."""
     tokenizer = _tokenizer(bos=True)
-    config = transformers.Gemma3TextConfig(
-        **_DECODER, **_ids(tokenizer), sliding_window=16, layer_types=["sliding_attention", "full_attention"]
-    )
+    layers = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
     # The embeddings are the last layer as well: large ones would repeat the last token.
-    return _save(folder, transformers.Gemma3ForCausalLM(config), tokenizer, embedding_std=0.05)
+    return _save(folder, _causal("Gemma3", tokenizer, **layers), tokenizer, embedding_std=0.05)
 
 
 def qwen3_moe(folder: Path) -> Path:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
     tokenizer = _tokenizer()
-    config = transformers.Qwen3MoeConfig(
-        **_DECODER,
-        **_ids(tokenizer),
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        norm_topk_prob=True,
-        tie_word_embeddings=False,
-    )
-    return _save(folder, transformers.Qwen3MoeForCausalLM(config), tokenizer)
+    return _save(folder, _causal("Qwen3Moe", tokenizer, **experts, tie_word_embeddings=False), tokenizer)
+
+
+def _conditional(
+    folder: Path, name: str, tokenizer: Any, config: dict[str, Any], processor: dict[str, Any], std: float = 1.0
+) -> Path:
+    """Save `{name}ForConditionalGeneration`, whose text has the sizes of `_DECODER`, and its processor."""
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    text = {**_DECODER, **_ids(tokenizer), **config.pop("text_config", {})}
+    made = kind(kind.config_class(text_config=text, **config))
+    make_processor = getattr(transformers, f"{name}Processor")
+    media = make_processor(tokenizer=tokenizer, chat_template=tokenizer.chat_template, **processor)
+    return _save(folder, made, media, embedding_std=std)
 
 
 def idefics3(folder: Path, **encoder: int) -> Path:
@@ -187,7 +193,6 @@ def idefics3(folder: Path, **encoder: int) -> Path:
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     special = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *tiles]
     tokenizer = _tokenizer(special, template=_template(image="<image>"))
-    text = transformers.LlamaConfig(**_DECODER, **_ids(tokenizer))
     vision = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -197,29 +202,23 @@ def idefics3(folder: Path, **encoder: int) -> Path:
         "patch_size": 8,
         **encoder,
     }
-    config = transformers.Idefics3Config(
-        text_config=text.to_dict(),
-        vision_config=vision,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-        scale_factor=4,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=False,
+    config = {
+        "text_config": {"model_type": "llama"},
+        "vision_config": vision,
+        "image_token_id": tokenizer.convert_tokens_to_ids("<image>"),
+        "scale_factor": 4,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": False,
+    }
+    images = transformers.Idefics3ImageProcessor(
+        size={"longest_edge": 128}, max_image_size={"longest_edge": 64}, do_image_splitting=True
     )
-    processor = transformers.Idefics3Processor(
-        image_processor=transformers.Idefics3ImageProcessor(
-            size={"longest_edge": 128}, max_image_size={"longest_edge": 64}, do_image_splitting=True
-        ),
-        tokenizer=tokenizer,
-        image_seq_len=4,
-        chat_template=tokenizer.chat_template,
-    )
-    return _save(folder, transformers.Idefics3ForConditionalGeneration(config), processor)
+    return _conditional(folder, "Idefics3", tokenizer, config, {"image_processor": images, "image_seq_len": 4})
 
 
 def qwen2_audio(folder: Path) -> Path:
     special = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
     tokenizer = _tokenizer(special, template=_template(audio="<|audio_bos|><|AUDIO|><|audio_eos|>"))
-    text = transformers.Qwen2Config(**{**_DECODER, "max_position_embeddings": 2048}, **_ids(tokenizer))
     audio = {
         "d_model": 64,
         "encoder_layers": 2,
@@ -227,98 +226,46 @@ def qwen2_audio(folder: Path) -> Path:
         "encoder_ffn_dim": 128,
         "num_mel_bins": 80,
     }
-    config = transformers.Qwen2AudioConfig(
-        text_config=text.to_dict(),
-        audio_config=audio,
-        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
-    )
-    processor = transformers.Qwen2AudioProcessor(
-        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=80),
-        tokenizer=tokenizer,
-        chat_template=tokenizer.chat_template,
-    )
-    return _save(folder, transformers.Qwen2AudioForConditionalGeneration(config), processor)
+    config = {
+        "text_config": {"model_type": "qwen2"},
+        "audio_config": audio,
+        "audio_token_index": tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    }
+    extractor = transformers.WhisperFeatureExtractor(feature_size=80)
+    return _conditional(folder, "Qwen2Audio", tokenizer, config, {"feature_extractor": extractor})
 
 
-def _vision_tokenizer() -> tuple[Any, dict[str, int]]:
-    """Qwen's marks of images and video, and their ids by the name that a configuration has for each."""
-    marks = {name: f"<|vision_start|><|{name}_pad|><|vision_end|>" for name in ("image", "video")}
+def _qwen_vl(folder: Path, name: str, rope: dict[str, object], vision: dict[str, object], videos: Any) -> Path:
+    marks = {kind: f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")}
     special = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
     tokenizer = _tokenizer(special, template=_template(**marks))
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    return tokenizer, dict(zip(names, tokenizer.convert_tokens_to_ids(special), strict=True))
+    sizes = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "patch_size": 8}
+    config = {
+        "text_config": {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5], **rope}
+        },
+        "vision_config": {**sizes, "out_hidden_size": _DECODER["hidden_size"], **vision},
+        **dict(zip(names, tokenizer.convert_tokens_to_ids(special), strict=True)),
+        "tie_word_embeddings": False,
+    }
+    images = transformers.Qwen2VLImageProcessor(patch_size=8, merge_size=2, size=_PIXELS)
+    return _conditional(folder, name, tokenizer, config, {"image_processor": images, "video_processor": videos})
 
 
 def qwen2_5_vl(folder: Path) -> Path:
     """Images and video, whose frame rate is part of the positions."""
-    tokenizer, ids = _vision_tokenizer()
-    text = transformers.Qwen2_5_VLTextConfig(
-        **_DECODER,
-        **_ids(tokenizer),
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]},
-    )
-    vision = {
-        "depth": 2,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_heads": 2,
-        "out_hidden_size": _DECODER["hidden_size"],
-        "patch_size": 8,
-        "window_size": 32,
-        "fullatt_block_indexes": [1],
-    }
-    config = transformers.Qwen2_5_VLConfig(
-        text_config=text.to_dict(), vision_config=vision, **ids, tie_word_embeddings=False
-    )
-    size = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
-    processor = transformers.Qwen2_5_VLProcessor(
-        image_processor=transformers.Qwen2VLImageProcessor(patch_size=8, merge_size=2, size=size),
-        tokenizer=tokenizer,
-        video_processor=transformers.Qwen2VLVideoProcessor(patch_size=8, merge_size=2, size=size),
-        chat_template=tokenizer.chat_template,
-    )
-    return _save(folder, transformers.Qwen2_5_VLForConditionalGeneration(config), processor)
+    videos = transformers.Qwen2VLVideoProcessor(patch_size=8, merge_size=2, size=_PIXELS)
+    vision = {"window_size": 32, "fullatt_block_indexes": [1]}
+    return _qwen_vl(folder, "Qwen2_5_VL", {}, vision, videos)
 
 
 def qwen3_vl(folder: Path) -> Path:
     """Images and video with times between their frames."""
-    tokenizer, ids = _vision_tokenizer()
-    text = transformers.Qwen3VLTextConfig(
-        **_DECODER,
-        **_ids(tokenizer),
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 1e4,
-            "mrope_section": [6, 5, 5],
-            "mrope_interleaved": True,
-        },
-    )
-    vision = {
-        "depth": 2,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_heads": 2,
-        "out_hidden_size": _DECODER["hidden_size"],
-        "patch_size": 8,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0],
-    }
-    config = transformers.Qwen3VLConfig(
-        text_config=text.to_dict(),
-        vision_config=vision,
-        **ids,
-        tie_word_embeddings=False,
-    )
-    pixels = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
-    processor = transformers.Qwen3VLProcessor(
-        image_processor=transformers.Qwen2VLImageProcessor(patch_size=8, merge_size=2, size=pixels),
-        tokenizer=tokenizer,
-        video_processor=transformers.Qwen3VLVideoProcessor(
-            patch_size=8, merge_size=2, size={"shortest_edge": 16 * 16, "longest_edge": 8 * 64 * 64}
-        ),
-        chat_template=tokenizer.chat_template,
-    )
-    return _save(folder, transformers.Qwen3VLForConditionalGeneration(config), processor)
+    size = {"shortest_edge": 16 * 16, "longest_edge": 8 * 64 * 64}
+    videos = transformers.Qwen3VLVideoProcessor(patch_size=8, merge_size=2, size=size)
+    vision = {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+    return _qwen_vl(folder, "Qwen3VL", {"mrope_interleaved": True}, vision, videos)
 
 
 def whisper(folder: Path) -> Path:
@@ -376,23 +323,24 @@ def qwen3_asr(folder: Path) -> Path:
     tokenizer._set_model_specific_special_tokens(dict(zip(names, special[:3], strict=True)))
     tokenizer.add_tokens([AddedToken("<asr_text>", special=False)])
     number = tokenizer.convert_tokens_to_ids
-    text = transformers.Qwen3Config(**_DECODER, **_ids(tokenizer))
-    audio = transformers.Qwen3ASREncoderConfig(
-        d_model=64, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=128, output_dim=64,
-        downsample_hidden_size=16,
-    )  # fmt: skip
-    config = transformers.Qwen3ASRConfig(
-        text_config=text.to_dict(),
-        audio_config=audio.to_dict(),
-        audio_token_id=number("<|audio_pad|>"),
-        timestamp_token_id=number("<asr_text>"),
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=[tokenizer.eos_token_id, number("<|im_end|>")],
-    )
-    processor = transformers.Qwen3ASRProcessor(
-        transformers.Qwen3ASRFeatureExtractor(), tokenizer, chat_template=template
-    )
-    return _save(folder, transformers.Qwen3ASRForConditionalGeneration(config), processor, embedding_std=0.3)
+    audio = {
+        "d_model": 64,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 128,
+        "output_dim": 64,
+        "downsample_hidden_size": 16,
+    }
+    config = {
+        "text_config": {"model_type": "qwen3"},
+        "audio_config": audio,
+        "audio_token_id": number("<|audio_pad|>"),
+        "timestamp_token_id": number("<asr_text>"),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": [tokenizer.eos_token_id, number("<|im_end|>")],
+    }
+    extractor = transformers.Qwen3ASRFeatureExtractor()
+    return _conditional(folder, "Qwen3ASR", tokenizer, config, {"feature_extractor": extractor}, std=0.3)
 
 
 BUILDERS: dict[str, Callable[[Path], Path]] = {

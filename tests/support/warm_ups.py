@@ -1,41 +1,34 @@
-"""Runs the warm-up requests of a profile's stages in this process; a script: vLLM binds its process.
-
-The profile's name is in argv. Prints, as JSON, per AR stage the reports' types, those with at most two requests at
-once, and whether something is left to do; per diffusion stage the same of its own requests, twice.
-"""
+"""Reports of the warm-up requests of a profile's stages, run in this process."""
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from typing import Any
 
+from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.config.loader import load_profile
+from support.stage_specs import load
 
-def main() -> None:
-    from omni_cli.core.compat.libraries import prepare_libraries
 
-    prepare_libraries()
-    from stage_specs import get_spec
+def answer(profile: str) -> dict[str, Any]:
+    """Return, per stage on vLLM, the reports' types, those with at most two requests at once, and whether work is left.
 
-    from omni_cli.checkpoints.resolve import resolve_model
-    from omni_cli.config.loader import load_profile
-    from omni_cli.engine.process.stage_process import load_stage
-
-    config = load_profile(sys.argv[1], ())
+    A diffusion stage runs the same requests both times.
+    """
+    config = load_profile(profile, ())
     found = {}
     for given in config.stages:
         if given.backend == "vllm":
-            stage: Any = load_stage(get_spec(given, resolve_model(config.model)), lambda report: None)
+            stage = load(given, resolve_model(config.model))
             reports: list[Any] = []
             step = stage.step
 
-            def kept(step=step, reports=reports):
+            def keep(step=step, reports=reports):
                 new = step()
                 reports.extend(new)
                 return new
 
-            stage.step = kept
+            stage.step = keep
             stage.run_warm_up()
             of_any = [type(report).__name__ for report in reports]
             reports.clear()
@@ -43,8 +36,4 @@ def main() -> None:
             stage.run_warm_up()
             found[given.name] = [of_any, [type(report).__name__ for report in reports], stage.has_work()]
             stage.close()
-    sys.stdout.write(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

@@ -13,8 +13,7 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 from support.omni_server import EDITS, IMAGES, OmniServer
-from support.tiny_pipelines import declarations
-from support.tiny_pipelines.build import build
+from support.tiny_pipelines import build_named
 
 STEPS = 2
 CONTROL = Image.fromarray(np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8))
@@ -28,7 +27,7 @@ def content() -> bytes:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    build(declarations()["StableDiffusionControlNetPipeline"], made := tmp_path_factory.mktemp("control") / "model")
+    build_named("StableDiffusionControlNetPipeline", made := tmp_path_factory.mktemp("control") / "model")
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,3 +18,10 @@ def declarations() -> Mapping[str, TinyPipeline]:
 
     found = [tiny for module in (stable_diffusion, images, videos, others, modular) for tiny in module.declared()]
     return {tiny.name: tiny for tiny in found}
+
+
+def build_named(name: str, folder: Path) -> None:
+    """Write the checkpoint of a class to `folder`."""
+    from support.tiny_pipelines.build import build
+
+    build(declarations()[name], folder)

@@ -14,7 +14,6 @@ from support.tiny_pipelines.language import MODELS, PROCESSORS, model
 from support.tiny_pipelines.page import is_modular
 from support.tiny_pipelines.sizes import SCHEDULERS, SIZES, SMALL
 from support.tiny_pipelines.tokenizers import TOKENIZERS
-from support.tiny_pipelines.video_sizes import VIDEO_SIZES
 
 _ZEROS_STD = 0.05
 
@@ -132,13 +131,11 @@ def _class(name: str, module: object) -> type | None:
 
 
 def _small(kind: Any) -> dict[str, object]:
-    """Constructor arguments of a class of diffusers: its own sizes, else those of every class."""
+    """Constructor arguments of a class of diffusers: those of every class, and its own."""
     if hasattr(kind, "set_timesteps") or "scheduling" in kind.__module__:
         return dict(SCHEDULERS.get(kind.__name__, {}))
-    for sizes in (SIZES, VIDEO_SIZES):
-        if kind.__name__ in sizes:
-            return dict(sizes[kind.__name__])
-    return {name: SMALL[name] for name in inspect.signature(kind.__init__).parameters if name in SMALL}
+    usual = {name: SMALL[name] for name in inspect.signature(kind.__init__).parameters if name in SMALL}
+    return {**usual, **SIZES.get(kind.__name__, {})}
 
 
 def _settled(part: Any) -> Any:

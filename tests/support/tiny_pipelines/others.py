@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 from support.tiny_pipelines import tokenizers
 from support.tiny_pipelines.build import TinyPipeline, part
-from support.tiny_pipelines.language import WIDTH, model
+from support.tiny_pipelines.language import WIDTH
 from support.tiny_pipelines.media import IMAGE, MASK, PROMPT, SIZE, noise, sound
 from support.tiny_pipelines.sizes import EIGHTH
 
@@ -213,39 +212,11 @@ def _cascade() -> Iterator[TinyPipeline]:
 
 
 def _texts() -> Iterator[TinyPipeline]:
-    parts = {"model": functools.partial(model, "Qwen3ForCausalLM"), "tokenizer": _masked_tokenizer, "scheduler": part()}
-    call = {"prompt": "a red cat", "gen_length": 8, "block_length": 4, "num_inference_steps": 2}
-    yield TinyPipeline("LLaDA2Pipeline", {**call, "use_chat_template": False}, parts)
-    yield TinyPipeline(
-        "DiffusionGemmaPipeline",
-        {"prompt": "a red cat", "gen_length": 8, "num_inference_steps": 2},
-        {"model": _diffusion_gemma, "processor": tokenizers.gemma, "scheduler": part("EntropyBoundScheduler")},
-    )
-
-
-def _diffusion_gemma() -> Any:
-    text = {
-        "vocab_size": tokenizers.VOCAB_SIZE,
-        "hidden_size": WIDTH,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "global_head_dim": 16,
-        "num_experts": 2,
-        "top_k_experts": 1,
-        "moe_intermediate_size": 16,
-        "layer_types": ["sliding_attention", "full_attention"],
-    }
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "head_dim": 16,
-    }
-    return model("DiffusionGemmaForBlockDiffusion", text_config=text, vision_config=vision, canvas_length=8)
+    call = {"prompt": "a red cat", "gen_length": 8, "num_inference_steps": 2}
+    parts = {"model": part("Qwen3ForCausalLM"), "tokenizer": _masked_tokenizer, "scheduler": part()}
+    yield TinyPipeline("LLaDA2Pipeline", {**call, "block_length": 4, "use_chat_template": False}, parts)
+    gemma = {"model": part("DiffusionGemmaForBlockDiffusion"), "processor": part("GemmaTokenizer")}
+    yield TinyPipeline("DiffusionGemmaPipeline", call, {**gemma, "scheduler": part("EntropyBoundScheduler")})
 
 
 def _masked_tokenizer() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import string
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +41,22 @@ _PIECES = ["▁", *string.ascii_letters, *string.digits, *string.punctuation]
 
 
 @functools.cache
-def _trained() -> Any:
+def qwen2() -> Any:
+    """Byte-level BPE with the tokens and a chat template of the Qwen-VL models."""
     tokenizer = train_tokenizer(VOCAB_SIZE, model_max_length=4096, tokens=_VISION_TOKENS)
     tokenizer.chat_template = _CHAT_TEMPLATE
     return tokenizer
 
 
-def qwen2() -> Any:
-    """Byte-level BPE with the tokens and a chat template of the Qwen-VL models."""
-    return _trained()
+def _unigram(kind: str, *special: str, **options: Any) -> Any:
+    import transformers
+
+    vocab = [*((token, 0.0) for token in special), *((piece, -3.0) for piece in _PIECES)]
+    return getattr(transformers, kind)(vocab=vocab, model_max_length=77, **options)
 
 
 def t5() -> Any:
-    from transformers import T5Tokenizer
-
-    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((piece, -3.0) for piece in _PIECES)]
-    return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=77)
+    return _unigram("T5Tokenizer", "<pad>", "</s>", "<unk>", extra_ids=0)
 
 
 def byt5() -> Any:
@@ -65,11 +66,7 @@ def byt5() -> Any:
 
 
 def xlm_roberta() -> Any:
-    from transformers import XLMRobertaTokenizer
-
-    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    vocab = [*((token, 0.0) for token in special), *((piece, -3.0) for piece in _PIECES)]
-    return XLMRobertaTokenizer(vocab=vocab, model_max_length=77)
+    return _unigram("XLMRobertaTokenizer", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def _byte_fallback(*special: str) -> dict[str, int]:
@@ -147,7 +144,7 @@ def chatglm() -> Any:
     return ChatGLMTokenizer(str(folder / "tokenizer.model"))
 
 
-TOKENIZERS = {
+TOKENIZERS: Mapping[str, Callable[..., Any]] = {
     "AutoProcessor": qwen2,
     "AutoTokenizer": qwen2,
     "BertTokenizer": bert,

@@ -18,8 +18,8 @@ from diffusers import (
     UNet2DModel,
 )
 from PIL import Image
-from support.stable_diffusion import build_stable_diffusion
 from support.stage_specs import get_spec
+from support.tiny_pipelines import build_named
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from omni_cli.backends.diffusers.stage import DiffusersStage
@@ -109,7 +109,7 @@ def test_an_unconditional_pipeline_takes_no_prompt_and_makes_several_images(tmp_
 
 
 def test_a_depth_map_is_in_the_colours_of_the_pipeline_s_own_processor(tmp_path):
-    build_stable_diffusion(tmp_path / "parts")
+    build_named("StableDiffusionPipeline", tmp_path / "parts")
     torch.manual_seed(0)
     config = UNet2DConditionModel.load_config(tmp_path / "parts/unet")
     MarigoldDepthPipeline(
@@ -130,7 +130,7 @@ def test_a_depth_map_is_in_the_colours_of_the_pipeline_s_own_processor(tmp_path)
 
 
 def test_further_images_and_tensors_are_arguments_of_the_call(tmp_path):
-    build_stable_diffusion(tmp_path)
+    build_named("StableDiffusionPipeline", tmp_path)
     stage = DiffusersStage(get_spec(STAGE, str(tmp_path)), lambda report: None)
     plain = plain_of(tmp_path)
     embeds = np.random.default_rng(0).standard_normal((1, 77, 32), dtype=np.float32)

@@ -22,7 +22,7 @@ from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from safetensors.torch import load_file, save_file
-from support.stable_diffusion import build_stable_diffusion
+from support.tiny_pipelines import build_named
 
 from omni_cli.backends.diffusers import execution
 from omni_cli.backends.diffusers.execution import CallTime
@@ -46,7 +46,7 @@ STAGE = DiffusionStageConfig.create("image", num_inference_steps=STEPS, height=6
 def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
     tiny_image(root / "qwen_image", seed=0)
-    build_stable_diffusion(root / "stable_diffusion")
+    build_named("StableDiffusionPipeline", root / "stable_diffusion")
     return {name: root / name for name in MODELS}
 
 

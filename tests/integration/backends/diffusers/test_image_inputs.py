@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import ControlNetModel, DiffusionPipeline, UNet2DConditionModel
 from PIL import Image
-from support.stable_diffusion import build_stable_diffusion
+from support.tiny_pipelines import build_named
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
@@ -39,7 +39,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     """A checkpoint for each class; those of one architecture have the same weights."""
     root = tmp_path_factory.mktemp("checkpoints")
     tiny_image(root / "qwen_image", seed=0)
-    build_stable_diffusion(root / "stable_diffusion")
+    build_named("StableDiffusionPipeline", root / "stable_diffusion")
     torch.manual_seed(1)
     unet = UNet2DConditionModel.from_pretrained(root / "stable_diffusion/unet")
     net = ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(16, 32))

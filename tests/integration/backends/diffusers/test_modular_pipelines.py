@@ -19,7 +19,7 @@ from support.in_process import run_here
 from support.omni_process import run_omni
 from support.omni_server import IMAGES, OmniServer
 from support.stage_specs import get_spec, step_outputs
-from support.tiny_pipelines import declarations
+from support.tiny_pipelines import build_named, declarations
 from support.tiny_pipelines.build import build
 from support.tiny_pipelines.check import SEED
 
@@ -44,7 +44,7 @@ TONE = np.sin(np.arange(40000) * 0.1).astype(np.float32)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("modular") / "z-image"
-    build(declarations()[Z_IMAGE], made)
+    build_named(Z_IMAGE, made)
     return made
 
 
@@ -82,7 +82,7 @@ def test_inputs_that_the_chosen_blocks_ignore_are_noted(folder):
 
 
 def test_guidance_goes_to_the_guider_for_one_call(tmp_path):
-    build(declarations()["WanModularPipeline"], tmp_path)
+    build_named("WanModularPipeline", tmp_path)
     stage = DiffusersStage(get_spec(STAGE, str(tmp_path)), lambda report: None)
     own = stage.executor.pipeline.guider.guidance_scale
     made = []

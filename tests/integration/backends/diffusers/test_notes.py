@@ -14,10 +14,8 @@ from diffusers import DDIMInverseScheduler, DiffusionPipeline, StableDiffusionDi
 from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
 from support.request_fields import with_fields
-from support.stable_diffusion import build_stable_diffusion
 from support.stage_specs import get_spec
-from support.tiny_pipelines import declarations
-from support.tiny_pipelines.build import build
+from support.tiny_pipelines import build_named, declarations
 from support.tiny_pipelines.check import SEED, call_named, stage_request
 
 from omni_cli.backends.diffusers.stage import DiffusersStage
@@ -35,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     @functools.cache
     def folder(name: str) -> Path:
-        build(declarations()[name], made := tmp_path_factory.mktemp("models") / name)
+        build_named(name, made := tmp_path_factory.mktemp("models") / name)
         return made
 
     def run(name: str, changes: Mapping[str, Any] = {}, *, without: str = "", **fields: object) -> RequestDone:
@@ -113,7 +111,7 @@ def test_several_tensors_where_the_annotation_has_one(run: Run) -> None:
 
 
 def test_the_strength_of_diffedit_is_that_of_its_inpainting(tmp_path: Path) -> None:
-    build_stable_diffusion(tmp_path / "parts")
+    build_named("StableDiffusionPipeline", tmp_path / "parts")
     parts = DiffusionPipeline.from_pretrained(tmp_path / "parts").components
     inverse = DDIMInverseScheduler.from_config(parts["scheduler"].config)
     parts = {name: part for name, part in parts.items() if name != "image_encoder"}

@@ -13,7 +13,7 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.hooks.first_block_cache import FBCHeadBlockHook
 from diffusers.models import LTX2VideoTransformer3DModel, QwenImageTransformer2DModel, SanaTransformer2DModel
-from support.tiny_pipelines import declarations
+from support.tiny_pipelines import build_named, declarations
 from support.tiny_pipelines.build import build
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
@@ -54,7 +54,7 @@ BROADCASTING: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def video_folder(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("cogvideox")
-    build(declarations()["CogVideoXPipeline"], folder)
+    build_named("CogVideoXPipeline", folder)
     return str(folder)
 
 
@@ -261,7 +261,7 @@ def test_what_cannot_have_a_cache_is_refused(folder, tmp_path):
     if importlib.util.find_spec("cache_dit") is not None:
         all_blocks = refused(qwen, method="cache_dit", Fn_compute_blocks=2)
         assert all_blocks.endswith("it has no more than the 2 blocks that are always computed")
-        build(declarations()["LTX2Pipeline"], tmp_path / "ltx2")
+        build_named("LTX2Pipeline", tmp_path / "ltx2")
         ltx = LTX2VideoTransformer3DModel.from_pretrained(tmp_path / "ltx2" / "transformer")
         other_version = refused(ltx, method="cache_dit", Fn_compute_blocks=1)
         assert "cache-dit's own code for it is for another version of diffusers and lacks " in other_version

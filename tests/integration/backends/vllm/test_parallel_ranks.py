@@ -36,8 +36,9 @@ def made(tiny_omni_path: Path, tmp_path_factory: Any) -> Callable[[str], Any]:
     @functools.cache
     def made_by(name: str) -> Any:
         shared = set(Path("/dev/shm").glob("*cpushm*"))
-        task = {"model": str(tiny_omni_path), "cases": {name: CASES[name]}}
-        answer = answer_of("parallel_ranks", task, tmp_path_factory.mktemp("ranks"))
+        folder = tmp_path_factory.mktemp("ranks")
+        task = {"model": str(tiny_omni_path), "cases": {name: CASES[name]}, "folder": str(folder)}
+        answer = answer_of("parallel_ranks", task, folder)
         left = set(Path("/dev/shm").glob("*cpushm*")) - shared
         # A test that runs beside this one may just be starting ranks: its files go once they are up.
         give_up = time.monotonic() + 60

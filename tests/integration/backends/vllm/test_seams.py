@@ -12,44 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.seams import (
-    ATTRIBUTES,
-    CALLABLES,
-    FIELDS,
-    IMPORTED,
-    OVERRIDES,
-    RUNNER,
-    change_in_callable,
-    change_in_fields,
-    change_in_source,
-    find,
-    imported,
-)
+from support.seams import OVERRIDES, RUNNER, change_in, change_in_source, find, imported, list_seams, list_sources
 
 import omni_cli
 from omni_cli.engine.devices import NO_RAY_ON_CPU
 
-ROWS = [*CALLABLES, *FIELDS, *ATTRIBUTES, *IMPORTED]
+SEAMS, SOURCES = tuple(list_seams()), tuple(list_sources())
 LONGEST_SHARED_RUN = 3
 
 
-@pytest.mark.parametrize(("where", "parameters", "use"), CALLABLES, ids=[row[0].partition(":")[2] for row in CALLABLES])
-def test_callable_exists(where, parameters, use):
-    change = change_in_callable(where, parameters, use)
-    assert change is None, change
-
-
-@pytest.mark.parametrize(
-    ("where", "names", "use"), [*FIELDS, *IMPORTED], ids=[row[0].partition(":")[2] for row in [*FIELDS, *IMPORTED]]
-)
-def test_fields_exist(where, names, use):
-    change = change_in_fields(where, names, use)
+@pytest.mark.parametrize(("where", "names", "use"), SEAMS, ids=[row[0].partition(":")[2] for row in SEAMS])
+def test_seam_exists(where, names, use):
+    change = change_in(where, names, use)
     assert change is None, change
 
 
 def test_each_import_is_listed():
     """Compare imported objects, because vLLM exports some under several names."""
-    listed = {id(part) for row in ROWS for part in parts_of(row[0])}
+    listed = {id(part) for row in (*SEAMS, *SOURCES) for part in parts_of(row[0])}
     missing = []
     for path in sorted(Path(omni_cli.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -64,7 +44,7 @@ def test_each_import_is_listed():
 
 
 def test_each_override_is_listed():
-    listed = {id(find(row[0])) for row in ROWS}
+    listed = {id(find(row[0])) for row in (*SEAMS, *SOURCES)}
     missing = {
         f"{ours.__name__}: {home.__module__}:{home.__qualname__}.{name}"
         for ours, name, _, home in overrides()
@@ -118,7 +98,7 @@ def parts_of(where: str) -> Iterator[Any]:
         yield find(f"{module}:{'.'.join(names[:end])}")
 
 
-@pytest.mark.parametrize(("where", "parts"), ATTRIBUTES, ids=[row[0].partition(":")[2] for row in ATTRIBUTES])
+@pytest.mark.parametrize(("where", "parts"), SOURCES, ids=[row[0].partition(":")[2] for row in SOURCES])
 def test_attributes_are_set(where, parts):
     change = change_in_source(where, parts)
     assert change is None, change

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.seams import ATTRIBUTES, FIELDS, MODEL_MOVES, MOVES, READS, STATE, change_in_place, find
+from support.seams import MODEL_MOVES, MOVES, READS, STATE, change_in_place, find, list_seams, list_sources
 from vllm.model_executor.models import interfaces, interfaces_base
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -68,9 +68,12 @@ def test_vllm_calls_the_method_there(method, where):
 
 
 def test_each_part_of_the_runner_that_is_read_has_a_note():
-    parts = {part for where, parts in ATTRIBUTES if where.startswith(V1_MODULES) for part in parts}
+    parts = {part for where, parts in list_sources() if where.startswith(V1_MODULES) for part in parts}
     found = {read[1] for part in parts if (read := re.match(r"self\.([a-z]\w*)", part))}
-    found |= {name for where, names, _ in FIELDS if where.startswith(V1_MODULES) for name in names if name[0] != "_"}
+    classes = [
+        names for where, names, _ in list_seams() if where.startswith(V1_MODULES) and inspect.isclass(find(where))
+    ]
+    found |= {name for names in classes for name in names if name[0] != "_"}
     assert found == set(READS)
 
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from support.answers import answer_of
 from support.omni_process import run_omni
 from support.tiny_models import llama
 
 from omni_cli.engine.devices import has_cuda_device
 
-SCRIPT = Path(__file__).resolve().parents[3] / "support" / "warm_ups.py"
-
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("profile", ["tiny-omni", "tiny-qwen3-omni", "tiny-csm"])
-def test_every_stage_finishes_its_warm_up_requests(profile):
-    done = subprocess.run([sys.executable, SCRIPT, profile], capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    stages = json.loads(done.stdout.splitlines()[-1])
+def test_every_stage_finishes_its_warm_up_requests(profile, tmp_path):
+    stages = answer_of("warm_ups", {"profile": profile}, tmp_path, timeout_s=400)
     assert stages
     codec = {"tiny-omni": "token2wav", "tiny-qwen3-omni": "code2wav", "tiny-csm": "codec"}[profile]
     reports, again, is_left = stages.pop(codec)
