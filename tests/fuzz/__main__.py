@@ -37,7 +37,7 @@ def main() -> int:
     # A process that hangs ends itself, and this one then reports it instead of waiting for it.
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
         results = list(pool.map(run_share, *zip(*jobs, strict=True)))
-    ends = sum((result["ends"] for result in results), collections.Counter())
+    ends: collections.Counter[str] = sum((result["ends"] for result in results), collections.Counter())
     findings = [finding for result in results for finding in result["findings"]]
     slowest_s, slowest = max(result["slowest"] for result in results)
     document = {

@@ -48,7 +48,7 @@ class Case(NamedTuple):
 def scratch() -> Path:
     """The file that cases are written to."""
     folder = tempfile.TemporaryDirectory(prefix="omni-fuzz-")
-    scratch.folder = folder  # removed with the process
+    vars(scratch)["folder"] = folder  # removed with the process
     return Path(folder.name) / "case"
 
 

@@ -39,7 +39,7 @@ REQUESTS = [
     GenerateRequest("1", prompt="hello", media=Media(call_files={"references": [CallFile("image", PIXELS), None]})),
     GenerateRequest("2", stage=StageIO(input=b"\x81\xa7entries\x80", more_follows=True)),
 ]
-COMMANDS = [encode(command) for command in (*map(AddRequest, REQUESTS), AppendInput("0", b"\x80", is_last=True))]
+COMMANDS = [*map(encode, map(AddRequest, REQUESTS)), encode(AppendInput("0", b"\x80", is_last=True))]
 REPORTS = [
     encode(StageReady(1.0, {"execution": "eager"}, MemoryReport(0, 1), {"a": 1}, {"b": 1.0})),
     encode(Failure("stage", "no", "try", None, "0")),

@@ -32,7 +32,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     from omni_cli.checkpoints.tiny_pipelines import tiny_image
 
     root = tmp_path_factory.mktemp("checkpoints")
-    tiny_image(root / "qwen_image", seed=0)
+    tiny_image(root / "qwen_image", 0)
     build_named("StableDiffusionPipeline", root / "stable_diffusion")
     return {name: root / name for name in ("qwen_image", "stable_diffusion")}
 

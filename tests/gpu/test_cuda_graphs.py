@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from omni_cli.core.errors import StageError
 MIB = 1 << 20
 
 
-def graphed(module: torch.nn.Module, **options) -> GraphMode:
+def graphed(module: torch.nn.Module, **options) -> Any:
     return make_execution_mode(module, "cudagraph", stage="image", device="cuda", **options)
 
 

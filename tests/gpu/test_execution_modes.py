@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -76,7 +78,7 @@ def test_an_image_does_not_depend_on_sizes_in_between(folders, model, execution)
     executor.compile_or_warm_up_model()
     module = getattr(executor.pipeline, "transformer", None) or executor.pipeline.unet
 
-    def made(prompt: str, **size: int) -> list[torch.Tensor]:
+    def made(prompt: str, **size: Any) -> list[torch.Tensor]:
         return predictions(executor, module, DiffusionRequest("0", prompt, seed=1, **size))[1]
 
     first = made("a red cat")

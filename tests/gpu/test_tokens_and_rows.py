@@ -39,7 +39,7 @@ def runs(tmp_path_factory: Any) -> dict[str, dict[str, Any]]:
     from omni_cli.checkpoints.tiny_qwen import tiny_omni
 
     folder = tmp_path_factory.mktemp("drafts")
-    tiny_omni(folder / "model", seed=0)
+    tiny_omni(folder / "model", 0)
     plain = {"kv_cache_memory_bytes": 256 << 20, "max_model_len": 512, "max_num_seqs": 4}
     drafts = {**plain, "speculative_config": NGRAM}
     return {

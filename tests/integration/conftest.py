@@ -59,7 +59,7 @@ class RunningEngine:
     def run(self, request: GenerateRequest) -> RequestResult:
         return self.run_all([request])[0]
 
-    def run_all(self, requests: list[GenerateRequest]) -> list[RequestResult]:
+    def run_all(self, requests: list[GenerateRequest]) -> list[Any]:
         """Run all requests concurrently; results in the given order."""
         return [events[-1] for events in self.events(requests)]
 

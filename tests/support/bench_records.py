@@ -32,7 +32,7 @@ def variant(
     name: str,
     times: np.ndarray,
     *,
-    slots: tuple[int, int] = (0, 1),
+    slots: tuple[int, ...] = (0, 1),
     metrics: dict[str, float] | None = None,
     work: dict[str, float] | None = None,
     **fields: Any,

@@ -102,7 +102,7 @@ class WarmPopen(subprocess.Popen[str]):
         self._process.start()
         for end in ends:
             end.close()
-        self.pid = self._process.pid  # type: ignore[assignment]  # it runs
+        self.pid = self._process.pid
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]  # of subprocess.Popen
 

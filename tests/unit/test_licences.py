@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -74,7 +75,7 @@ def libraries(package: Distribution) -> Iterator[str]:
 
 
 def licence(package: Distribution) -> str:
-    metadata = package.metadata
+    metadata: Any = package.metadata
     classifiers = [line for line in metadata.get_all("Classifier") or () if line.startswith("License")]
     return "; ".join([metadata.get("License-Expression") or "", (metadata.get("License") or "")[:200], *classifiers])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -30,7 +31,7 @@ MODULES = (
 
 
 @pytest.fixture(scope="module")
-def goals() -> ModuleType:
+def goals() -> Iterator[ModuleType]:
     """The kit's own module; scripts find each other by their folder."""
     sys.path.insert(0, str(KIT))
     try:

@@ -316,7 +316,7 @@ def test_deadline(argument: str, part: str, folder: Path) -> None:
 def test_output_folder_without_permission(folder: Path) -> None:
     place = folder / "read-only"
     place.mkdir(mode=0o555)
-    prefix = ()
+    prefix: tuple[str, ...] = ()
     if os.geteuid() == 0:
         # Root without the right to override permissions, which is what other users are.
         prefix = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")

@@ -41,7 +41,7 @@ def wait_for_moment(request: pytest.FixtureRequest) -> Callable[[OmniProcess, fl
             return
         run_s: float = request.getfixturevalue("run_s")
         process.wait_until_begun()
-        time.sleep(moment * run_s)
+        time.sleep(float(moment) * run_s)
 
     return wait
 

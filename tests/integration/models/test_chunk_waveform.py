@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def codes_of(num_codes: int) -> torch.Tensor:
     return torch.randint(0, 250, (1, num_codes), generator=torch.Generator().manual_seed(num_codes))
 
 
-SAMPLING = {"num_steps": 10, "guidance_scale": 0.5, "sway_coefficient": -1.0}
+SAMPLING: dict[str, Any] = {"num_steps": 10, "guidance_scale": 0.5, "sway_coefficient": -1.0}
 
 
 @torch.inference_mode()

@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(base, adapters, PeftTokens(base, adapters))
 
 
-def generate(folder: Path, *arguments: str, lines: list[dict[str, object]] | None = None) -> Ended:
+def generate(folder: Path, *arguments: str, lines: list[dict[str, Any]] | None = None) -> Ended:
     folder.mkdir(exist_ok=True)
     if lines is not None:
         (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -72,7 +72,7 @@ def generate(folder: Path, *arguments: str, lines: list[dict[str, object]] | Non
 
 def test_adapters_and_base_share_a_batch(model: Model, tmp_path: Path) -> None:
     wanted = [(prompt, lora) for prompt in PROMPTS for lora in (None, "formal", "terse", "missing")]
-    lines: list[dict[str, object]] = [{"prompt": prompt, "lora": lora} for prompt, lora in wanted]
+    lines: list[dict[str, Any]] = [{"prompt": prompt, "lora": lora} for prompt, lora in wanted]
     ended = generate(tmp_path, *model.options, lines=lines)
     answers = {}
     for (prompt, lora), result in zip(wanted, ended.document["results"], strict=True):
@@ -88,7 +88,7 @@ def test_adapters_and_base_share_a_batch(model: Model, tmp_path: Path) -> None:
 
 def test_the_only_adapter_is_used_unless_a_line_has_null(model: Model, tmp_path: Path) -> None:
     options = ("--model", str(model.base), "--lora", f"only={model.adapters['terse']}")
-    lines: list[dict[str, object]] = [{"prompt": "hello"}, {"prompt": "hello", "lora": None}]
+    lines: list[dict[str, Any]] = [{"prompt": "hello"}, {"prompt": "hello", "lora": None}]
     used, base = generate(tmp_path, *options, lines=lines).document["results"]
     assert used["outputs"][0]["token_ids"] == model.peft.tokens("hello", MAX_TOKENS, "terse")
     assert base["outputs"][0]["token_ids"] == model.peft.tokens("hello", MAX_TOKENS, None)
@@ -167,7 +167,8 @@ def test_a_larger_rank_is_a_key(model: Model, tmp_path: Path) -> None:
 def test_a_precision_without_kernels_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_adapters, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     stage = SimpleNamespace(name="model", lora={"formal": "formal"})
-    adapters = vllm_adapters.EngineAdapters(SimpleNamespace(stage=stage, dtype="float32"))
+    spec: Any = SimpleNamespace(stage=stage, dtype="float32")
+    adapters = vllm_adapters.EngineAdapters(spec)
     with pytest.raises(StageError, match="take float16 and bfloat16, and this model runs in float32") as error:
         adapters.engine_args()
     assert error.value.hint == "--set dtype=bfloat16"
@@ -224,7 +225,7 @@ def load_thinker() -> Any:
 
 
 def test_a_chain_speaks_with_an_adapter_of_its_thinker(thinker_adapter: Path, tmp_path: Path) -> None:
-    lines: list[dict[str, object]] = [{"prompt": "hello"}, {"prompt": "hello", "lora": None}]
+    lines: list[dict[str, Any]] = [{"prompt": "hello"}, {"prompt": "hello", "lora": None}]
     options = ("--lora", f"own={thinker_adapter}", "--max-audio-tokens", "8")
     results = generate(tmp_path, "-p", "tiny-omni", *options, lines=lines).document["results"]
     processor = AutoProcessor.from_pretrained(resolve_model("builtin:tiny-omni"))
@@ -262,7 +263,7 @@ def test_an_adapter_of_the_whole_chain_has_no_reference(thinker_adapter: Path, t
     )
     config = load_profile("tiny-omni", [f"thinker.lora.own={whole}"])
     with pytest.raises(NoReferenceError, match="`own` is not one of transformers' thinker class"):
-        Qwen2_5OmniReference(resolve_model("builtin:tiny-omni"), config, Way("float32"))
+        Qwen2_5OmniReference(Path(resolve_model("builtin:tiny-omni")), config, Way("float32"))
 
 
 def test_a_talker_takes_none(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ CONFIG = SimpleNamespace(
 TEXT_BEGIN = 25
 SIZE = 4
 TABLE = torch.randn(32, SIZE, generator=torch.Generator().manual_seed(0))
-ARGUMENTS = {
+ARGUMENTS: dict[str, Any] = {
     "config": CONFIG, "embed": lambda ids: TABLE[torch.tensor(ids, dtype=torch.long)],
 }  # fmt: skip
 

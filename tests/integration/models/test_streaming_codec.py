@@ -136,7 +136,12 @@ def test_long_pieces_are_split(case: Case) -> None:
     sizes: list[torch.Size] = []
     decoder = StreamingCodecDecoder(case.module, max_frames_per_call=10)
     call = decoder.call._call
-    decoder.call._call = lambda codes: (sizes.append(codes.shape), call(codes))[1]
+
+    def noted(codes: torch.Tensor) -> torch.Tensor:
+        sizes.append(codes.shape)
+        return call(codes)
+
+    decoder.call._call = noted
     pieces = [Piece(codes, DecoderState()) for codes in [*case.codes[:2], *case.codes[3:, :, :7]]]
     for piece, samples in zip(pieces, decoder.decode(pieces), strict=True):
         assert_equal(samples, case.whole(piece.codes))
@@ -150,7 +155,8 @@ def test_replayed_calls_give_the_samples_of_one_call() -> None:
     decoder.use_graphs(backend, stage="code2wav", first=(3, 12), later=(4, 12), example=case.codes[:4, :, :1])
     assert len(backend.graphs) == decoder.counters.graphs_captured == 6  # of 4, 2 and 1 requests, first and later
     ends = (2, 10, 15)
-    states, streamed = [DecoderState() for _ in ends], [[] for _ in ends]
+    states = [DecoderState() for _ in ends]
+    streamed: list[list[torch.Tensor]] = [[] for _ in ends]
     for begin, end in ((0, 3), (3, 7), (7, 11), (11, 15)):
         rows = [row for row, last in enumerate(ends) if last > begin]
         pieces = [Piece(case.codes[row, :, begin : min(end, ends[row])], states[row], ends[row] <= end) for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
 
@@ -63,7 +64,7 @@ def speak(stage: SpeakerStage, requests: list[GenerateRequest]) -> dict[str, tup
     """Return the tokens and the parts of the sound of each request."""
     for request in requests:
         stage.add(request)
-    spoken = {request.request_id: ([], []) for request in requests}
+    spoken: dict[str, Any] = {request.request_id: ([], []) for request in requests}
     while stage.has_work():
         for report in stage.step():
             tokens, parts = spoken[report.request_id]

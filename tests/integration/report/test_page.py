@@ -127,19 +127,17 @@ def test_numbers_are_those_of_the_record(opened: Chromium, disturbed: Any, profi
             cells = shown[metric.removesuffix("_s").replace("_", " ")]
             assert cells[0] == str(stored.n)
             assert cells[1] == quantity(metric, stored.median)
-            bounds = None if stored.ci95 is None else tuple(stored.ci95)
-            assert cells[2] == quantity_interval(metric, bounds, stored.median)
+            assert cells[2] == quantity_interval(metric, stored.ci95, stored.median)
     a, b = (variant.name for variant in record.variants)
     compared = {row[0].removesuffix(" (more is better)"): row for row in rows(opened, f"{b} (B) against {a} (A)")}
     for entry in record.comparisons:
         cells = compared[entry.metric.removesuffix("_s").replace("_", " ")]
-        bounds = None if entry.ci95 is None else tuple(entry.ci95)
-        assert cells[3:] == [ratio(entry.ratio, bounds), entry.verdict]
+        assert cells[3:] == [ratio(entry.ratio, entry.ci95), entry.verdict]
     assert opened.evaluate("document.querySelector('.word').textContent") == f"gate: {record.gate.verdict}"
     profile = load_profile_record(profiled.path)
-    shown = {row[0]: row[1] for row in rows(opened, "Time of the iteration")}
+    times = {row[0]: row[1] for row in rows(opened, "Time of the iteration")}
     expected = {name: quantity("e2e_s", seconds, profile.e2e_s) for name, seconds in profile.stage_seconds.items()}
-    assert shown == {**expected, "all": quantity("e2e_s", profile.e2e_s)}
+    assert times == {**expected, "all": quantity("e2e_s", profile.e2e_s)}
 
 
 def test_the_neighbour_is_named_beside_the_verdict(opened: Chromium) -> None:

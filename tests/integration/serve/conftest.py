@@ -141,7 +141,7 @@ def read_image() -> Callable[[str], np.ndarray]:
 def inpainting(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Arguments for tiny-image's weights in an inpainting pipeline."""
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny-inpaint"
-    tiny_image(folder, seed=0)
+    tiny_image(folder, 0)
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": "QwenImageInpaintPipeline"}))
     return ("--profile", "tiny-image", "--model", str(folder))

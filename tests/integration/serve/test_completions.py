@@ -271,8 +271,8 @@ def test_usage_in_every_chunk(server: OmniServer) -> None:
 def test_bound_to_a_grammar(server: OmniServer) -> None:
     extra = {"structured_outputs": {"choice": ["yes", "no"]}}
     assert complete(server, PROMPT, max_tokens=20, extra_body=extra).choices[0].text in ("yes", "no")
-    extra = {"response_format": {"type": "json_object"}, "repetition_penalty": 0.01}
-    assert complete(server, PROMPT, extra_body=extra).choices[0].text.lstrip().startswith("{")
+    penalised = {"response_format": {"type": "json_object"}, "repetition_penalty": 0.01}
+    assert complete(server, PROMPT, extra_body=penalised).choices[0].text.lstrip().startswith("{")
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ def test_formats_of_speech(omni: OmniServer, audio_format: str, codec: str, stre
     assert answer.status == 200, answer.body
     with av.open(io.BytesIO(answer.body)) as container:
         (stream_,) = container.streams.audio
-        seconds = sum(frame.samples for frame in container.decode(audio=0)) / stream_.rate
+        lengths: list[int] = [frame.samples for frame in container.decode(audio=0)]
+        seconds = sum(lengths) / stream_.rate
         assert stream_.codec.name in (codec, f"lib{codec}")
     whole = omni.request("POST", SPEECH, {**body, "response_format": "pcm", "stream_format": "audio"})
     assert seconds == pytest.approx(len(whole.body) / 2 / 24_000, abs=0.1)

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -70,7 +71,7 @@ def test_a_stop_signal_does_not_wait_for_media_that_are_decoded(folder: Path) ->
     server = OmniServer(folder, "--profile", "tiny-edit")
     file = {"image": ("a.png", encode_png(np.zeros((64, 64, 3), np.uint8)))}
     form = httpx.Request("POST", server.url, files=file, data={"prompt": "snow", "num_inference_steps": "2"})
-    sent = {"body": form.read(), "content_type": form.headers["content-type"]}
+    sent: Any = {"body": form.read(), "content_type": form.headers["content-type"]}
     assert server.request("POST", EDITS, **sent).status == 200
     (decoder,) = server.media_processes()
     decoder.suspend()

@@ -98,7 +98,9 @@ def chat(server: OmniServer, url: str, kind: str = "image_url", **fields: Any) -
 
 
 def test_a_fetched_file_is_as_good_as_a_sent_one(server: OmniServer, media: MediaServer, sound: bytes) -> None:
-    png = base64.b64encode(media.files["/media/cat.png"]).decode()
+    cat = media.files["/media/cat.png"]
+    assert isinstance(cat, bytes)
+    png = base64.b64encode(cat).decode()
     wav = base64.b64encode(sound).decode()
     for kind, sent, paths in (
         ("image_url", f"data:image/png;base64,{png}", ("cat.png", "cat.png?size=1", "moved")),

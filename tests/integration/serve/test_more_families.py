@@ -176,7 +176,7 @@ def test_glm_image_depends_on_the_seed(glm_image: OmniServer, read_image: Any) -
         return [read_image(item.b64_json) for item in reply.data]
 
     two = draw(size="64x96", n=2, extra_body={"seed": 3})
-    assert [image.shape for image in two] == [(96, 64, 3)] * 2 and not np.array_equal(*two)
+    assert [image.shape for image in two] == [(96, 64, 3)] * 2 and not np.array_equal(two[0], two[1])
     (second,) = draw(size="64x96", extra_body={"seed": 4})
     assert np.array_equal(second, two[1]), "seeds of several images follow each other, also of their tokens"
     with pytest.raises(openai.BadRequestError, match="`height` must be a multiple of 32"):

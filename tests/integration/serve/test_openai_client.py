@@ -42,7 +42,7 @@ def audio_of(result: RequestResult) -> AudioOutput:
     return next(output for output in result.outputs if isinstance(output, AudioOutput))
 
 
-def run(engine: Any, prompt: str, *modalities: str, **fields: Any) -> RequestResult:
+def run(engine: Any, prompt: str, *modalities: Any, **fields: Any) -> RequestResult:
     result = engine.run(with_fields(GenerateRequest("r", prompt, modalities=frozenset(modalities)), **fields))
     assert result.error is None
     return result
@@ -325,7 +325,12 @@ def test_a_conversation_continues(omni: OmniServer, omni_engine: Any) -> None:
     reply = first.choices[0].message
     messages: list[Any] = [{"role": "developer", "content": "Be brief."}, *user("hello"), reply, *user("bye")]
     answer = client.chat.completions.create(model=MODEL, messages=messages, extra_body={"return_token_ids": True})
-    turns = [("system", "Be brief."), ("user", "hello"), ("assistant", reply.content), ("user", "bye")]
+    turns: list[tuple[Any, str]] = [
+        ("system", "Be brief."),
+        ("user", "hello"),
+        ("assistant", reply.content),
+        ("user", "bye"),
+    ]
     expected = omni_engine.run(
         GenerateRequest(
             "r",

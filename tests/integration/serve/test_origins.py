@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.omni_server import IMAGES, KEY, Answer, OmniServer
 
@@ -26,7 +28,7 @@ def check_allowed(answer: Answer) -> None:
     ],
 )
 def test_an_allowed_page_can_read_every_answer(
-    limited: OmniServer, method: str, path: str, body: dict[str, object] | None, headers: dict[str, str], status: int
+    limited: OmniServer, method: str, path: str, body: dict[str, Any] | None, headers: dict[str, str], status: int
 ) -> None:
     answer = limited.request(method, path, body, **{**FROM_PAGE, **headers})
     assert answer.status == status, answer.body
@@ -35,7 +37,10 @@ def test_an_allowed_page_can_read_every_answer(
 
 
 def test_a_preflight_needs_no_key(limited: OmniServer) -> None:
-    asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,content-type"}
+    asked: Any = {
+        "access_control_request_method": "POST",
+        "access_control_request_headers": "authorization,content-type",
+    }
     answer = limited.request("OPTIONS", IMAGES, origin=ORIGIN, **asked)
     assert answer.status == 200
     check_allowed(answer)

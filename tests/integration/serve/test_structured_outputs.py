@@ -75,7 +75,7 @@ def test_streamed_and_by_the_client_s_own_classes(omni: OmniServer) -> None:
     chunks = client.chat.completions.create(
         model="tiny-omni",
         messages=USER,
-        response_format=BY_SCHEMA,  # type: ignore[arg-type]
+        response_format=BY_SCHEMA,
         stream=True,
         seed=1,
         temperature=1.5,
@@ -109,7 +109,7 @@ def test_a_spoken_answer_is_bound_too(omni: OmniServer) -> None:
         messages=USER,
         modalities=["text", "audio"],
         audio={"voice": "Ethan", "format": "wav"},
-        response_format=BY_SCHEMA,  # type: ignore[arg-type]
+        response_format=BY_SCHEMA,
         seed=0,
         temperature=1.5,
         max_tokens=200,

@@ -11,7 +11,7 @@ import pytest
 from support.omni_server import CHAT, Answer, OmniServer
 from transformers import AutoTokenizer
 
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -24,7 +24,10 @@ WEATHER = {
         },
     },
 }
-CLOCK = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+CLOCK: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
+}
 TOOLS = [WEATHER, CLOCK]
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 ROME = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'

@@ -43,7 +43,7 @@ def test_speech(tmp_path: Path, omni: OmniServer) -> None:
 
 def test_cloned_voices_of_request_lines(tmp_path: Path, cloning_server: OmniServer) -> None:
     (tmp_path / "a.wav").write_bytes(encode_wav(*tone(0, 12_345)))
-    voices = [{"voice": "a.wav"}, {"voice": ["a.wav"] * 2}, {"voice": "2"}]
+    voices: list[dict[str, Any]] = [{"voice": "a.wav"}, {"voice": ["a.wav"] * 2}, {"voice": "2"}]
     texts = ["A day in May.", "Speaker 1: Hello!\nSpeaker 2: And you?", "hello"]
     lines = [{"prompt": text, **voice} for text, voice in zip(texts, voices, strict=True)]
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import tracemalloc
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,7 +44,7 @@ def test_a_tensor_costs_one_copy_of_its_bytes() -> None:
     assert peak < len(raw) + 64 * 1024
 
 
-def raw_tensor(**fields: object) -> bytes:
+def raw_tensor(**fields: Any) -> bytes:
     return msgspec.msgpack.encode({"entries": {"x": {"data": b"", "shape": [0], "dtype": "float32", **fields}}})
 
 
@@ -76,7 +77,7 @@ ITEM = b"\xa1x\x81\xa5items"
         (b"\x81\xa7entries" + b"\x91" * 100_000, "recursion"),
     ],
 )
-def test_undecodable_tensors_are_rejected_by_their_header(raw: object, message: str) -> None:
+def test_undecodable_tensors_are_rejected_by_their_header(raw: Any, message: str) -> None:
     with pytest.raises(PayloadError, match=message):
         decode_additional_information(raw)
 
@@ -134,7 +135,7 @@ def test_information_must_have_the_expected_type(information: dict, message: str
 @pytest.mark.parametrize("rows", [[1], torch.zeros(6), torch.zeros(0, 3), torch.zeros(2, 3, dtype=torch.int32)])
 def test_prompt_embeds_must_be_rows_of_floats(rows: object) -> None:
     with pytest.raises(PayloadError, match="prompt_embeds: expected"):
-        RequestPayload(prompt_embeds=rows)  # type: ignore[arg-type]
+        RequestPayload(prompt_embeds=rows)
 
 
 @pytest.mark.parametrize("name", ["prompt_token_ids", "output_token_ids", "hidden_states"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ DECODER = {
     "num_key_value_heads": 3,
     "max_position_embeddings": 8192,
 }
-CONFIGS = {
+CONFIGS: dict[str, list[dict[str, Any]]] = {
     "config.json": [
         {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", **DECODER},
         {"architectures": ["MambaForCausalLM"], "dtype": "float16"},
@@ -49,7 +50,7 @@ def test_a_derived_profile_is_valid(tmp_path: Path, file: str, config: dict, mac
 
 
 @pytest.mark.parametrize(("device", "mode"), [("cpu", "none"), ("cuda", "full_decode_only")])
-def test_an_encoder_decoder_has_the_graphs_that_vllm_captures_of_it(tmp_path: Path, device: str, mode: str) -> None:
+def test_an_encoder_decoder_has_the_graphs_that_vllm_captures_of_it(tmp_path: Path, device: Any, mode: str) -> None:
     config = {"architectures": ["WhisperForConditionalGeneration"], "is_encoder_decoder": True, **DECODER}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (stage,) = derive_profile(tmp_path, Machine(device), "whisper")["stages"].values()

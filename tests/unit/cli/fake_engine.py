@@ -6,11 +6,12 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.core.errors import CheckpointError, InputError, StageError
+from omni_cli.core.errors import CheckpointError, InputError, OmniError, StageError
 from omni_cli.requests.outputs import (
     AudioOutput,
     Event,
@@ -83,7 +84,7 @@ class FakeEngine:
         if "stall" in words:
             announce("stalled")
             await asyncio.sleep(600)
-        error = None
+        error: OmniError | None = None
         if "input-error" in words:
             error = InputError("the prompt has 9 tokens; the model takes 8", hint="shorten it")
         elif "stage-error" in words:
@@ -138,7 +139,8 @@ def main() -> None:
     import omni_cli.cli.generate.command
     from omni_cli.cli.app import main as run_command_line
 
-    omni_cli.cli.generate.command.make_engine = FakeEngine
+    command: Any = omni_cli.cli.generate.command
+    command.make_engine = FakeEngine
     run_command_line()
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -205,7 +205,7 @@ def test_json_in_an_argument_after_two_dashes_is_data(run: Run) -> None:
 class TestProcess:
     """Behaviour that only a real process shows."""
 
-    def start(self, *argv: str, **options: object) -> subprocess.CompletedProcess[str]:
+    def start(self, *argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
         options.setdefault("stderr", subprocess.PIPE)
         return subprocess.run([sys.executable, "-m", "omni_cli", *argv], text=True, **options)
 

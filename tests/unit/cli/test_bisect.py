@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -234,7 +235,7 @@ def test_a_search_that_runs_out_of_time_lists_the_likeliest_commits() -> None:
     commits = [CommitInfo(sha=f"{n:012x}", author="Ada", date="2026-11-20", subject=f"Change {n}") for n in range(17)]
     ends = Trial(a=0, b=16, verdict="regression", limit=0.02, alpha=0.01, change=0.05)
     assert range_so_far(Search(16, 0.02, 60.0, (ends,)), commits) is None
-    fields = {"verdict": "inconclusive", "limit": 0.025, "alpha": 0.35, "standard_error": 0.01}
+    fields: Any = {"verdict": "inconclusive", "limit": 0.025, "alpha": 0.35, "standard_error": 0.01}
     trials = [Trial(a=0, b=b, change=change, **fields) for b, change in ((8, 0.0), (12, 0.05), (10, 0.02))]
     told = range_so_far(Search(16, 0.02, 60.0, (ends, *trials)), commits)
     assert told is not None

@@ -211,8 +211,8 @@ def test_differences_are_reported(run: Run) -> None:
     b = save("b.json", single(seed=1, environment={**ENVIRONMENT, "code": code}))
     assert "Differs only in: code.commit (a1 -> b2)" in run(a, b)[1]
     other = save("c.json", single(seed=1, workload={"batch_size": 8}))
-    code, out, _ = run(a, other, "--allow-difference", "workload.batch_size")
-    assert code == 0
+    ended, out, _ = run(a, other, "--allow-difference", "workload.batch_size")
+    assert ended == 0
     assert "Differs only in: workload.batch_size (1 -> 8)" in out
 
 
@@ -340,7 +340,7 @@ def _bomb() -> bytes:
 @pytest.mark.parametrize(
     ("kind", "data"), [("image", b"no image"), ("image", _bomb()), ("audio", b"RIFF"), ("video", encode_png(PIXEL))]
 )
-def test_a_damaged_output_of_a_record_is_one_error(run: Run, kind: str, data: bytes) -> None:
+def test_a_damaged_output_of_a_record_is_one_error(run: Run, kind: Any, data: bytes) -> None:
     kept = (KeptOutput(name="0.image.0", kind=kind, data=data, frames=0 if kind == "video" else None),)
     whole = keeping(PIXEL, "a.json")
     damaged = save("b.json", single(outputs=kept, output_sha256="0" * 64, seed=1))

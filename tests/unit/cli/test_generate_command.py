@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 Omni = Callable[..., SimpleNamespace]
 
 
-def load_fake_engine() -> type:
+def load_fake_engine() -> Any:
     spec = importlib.util.spec_from_file_location("fake_engine", FAKE_ENGINE)
     module = importlib.util.module_from_spec(spec)
     sys.modules["fake_engine"] = module
@@ -50,7 +51,7 @@ def omni(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         engine.instances.clear()
         stream = io.TextIOWrapper(io.BytesIO(stdin or b""))
         if stdin is None:
-            stream.isatty = lambda: True
+            monkeypatch.setattr(stream, "isatty", lambda: True)
         monkeypatch.setattr(sys, "stdin", stream)
         code = run(["generate", *arguments])
         out, err = capsys.readouterr()
@@ -62,7 +63,7 @@ def omni(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     sys.modules.pop("fake_engine", None)
 
 
-def pipeline_folder(tmp_path: Path, name: str, **parts: dict[str, object]) -> str:
+def pipeline_folder(tmp_path: Path, name: str, **parts: dict[str, Any]) -> str:
     """A pipeline of parts that have a configuration only."""
     folder = tmp_path / name
     folder.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from support.profile_text import make_config
@@ -91,10 +92,14 @@ def test_document_of_the_contract() -> None:
     }
 
 
+def results(records: list[RequestRecord]) -> Any:
+    return generate_document(CONFIG, records, [])["results"]
+
+
 def test_a_failed_request_has_a_reason_and_keeps_its_outputs() -> None:
     error = StageError("no memory left", stage="talker", hint="use fewer requests")
     record = RequestRecord("b", OUTPUTS[:1], (), error, place="r.jsonl:3")
-    (result,) = generate_document(CONFIG, [record], [])["results"]
+    (result,) = results([record])
     assert result == {
         "request_id": "b",
         "status": "error",
@@ -116,7 +121,7 @@ def test_numpy_integers_become_json_numbers() -> None:
 
 def test_a_tensor_has_its_field_s_name() -> None:
     tensor = WrittenOutput(TensorOutput("image_embeds", np.zeros((1, 32), np.float32)), Path("out/0.image_embeds.npy"))
-    (result,) = generate_document(CONFIG, [RequestRecord("0", (tensor,))], [])["results"]
+    (result,) = results([RequestRecord("0", (tensor,))])
     described = {"name": "image_embeds", "path": "out/0.image_embeds.npy", "shape": [1, 32], "dtype": "float32"}
     assert result["outputs"] == [{"type": "tensor", **described}]
     assert file_line(tensor) == "out/0.image_embeds.npy   1x32 float32 tensor"

@@ -238,7 +238,8 @@ def test_exif_orientation_is_applied(tmp_path: Path) -> None:
 
 
 def test_transparency_is_laid_over_white(tmp_path: Path) -> None:
-    path, notes = tmp_path / "clear.png", []
+    path = tmp_path / "clear.png"
+    notes: list[str] = []
     Image.new("RGBA", (2, 2), (255, 0, 0, 0)).save(path)
     assert load_image(path, notes.append).tolist() == [[[255] * 3] * 2] * 2
     assert notes == [f"the transparency of the image file `{path}` was put on white"]

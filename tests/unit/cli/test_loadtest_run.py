@@ -128,8 +128,8 @@ def test_all_parts_of_answers_are_compared(
 ) -> None:
     """`--quality` works with a number of windows, and answers of nothing are not called identical."""
     words = (option, "exact_match>=1") if option == "--quality" else (option,)
-    one, other = (PlannedServer(lambda _, delta=delta: Plan(tokens=1, delta=delta)) for delta in deltas)
-    with one as first, other as second:
+    one, other = (Plan(tokens=1, delta=delta) for delta in deltas)
+    with PlannedServer(lambda _: one) as first, PlannedServer(lambda _: other) as second:
         code, out, err = loadtest(first.url, second.url, *SHORT, *words)
     assert code == expected
     assert "identical" in out if expected == 0 else "were not recorded" in err if expected == 3 else True

@@ -7,6 +7,7 @@ import os
 import pty
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def ready(name: str, kind: str, load_s: float) -> StageLoading:
+def ready(name: str, kind: Any, load_s: float) -> StageLoading:
     return StageLoading(name, kind, StageInfo(name, kind, load_s, {"device": 0, "host": 0}))
 
 

@@ -21,7 +21,7 @@ TOY = Family("toy", "Toy", (StageRole("writer", "ar", "vllm", "x:y"),), ("ToyMod
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """`install(object, ...)`: besides ours, packages whose entry points are these."""
-    real = registry.entry_points
+    real = entry_points
 
     def install(*found: Any) -> None:
         points = []
@@ -123,7 +123,7 @@ def test_each_family_of_ours_has_a_module_of_its_own() -> None:
 
 def test_a_family_that_only_a_newer_commit_has(monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]) -> None:
     """`omni bench --against` runs older code in an environment whose entry points are of today."""
-    real = registry.entry_points
+    real = entry_points
     newer = EntryPoint("newer", "omni_cli.models.newer.family:FAMILY", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda **only: EntryPoints([*real(**only), newer]))
     assert "qwen2_5_omni" in families() and "newer" not in families()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_a_wrong_option_is_refused(given: list[str]) -> None:
 
 def test_lines_name_adapters(tmp_path: Path) -> None:
     config = load_profile("tiny-omni", ["thinker.lora.style=x"])
-    lines = [{}, {"lora": None}, {"lora": "style"}, {"lora": "stile"}, {"lora": 3}]
+    lines: list[dict[str, Any]] = [{}, {"lora": None}, {"lora": "style"}, {"lora": "stile"}, {"lora": 3}]
     path = tmp_path / "requests.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": "hello", **line}) for line in lines))
     *good, unknown, wrong = read_requests(path, Capabilities.of(config), {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.profile_text import make_config
@@ -27,7 +28,7 @@ DECODER = {
 TOKEN_BYTES = 2 * 30 * 3 * 64 * 2
 
 
-def chain(**keys: object) -> EngineConfig:
+def chain(**keys: Any) -> EngineConfig:
     stages = [
         ARStageConfig.create("thinker", **keys),
         ARStageConfig.create("talker", input="thinker", **keys),
@@ -44,7 +45,7 @@ def plan(config: EngineConfig, free_gib: float, weights_gib: float = 2, gpu: boo
 
 
 def caches(planned: MemoryPlan) -> list[int]:
-    return [stage.kv_cache_memory_bytes for stage in planned.config.stages]  # type: ignore[union-attr, misc]
+    return [stage.kv_cache_memory_bytes for stage in planned.config.stages]
 
 
 @pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "host"])

@@ -107,7 +107,7 @@ def test_an_undecided_pair_names_the_missing_blocks() -> None:
     measured = record(*pair(12, 1.02, seed=0))
     found = compare_within(measured)
     text = text_of(found)
-    needed = found.comparisons[0].blocks_needed
+    needed: Any = found.comparisons[0].blocks_needed
     assert needed > 1
     change = units.percent(found.comparisons[0].ratio - 1)
     assert f"b against a is undecided: {change}, about {needed} more blocks would decide" in text

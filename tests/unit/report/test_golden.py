@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -83,10 +84,14 @@ def history_outputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterato
 
 
 def other_outputs(name: str, folder: Path) -> Iterator[tuple[str, str]]:
-    found = {"profile": small_profile, "tune": tune_record, "verify": verify_record}[name]()
-    view = {"profile": profile_view, "tune": tune_view, "verify": lambda record: verify_view(record, strict=True)}[
-        name
-    ](found)
+    makers: dict[str, Any] = {"profile": small_profile, "tune": tune_record, "verify": verify_record}
+    found = makers[name]()
+    views: dict[str, Any] = {
+        "profile": profile_view,
+        "tune": tune_view,
+        "verify": lambda record: verify_view(record, strict=True),
+    }
+    view = views[name](found)
     yield "terminal", to_text(view)
     if name == "verify":
         yield "Markdown", to_markdown(view)

@@ -136,7 +136,9 @@ def poisoned_bench(attacks: Iterator[str]) -> dict[str, Any]:
     gate |= {"reasons": [next(attacks)], "mismatches": [{"field": next(attacks), "a": next(attacks), "b": 1}]}
     for metric in gate["metrics"]:
         metric |= {key: next(attacks) for key in ("a", "b", "metric", "place")}
-    gpu = {key: [9.0] * 4 for key in ("utilisation_percent", "sm_clock_mhz", "temperature_c", "power_w")}
+    gpu: dict[str, Any] = {
+        key: [9.0] * 4 for key in ("utilisation_percent", "sm_clock_mhz", "temperature_c", "power_w")
+    }
     gpu |= {"index": 0, "name": next(attacks), "throttled": [next(attacks) for _ in range(4)]}
     document["utilisation"] = {
         "interval_s": 1.0, "cost_s": 0.0, "usable_cores": 2, "end_s": [1, 2, 3, 4], "busy_cores": [2.0] * 4,
@@ -169,7 +171,7 @@ def poisoned_compare(attacks: Iterator[str]) -> dict[str, Any]:
 
 
 def poisoned_profile(attacks: Iterator[str]) -> dict[str, Any]:
-    intact = with_digest(small_profile())
+    intact: dict[str, Any] = with_digest(small_profile())
     document = poisoned(intact, attacks)
     document |= {"schema": intact["schema"], "stage_seconds": {next(attacks): 0.1}}
     for stage, kept in zip(document["stages"], intact["stages"], strict=True):

@@ -6,6 +6,7 @@ import base64
 import io
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_images_stand_side_by_side_with_their_difference(tmp_path: Path) -> None
 
 def test_a_video_is_a_sheet_of_frames_and_audio_a_player(tmp_path: Path) -> None:
     video = np.stack([np.full((32, 48, 3), 10 * i, np.uint8) for i in range(20)])
-    arrays = {"0.video.0": video, "1.audio.0": TONE, f"1.audio.0{RATE}": np.array(8_000)}
+    arrays: dict[str, np.ndarray] = {"0.video.0": video, "1.audio.0": TONE, f"1.audio.0{RATE}": np.array(8_000)}
     kept = kept_outputs(arrays, None)
     page = page_with(tmp_path, kept, ())
     (sheet,) = page.all("img")
@@ -95,7 +96,7 @@ def test_what_is_kept_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("audio", b"<script>"),
     ],
 )
-def test_bytes_that_are_no_image_and_no_sound_are_not_shown(tmp_path: Path, kind: str, data: bytes) -> None:
+def test_bytes_that_are_no_image_and_no_sound_are_not_shown(tmp_path: Path, kind: Any, data: bytes) -> None:
     page = page_with(tmp_path, (KeptOutput(name="0.x.0", kind=kind, data=data),), ())
     assert page.all("img") == page.all("audio") == []
     assert "not shown: the record has no valid" in page.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 from support.bench_records import ABBA, record, variant
 
@@ -49,7 +50,7 @@ def test_a_pipe_gets_one_line_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_long_names_of_variants_stand_in_the_heading_only() -> None:
     names = [f"talker.execution={mode},talker.output_copy=async" for mode in ("eager", "cudagraph")]
-    times = [[0.2, 0.21]] * 5
+    times = np.array([[0.2, 0.21]] * 5)
     document = record(*(variant(name, times, slots=ABBA[i]) for i, name in enumerate(names)))
     heading, head, *_ = to_text(comparison_view(compare_within(document), Labels("a", "b"))).splitlines()
     assert heading.startswith(f"{names[1]} (B) against {names[0]} (A)") and head.split()[:3] == ["Metric", "A", "B"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ CODECS = {
 }
 
 
-def decode(path: Path | bytes, **kwargs: object) -> DecodedAudio:
+def decode(path: Path | bytes, **kwargs: Any) -> DecodedAudio:
     content = path if isinstance(path, bytes) else path.read_bytes()
     return decode_audio(io.BytesIO(content), "audio file", **kwargs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def random(bits: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(bits).integers(0, 2**bits, shape)
 
 
-def saved(image: Image.Image, name: str, **kwargs: object) -> bytes:
+def saved(image: Image.Image, name: str, **kwargs: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, name, **kwargs)
     return file.getvalue()
@@ -197,7 +198,8 @@ def test_orientation(orientation: int) -> None:
     }[orientation]
     exif = Image.Exif()
     exif[0x112] = orientation
-    formats = [("PNG", {}), ("TIFF", {}), ("TIFF", {"compression": "tiff_lzw"}), ("WEBP", {"lossless": True}),
+    formats: list[tuple[str, dict[str, Any]]] = [("PNG", {}), ("TIFF", {}), ("TIFF", {"compression": "tiff_lzw"}),
+               ("WEBP", {"lossless": True}),
                ("JPEG", {"quality": 100, "subsampling": 0})]  # fmt: skip
     for name, kwargs in formats:
         found = decode(saved(Image.fromarray(pixels), name, exif=exif, **kwargs)).pixels

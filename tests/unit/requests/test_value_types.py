@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def types(*names: str | ValueType) -> Types:
     return tuple(ValueType(each) if isinstance(each, str) else each for each in names)
 
 
-def list_of(*names: str | ValueType, name: str = "list", **others: object) -> ValueType:
+def list_of(*names: str | ValueType, name: str = "list", **others: Any) -> ValueType:
     return ValueType(name, items=(types(*names),), **others)
 
 

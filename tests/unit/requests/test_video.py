@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -44,7 +45,7 @@ CODECS = {
 }
 
 
-def decode(path: Path, indices: Sequence[int] | None = None, **kwargs: object) -> DecodedVideo:
+def decode(path: Path, indices: Sequence[int] | None = None, **kwargs: Any) -> DecodedVideo:
     return decode_video(io.BytesIO(path.read_bytes()), "video file", indices=indices, **kwargs)
 
 

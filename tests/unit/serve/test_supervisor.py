@@ -10,7 +10,6 @@ import pytest
 
 from omni_cli.core.errors import StageError, UsageError
 from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, StageFailed, StageInfo
-from omni_cli.serve import supervisor as module
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.supervisor import EngineState, Supervisor
@@ -123,7 +122,7 @@ def test_each_further_try_waits_longer(events: list[str], monkeypatch: pytest.Mo
 
     async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
         engine.fails_to_start = 9
-        monkeypatch.setattr(module.asyncio, "sleep", sleep)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
         engine.fail("a")
         await until(lambda: supervisor.state is EngineState.READY)
 

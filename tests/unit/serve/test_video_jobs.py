@@ -92,7 +92,8 @@ async def served(folder: Path, **limits: Any) -> AsyncIterator[Served]:
     bounds = Limits(**limits)
     stream = io.StringIO()
     log, metrics = AccessLog(stream), Metrics(bounds.max_requests)
-    supervisor = Supervisor(ScriptedEngine(), on_log_event=log.event, metrics=metrics)
+    engine: Any = ScriptedEngine()  # nothing here puts it to sleep
+    supervisor = Supervisor(engine, on_log_event=log.event, metrics=metrics)
     await supervisor.start(lambda _event: None)
     store = VideoStore(folder, bounds)
     store.open()

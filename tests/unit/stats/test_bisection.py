@@ -83,7 +83,7 @@ def test_commits_that_do_not_run_are_skipped() -> None:
     source = random.Random(0)
     for _ in range(300):
         culprit = source.randrange(1, 65)
-        broken = {p: "failed" for p in range(1, 64) if source.random() < 0.3}
+        broken: dict[int, GateVerdict] = {p: "failed" for p in range(1, 64) if source.random() < 0.3}
         search = searched(64, slow_from(culprit, broken))
         low, high = search.bounds
         assert low < culprit <= high
@@ -95,7 +95,7 @@ def test_commits_that_do_not_run_are_skipped() -> None:
 
 
 def test_a_long_stretch_that_does_not_run_is_left_quickly() -> None:
-    broken = {position: "failed" for position in range(16, 49)}
+    broken: dict[int, GateVerdict] = {position: "failed" for position in range(16, 49)}
     search = searched(64, slow_from(60, broken))
     assert search.bounds == (59, 60)
     assert sum(trial.verdict == "failed" for trial in search.trials) <= 7

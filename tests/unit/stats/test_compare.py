@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.bench_records import ABBA, correlated, pair, variant
 
 from omni_cli.records.record import Sample, StoppingPlan, Variant
-from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, get_verdict
+from omni_cli.records.results import Comparison
+from omni_cli.stats.compare import MARGIN, compare_variants, get_verdict
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import plan_looks
 
@@ -62,7 +63,7 @@ def test_order_of_samples_in_the_record_and_in_a_block_does_not_matter(both, ran
     random.shuffle(shuffled)
     assert e2e(a, msgspec.structs.replace(b, samples=tuple(shuffled))) == plain
     # Within each block the two times of b change places.
-    turned = {}
+    turned: dict[int, list[Sample]] = {}
     for sample in b.samples:
         turned.setdefault(sample.block, []).append(sample)
     swapped = tuple(
@@ -143,7 +144,7 @@ def test_blocks_needed_would_decide() -> None:
     """Twice the requested blocks, to allow for chance, bring a verdict."""
     found = e2e(*pair(12, 1.03, seed=1))
     assert found.verdict == "inconclusive"
-    assert found.blocks_needed is not None
+    assert isinstance(found.blocks_needed, int)
     assert e2e(*pair(12 + 2 * found.blocks_needed, 1.03, seed=1)).verdict == "slower"
 
 
@@ -221,5 +222,5 @@ def test_a_planned_run_has_wider_intervals_at_its_early_looks() -> None:
         compare_variants(*both, same_record=True, metrics=["e2e_s"], sampling=sampling) for sampling in (plan, [])
     )
     assert planned.level < plain.level == StoppingPlan().alpha
-    planned, plain = planned.result, plain.result
-    assert planned.ci95[0] < plain.ci95[0] < plain.ci95[1] < planned.ci95[1]
+    wide, narrow = planned.result.ci95, plain.result.ci95
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]

@@ -21,7 +21,7 @@ LOOKS = 40
 
 def looked(**series: Any) -> Utilisation:
     """A quiet machine of 4 cores, of which the measurement uses one, except in `series`."""
-    quiet = {
+    quiet: dict[str, Any] = {
         "interval_s": 0.5, "cost_s": 0.01, "usable_cores": 4, "end_s": tuple(0.5 * n for n in range(1, LOOKS + 1)),
         "busy_cores": (1.1,) * LOOKS, "own_cores": (1.0,) * LOOKS, "stolen_cores": (0.0,) * LOOKS,
     }  # fmt: skip
@@ -33,7 +33,7 @@ def partly(value: float, count: int, rest: float = 0.0) -> tuple[float, ...]:
 
 
 def gpu(**series: Any) -> GpuUtilisation:
-    quiet = {
+    quiet: dict[str, Any] = {
         "index": 0, "name": "H200", "utilisation_percent": (95.0,) * LOOKS, "sm_clock_mhz": (1980.0,) * LOOKS,
         "temperature_c": (60.0,) * LOOKS, "power_w": (500.0,) * LOOKS, "throttled": ("",) * LOOKS,
     }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode
 from omni_cli.records.record import Memory, Variant
 from omni_cli.records.results import EXIT_CODES, Difference, GateResult, Outputs
-from omni_cli.stats.compare import MARGIN, compare_variants, memory_peaks
+from omni_cli.stats.compare import MARGIN, Compared, compare_variants, memory_peaks
 from omni_cli.stats.gate import judge
 from omni_cli.stats.verdicts import compare_within
 
@@ -64,7 +66,7 @@ def test_false_alarms_of_many_metrics_stay_one_family() -> None:
     repetitions = 400
     for seed in range(repetitions):
         rng = np.random.default_rng(seed)
-        comparisons = []
+        comparisons: list[Compared] = []
         for name in names:
             noise = np.exp(0.02 * rng.standard_normal((20, 4)))
             both = [
@@ -151,7 +153,8 @@ def on_host(name: str, load_mib: float, run_mib: float) -> Variant:
 def test_host_rss_has_a_verdict_only_beyond_its_noise(load: float, before: float, after: float, verdict: str) -> None:
     (peak,) = memory_peaks(on_host("a", load, before), on_host("b", load, after), MARGIN)
     assert peak.verdict == verdict
-    low, high = peak.bounds
+    bounds: Any = peak.bounds
+    low, high = bounds
     assert low < peak.ratio < high
 
 

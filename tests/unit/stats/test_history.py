@@ -26,7 +26,7 @@ def night(number: int, level: float, *, work: dict[str, float] | None = None, **
     runs = level * np.exp(0.004 * np.random.default_rng(number).standard_normal((10, 1)))
     created = f"{START + timedelta(days=number):%Y-%m-%dT%H:%M:%SZ}"
     code = {"omni": "0.1.0", "commit": environment.pop("commit", f"c{number}")}
-    one = variant("a", runs, slots=(0,), metrics={"rtf": 1.0}, work=work)  # type: ignore[arg-type]
+    one = variant("a", runs, slots=(0,), metrics={"rtf": 1.0}, work=work)
     return Kept(f"{created}.json", created, record(one, environment={**ENVIRONMENT, "code": code, **environment}))
 
 
@@ -91,7 +91,7 @@ def test_faster_is_no_regression_and_rates_are_reversed() -> None:
 def _renamed(item: Kept) -> Any:
     (one,) = item.record.variants
     runs = np.array([[sample.e2e_s] for sample in one.samples])
-    return variant("a", np.full_like(runs, 0.1), slots=(0,), metrics={"requests_per_second": float(runs.mean() * 10)})  # type: ignore[arg-type]
+    return variant("a", np.full_like(runs, 0.1), slots=(0,), metrics={"requests_per_second": float(runs.mean() * 10)})
 
 
 def test_another_machine_begins_another_series_and_is_no_alarm() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from omni_cli.cli.options import GateOptions
@@ -68,7 +70,7 @@ def test_a_limit_passes_if_every_output_and_the_interval_of_the_mean_meet_it() -
 
 
 def test_the_verdict_says_for_how_many_prompts_it_is_sure() -> None:
-    gate = judge(GateLimits({}, quality=(PSNR,)), [], [], {("a", "b"): of_eight(41.0, 43.0, (41.5, 44.5))})
+    gate: Any = judge(GateLimits({}, quality=(PSNR,)), [], [], {("a", "b"): of_eight(41.0, 43.0, (41.5, 44.5))})
     (found,) = gate.quality
     assert (found.limit, found.verdict, found.worst, found.compared) == ("psnr_db>=40", "pass", 41.0, 8)
     assert found.sure_share == pytest.approx(0.05 ** (1 / 8)), "8 of 8 happen in 5 % of the cases with this share"

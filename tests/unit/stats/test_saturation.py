@@ -51,8 +51,9 @@ def test_a_search_without_an_end_is_given_up(verdict: RateVerdict, index: int, r
 
 
 def test_a_rate_that_is_met_above_one_that_is_missed_is_no_bound() -> None:
-    trials = tuple(RateTrial(rate=rate, verdict=v) for rate, v in ((1.0, "met"), (2.0, "missed"), (4.0, "met")))
-    assert RateSearch(1.0, trials).bounds == (1.0, 2.0)
+    met, above = (RateTrial(rate=rate, verdict="met") for rate in (1.0, 4.0))
+    missed = RateTrial(rate=2.0, verdict="missed")
+    assert RateSearch(1.0, (met, missed, above)).bounds == (1.0, 2.0)
 
 
 def record(shares: list[float], requests: int = 8) -> Record:

@@ -35,7 +35,7 @@ STAGE = DiffusionStageConfig.create("audio", num_inference_steps=3, max_num_seqs
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny-audio"
-    tiny_audio(folder, seed=0)
+    tiny_audio(folder, 0)
     return folder
 
 

@@ -45,7 +45,7 @@ STAGE = DiffusionStageConfig.create("image", num_inference_steps=STEPS, height=6
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
-    tiny_image(root / "qwen_image", seed=0)
+    tiny_image(root / "qwen_image", 0)
     build_named("StableDiffusionPipeline", root / "stable_diffusion")
     return {name: root / name for name in MODELS}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ CLASSES = {
 def folders(tmp_path_factory) -> dict[str, Path]:
     """A checkpoint for each class; those of one architecture have the same weights."""
     root = tmp_path_factory.mktemp("checkpoints")
-    tiny_image(root / "qwen_image", seed=0)
+    tiny_image(root / "qwen_image", 0)
     build_named("StableDiffusionPipeline", root / "stable_diffusion")
     torch.manual_seed(1)
     unet = UNet2DConditionModel.from_pretrained(root / "stable_diffusion/unet")
@@ -65,7 +66,7 @@ def pixels(seed: int, height: int = 64, width: int = 64) -> np.ndarray:
 
 MASK = np.zeros((64, 64, 3), np.uint8)
 MASK[16:48, 8:40] = 255
-MEDIA = {
+MEDIA: dict[str, dict[str, Any]] = {
     "image": {"images": (pixels(1),)},
     "mask": {"mask": MASK},
     "control_image": {"control_images": (pixels(2),)},

@@ -88,7 +88,7 @@ def test_images_are_those_of_plain_diffusers(folder: Path, adapters: dict[str, P
     assert list(results[0]["stages"][0]["effective"]["lora"]) == ["warm", "half", "to"]
 
 
-@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_compiled_steps_take_adapters(
     compiler: str, folder: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

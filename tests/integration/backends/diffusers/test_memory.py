@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,11 +37,11 @@ TILES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny-image"
-    tiny_image(folder, seed=0)
+    tiny_image(folder, 0)
     return folder
 
 
-def start(folder: Path, **keys: object) -> DiffusersPipelineExecutor:
+def start(folder: Path, **keys: Any) -> DiffusersPipelineExecutor:
     stage = DiffusionStageConfig.create("image", num_inference_steps=2, height=64, width=64, **keys)
     return DiffusersPipelineExecutor(stage, str(folder), "float32", "cpu")
 

@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         build_named(name, made := tmp_path_factory.mktemp("models") / name)
         return made
 
-    def run(name: str, changes: Mapping[str, Any] = {}, *, without: str = "", **fields: object) -> RequestDone:
+    def run(name: str, changes: Mapping[str, Any] = {}, *, without: str = "", **fields: Any) -> RequestDone:
         call = {key: value for key, value in {**declarations()[name].call, **changes}.items() if key != without}
         request = with_fields(stage_request(call, call_named(name)), **fields)
         stage = DiffusersStage(get_spec(DiffusionStageConfig.create("image"), str(folder(name))), lambda report: None)
@@ -85,7 +85,7 @@ def noise(*shape: int) -> np.ndarray:
     ],
 )
 def test_sizes_and_numbers_of_frames_that_come_out_otherwise(
-    run: Run, name: str, changes: dict[str, object], notes: list[str]
+    run: Run, name: str, changes: dict[str, Any], notes: list[str]
 ) -> None:
     assert list(run(name, changes).notes) == notes
 

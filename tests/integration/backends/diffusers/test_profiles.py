@@ -16,6 +16,7 @@ from omni_cli.backends.diffusers.arguments import call_arguments
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.config.loader import load_profile
+from omni_cli.config.schema import DiffusionStageConfig
 
 CARDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen-image": (
@@ -50,12 +51,14 @@ def test_the_settings_of_a_model_card_are_those_of_the_call(name: str, tmp_path:
     declared = declarations()[pipeline_class]
     build(declared, tmp_path)
     (stage,) = load_profile(name).stages
+    assert isinstance(stage, DiffusionStageConfig)
     executor = DiffusersPipelineExecutor(
         stage.model_copy(update={"execution": "eager"}), str(tmp_path), "float32", "cpu"
     )
-    image = {key: value for key, value in declared.call.items() if key == "image"}
+    call: dict[str, Any] = dict(declared.call)
+    image = {key: value for key, value in call.items() if key == "image"}
     # The tiny encoder has fewer layers than the default takes.
-    layers = {key: tuple(value) for key, value in declared.call.items() if key == "text_encoder_out_layers"}
+    layers = {key: tuple(value) for key, value in call.items() if key == "text_encoder_out_layers"}
     plain = {"prompt": "a red cat", **layers}
     given = DiffusionRequest.from_arguments("0", "a red cat", 3, layers, image)
     if stage.name != "audio":  # the tiny model makes no ten seconds

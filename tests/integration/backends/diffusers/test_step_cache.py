@@ -183,7 +183,9 @@ def test_cache_dit_extrapolates_what_it_skips(folder):
 
 
 @needs_cache_dit
-@pytest.mark.parametrize("name", ["SanaPipeline", "ZImagePipeline", "Flux2KleinPipeline"])
+@pytest.mark.parametrize(
+    "name", ["ZImagePipeline", "Flux2KleinPipeline", pytest.param("SanaPipeline", marks=pytest.mark.nightly)]
+)
 def test_cache_dit_serves_models_for_which_diffusers_has_no_cache(name, tmp_path):
     declared = declarations()[name]
     build(declared, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from omni_cli.core.errors import CheckpointError, UsageError
 
 
 def needs(package: str, extra: str) -> pytest.MarkDecorator:
-    missing = weights.importlib.util.find_spec(package) is None
+    missing = importlib.util.find_spec(package) is None
     return pytest.mark.skipif(missing, reason=f"{package} is an extra: `omni-cli[{extra}]`")
 
 

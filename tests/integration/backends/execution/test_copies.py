@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ class Consumer:
 
     def __init__(self, copy: AsyncCopy, device: LateDevice) -> None:
         self.copy, self.device = copy, device
-        self.pending: list[tuple[object, torch.Tensor]] = []
+        self.pending: list[tuple[Any, torch.Tensor]] = []
         self.held: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.count = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from typing import Any
 
 import pytest
 import torch
@@ -265,7 +266,7 @@ class Remembers(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept = {}
+        self.kept: dict[Any, torch.Tensor] = {}
 
     def forward(self, x):
         if x.shape not in self.kept:

@@ -219,7 +219,7 @@ def test_a_cache_of_given_size_needs_no_free_share(monkeypatch: pytest.MonkeyPat
     from omni_cli.backends.vllm import device_settings
 
     monkeypatch.setattr(device_settings, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-    given = {"kv_cache_memory_bytes": GIB, "gpu_memory_utilization": 0.55}
+    given: dict[str, object] = {"kv_cache_memory_bytes": GIB, "gpu_memory_utilization": 0.55}
     share = device_settings.with_given_cache(given)["gpu_memory_utilization"]
     snapshot = SimpleNamespace(total_memory=80 * GIB, free_memory=2 * GIB, device_="cuda:0")
     assert request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=share)) < GIB

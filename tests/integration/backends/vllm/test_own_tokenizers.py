@@ -180,7 +180,8 @@ def test_the_row_of_a_tokenizer(base: Path, tmp_path: Path) -> None:
 
     async def run() -> tuple[EngineAnswer, list[Row], list[Row]]:
         source = ProfileSource(choose_profile(None, str(folder), quiet=True), (), None, None, False)
-        subject = EngineSubject(source, [Mode("", ())], on_event=print_stage_warnings, say=lambda _: None)
+        on_event: Any = print_stage_warnings
+        subject = EngineSubject(source, [Mode("", ())], on_event=on_event, say=lambda _: None)
         async with subject as engine:
             request = GenerateRequest(
                 "0", "two  words", text=TextOptions(raw=True), sampling={"temperature": 0, "max_tokens": 8}

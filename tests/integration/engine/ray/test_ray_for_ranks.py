@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ _STRANGER = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)
 @pytest.mark.nightly
 def test_it_is_closed_to_others_leaves_signals_alone_and_leaves_nothing() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", _SCRIPT], env=environment, **pipes) as ranks:
         # vLLM's own messages are there, too.
         line = next((line for line in ranks.stdout if line.startswith("{")), "")

@@ -132,12 +132,13 @@ def test_a_varied_number_of_steps_is_compared_and_so_are_its_outputs(tmp_path: P
     record = load_record(path)
     comparison = next(entry for entry in record.comparisons if entry.metric == "e2e_s")
     assert comparison.verdict == "slower" and comparison.interleaved
-    outputs = comparison.outputs
+    outputs: Any = comparison.outputs
     assert outputs.identical is False and outputs.max_abs_diff > 0
     spread = outputs.means["psnr_db"]
     assert outputs.compared == spread.n == 8, "prompts and seeds"
     assert spread.ci95[0] < spread.mean < spread.ci95[1] and outputs.psnr_db < spread.mean
-    (quality,) = record.gate.quality
+    gate: Any = record.gate
+    (quality,) = gate.quality
     assert quality.verdict == "pass" and quality.worst == outputs.psnr_db and "psnr_db>=1" in ended.out
     assert "num_inference_steps=40 ran" in ended.out and "times slower than" in markdown.read_text()
     assert "Does other work per run: denoise steps 4 -> 40" in ended.out

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,8 @@ def test_work_is_counted_by_module(model: Model, mode) -> None:
 
 def test_products_of_onednn_and_tasks_of_workers_are_counted_as_others_are(model: Model) -> None:
     layer = model.blocks[0].up
-    tasks = [partial(OneDnnLinear(layer), torch.randn(5, 8)), partial(layer, torch.randn(5, 8))]
+    packed: Any = OneDnnLinear(layer)
+    tasks = [partial(packed, torch.randn(5, 8)), partial(layer, torch.randn(5, 8))]
     with torch.inference_mode():
         counter = WorkCounter({"model": model})
         counter.start()
@@ -87,7 +89,7 @@ def test_products_of_onednn_and_tasks_of_workers_are_counted_as_others_are(model
 def test_weights_are_listed_once_with_those_in_onednns_layout(model: Model) -> None:
     model.packed, model.tied = OneDnnLinear(model.blocks[0].up), nn.Linear(8, 16, bias=False)
     model.tied.weight = nn.Parameter(model.blocks[1].up.weight.detach())
-    target = SimpleNamespace(modules=lambda: {"model": model}, caches=lambda: iter(()))
+    target: Any = SimpleNamespace(modules=lambda: {"model": model}, caches=lambda: iter(()))
     names = [resident.name.removeprefix("model.") for resident in get_residents(target)]
     assert "packed.weight" in names and "blocks.1.up.weight" in names and "tied.weight" not in names
 
@@ -95,7 +97,12 @@ def test_weights_are_listed_once_with_those_in_onednns_layout(model: Model) -> N
 def test_marks_of_modules_are_closed_after_an_error(model: Model) -> None:
     opened: list[str] = []
     entered: list[str] = []
-    marks = ModuleMarks({"model": model}, lambda path: [seen.append(path) for seen in (opened, entered)], opened.pop)
+
+    def enter(path: str) -> None:
+        opened.append(path)
+        entered.append(path)
+
+    marks = ModuleMarks({"model": model}, enter, opened.pop)
     with pytest.raises(RuntimeError):
         model(torch.randn(2, 5, 7))
     assert opened == []

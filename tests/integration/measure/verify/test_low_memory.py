@@ -24,7 +24,8 @@ def test_a_model_that_does_not_fit_gives_the_same_tokens(
 ) -> None:
     folder = llama(tmp_path / "llama")
     stages: Any = {"model": {"kind": "ar"}}
-    config = EngineConfig(version=1, name="reference", model=str(folder), dtype="float32", stages=stages)
+    fields: Any = {"version": 1, "name": "reference", "model": str(folder), "dtype": "float32", "stages": stages}
+    config = EngineConfig(**fields)
     whole = load_model(AutoModelForCausalLM, folder, Way(dtype), config)
     size = sum(weight.nbytes for weight in whole.parameters())
     free = HostMemory(total_bytes=size, available_bytes=int(2 * kept * size), limit_bytes=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from omni_cli.measure.bench.record_builder import Measured
 from omni_cli.measure.bench.variant_configs import VariantConfig
 
 
-def stage(**effective: str) -> LoadedStage:
+def stage(**effective: Any) -> LoadedStage:
     return LoadedStage("x", "diffusion", 1.0, requested={}, settings={}, effective=dict(effective))
 
 

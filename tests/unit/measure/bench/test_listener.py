@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,9 @@ def test_a_known_onset_and_known_stalls(seed: int) -> None:
     samples = mono if channels == 1 else np.stack([0 * mono, mono], axis=1)
     ends = np.unique([*draw.integers(1, len(mono), draw.integers(0, 12)), len(mono)])
     start_s, at_s = draw.uniform(0, 1000), draw.uniform(0, 1)
-    arrivals, stalls, heard_s, played_until = [], [], None, start_s + at_s + BUFFER_S
+    arrivals: list[Any] = []
+    stalls: list[float] = []
+    heard_s, played_until = None, start_s + at_s + BUFFER_S
     unbuffered_until = start_s + at_s
     for begin, end in itertools.pairwise([0, *ends.tolist()]):
         is_late = bool(begin) and draw.random() < 0.3

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.slow
 UUIDS = ["GPU-aa11", "GPU-ab22", "GPU-bb33"]
 
 
-class Scripted:
+class Scripted(MachineCounters):
     """A machine whose counters are given; the last ones stay."""
 
     usable_cores = 4
@@ -47,9 +48,9 @@ class Scripted:
         return self._last
 
 
-def reading(at_s: float, busy_s: float, own_s: float, **more: object) -> Counters:
+def reading(at_s: float, busy_s: float, own_s: float, **more: Any) -> Counters:
     state = GpuState(50.0, 1980.0, 60.0, 300.0, ("power_cap",) if at_s > 11 else ())
-    return Counters(at_s=at_s, busy_s=busy_s, own_s=own_s, stolen_s=0.1 * at_s, gpus=(state,), **more)  # type: ignore[arg-type]
+    return Counters(at_s=at_s, busy_s=busy_s, own_s=own_s, stolen_s=0.1 * at_s, gpus=(state,), **more)
 
 
 def sampled(readings: list[Counters]) -> Utilisation:

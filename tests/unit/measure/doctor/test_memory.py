@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.machine_facts import facts
@@ -72,7 +73,7 @@ def language_model(folder: Path, tensors: Mapping[str, tuple[str, int]]) -> Path
     return folder
 
 
-def text_config(model: Path | str, dtype: str = "bfloat16", **keys: object) -> EngineConfig:
+def text_config(model: Path | str, dtype: str = "bfloat16", **keys: Any) -> EngineConfig:
     return make_config("text", str(model), ARStageConfig.create("model", **keys), dtype=dtype)
 
 
@@ -264,8 +265,8 @@ def test_the_size_of_a_repository_is_unknown_until_its_configuration_is_here(tmp
 
 
 def test_the_document_has_the_sizes() -> None:
-    document = report.document(facts(), [], [judge("ltx-2", machine(24))])
-    (profile,) = document["profiles"]  # type: ignore[misc]
+    document: Any = report.document(facts(), [], [judge("ltx-2", machine(24))])
+    (profile,) = document["profiles"]
     assert profile["status"] == "missing"
     assert [use["gpu"] for use in profile["memory"]] == [None, 0]
     assert profile["memory"][1]["needed_bytes"] > profile["memory"][1]["total_bytes"] == 24 * GIB

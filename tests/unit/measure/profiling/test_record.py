@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,7 +50,7 @@ def iteration(e2e_s: float) -> Iteration:
     return Iteration(e2e_s, (Finished(RequestResult("0", (), (trace,)), e2e_s),), (("image", "diffusion"),))
 
 
-def stage(**changes: object) -> StageProfile:
+def stage(**changes: Any) -> StageProfile:
     """A stage that gives no hints."""
     fields = {
         "name": "image",
@@ -129,7 +130,7 @@ def test_stage_times_add_up_also_where_stages_overlap() -> None:
 RATES = MachineRates(flops_per_second=1e9, copied_bytes_per_second=1e8, dtype="float32")
 
 
-def described(**changes: object) -> StageDescription:
+def described(**changes: Any) -> StageDescription:
     fields = {
         "device": "cpu", "dtype": "float32", "num_threads": 1, "ranks_elsewhere": 0, "marks_modules": True,
         "load": recorded(), "residents": (),

@@ -61,7 +61,7 @@ EVENTS = [
     op("module vae.blocks.3.conv", 5_000, 8_500),
     op("aten::conv2d", 5_000, 8_000),
     op("aten::contiguous", 5_000, 6_000),
-    op("aten::copy_", 5_500, 6_000, **{"Input Dims": [[4, 256], []], "Input type": ["float", ""]}),
+    op("aten::copy_", 5_500, 6_000, 7, **{"Input Dims": [[4, 256], []], "Input type": ["float", ""]}),
     op("aten::add", 1_000, 3_000),
     op("aten::add", 1_000, 3_000, tid=8),
     allocation(1_500, 1, 4 * MIB),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_a_report_of_guidellm(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_commands_of_equal_names_are_kept_apart(tmp_path: Path) -> None:
     runs = [[0.1, 0.11], [0.2, 0.21], [0.3, 0.31], [0.4, 0.41]]
-    results = [{"command": "sort file", "times": times, "exit_codes": [0, 0]} for times in runs]
+    results: list[dict[str, Any]] = [{"command": "sort file", "times": times, "exit_codes": [0, 0]} for times in runs]
     path = tmp_path / "hyperfine.json"
     path.write_text(json.dumps({"results": results}))
     variants = load_newest(path).record.variants

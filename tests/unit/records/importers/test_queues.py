@@ -68,10 +68,10 @@ def test_twice_the_time_is_a_regression(sglang: bool, tmp_path: Path, capsys: py
 
 
 def test_start_times_say_that_requests_were_sent_at_once(tmp_path: Path) -> None:
-    at_once = {"request_rate": 1000.0, "start_times": [7000 + number / 1000 for number in range(200)]}
+    at_once: Any = {"request_rate": 1000.0, "start_times": [7000 + number / 1000 for number in range(200)]}
     old, twice = (serving(tmp_path / f"{scale}.json", scale, 1, **at_once) for scale in (1.0, 2.0))
     assert run(["compare", str(old), str(twice), *GATE]) == 1
-    slow_client = {"start_times": [number / 10 for number in range(200)]}
+    slow_client: Any = {"start_times": [number / 10 for number in range(200)]}
     sent = serving(tmp_path / "slow.json", 1.0, 1, **slow_client)
     assert queue_times(load_newest(sent).record.variants[0], "ttft_s") is not None, "all at once is what was asked for"
     rising = serving(tmp_path / "rising.json", 1.0, 1, **slow_client, ramp_up_strategy="linear", ramp_up_end_rps=10)
