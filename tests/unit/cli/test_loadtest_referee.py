@@ -18,7 +18,7 @@ from omni_cli.stats.referee import get_observed
 pytestmark = pytest.mark.slow
 
 FAIR = Plan(first_s=0.04, gap_s=0.004, tokens=12)
-OPTIONS = ("--output-len", "12", "--concurrency", "4", "--num-requests", "8", "--num-iters", "8", "--num-iters-warmup")
+OPTIONS = ("--output-len", "12", "--concurrency", "4", "--num-requests", "8", "--num-iters-warmup", "1", "--num-iters")
 
 Measure = Callable[..., tuple[int, str]]
 
@@ -28,12 +28,12 @@ def measure(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
-    def call(servers: list[PlannedServer], *arguments: str) -> tuple[int, str]:
+    def call(servers: list[PlannedServer], *arguments: str, windows: str = "4") -> tuple[int, str]:
         """(exit code, stderr)"""
         with ExitStack() as stack:
             for server in servers:
                 stack.enter_context(server)
-            code = run(["loadtest", *(server.url for server in servers), *OPTIONS, "1", *arguments])
+            code = run(["loadtest", *(server.url for server in servers), *OPTIONS, windows, *arguments])
         return code, capsys.readouterr().err
 
     return call
@@ -70,7 +70,7 @@ CHEATS: dict[str, tuple[Callable[[], PlannedServer], str, str]] = {
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_named(measure: Measure, name: str) -> None:
     make, message, condition = CHEATS[name]
-    code, err = measure([fixed(), make()], "--strict", "--output-json", "r.json")
+    code, err = measure([fixed(), make()], "--strict", windows="8" if condition == "warming up" else "4")
     assert message in err
     assert code == 4 and f"conditions.{condition}" in err
 
@@ -105,7 +105,8 @@ def test_fair_pairs_raise_nothing(measure: Measure, seed: int) -> None:
         (changed(repeated_s=0.01), FAIR),  # a cache without repeated prompts
     ]
     for pair in pairs:
-        code, err = measure([fixed(plan) for plan in pair], "--seed", str(seed), "--strict", "--output-json", "r.json")
+        words = ("--seed", str(seed), "--strict", "--output-json", "r.json")
+        code, err = measure([fixed(plan) for plan in pair], *words, windows="8" if seed else "4")
         assert code in (0, 3), err
         assert " tokens per " not in err and "as fast as new" not in err and "at once" not in err, err
         assert "not warm" not in err

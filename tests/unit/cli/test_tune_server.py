@@ -26,8 +26,9 @@ def test_the_load_with_the_most_tokens_per_second(
         # Each of eight clients waits for its own answers, which take as long as those of a single one.
         assert record.winner == "concurrency=8"
         assert record.limits["url"] == server.url
-        # Four requests per client and at least eight, in two windows after one to warm up.
-        assert len(server.bodies) == len(record.rounds) * 3 * (8 + 4 * 8)
+        # Four requests per client and at least eight, in two windows after one to warm up; several clients send others
+        # before and after these.
+        assert len(server.bodies) > len(record.rounds) * 3 * (8 + 4 * 8)
     out, _ = capsys.readouterr()
     assert "memory" not in out, "that of a server cannot be read"
     assert "outputs" not in out, "each load has requests of its own"

@@ -58,7 +58,7 @@ found = {
     "option": dict(option.request.diffusion),
     "option of sampling": dict(sampled.request.sampling),
     "help of inputs": [row.option for row in _call_rows(pipeline.config, pipeline)],
-    "loadtest": _LineReader(lines, None, True, print).request(1, b'{"prompt": "x", "sharpness": 1}').prompt,
+    "loadtest": _LineReader(lines, None, "chat", None, print).request(1, b'{"prompt": "x", "sharpness": 1}').prompt,
     "echo": "sharpness" in _OPTIONAL_OF_TRACE,
     "verify": sorted({"sharpness", "top_k"} & _OF_TRANSCRIPTION),
     "document": properties,
