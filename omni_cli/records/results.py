@@ -137,8 +137,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, rename={"break_even"
 
     `ratio` is b over a of the medians, block by block if the two were `interleaved`; `ci95` is its interval. Both are
     None if there are no ratios. `blocks_needed` estimates how many more blocks would decide: absent if the verdict is
-    decided, None if no number would. `work` are the intended differences in the amount of work. `break_even`, in JSON
-    `payback`, belongs to the end-to-end time.
+    decided, None if no number would. `work` are the intended differences in the amount of work, and `conditions` those
+    of two servers that were unequal. `break_even`, in JSON `payback`, belongs to the end-to-end time.
     """
 
     metric: str
@@ -156,6 +156,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, rename={"break_even"
     blocks_needed: int | UnsetType | None = UNSET
     reason: str | UnsetType = UNSET
     work: tuple[Difference, ...] | UnsetType = UNSET
+    conditions: tuple[Difference, ...] | UnsetType = UNSET
     outputs: Outputs = Outputs()
     break_even: BreakEven | UnsetType = UNSET
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from omni_cli.records.metrics import TPOT
 from omni_cli.records.record import Variant, num_requests
+from omni_cli.records.results import Difference
 from omni_cli.stats.blocks import request_values
 from omni_cli.stats.comparable import Disturbance, Kind
 
@@ -70,6 +71,11 @@ def inequalities(a: Variant, b: Variant) -> tuple[Disturbance, ...]:
         first, second = (item if isinstance(item, int) else 0 for item in limits)
         found.append(("parallel limit", first, second))
     return tuple(Disturbance(kind, left, right, variant=b.name, other=a.name) for kind, left, right in found)
+
+
+def as_differences(unequal: Sequence[Disturbance]) -> tuple[Difference, ...]:
+    """Return conditions as fields that differ, `conditions.bundled`."""
+    return tuple(Difference(f"conditions.{item.kind}", item.share, item.amount) for item in unequal)
 
 
 def get_observed(variant: Variant) -> Mapping[str, Any]:

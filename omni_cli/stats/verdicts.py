@@ -38,7 +38,7 @@ from omni_cli.stats.comparable import (
 from omni_cli.stats.compare import MARGIN, Compared, break_even, compare_variants, memory_peaks
 from omni_cli.stats.gate import check_metrics, judge
 from omni_cli.stats.output_quality import compare_outputs
-from omni_cli.stats.referee import UNEQUAL, conditions, inequalities
+from omni_cli.stats.referee import UNEQUAL, as_differences, conditions, inequalities
 
 NARROW = 0.01
 """A single variant is measured until the half width of its median's interval is below this share of the median."""
@@ -46,10 +46,8 @@ NARROW = 0.01
 
 @dataclass(frozen=True)
 class ComparisonSpec:
-    """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants.
-
-    If it is `strict`, servers under unequal conditions are not comparable.
-    """
+    """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants;
+    `strict`: servers under unequal conditions are not comparable."""
 
     limits: GateLimits | None = None
     metrics: tuple[str, ...] | None = None
@@ -155,12 +153,12 @@ class BenchmarkReport:
 def _refuse_unequal(report: BenchmarkReport) -> BenchmarkReport:
     """Return the report without verdicts between servers whose conditions were unequal."""
     own = [item for item in report.disturbances if item.kind in UNEQUAL]
-    results = []
-    for result in (report.within, report.against_baseline):
-        found = [] if result is None else [*own, *(item for pair in result.pairs for item in pair.unequal)]
-        unequal = tuple(Difference(f"conditions.{item.kind}", item.share, item.amount) for item in found)
-        results.append(result and replace(result, mismatches=(*result.mismatches, *unequal)))
-    return replace(report, within=results[0], against_baseline=results[1])
+
+    def refuse(result: ComparisonResult | None) -> ComparisonResult | None:
+        unequal = () if result is None else (*own, *(item for pair in result.pairs for item in pair.unequal))
+        return result and replace(result, mismatches=(*result.mismatches, *as_differences(unequal)))
+
+    return replace(report, within=refuse(report.within), against_baseline=refuse(report.against_baseline))
 
 
 def _is_narrow(summary: Summary | None) -> bool:
@@ -360,13 +358,17 @@ def _pair(
     )
     memory, outputs = memory_peaks(a, b, margin), compare_outputs(a, b, records)
     work = () if unexplained else work
+    unequal = inequalities(a, b) if all(map(is_of_server, records)) else ()
     comparisons = tuple(
         msgspec.structs.replace(
-            item.result, work=work or UNSET, outputs=outputs, break_even=break_even(a, b, item.result, memory) or UNSET
+            item.result,
+            work=work or UNSET,
+            conditions=as_differences(unequal) or UNSET,
+            outputs=outputs,
+            break_even=break_even(a, b, item.result, memory) or UNSET,
         )
         for item in estimates
     )
-    unequal = inequalities(a, b) if all(map(is_of_server, records)) else ()
     return Pair(a, b, comparisons, memory, mismatches, work, (*differences, *settings), outputs, estimates, unequal)
 
 

@@ -70,9 +70,14 @@ CHEATS: dict[str, tuple[Callable[[], PlannedServer], str, str]] = {
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_named(measure: Measure, name: str) -> None:
     make, message, condition = CHEATS[name]
-    code, err = measure([fixed(), make()], "--strict", windows="8" if condition == "warming up" else "4")
+    code, err = measure(
+        [fixed(), make()], "--strict", "--output-json", "r.json", windows="8" if condition == "warming up" else "4"
+    )
     assert message in err
     assert code == 4 and f"conditions.{condition}" in err
+    (first, *_) = load_record(Path("r.json")).comparisons
+    named = [item.field for item in first.conditions or ()]
+    assert (f"conditions.{condition}" in named) == (condition != "warming up"), "that of one server is no difference"
 
 
 def test_a_cache_of_prompts_that_are_sent_again_is_named(measure: Measure) -> None:
