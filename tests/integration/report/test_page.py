@@ -38,7 +38,7 @@ DRAWN = """
 })
 """
 ROWS = """
-caption => [...document.querySelectorAll('table')].filter(table => table.caption.textContent === caption)
+caption => [...document.querySelectorAll('table')].filter(table => table.caption.textContent.split(', ')[0] === caption)
   .flatMap(table => [...table.tBodies[0].rows].map(row => [...row.cells].map(cell => cell.textContent)))
 """
 

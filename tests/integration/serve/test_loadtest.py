@@ -49,9 +49,12 @@ def test_chats_in_a_closed_loop(omni: OmniServer, bench: Any, tmp_path: Path) ->
     slos = ("--slo", "ttft:60s", "--slo", "e2e:120s")
     ended = bench(omni.url, "--concurrency", "2", "--output-len", "12", "--json", *FEW, *slos)
     assert ended.code == 0, ended.err
-    # Warm-up and two windows of four requests, with exactly as many tokens as asked for.
-    assert omni.metric("omni_generation_tokens_total", stage="thinker") - before == 3 * 4 * 12
     (variant,) = ended.document["variants"]
+    # Warm-up and two windows of four requests, with exactly as many tokens as asked for; and those of clients that go
+    # on before, between and after, of which the last ones are cut off.
+    extra = variant["effective"]["server"]["observed"]["extra_requests"]
+    tokens = omni.metric("omni_generation_tokens_total", stage="thinker") - before
+    assert 3 * 4 * 12 <= tokens <= (3 * 4 + extra + 2) * 12 and extra >= 2
     assert variant["settings"] == {"url": omni.url, "model": "tiny-omni"}
     assert variant["effective"]["server"]["owned_by"] == "omni-cli"
     for sample in variant["samples"]:
