@@ -10,6 +10,9 @@ import msgspec
 
 from omni_cli.requests.contents import ToolCall
 
+_EARLIER_CALL = -1
+"""The index of a `function_call`, beside those of `tool_calls`."""
+
 
 class SpokenDelta(msgspec.Struct):
     """`sample_rate` is of `omni serve`."""
@@ -35,13 +38,15 @@ class ToolCallPart(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """`reasoning` is vLLM's name for the reasoning before the answer, `reasoning_content` its earlier one."""
+    """`reasoning` is vLLM's name for the reasoning before the answer, `reasoning_content` its earlier one;
+    `function_call` is OpenAI's earlier name for a tool call, of which there was one."""
 
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCallPart] | None = None
+    function_call: FunctionPart | None = None
     audio: SpokenDelta | None = None
 
 
@@ -77,6 +82,8 @@ class AnswerChoice:
             if text:
                 parts.append(text)
                 size += len(text)
+        if delta.function_call is not None:
+            size += self._add_call(ToolCallPart(_EARLIER_CALL, function=delta.function_call))
         return size + sum(map(self._add_call, delta.tool_calls or ()))
 
     def _add_call(self, part: ToolCallPart) -> int:
