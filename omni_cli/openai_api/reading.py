@@ -280,9 +280,9 @@ class ChatReader(_EventReader[_Chunk]):
             answer.add_audio(audio.data, at_s)
         if size:
             if not answer.streams:
-                answer.first_tokens = None if usage is None else usage.text_tokens
-            elif len(answer.choices) > 1:
-                answer.first_tokens = None  # that of one choice, or of all: servers differ
+                answer.first_tokens = None if usage is None else usage.text_tokens or None
+            elif len(answer.choices) > 1 or (usage is not None and usage.text_tokens == answer.first_tokens):
+                answer.first_tokens = None  # of one choice, or of all: servers differ; or a count that does not grow
             parts.at.append(at_s)
             parts.sizes.append(size)
         if size or audio.data:

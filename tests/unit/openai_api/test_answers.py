@@ -90,6 +90,25 @@ def test_all_parts_of_all_choices_are_kept_by_index() -> None:
     assert calls == [("pay", '{"eur": 1}'), ("stop", '{"now": true}')] and first.refusal == ["I can", "not"]
 
 
+def test_a_call_by_its_earlier_name_is_one() -> None:
+    reader = ChatReader()
+    reader.feed(piece({"content": None, "function_call": {"name": "pay", "arguments": ""}}), 1.0)
+    reader.feed(piece({"function_call": {"arguments": '{"eur": 1}'}}) + piece({}, "function_call"), 2.0)
+    reader.finish()
+    (made,) = reader.answer.choices[0].tool_calls.values()
+    assert (made.name, made.arguments) == ("pay", '{"eur": 1}')
+    assert (reader.answer.first_at, reader.answer.last_at, reader.answer.num_chunks) == (1.0, 2.0, 2)
+
+
+@pytest.mark.parametrize(("counts", "first"), [((2, 3, 4), 2), ((0, 0, 4), None), ((4, 4, 4), None)])
+def test_a_count_that_does_not_grow_is_not_that_of_the_first_chunk(counts: tuple[int, ...], first: int | None) -> None:
+    reader = ChatReader()
+    for number, count in enumerate(counts):
+        document = {"choices": [{"delta": {"content": "a"}}], "usage": {"completion_tokens": count}}
+        reader.feed(event(document), float(number))
+    assert reader.answer.first_tokens == first
+
+
 def test_an_id_begins_a_call_where_there_is_no_index() -> None:
     reader = ChatReader()
     for number, name in enumerate(("pay", "refund")):
