@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.core.text import suggest
+from omni_cli.measure.loadtest.observations import has_prompt
 from omni_cli.openai_api.media import image_part, sound_part
 from omni_cli.openai_api.routes import NAMED_ROUTES
 from omni_cli.requests.fields import FIELDS, Route
@@ -276,6 +277,8 @@ class _LineReader:
         needed = FIELDS["prompt"].http[cast("Route", self.endpoint)]
         if needed not in body:
             raise ValueError(f"the key `{needed}` of `body` is missing")
+        if self._is_chat:
+            _check_messages(body)
         self._left_out |= dict.fromkeys(body.keys() & {"model"})
         own = {key: value for key, value in body.items() if key not in ("model", "stream", "stream_options")}
         if self._is_chat and self.output_len is not None:
@@ -302,7 +305,9 @@ class _LineReader:
             sent[_SAMPLING[key]] = value
         if self._is_chat and (length := self.output_len or output_len) is not None:
             sent[_MAX_TOKENS] = length
-        for key, kind in {"messages": list, "tools": list, "extra": dict}.items():
+        if "messages" in fields:
+            _check_messages(fields)
+        for key, kind in {"tools": list, "extra": dict}.items():
             if not isinstance(fields.get(key, kind()), kind):
                 raise ValueError(f"`{key}` must be a {'list' if kind is list else 'JSON object'}")
         sent |= {key: fields[key] for key in ("messages", "tools") if key in fields} | fields.get("extra", {})
@@ -331,6 +336,11 @@ def _check(key: str, value: object, name: str | None = None) -> Any:
         return FIELDS[key].check(value)
     except ValueError as error:
         raise ValueError(f"`{name or key}` {error}") from error
+
+
+def _check_messages(fields: Mapping[str, Any]) -> None:
+    if not has_prompt(fields):
+        raise ValueError("`messages` must be a list of JSON objects, and not empty")
 
 
 def _only(fields: Mapping[str, Any], names: Sequence[str]) -> tuple[str | None, Any]:

@@ -20,18 +20,28 @@ _CANARY_TOKENS = 4
 _SAME_PAUSE = 0.8
 
 
+def has_prompt(body: Mapping[str, Any]) -> bool:
+    """Return whether the body is that of a chat: fields of a file, or of `--extra-body`, may be anything."""
+    messages = body.get("messages")
+    return isinstance(messages, list) and bool(messages) and all(isinstance(item, dict) for item in messages)
+
+
 def new_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a chat like this one whose prompt begins with words that no server has seen."""
-    nonce = f"{uuid.uuid4().hex[:8]} "
-    (*earlier, last) = body["messages"]
-    content = last["content"]
+    """Return a chat like this one that no server has seen from its first question on; what the chats of a file begin
+    with is common to them."""
+    nonce, messages = f"{uuid.uuid4().hex[:8]} ", list(body["messages"])
+    place = next((place for place, message in enumerate(messages) if message.get("role") == "user"), -1)
+    content = messages[place].get("content") or ""
     new = nonce + content if isinstance(content, str) else [{"type": "text", "text": nonce}, *content]
-    return {**short_answer(body), "messages": [*earlier, {**last, "content": new}]}
+    messages[place] = {**messages[place], "content": new}
+    return {**short_answer(body), "messages": messages}
 
 
 def short_answer(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chat with an answer of a few tokens: only its first one counts."""
-    return {**body, "max_completion_tokens": min(body.get("max_completion_tokens") or _CANARY_TOKENS, _CANARY_TOKENS)}
+    name = "max_tokens" if "max_tokens" in body else "max_completion_tokens"
+    asked = body.get(name)
+    return {**body, name: min(asked, _CANARY_TOKENS) if type(asked) is int and asked > 0 else _CANARY_TOKENS}
 
 
 async def ask_canaries(

@@ -15,7 +15,7 @@ from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.measure.bench.prompts import Prompts
 from omni_cli.measure.bench.slo import OF_AUDIO, OF_TEXT, SLO
 from omni_cli.measure.loadtest.dataset import Dataset
-from omni_cli.measure.loadtest.observations import NUM_CANARIES
+from omni_cli.measure.loadtest.observations import NUM_CANARIES, has_prompt
 from omni_cli.openai_api.client import Target
 from omni_cli.openai_api.media import sound_form
 from omni_cli.openai_api.reading import ChatReader, ImagesReader, Reader, SpeechReader, TranscriptReader
@@ -187,7 +187,8 @@ class RequestMaker:
 
     def canaries(self) -> list[dict[str, object]]:
         """Return the first chats of the first window, which warms up; empty if salts keep prompts out of caches."""
-        return [] if self._salt else [self._body(0, index)[0] for index in range(min(NUM_CANARIES, self._count))]
+        bodies = [] if self._salt else [self._body(0, index)[0] for index in range(min(NUM_CANARIES, self._count))]
+        return bodies if all(map(has_prompt, bodies)) else []
 
     def extra_request(self, index: int) -> OutgoingRequest:
         """Return a request that is in no window: a prompt that no window has, or of a file, from its end."""

@@ -258,6 +258,8 @@ def test_batch_files(tmp_path: Path) -> None:
         ('{"promt": "a"}', "unknown key `promt`"),
         ('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}', "has no `POST /v1/completions`"),
         (batch_line(body={}), "requests:1: the key `messages` of `body` is missing"),
+        (batch_line(body={"messages": "hi"}), "requests:1: `messages` must be a list of JSON objects"),
+        ('{"messages": ["hi"]}', "requests:1: `messages` must be a list of JSON objects"),
         ('{"custom_id": "a", "body": {}}', "requests:1: the key `method` is missing"),
         ('{"prompt": "a", "text_input": "b"}', "requests:1: `prompt` and `text_input` exclude each other"),
         ('{"messages": "a"}', "`messages` must be a list"),
