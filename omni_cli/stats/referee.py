@@ -29,7 +29,7 @@ _BUNDLE = 1.1
 _CACHE_GAIN = 1.1
 """The least factor by which repeated prompts are faster, by the whole interval."""
 
-_COLD_FACTOR = 1.15
+_COLD_FACTOR, _LONG_COLD_FACTOR = 1.15, 1.3
 _FEW_WINDOWS = 6
 
 
@@ -93,14 +93,20 @@ def tokens_per_chunk(variant: Variant) -> float | None:
 
 
 def _cold_share(variant: Variant) -> float | None:
-    """Return the factor by which the first quarter of the windows was slower than the second half; None unless each
-    of its windows was slower than all of that, by `_COLD_FACTOR`."""
+    """Return the factor by which the first windows were slower than the last ones; None unless each of the first
+    quarter was slower than all of the second half, by `_COLD_FACTOR`, or each of the first half than all of the last
+    quarter, by `_LONG_COLD_FACTOR`."""
     times = [sample.e2e_s for sample in sorted(variant.samples, key=lambda item: (item.block, item.position))]
     if len(times) < _FEW_WINDOWS:
         return None
-    first, rest = times[: max(2, len(times) // 4)], times[len(times) // 2 :]
-    is_cold = min(first) > _COLD_FACTOR * max(rest)
-    return statistics.median(first) / statistics.median(rest) if is_cold else None
+    half, quarter = len(times) // 2, max(2, len(times) // 4)
+    for first, rest, factor in (
+        (times[:quarter], times[half:], _COLD_FACTOR),
+        (times[:half], times[-quarter:], _LONG_COLD_FACTOR),
+    ):
+        if min(first) > factor * max(rest):
+            return statistics.median(first) / statistics.median(rest)
+    return None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -17,7 +17,7 @@ Canaries = Literal["new", "own"]
 
 NUM_CANARIES = 6
 _CANARY_TOKENS = 4
-_SAME_PAUSE = 0.8
+_SAME_PAUSE, _LONGEST_PAUSE = 0.8, 2.0
 
 
 def has_prompt(body: Mapping[str, Any]) -> bool:
@@ -82,7 +82,8 @@ def _interval(logs: Sequence[float]) -> tuple[float, float, float]:
 def parallel_limit(burst: Sequence[Outcome]) -> int | None:
     """Return how many requests of a burst were served at once, if the next began only when one of them ended.
 
-    A server that is slow to begin requests, one after another, has no such step: its waits grow evenly.
+    A server that is slow to begin requests, one after another, has no such step: its waits grow evenly. One that has
+    to warm up for several requests begins the next ones long after that end.
     """
     answers = [(item.answer.first_at, item.ended_s) for item in burst if item.answer is not None]
     firsts = sorted(first for first, _ in answers if first is not None)
@@ -92,9 +93,9 @@ def parallel_limit(burst: Sequence[Outcome]) -> int | None:
     served = sum(first < ended_s for first in firsts)
     if not 0 < served < len(firsts):
         return None
-    step_s, pause_s = firsts[served] - firsts[served - 1], firsts[0] - began_s
-    has_waited = firsts[served] >= ended_s + _SAME_PAUSE * pause_s
-    return served if has_waited and step_s > (ended_s - firsts[0]) / 2 else None
+    step_s, pause_s, answer_s = firsts[served] - firsts[served - 1], firsts[0] - began_s, ended_s - firsts[0]
+    has_waited = _SAME_PAUSE * pause_s <= firsts[served] - ended_s <= _LONGEST_PAUSE * pause_s + answer_s
+    return served if has_waited and step_s > answer_s / 2 else None
 
 
 def usual_limit(limits: Sequence[int | None]) -> int | None:
