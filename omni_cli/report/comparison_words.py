@@ -319,6 +319,8 @@ def not_comparable(mismatches: Sequence[Difference]) -> Note:
         hint = "fix the lengths and step counts, so that every run does the same work"
     elif fields == {"workload"}:
         hint = "measure both with the same options of `omni bench`"
+    elif fields == {"conditions"}:
+        hint = "make them equal, or omit `--strict`"
     else:
         hint = "measure the baseline again here, or compare in one run with `omni bench --against GIT_REF`"
     return Note("not comparable: " + mismatch_list(mismatches), hint)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from omni_cli.records.record import Sample, Variant
+from omni_cli.records.results import Difference
+from omni_cli.report.comparison_words import not_comparable
 from omni_cli.stats.referee import conditions
 
 
@@ -25,3 +27,8 @@ def test_a_server_that_was_not_warm(times: list[float], factor: float | None) ->
     assert [(item.kind, item.amount) for item in found] == (
         [] if factor is None else [("warming up", pytest.approx(factor))]
     )
+
+
+def test_unequal_conditions_have_a_way_out() -> None:
+    note = not_comparable([Difference("conditions.bundled", 1.0, 2.0)])
+    assert "conditions.bundled (1.0 against 2.0)" in note.message and note.hint is not None and "--strict" in note.hint
