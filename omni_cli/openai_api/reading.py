@@ -14,6 +14,7 @@ import msgspec
 from omni_cli.core.errors import AnswerError
 from omni_cli.openai_api.choices import AnswerChoice, ChoiceDelta, Delta, SpokenDelta
 from omni_cli.openai_api.sound import SpokenAnswer
+from omni_cli.openai_api.usage import TokenCounts
 
 T = TypeVar("T")
 
@@ -46,25 +47,6 @@ class EventParser:
                 events.append(b"\n".join(self._data))
                 self._data = []
         return events
-
-
-class _Details(msgspec.Struct):
-    audio_tokens: int | None = None
-
-
-class TokenCounts(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    completion_tokens_details: _Details | None = None
-
-    @property
-    def audio_tokens(self) -> int:
-        details = self.completion_tokens_details
-        return (details and details.audio_tokens) or 0
-
-    @property
-    def text_tokens(self) -> int | None:
-        return None if self.completion_tokens is None else self.completion_tokens - self.audio_tokens
 
 
 class _Event(msgspec.Struct):
@@ -150,8 +132,9 @@ class ServerAnswer(SpokenAnswer):
     `first_at` and `last_at` are the times of a stream's first and last output of any kind: text, reasoning, a tool
     call, a refusal or sound. `choices` are by index; a transcript is one. `first_tokens` is the number of tokens up to
     the first chunk, if its `usage` tells it. `text` has the pieces of text of all choices in the order in which they
-    came. `output_tokens` counts all that the model generated, `audio_tokens` those that became sound. `sent_sound_s`
-    are the seconds of the sound to transcribe.
+    came. `output_tokens` counts all that the model generated, `audio_tokens` those that became sound, and
+    `reasoning_tokens` those of its reasoning, which some servers do not send. `sent_sound_s` are the seconds of the
+    sound to transcribe.
     """
 
     first_at: float | None = None
@@ -163,6 +146,7 @@ class ServerAnswer(SpokenAnswer):
     input_tokens: int | None = None
     output_tokens: int | None = None
     audio_tokens: int = 0
+    reasoning_tokens: int = 0
     finish_reason: str | None = None
     sent_sound_s: float | None = None
 
@@ -201,6 +185,8 @@ class ServerAnswer(SpokenAnswer):
         tokens = self.output_tokens - self.audio_tokens
         if self.first_tokens is not None:
             return tokens - self.first_tokens
+        if self.num_chunks <= tokens - self.reasoning_tokens and not any(choice.reasoning for choice in streams):
+            tokens -= self.reasoning_tokens
         if self.num_chunks >= tokens:
             return tokens - len(streams)
         return tokens * sum(sum(item.sizes[1:]) for item in streams) / sum(sum(item.sizes) for item in streams)
@@ -265,6 +251,7 @@ class ChatReader(_EventReader[_Chunk]):
             answer.input_tokens = event.usage.prompt_tokens
             answer.output_tokens = event.usage.completion_tokens
             answer.audio_tokens = event.usage.audio_tokens
+            answer.reasoning_tokens = event.usage.reasoning_tokens
 
     def _take_choice(self, choice: ChoiceDelta, usage: TokenCounts | None, at_s: float) -> None:
         answer = self.answer

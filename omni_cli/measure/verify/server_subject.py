@@ -22,8 +22,9 @@ from omni_cli.measure.verify.verdicts import replace_values
 from omni_cli.models.scores import EngineOutput
 from omni_cli.openai_api.client import Client, RequestFailure
 from omni_cli.openai_api.media import data_url, image_part, sound_form, sound_part
-from omni_cli.openai_api.reading import ImagesReader, ReplyReader, ScoredToken, SpeechReader, TokenCounts
+from omni_cli.openai_api.reading import ImagesReader, ReplyReader, ScoredToken, SpeechReader
 from omni_cli.openai_api.routes import NAMED_ROUTES, Route
+from omni_cli.openai_api.usage import TokenCounts
 from omni_cli.records.verify_record import Check, Row
 from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.encoding import encode_png, encode_wav

@@ -109,6 +109,16 @@ def test_a_count_that_does_not_grow_is_not_that_of_the_first_chunk(counts: tuple
     assert reader.answer.first_tokens == first
 
 
+@pytest.mark.parametrize(("deltas", "later"), [([{"content": "a"}] * 5, 4), ([{"reasoning": "a"}] * 5, 40)])
+def test_reasoning_that_is_not_sent_has_no_time(deltas: list[dict[str, Any]], later: float) -> None:
+    reader = ChatReader()
+    for number, delta in enumerate(deltas):
+        reader.feed(piece(delta), float(number))
+    usage = {"completion_tokens": 50, "completion_tokens_details": {"reasoning_tokens": 45}}
+    reader.feed(event({"choices": [], "usage": usage}), 9.0)
+    assert reader.answer.later_tokens == later
+
+
 def test_an_id_begins_a_call_where_there_is_no_index() -> None:
     reader = ChatReader()
     for number, name in enumerate(("pay", "refund")):
