@@ -17,7 +17,7 @@ LINES = {
     "engine": 4_250,
     "measure": 10_300,
     "models": 10_050,
-    "openai_api": 1_450,
+    "openai_api": 1_500,
     "records": 2_650,
     "report": 4_150,
     "requests": 4_450,
