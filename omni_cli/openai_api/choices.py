@@ -73,18 +73,21 @@ class AnswerChoice:
 
     def add(self, delta: Delta) -> int:
         """Add a delta, or a whole message; return its number of characters."""
-        size, spoken = 0, delta.audio.transcript if delta.audio is not None else None
-        for parts, text in (
-            (self.content, delta.content or spoken),
-            (self.reasoning, delta.reasoning or delta.reasoning_content),
-            (self.refusal, delta.refusal),
-        ):
-            if text:
-                parts.append(text)
-                size += len(text)
+        size = 0  # for each chunk of hundreds of streams at once: no loops
+        if content := delta.content or (delta.audio is not None and delta.audio.transcript):
+            self.content.append(content)
+            size = len(content)
+        if reasoning := delta.reasoning or delta.reasoning_content:
+            self.reasoning.append(reasoning)
+            size += len(reasoning)
+        if delta.refusal:
+            self.refusal.append(delta.refusal)
+            size += len(delta.refusal)
         if delta.function_call is not None:
             size += self._add_call(ToolCallPart(_EARLIER_CALL, function=delta.function_call))
-        return size + sum(map(self._add_call, delta.tool_calls or ()))
+        for call in delta.tool_calls or ():
+            size += self._add_call(call)
+        return size
 
     def _add_call(self, part: ToolCallPart) -> int:
         last = max(self.tool_calls, default=0)

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from omni_cli.core.errors import AnswerError
-from omni_cli.openai_api.choices import AnswerChoice, ChoiceDelta, Delta, SpokenDelta
+from omni_cli.openai_api.choices import AnswerChoice, ChoiceDelta, Delta
 from omni_cli.openai_api.sound import SpokenAnswer
 from omni_cli.openai_api.usage import TokenCounts
 
@@ -228,6 +228,7 @@ class ChatReader(_EventReader[_Chunk]):
     def __init__(self) -> None:
         super().__init__(_CHUNK)
         self._sound_type = ""
+        self._has_chunks = False
 
     def finish(self) -> None:
         reasons = [choice.finish_reason for choice in self.answer.choices.values()]
@@ -254,29 +255,38 @@ class ChatReader(_EventReader[_Chunk]):
             answer.reasoning_tokens = event.usage.reasoning_tokens
 
     def _take_choice(self, choice: ChoiceDelta, usage: TokenCounts | None, at_s: float) -> None:
-        answer = self.answer
-        delta, parts = choice.delta or Delta(), answer.choice(choice.index)
-        size, audio = parts.add(delta), delta.audio or SpokenDelta()
-        text = delta.content or audio.transcript or delta.reasoning or delta.reasoning_content
-        answer.text += [text] if text else []
-        if audio.sample_rate is not None:
+        answer, delta, parts = self.answer, choice.delta, self.answer.choice(choice.index)
+        if choice.finish_reason:
+            answer.finish_reason = parts.finish_reason = choice.finish_reason
+        if delta is None:
+            return
+        size, audio = parts.add(delta), delta.audio
+        text = delta.content or (audio and audio.transcript) or delta.reasoning or delta.reasoning_content
+        if text:
+            answer.text.append(text)
+        if audio is not None and audio.sample_rate is not None:
             self._sound_type = f"audio/pcm;rate={audio.sample_rate}"
-        if audio.data:
+        if audio is not None and audio.data:
             if choice.index:
                 raise AnswerError("invalid answer", "several choices have sound: ask for one (`n`)")
             answer.add_audio(audio.data, at_s)
+        elif not size:
+            return
+        answer.first_at = at_s if answer.first_at is None else answer.first_at
+        answer.last_at = at_s
         if size:
-            if not answer.streams:
-                answer.first_tokens = None if usage is None else usage.text_tokens or None
-            elif len(answer.choices) > 1 or (usage is not None and usage.text_tokens == answer.first_tokens):
-                answer.first_tokens = None  # of one choice, or of all: servers differ; or a count that does not grow
+            self._count(answer, usage)
             parts.at.append(at_s)
             parts.sizes.append(size)
-        if size or audio.data:
-            answer.first_at = at_s if answer.first_at is None else answer.first_at
-            answer.last_at = at_s
-        parts.finish_reason = choice.finish_reason or parts.finish_reason
-        answer.finish_reason = parts.finish_reason or answer.finish_reason
+
+    def _count(self, answer: ServerAnswer, usage: TokenCounts | None) -> None:
+        """Note the tokens of the first chunk: not for several choices, of which servers count one or all, and not by a
+        count that does not grow."""
+        if not self._has_chunks:
+            self._has_chunks = True
+            answer.first_tokens = None if usage is None else usage.text_tokens or None
+        elif len(answer.choices) > 1 or (usage is not None and usage.text_tokens == answer.first_tokens):
+            answer.first_tokens = None
 
 
 class ReplyReader(_EventReader["Reply"]):
