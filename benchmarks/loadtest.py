@@ -172,7 +172,7 @@ def measure_aiperf(
         "--artifact-dir", str(folder / "aiperf"), "--ui", "none",
     ]  # fmt: skip
     subprocess.run(words, check=True, capture_output=True)
-    (path,) = (folder / "aiperf").rglob("profile_export_aiperf.json")
+    path = min((folder / "aiperf").rglob("profile_export_aiperf.json"), key=lambda path: len(path.parts))
     result = json.loads(path.read_text())
     names = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
     return {name: result[key]["p50"] for name, key in names.items()}
