@@ -6,7 +6,7 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
@@ -16,10 +16,10 @@ from typing import Literal, Protocol
 from omni_cli.measure.bench.checks import Free, lacking, mode_not_used, private_bytes, read_free, setting_not_in_effect
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.schedule import BlockSchedule, schedule_for_count, schedule_for_time
 from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.records.record import Record, Sample, StoppingPlan
-from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import ALPHA, plan_looks
 
 HANG_FACTOR = 20
@@ -27,11 +27,6 @@ MIN_HANG_S = 60.0
 """An iteration that takes longer than this, and than `HANG_FACTOR` times the longest so far, is considered hung."""
 
 MIN_PER_LOAD, MAX_PER_LOAD = 4, 32
-
-MIN_BLOCK_S = 0.5
-"""Minimum length of a block: noise lasts longer than a short iteration, and each block ends with a written record."""
-
-FEW_BLOCKS = 2 * MIN_BLOCKS
 
 Interleaving = Literal["iterations", "loads", "none"]
 
@@ -54,47 +49,6 @@ class RunLimits:
     time_budget_s: float | None
     alpha: float = ALPHA
     min_rounds: int = 0
-
-
-@dataclass(frozen=True)
-class BlockSchedule:
-    """`blocks` blocks of `rounds` rounds; every variant runs once per round. `total_rounds` cuts the last block."""
-
-    blocks: int
-    rounds: int
-    total_rounds: int
-
-    def block(self, block: int, num_variants: int) -> Iterator[int]:
-        """Yield the variants in the order of this block.
-
-        Two variants: A B B A, then B A A B, and so on. More: an order and its reverse, rotated from block to block.
-        """
-        rounds = min(self.rounds, self.total_rounds - block * self.rounds)
-        order = list(range(num_variants))
-        if num_variants > 2:
-            first = block % num_variants
-            order = order[first:] + order[:first]
-        for number in range(rounds):
-            yield from order if (block + number) % 2 == 0 else reversed(order)
-
-
-def schedule_for_time(round_s: float, budget_s: float) -> BlockSchedule:
-    """Plan as many blocks as fit into `budget_s`, at least one; a round takes about `round_s`.
-
-    A block is A B B A, repeated if that is short. If only few blocks would fit, it is A B, and the next one B A.
-    """
-    rounds = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * round_s)))
-    if budget_s / (rounds * round_s) < FEW_BLOCKS:
-        rounds = 2 if budget_s / (2 * round_s) >= FEW_BLOCKS else 1
-    blocks = max(1, math.floor(budget_s / (rounds * round_s)))
-    return BlockSchedule(blocks, rounds, blocks * rounds)
-
-
-def schedule_for_count(num_iters: int, round_s: float) -> BlockSchedule:
-    """Plan exactly `num_iters` iterations of each variant."""
-    rounds = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * round_s)))
-    rounds = max(1, min(rounds, num_iters // FEW_BLOCKS // 2 * 2))
-    return BlockSchedule(math.ceil(num_iters / rounds), rounds, num_iters)
 
 
 _Block = Callable[[int, BlockSchedule], Awaitable[None]]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from omni_cli.measure.bench.harness import FEW_BLOCKS, MIN_BLOCK_S, schedule_for_count, schedule_for_time
+from omni_cli.measure.bench.schedule import FEW_BLOCKS, MIN_BLOCK_S, schedule_for_count, schedule_for_time
 
 
 def orders(schedule, num_variants: int) -> list[str]:
