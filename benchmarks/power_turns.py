@@ -71,7 +71,7 @@ class InProcess:
 
 
 class Silent:
-    """Hears of the measurement's events and says nothing."""
+    """Hears of the measurement's events and reports none."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
@@ -97,7 +97,7 @@ def main() -> int:
         for turn_s, budget_s in pair.budgets_s.items():
             record = measure(pair, RunLimits(None, 1, budget_s, turn_s=turn_s))
             say(f"{title:22} {schedule_of(record):18} {result_of(record)}")
-            if turn_s is None and is_in_turns(record):
+            if turn_s is None and has_turns(record):
                 trimmed += [f"{title:22} {line}" for line in without_beginnings(record)]
     say("\nturns, b / a from each block's mean or median without the first seconds of each turn")
     say("\n".join(trimmed))
@@ -190,13 +190,13 @@ def measure(pair: Pair, limits: RunLimits) -> Record:
         return builder.record()
 
 
-def is_in_turns(record: Record) -> bool:
+def has_turns(record: Record) -> bool:
     return record.environment["conditions"]["interleaving"] == "turns"
 
 
 def schedule_of(record: Record) -> str:
     turn_s = record.environment["conditions"].get("turn_s")
-    return f"turns of {turn_s:g} s" if is_in_turns(record) else "alternating runs"
+    return f"turns of {turn_s:g} s" if has_turns(record) else "alternating runs"
 
 
 def result_of(record: Record) -> str:

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum, auto
 from typing import Literal, Protocol
 
@@ -17,6 +17,7 @@ from omni_cli.measure.bench.checks import Free, lacking, mode_not_used, private_
 from omni_cli.measure.bench.device_load import RunSpans, reached_limit
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.scattered_memory import filling
 from omni_cli.measure.bench.schedule import TURN_S, BlockSchedule, schedule_for_count, schedule_for_time
 from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_process import VariantError, VariantRunner
@@ -132,20 +133,11 @@ class Harness:
 
     async def _run(self) -> None:
         before = self.read_free()
-        await self._prepare(0)
-        while self._first in self._dropped:
-            self._first += 1
-            if self._first == self._count:
-                return
-            await self._prepare(self._first)
-        reason = await self._memory_shortage(before)
-        if reason is None:
-            for variant in range(self._first + 1, self._count):
-                await self._prepare(variant)
-            self.interleaving = "iterations" if self._count > 1 else "none"
-        else:
-            self.watcher.falling_back(reason)
-            self.interleaving = "loads"
+        is_even = self._count == 1 or bool(before.devices) or self.load(self._first) is None
+        with filling(0 if is_even else before.host) as filled_bytes:
+            reason = await self._load_all(before, filled_bytes)
+        if not self._processes:
+            return
         try:
             with self.sampler:
                 await self._plan_turns()
@@ -156,6 +148,24 @@ class Harness:
                 await self._sample(run_block, schedule)
         finally:
             self._note_load()
+
+    async def _load_all(self, before: Free, filled_bytes: int) -> str | None:
+        """Load the variants; return the reason why all but the first one have to wait for its end."""
+        await self._prepare(0)
+        while self._first in self._dropped:
+            self._first += 1
+            if self._first == self._count:
+                return None
+            await self._prepare(self._first)
+        reason = await self._memory_shortage(before, filled_bytes)
+        if reason is None:
+            for variant in range(self._first + 1, self._count):
+                await self._prepare(variant)
+            self.interleaving = "iterations" if self._count > 1 else "none"
+        else:
+            self.watcher.falling_back(reason)
+            self.interleaving = "loads"
+        return reason
 
     def _note_load(self) -> None:
         self.builder.utilisation = self.sampler.utilisation()
@@ -236,12 +246,13 @@ class Harness:
             if elapsed_s + elapsed_s / done / 2 > self._budget_s(elapsed_s / done / schedule.rounds):
                 return
 
-    async def _memory_shortage(self, before: Free) -> str | None:
+    async def _memory_shortage(self, before: Free, filled_bytes: int) -> str | None:
         """Return the reason why the other variants cannot be loaded beside the first one; None if they can."""
         pid = self._processes[self._first].pid
         if self._count == 1 or pid is None:
             return None
         after = self.read_free()
+        after = replace(after, host=after.host + filled_bytes)
         host = await asyncio.to_thread(private_bytes, pid)
         devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
         return lacking(Free(host, devices), after, self._count - 1)
