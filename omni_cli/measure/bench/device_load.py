@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import time
+from collections.abc import Awaitable, Callable
 
+from omni_cli.measure.bench.schedule import TURN_S
 from omni_cli.measure.bench.utilisation import GpuState, UtilisationSampler
 from omni_cli.records.record import DeviceLoad
 
@@ -12,6 +15,9 @@ SETTLED_S = 1.0
 
 MAX_GAP_S = 0.1
 """Without work for longer than this, a device has to settle again."""
+
+PROBE_NUMBER = 2**20
+"""The number of the first iteration that shows a device's power, far from those that are measured."""
 
 LIMIT_SHARE = 0.9
 """A device that takes this share of its power limit works at it: the mean of a second has gaps."""
@@ -48,9 +54,15 @@ class RunSpans:
         )
 
 
-def reached_limit(sampler: UtilisationSampler, began_s: float, ended_s: float) -> bool:
-    """Return True if the power of a device held its clock down in this time, or was about to."""
-    return any(_is_at_limit(state) for _, states in sampler.device_readings([(began_s, ended_s)]) for state in states)
+async def run_a_turn(sampler: UtilisationSampler, run: Callable[[int], Awaitable[float]]) -> tuple[float, bool]:
+    """Run iterations of a variant, by their numbers, for the length of a turn. Return the median of their seconds, and
+    True if the power of a device held its clock down, or was about to."""
+    times: list[float] = []
+    began_s = time.monotonic()
+    while sum(times) < TURN_S:
+        times.append(await run(PROBE_NUMBER + len(times)))
+    readings = sampler.device_readings([(began_s, time.monotonic())])
+    return statistics.median(times), any(_is_at_limit(state) for _, states in readings for state in states)
 
 
 def _is_at_limit(state: GpuState) -> bool:

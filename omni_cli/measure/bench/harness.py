@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum, auto
+from functools import partial
 from typing import Literal, Protocol
 
 from omni_cli.measure.bench.checks import Free, lacking, mode_not_used, private_bytes, read_free, setting_not_in_effect
-from omni_cli.measure.bench.device_load import RunSpans, reached_limit
+from omni_cli.measure.bench.device_load import RunSpans, run_a_turn
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.scattered_memory import filling
@@ -29,9 +30,6 @@ MIN_HANG_S = 60.0
 """An iteration that takes longer than this, and than `HANG_FACTOR` times the longest so far, is considered hung."""
 
 MIN_PER_LOAD, MAX_PER_LOAD = 4, 32
-
-PROBE_NUMBER = 2**20
-"""The number of the first iteration that shows a device's power, far from those that are measured."""
 
 Interleaving = Literal["iterations", "turns", "loads", "none"]
 
@@ -177,17 +175,11 @@ class Harness:
 
         Single iterations that alternate then all run at a clock that follows from their mean power.
         """
-        turn_s = self.limits.turn_s
-        if self._count == 1 or turn_s == 0:
-            return
+        turn_s = self.limits.turn_s if self._count > 1 else 0
         if turn_s is None:
-            if self._shortest_s() >= TURN_S or not await asyncio.to_thread(self.sampler.has_devices):
-                return
-            is_at_limit = await self._reaches_limit()
-            self.sampler.restart()
-            if not is_at_limit:
-                return
-            turn_s = TURN_S
+            turn_s = TURN_S if await self._reaches_limit() else 0
+        if not turn_s:
+            return
         self._turn = math.ceil(turn_s / min(self._shortest_s(), turn_s))
         if self.interleaving == "iterations":
             self.interleaving = "turns"
@@ -198,18 +190,15 @@ class Harness:
 
     async def _reaches_limit(self) -> bool:
         """Run each loaded variant for the length of a turn; return True if a device works at its power limit."""
+        if self._shortest_s() >= TURN_S or not await asyncio.to_thread(self.sampler.has_devices):
+            return False
+        has_reached: list[bool] = []
         for variant in list(self._processes):
-            times: list[float] = []
-            began_s = time.monotonic()
             async with self._may_fail(variant):
-                while sum(times) < TURN_S:
-                    ran = await self._one(variant, PROBE_NUMBER + len(times), "warming up", self._hang_s())
-                    self.builder.measured[variant].ran(PROBE_NUMBER + len(times), ran)
-                    times.append(_seconds(ran))
-                self._typical_s[variant] = statistics.median(times)
-            if reached_limit(self.sampler, began_s, time.monotonic()):
-                return True
-        return False
+                self._typical_s[variant], is_at_limit = await run_a_turn(self.sampler, partial(self._warm, variant))
+                has_reached.append(is_at_limit)
+        self.sampler.restart()
+        return any(has_reached)
 
     async def _prepare(self, variant: int) -> None:
         async with self._may_fail(variant):
@@ -362,21 +351,23 @@ class Harness:
         self.watcher.warming_up(self.builder.measured[variant].variant_config.name)
         times: list[float] = []
         for number in range(max(self.limits.num_iters_warmup, 1)):
-            ran = await self._one(variant, number, "warming up", None)
-            self.builder.measured[variant].ran(number, ran)
-            times.append(_seconds(ran))
+            times.append(await self._warm(variant, number))
         self._next_number[variant] = max(self._next_number[variant], len(times))
         # The first iteration is not representative; of two, take the second.
         self._typical_s[variant] = statistics.median(times[1:] or times)
         self._longest_s = max(self._longest_s, self._typical_s[variant])
 
-    def _hang_s(self) -> float:
-        return max(MIN_HANG_S, HANG_FACTOR * self._longest_s)
+    async def _warm(self, variant: int, number: int) -> float:
+        """Run an iteration before the first block; return its seconds."""
+        ran = await self._one(variant, number, "warming up", None)
+        self.builder.measured[variant].ran(number, ran)
+        return _seconds(ran)
 
     async def _iterate(self, variant: int, block: int, position: int | None) -> None:
         """Run the next iteration; without a position, it is not counted."""
         number, began_s = self._next_number[variant], time.monotonic()
-        ran = await self._one(variant, number, f"block {block}", self._hang_s())
+        limit_s = max(MIN_HANG_S, HANG_FACTOR * self._longest_s)
+        ran = await self._one(variant, number, f"block {block}", limit_s)
         self._spans.ran(variant, began_s, time.monotonic())
         self._next_number[variant] = number + 1
         self._longest_s = max(self._longest_s, _seconds(ran))

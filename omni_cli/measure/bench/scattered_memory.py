@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PIECE_BYTES = 128 * 1024
-"""Free memory in pieces below this size is filled."""
-
+PIECE_BYTES = 128 * 1024  # smaller ones are filled
 MAX_SHARE = 0.1
 """Limit of what is filled, as a share of the available memory: no variant fits into it that would not without."""
 
