@@ -1,6 +1,6 @@
 """The ratio of two variants of unequal power on a GPU at its power limit: each alone, alternating runs, and turns.
 
-    python benchmarks/power_turns.py        # on a GPU, 2.5 minutes; needs torch alone
+    python benchmarks/power_turns.py        # on a GPU, 2.5 minutes; no vLLM, but nvidia-ml-py
 
 Variants are products of matrices in runs of about 20 ms, which `omni bench`'s own harness schedules: zeros against
 random numbers (the same work, another power), bfloat16 against float8, and random numbers against themselves. "each
@@ -27,7 +27,7 @@ from common import machine_line
 from omni_cli.measure.bench.harness import Harness, RunLimits
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
-from omni_cli.measure.bench.utilisation import UtilisationSampler
+from omni_cli.measure.bench.utilisation import Nvml, UtilisationSampler
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.records.record import Record, Sample
 from omni_cli.stats.compare import compare_variants
@@ -83,6 +83,8 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=8192, help="rows and columns of the matrices")
     options = parser.parse_args()
     say(machine_line())
+    if Nvml.open() is None:
+        say("no device tells its power (NVML): omni chooses no turns")
     if options.device == "cuda":
         say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     say(
