@@ -349,9 +349,7 @@ class Harness:
     async def _warm_up(self, variant: int) -> None:
         """Warm up at least once: the first iteration includes caches and compilation."""
         self.watcher.warming_up(self.builder.measured[variant].variant_config.name)
-        times: list[float] = []
-        for number in range(max(self.limits.num_iters_warmup, 1)):
-            times.append(await self._warm(variant, number))
+        times = [await self._warm(variant, number) for number in range(max(self.limits.num_iters_warmup, 1))]
         self._next_number[variant] = max(self._next_number[variant], len(times))
         # The first iteration is not representative; of two, take the second.
         self._typical_s[variant] = statistics.median(times[1:] or times)
@@ -361,7 +359,7 @@ class Harness:
         """Run an iteration before the first block; return its seconds."""
         ran = await self._one(variant, number, "warming up", None)
         self.builder.measured[variant].ran(number, ran)
-        return _seconds(ran)
+        return ran.busy_s
 
     async def _iterate(self, variant: int, block: int, position: int | None) -> None:
         """Run the next iteration; without a position, it is not counted."""
@@ -370,7 +368,7 @@ class Harness:
         ran = await self._one(variant, number, f"block {block}", limit_s)
         self._spans.ran(variant, began_s, time.monotonic())
         self._next_number[variant] = number + 1
-        self._longest_s = max(self._longest_s, _seconds(ran))
+        self._longest_s = max(self._longest_s, ran.busy_s)
         if position is None:
             self.builder.measured[variant].ran(number, ran)
             return
@@ -384,8 +382,3 @@ class Harness:
         except VariantError as error:
             self.builder.measured[variant].error = error.message
             raise
-
-
-def _seconds(ran: Ran) -> float:
-    """Return the seconds that the iteration kept the machine busy."""
-    return ran.e2e_s if ran.lasted_s is None else ran.lasted_s
