@@ -36,7 +36,7 @@ from common import machine, machine_line, wilson
 from gate_calibration import CV, LAG1, _autocorrelated, _variant
 
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.measure.bench.harness import BlockSchedule, schedule_for_time
+from omni_cli.measure.bench.schedule import BlockSchedule, schedule_for_time
 from omni_cli.records.record import StoppingPlan
 from omni_cli.stats import estimate
 from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial, standard_error

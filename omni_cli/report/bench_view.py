@@ -31,7 +31,11 @@ from omni_cli.stats.verdicts import BenchmarkReport, ComparisonResult
 
 LABELS = Labels("baseline", "this run")
 
-_INTERLEAVING = {"iterations": " interleaved", "loads": " loaded alternately"}
+_INTERLEAVING = {
+    "iterations": " interleaved",
+    "turns": " with turns of {turn_s:g} s",
+    "loads": " loaded alternately",
+}
 
 
 def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: Sequence[str] = ()) -> View:
@@ -90,7 +94,8 @@ def _get_results(report: BenchmarkReport) -> list[ComparisonResult]:
 def _heading(record: Record, num_warmup: int) -> str:
     """Format `tiny-omni: token2wav, batch 1, 32 tokens in, 32 out, AMD EPYC (8 cores), 3 warm-up + 30 runs each in 15
     blocks`."""
-    turns = _INTERLEAVING.get(record.environment.get("conditions", {}).get("interleaving", ""), "")
+    conditions = record.environment.get("conditions", {})
+    turns = _INTERLEAVING.get(conditions.get("interleaving", ""), "").format(turn_s=conditions.get("turn_s"))
     runs, blocks = _amounts(record)
     if is_of_server(record):
         runs += f" of {count(record.workload['num_requests'], 'request')}"

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from omni_cli.measure.bench.checks import Free, read_free
 from omni_cli.measure.bench.checks import warnings as setting_warnings
-from omni_cli.measure.bench.harness import Harness, RunLimits, State, VariantRunner, Watcher
+from omni_cli.measure.bench.harness import Harness, RunLimits, State, Watcher
 from omni_cli.measure.bench.protocol import Load, Loading
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.utilisation import UtilisationSampler
+from omni_cli.measure.bench.variant_process import VariantRunner
 from omni_cli.records.record import Record
 from omni_cli.records.record_file import save_record
 from omni_cli.stats.blocks import metric_names

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum, auto
-from pathlib import Path
+from functools import partial
 from typing import Literal, Protocol
 
 from omni_cli.measure.bench.checks import Free, lacking, mode_not_used, private_bytes, read_free, setting_not_in_effect
+from omni_cli.measure.bench.device_load import RunSpans, run_a_turn
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.scattered_memory import filling
+from omni_cli.measure.bench.schedule import TURN_S, BlockSchedule, schedule_for_count, schedule_for_time
 from omni_cli.measure.bench.utilisation import UtilisationSampler
-from omni_cli.measure.bench.variant_process import VariantError
+from omni_cli.measure.bench.variant_process import VariantError, VariantRunner
 from omni_cli.records.record import Record, Sample, StoppingPlan
-from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import ALPHA, plan_looks
 
 HANG_FACTOR = 20
@@ -28,12 +31,7 @@ MIN_HANG_S = 60.0
 
 MIN_PER_LOAD, MAX_PER_LOAD = 4, 32
 
-MIN_BLOCK_S = 0.5
-"""Minimum length of a block: noise lasts longer than a short iteration, and each block ends with a written record."""
-
-FEW_BLOCKS = 2 * MIN_BLOCKS
-
-Interleaving = Literal["iterations", "loads", "none"]
+Interleaving = Literal["iterations", "turns", "loads", "none"]
 
 
 class OnFailure(Enum):
@@ -47,54 +45,16 @@ class OnFailure(Enum):
 class RunLimits:
     """Limits of a measurement: `num_iters` iterations of each variant, as far as time allows; without that number,
     until the verdict is reached. `alpha` is the error of all its looks together. Long iterations exceed the budget, up
-    to `min_rounds` of each variant. Without number and time, each is measured for about as long as it takes to load."""
+    to `min_rounds` of each variant. Without number and time, each is measured for about as long as it takes to load.
+
+    Interleaved variants run for `turn_s` at a time; None decides by the devices, 0 lets single iterations alternate."""
 
     num_iters: int | None
     num_iters_warmup: int
     time_budget_s: float | None
     alpha: float = ALPHA
     min_rounds: int = 0
-
-
-@dataclass(frozen=True)
-class BlockSchedule:
-    """`blocks` blocks of `rounds` rounds; every variant runs once per round. `total_rounds` cuts the last block."""
-
-    blocks: int
-    rounds: int
-    total_rounds: int
-
-    def block(self, block: int, num_variants: int) -> Iterator[int]:
-        """Yield the variants in the order of this block.
-
-        Two variants: A B B A, then B A A B, and so on. More: an order and its reverse, rotated from block to block.
-        """
-        rounds = min(self.rounds, self.total_rounds - block * self.rounds)
-        order = list(range(num_variants))
-        if num_variants > 2:
-            first = block % num_variants
-            order = order[first:] + order[:first]
-        for number in range(rounds):
-            yield from order if (block + number) % 2 == 0 else reversed(order)
-
-
-def schedule_for_time(round_s: float, budget_s: float) -> BlockSchedule:
-    """Plan as many blocks as fit into `budget_s`, at least one; a round takes about `round_s`.
-
-    A block is A B B A, repeated if that is short. If only few blocks would fit, it is A B, and the next one B A.
-    """
-    rounds = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * round_s)))
-    if budget_s / (rounds * round_s) < FEW_BLOCKS:
-        rounds = 2 if budget_s / (2 * round_s) >= FEW_BLOCKS else 1
-    blocks = max(1, math.floor(budget_s / (rounds * round_s)))
-    return BlockSchedule(blocks, rounds, blocks * rounds)
-
-
-def schedule_for_count(num_iters: int, round_s: float) -> BlockSchedule:
-    """Plan exactly `num_iters` iterations of each variant."""
-    rounds = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * round_s)))
-    rounds = max(1, min(rounds, num_iters // FEW_BLOCKS // 2 * 2))
-    return BlockSchedule(math.ceil(num_iters / rounds), rounds, num_iters)
+    turn_s: float | None = None
 
 
 _Block = Callable[[int, BlockSchedule], Awaitable[None]]
@@ -109,26 +69,6 @@ class State:
     elapsed_s: float
     planned_s: float
     record: Record
-
-
-class VariantRunner(Protocol):
-    """The runner of a variant: a separate process (`VariantProcess`), or a connection to a server."""
-
-    name: str
-
-    @property
-    def pid(self) -> int | None:
-        """The process id; None if the variant uses no memory of this machine."""
-
-    async def start(self) -> None: ...
-
-    async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded: ...
-
-    async def run(
-        self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None
-    ) -> Ran: ...
-
-    async def close(self) -> None: ...
 
 
 class Watcher(Protocol):
@@ -172,6 +112,8 @@ class Harness:
         # Seconds of an iteration, by variant, as its warm-up shows; and of the longest that any variant had so far.
         self._typical_s: dict[int, float] = {}
         self._longest_s = 0.0
+        self._turn = 1  # iterations of a variant in a row
+        self._spans = RunSpans(self._count)
 
     async def run(self) -> None:
         """Measure. The samples are in the record builder, however this ends.
@@ -189,30 +131,74 @@ class Harness:
 
     async def _run(self) -> None:
         before = self.read_free()
+        is_even = self._count == 1 or bool(before.devices) or self.load(self._first) is None
+        with filling(0 if is_even else before.host) as filled_bytes:
+            reason = await self._load_all(before, filled_bytes)
+        if not self._processes:
+            return
+        try:
+            with self.sampler:
+                await self._plan_turns()
+                run_block, schedule = self._interleave() if reason is None else self._one_at_a_time()
+                self.builder.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
+                if self.limits.num_iters is None:
+                    self.builder.sampling = StoppingPlan(looks=plan_looks(schedule.blocks), alpha=self.limits.alpha)
+                await self._sample(run_block, schedule)
+        finally:
+            self._note_load()
+
+    async def _load_all(self, before: Free, filled_bytes: int) -> str | None:
+        """Load the variants; return the reason why all but the first one have to wait for its end."""
         await self._prepare(0)
         while self._first in self._dropped:
             self._first += 1
             if self._first == self._count:
-                return
+                return None
             await self._prepare(self._first)
-        reason = await self._memory_shortage(before)
+        reason = await self._memory_shortage(before, filled_bytes)
         if reason is None:
             for variant in range(self._first + 1, self._count):
                 await self._prepare(variant)
             self.interleaving = "iterations" if self._count > 1 else "none"
-            run_block, schedule = self._interleave()
         else:
             self.watcher.falling_back(reason)
             self.interleaving = "loads"
-            run_block, schedule = self._one_at_a_time()
-        self.builder.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
-        if self.limits.num_iters is None:
-            self.builder.sampling = StoppingPlan(looks=plan_looks(schedule.blocks), alpha=self.limits.alpha)
-        try:
-            with self.sampler:
-                await self._sample(run_block, schedule)
-        finally:
-            self.builder.utilisation = self.sampler.utilisation()
+        return reason
+
+    def _note_load(self) -> None:
+        self.builder.utilisation = self.sampler.utilisation()
+        for variant, measured in enumerate(self.builder.measured):
+            measured.device_load = self._spans.device_load(variant, self.sampler)
+
+    async def _plan_turns(self) -> None:
+        """Let variants run longer at a time if the user wants it, or if one drives a device to its power limit.
+
+        Single iterations that alternate then all run at a clock that follows from their mean power.
+        """
+        turn_s = self.limits.turn_s if self._count > 1 else 0
+        if turn_s is None:
+            turn_s = TURN_S if await self._reaches_limit() else 0
+        if not turn_s:
+            return
+        self._turn = math.ceil(turn_s / min(self._shortest_s(), turn_s))
+        if self.interleaving == "iterations":
+            self.interleaving = "turns"
+        self.builder.note(turn_s=turn_s, iterations_per_turn=self._turn)
+
+    def _shortest_s(self) -> float:
+        return min((self._typical_s[variant] for variant in self._processes), default=TURN_S)
+
+    async def _reaches_limit(self) -> bool:
+        """Run each loaded variant for the length of a turn; return True if a device works at its power limit."""
+        if self._shortest_s() >= TURN_S or not await asyncio.to_thread(self.sampler.has_devices):
+            return False
+        has_reached: list[bool] = []
+        for variant in list(self._processes):
+            async with self._may_fail(variant):
+                self._typical_s[variant], is_at_limit = await run_a_turn(self.sampler, partial(self._warm, variant))
+                has_reached.append(is_at_limit)
+        self.sampler.restart()
+        return any(has_reached)
 
     async def _prepare(self, variant: int) -> None:
         async with self._may_fail(variant):
@@ -237,7 +223,7 @@ class Harness:
             await run_block(block, schedule)
             elapsed_s = time.monotonic() - started_s
             self.sampler.block_ended()
-            self.builder.utilisation = self.sampler.utilisation()
+            self._note_load()
             done = block + 1
             state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self.builder.record())
             # In a thread, so that writing a record and computing an interval does not delay an interrupt.
@@ -249,12 +235,13 @@ class Harness:
             if elapsed_s + elapsed_s / done / 2 > self._budget_s(elapsed_s / done / schedule.rounds):
                 return
 
-    async def _memory_shortage(self, before: Free) -> str | None:
+    async def _memory_shortage(self, before: Free, filled_bytes: int) -> str | None:
         """Return the reason why the other variants cannot be loaded beside the first one; None if they can."""
         pid = self._processes[self._first].pid
         if self._count == 1 or pid is None:
             return None
         after = self.read_free()
+        after = replace(after, host=after.host + filled_bytes)
         host = await asyncio.to_thread(private_bytes, pid)
         devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
         return lacking(Free(host, devices), after, self._count - 1)
@@ -264,9 +251,9 @@ class Harness:
         round_s = sum(self._typical_s.values())
         limits = self.limits
         if limits.num_iters is None and limits.time_budget_s is not None:
-            return self._interleaved_block, schedule_for_time(round_s, self._budget_s(round_s))
+            return self._interleaved_block, schedule_for_time(round_s, self._budget_s(round_s), self._turn)
         num_iters = limits.num_iters or self._per_load(self._start_s)
-        return self._interleaved_block, schedule_for_count(num_iters, round_s)
+        return self._interleaved_block, schedule_for_count(num_iters, round_s, self._turn)
 
     def _budget_s(self, round_s: float) -> float:
         """Return the time for measuring, if a round takes `round_s`; infinite without a limit."""
@@ -274,10 +261,17 @@ class Harness:
         return math.inf if limits.time_budget_s is None else max(limits.time_budget_s, limits.min_rounds * round_s)
 
     async def _interleaved_block(self, block: int, schedule: BlockSchedule) -> None:
-        for position, variant in enumerate(schedule.block(block, self._count)):
+        places = itertools.groupby(enumerate(schedule.block(block, self._count)), key=lambda item: item[1])
+        for variant, group in places:
+            positions = [position for position, _ in group]
             if variant not in self._dropped:
                 async with self._may_fail(variant):
-                    await self._iterate(variant, block, position)
+                    await self._take_turn(variant, block, positions)
+
+    async def _take_turn(self, variant: int, block: int, positions: Sequence[int]) -> None:
+        """Run a variant in a row; the last iterations are counted, at these positions of the block."""
+        for position in [None] * (self._turn - len(positions)) + [*positions]:
+            await self._iterate(variant, block, position)
 
     def _per_load(self, load_s: float) -> int:
         """Return the iterations that take about as long as loading, within bounds."""
@@ -293,7 +287,9 @@ class Harness:
         per_load = self._per_load(load_s)
         if limits.num_iters is not None:
             return self._load_block, BlockSchedule(-(-limits.num_iters // per_load), per_load, limits.num_iters)
-        block_s = self._count * per_load * self._typical_s[self._first] + (self._count - 1) * 2 * load_s
+        block_s = (
+            self._count * max(per_load, self._turn) * self._typical_s[self._first] + (self._count - 1) * 2 * load_s
+        )
         blocks = max(1, int(self._budget_s(block_s / per_load) / block_s))
         return self._load_block, BlockSchedule(blocks, per_load, blocks * per_load)
 
@@ -308,9 +304,8 @@ class Harness:
                 if variant not in self._processes:
                     await self.close()
                     await self._load(variant)
-                for _ in range(iterations):
-                    await self._iterate(variant, block, position)
-                    position += 1
+                await self._take_turn(variant, block, range(position, position + iterations))
+                position += iterations
 
     async def _load(self, variant: int) -> None:
         measured = self.builder.measured[variant]
@@ -354,22 +349,29 @@ class Harness:
     async def _warm_up(self, variant: int) -> None:
         """Warm up at least once: the first iteration includes caches and compilation."""
         self.watcher.warming_up(self.builder.measured[variant].variant_config.name)
-        times: list[float] = []
-        for number in range(max(self.limits.num_iters_warmup, 1)):
-            ran = await self._one(variant, number, "warming up", None)
-            self.builder.measured[variant].ran(number, ran)
-            times.append(_seconds(ran))
+        times = [await self._warm(variant, number) for number in range(max(self.limits.num_iters_warmup, 1))]
         self._next_number[variant] = max(self._next_number[variant], len(times))
         # The first iteration is not representative; of two, take the second.
         self._typical_s[variant] = statistics.median(times[1:] or times)
         self._longest_s = max(self._longest_s, self._typical_s[variant])
 
-    async def _iterate(self, variant: int, block: int, position: int) -> None:
-        number = self._next_number[variant]
+    async def _warm(self, variant: int, number: int) -> float:
+        """Run an iteration before the first block; return its seconds."""
+        ran = await self._one(variant, number, "warming up", None)
+        self.builder.measured[variant].ran(number, ran)
+        return ran.busy_s
+
+    async def _iterate(self, variant: int, block: int, position: int | None) -> None:
+        """Run the next iteration; without a position, it is not counted."""
+        number, began_s = self._next_number[variant], time.monotonic()
         limit_s = max(MIN_HANG_S, HANG_FACTOR * self._longest_s)
         ran = await self._one(variant, number, f"block {block}", limit_s)
+        self._spans.ran(variant, began_s, time.monotonic())
         self._next_number[variant] = number + 1
-        self._longest_s = max(self._longest_s, _seconds(ran))
+        self._longest_s = max(self._longest_s, ran.busy_s)
+        if position is None:
+            self.builder.measured[variant].ran(number, ran)
+            return
         sample = self.builder.add_sample(variant, number, ran, block=block, position=position)
         self._check_mode_used(variant, sample)
 
@@ -380,8 +382,3 @@ class Harness:
         except VariantError as error:
             self.builder.measured[variant].error = error.message
             raise
-
-
-def _seconds(ran: Ran) -> float:
-    """Return the seconds that the iteration kept the machine busy."""
-    return ran.e2e_s if ran.lasted_s is None else ran.lasted_s

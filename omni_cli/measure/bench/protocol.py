@@ -111,6 +111,11 @@ class Ran(msgspec.Struct, frozen=True, tag=True, rename={"execution_counters": C
     requests: dict[str, tuple[float | None, ...]] = {}
     failures: dict[str, Failures] = {}
 
+    @property
+    def busy_s(self) -> float:
+        """The seconds that the iteration kept the machine busy."""
+        return self.e2e_s if self.lasted_s is None else self.lasted_s
+
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
     failure: Failure

@@ -16,7 +16,17 @@ from omni_cli.measure.bench.protocol import LoadedStage, Ran, StagePeaks
 from omni_cli.measure.bench.quality import measure_pairs
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.records.metrics import E2E
-from omni_cli.records.record import COUNTERS_KEY, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
+from omni_cli.records.record import (
+    COUNTERS_KEY,
+    DeviceLoad,
+    KeptOutput,
+    Memory,
+    Record,
+    Sample,
+    StoppingPlan,
+    Utilisation,
+    Variant,
+)  # fmt: skip
 from omni_cli.records.record_file import utc_now
 from omni_cli.records.results import Comparison, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS
@@ -39,6 +49,7 @@ class Measured:
     memory: Memory = field(default_factory=Memory)
     execution_counters: dict[str, dict[str, float]] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
+    device_load: tuple[DeviceLoad, ...] = ()
     error: str | None = None
 
     def add_stages(self, stages: tuple[LoadedStage, ...]) -> None:
@@ -76,6 +87,7 @@ class Measured:
             memory=self.memory,
             output_sha256=self.hashes.get(0),
             outputs=outputs,
+            device_load=self.device_load,
             error=self.error,
         )
 

@@ -45,6 +45,8 @@ class GpuState:
     temperature_c: float
     power_w: float
     throttled: tuple[str, ...] = ()
+    max_sm_clock_mhz: float | None = None
+    power_limit_w: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class UtilisationSampler:
         self._started_s = 0.0
         self._cores = 0
         self._gpu_names: tuple[tuple[int, str], ...] = ()
+        self._opened = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="omni-utilisation", daemon=True)
 
@@ -89,6 +92,20 @@ class UtilisationSampler:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
+
+    def has_devices(self) -> bool:
+        """Wait for the first reading; return True if a device tells its load."""
+        self._opened.wait()
+        return bool(self._gpu_names)
+
+    def restart(self) -> None:
+        """Begin the series again, with the first block."""
+        self._readings, self._cost_s, self._started_s = self._readings[-1:], 0.0, time.monotonic()
+
+    def device_readings(self, spans: Sequence[tuple[float, float]]) -> list[tuple[int, list[GpuState]]]:
+        """Return by device its index and the states at the times within these spans of `time.monotonic`."""
+        within = [item for item in tuple(self._readings) if any(start <= item.at_s <= end for start, end in spans)]
+        return [(index, [item.gpus[place] for item in within]) for place, (index, _) in enumerate(self._gpu_names)]
 
     def block_ended(self) -> None:
         """Note the end of a block of runs."""
@@ -123,11 +140,14 @@ class UtilisationSampler:
             self._sample_until_stopped()
         except Exception as error:  # noqa: BLE001 - an observer's failure must not end a measurement; it is reported
             self._error = f"{type(error).__name__}: {error}"
+        finally:
+            self._opened.set()
 
     def _sample_until_stopped(self) -> None:
         source = self._source()
         self._cores, self._gpu_names = source.usable_cores, source.gpu_names
         self._readings.append(source.read())
+        self._opened.set()
         is_last = False
         while not is_last:
             # The last interval counts, too, unless it is too short for counters of hundredths of seconds.
@@ -286,7 +306,23 @@ def _state(nvml: Any, handle: Any) -> GpuState:
         power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         # By its older name, which drivers of all ages know.
         throttled=throttle_names(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        max_sm_clock_mhz=_max_clock_mhz(nvml, handle),
+        power_limit_w=_power_limit_w(nvml, handle),
     )
+
+
+def _max_clock_mhz(nvml: Any, handle: Any) -> float | None:
+    try:
+        return float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
+    except nvml.NVMLError:
+        return None
+
+
+def _power_limit_w(nvml: Any, handle: Any) -> float | None:
+    try:
+        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000
+    except nvml.NVMLError:
+        return None
 
 
 def throttle_names(bits: int) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import site
 import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import omni_cli
 from omni_cli.core.child_python import python_command
@@ -52,6 +53,26 @@ class VariantError(OmniError):
     ) -> None:
         super().__init__(message, hint=hint, exit_code=exit_code)
         self.details = details
+
+
+class VariantRunner(Protocol):
+    """The runner of a variant: a separate process (`VariantProcess`), or a connection to a server."""
+
+    name: str
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None if the variant uses no memory of this machine."""
+
+    async def start(self) -> None: ...
+
+    async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded: ...
+
+    async def run(
+        self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None
+    ) -> Ran: ...
+
+    async def close(self) -> None: ...
 
 
 class VariantProcess:

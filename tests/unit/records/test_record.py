@@ -15,6 +15,7 @@ from support.bench_records import pair, record
 from omni_cli.core.errors import ExitCode, InputError, OutputError
 from omni_cli.records import record_file
 from omni_cli.records.record import (
+    DeviceLoad,
     Record,
     StoppingPlan,
     load_record,
@@ -41,6 +42,20 @@ def test_round_trip(tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     assert document["schema"] == "omni.bench/1"
     assert document["variants"][0]["samples"][0].keys() >= {"block", "position", "e2e_s", "metrics", "work"}
+
+
+def test_the_load_of_devices_is_kept_and_checked(tmp_path: Path) -> None:
+    loads = (DeviceLoad(index=1, sm_clock_mhz=1455, max_sm_clock_mhz=1980, power_w=698.5, power_limit_w=700),)
+    first, second = pair(3)
+    written = record(msgspec.structs.replace(first, device_load=loads), second)
+    path = tmp_path / "run.json"
+    save_record(written, path)
+    assert [variant.device_load for variant in load_record(path).variants] == [loads, ()]
+    save_record(
+        record(msgspec.structs.replace(first, device_load=(DeviceLoad(index=0, sm_clock_mhz=1, power_w=-1),))), path
+    )
+    with pytest.raises(InputError, match="`device_load` is out of range"):
+        load_record(path)
 
 
 def test_values_of_a_variant() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from omni_cli.measure.bench.harness import FEW_BLOCKS, MIN_BLOCK_S, schedule_for_count, schedule_for_time
+from omni_cli.measure.bench.schedule import FEW_BLOCKS, MIN_BLOCK_S, schedule_for_count, schedule_for_time
 
 
 def orders(schedule, num_variants: int) -> list[str]:
@@ -39,19 +39,28 @@ def test_short_iterations_share_a_block() -> None:
 
 
 @pytest.mark.parametrize("round_s", [0.001, 0.1, 1.0, 3.0, 100.0])
-def test_the_plan_fits_into_the_budget_but_has_at_least_one_block(round_s: float) -> None:
-    schedule = schedule_for_time(round_s, budget_s=60)
+@pytest.mark.parametrize("turn", [1, 7])
+def test_the_plan_fits_into_the_budget_but_has_at_least_one_block(round_s: float, turn: int) -> None:
+    schedule = schedule_for_time(round_s, budget_s=60, turn=turn)
     assert schedule.blocks == 1 or schedule.blocks * schedule.rounds * round_s <= 60
 
 
 @pytest.mark.parametrize("num_iters", [1, 2, 3, 8, 15, 16, 31, 32, 33, 100, 1001])
 @pytest.mark.parametrize("round_s", [0.001, 1.0])
-def test_a_number_of_iterations_is_met_exactly(num_iters: int, round_s: float) -> None:
-    schedule = schedule_for_count(num_iters, round_s)
+@pytest.mark.parametrize("turn", [1, 7, 75])
+def test_a_number_of_iterations_is_met_exactly(num_iters: int, round_s: float, turn: int) -> None:
+    schedule = schedule_for_count(num_iters, round_s, turn)
     counts = Counter(variant for block in range(schedule.blocks) for variant in schedule.block(block, 2))
     assert counts == {0: num_iters, 1: num_iters}
 
 
 @pytest.mark.parametrize("num_iters", [16, 32, 100])
-def test_enough_iterations_make_enough_blocks(num_iters: int) -> None:
-    assert schedule_for_count(num_iters, round_s=0.001).blocks >= FEW_BLOCKS
+@pytest.mark.parametrize("turn", [1, 75])
+def test_enough_iterations_make_enough_blocks(num_iters: int, turn: int) -> None:
+    assert schedule_for_count(num_iters, round_s=0.001, turn=turn).blocks >= FEW_BLOCKS
+
+
+def test_a_turn_is_one_letter_of_the_order() -> None:
+    assert orders(schedule_for_time(round_s=0.5, budget_s=20, turn=3), 2)[:2] == ["AAABBB", "BBBAAA"]
+    assert orders(schedule_for_time(round_s=0.5, budget_s=60, turn=3), 2)[:2] == ["AAABBBBBBAAA", "BBBAAAAAABBB"]
+    assert orders(schedule_for_count(33, round_s=0.5, turn=3), 2)[0::16] == ["AABB", "AB"]

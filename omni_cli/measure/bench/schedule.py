@@ -1,0 +1,72 @@
+"""The order in which interleaved variants run: blocks of rounds, or of turns on a device that works at its limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from omni_cli.stats.estimate import MIN_BLOCKS
+
+MIN_BLOCK_S = 0.5
+"""Minimum length of a block: noise lasts longer than a short iteration, and each block ends with a written record."""
+
+FEW_BLOCKS = 2 * MIN_BLOCKS
+
+TURN_S = 1.5
+"""Length of a turn on a device at its power limit, whose clock follows the power of the last tenths of a second: a true
+ratio of 1.175 is 0.998 in alternating runs of 20 ms, and 1.165 with turns of 1.5 s."""
+
+
+@dataclass(frozen=True)
+class BlockSchedule:
+    """`blocks` blocks of `rounds` rounds; every variant runs once per round. `total_rounds` cuts the last block.
+
+    A variant runs at least `turn` times in a row; where a block has fewer rounds, the last ones are counted.
+    """
+
+    blocks: int
+    rounds: int
+    total_rounds: int
+    turn: int = 1
+
+    def block(self, block: int, num_variants: int) -> Iterator[int]:
+        """Yield the variants in the order of this block, one for each iteration that is counted.
+
+        Two variants: A B B A, then B A A B, and so on. More: an order and its reverse, rotated from block to block.
+        """
+        rounds = min(self.rounds, self.total_rounds - block * self.rounds)
+        order = list(range(num_variants))
+        if num_variants > 2:
+            first = block % num_variants
+            order = order[first:] + order[:first]
+        for number, begin in enumerate(range(0, rounds, self.turn)):
+            for variant in order if (block + number) % 2 == 0 else reversed(order):
+                yield from [variant] * min(self.turn, rounds - begin)
+
+
+def schedule_for_time(round_s: float, budget_s: float, turn: int = 1) -> BlockSchedule:
+    """Plan as many blocks as fit into `budget_s`, at least one; a round takes about `round_s`.
+
+    A block is A B B A, repeated if that is short. If only few blocks would fit, it is A B, and the next one B A. With a
+    `turn`, each letter is that many iterations.
+    """
+    turns_s = turn * round_s
+    turns = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * turns_s)))
+    if budget_s / (turns * turns_s) < FEW_BLOCKS:
+        turns = 2 if budget_s / (2 * turns_s) >= FEW_BLOCKS else 1
+    blocks = max(1, math.floor(budget_s / (turns * turns_s)))
+    return BlockSchedule(blocks, turns * turn, blocks * turns * turn, turn)
+
+
+def schedule_for_count(num_iters: int, round_s: float, turn: int = 1) -> BlockSchedule:
+    """Plan exactly `num_iters` iterations of each variant that are counted.
+
+    With a `turn`, a block is A B and the next one B A. Of a small number, few of each turn are counted, because a block
+    is the unit of all statistics.
+    """
+    rounds = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * round_s)))
+    rounds = max(1, min(rounds, num_iters // FEW_BLOCKS // 2 * 2))
+    if turn > 1:
+        rounds = max(1, min(turn, num_iters // FEW_BLOCKS))
+    return BlockSchedule(math.ceil(num_iters / rounds), rounds, num_iters, turn)
