@@ -21,6 +21,7 @@ from omni_cli.records.metrics import (
     RESOLUTION,
     WAITS,
     get_percentile,
+    is_energy,
     is_total,
 )  # fmt: skip
 from omni_cli.records.record import Sample, Variant, get_failures, requests_of
@@ -85,10 +86,10 @@ class PairedBlocks:
 def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> PairedBlocks | None:
     """Pair the blocks of two variants, of those that ran `interleaved` the common ones.
 
-    None for a metric that is 0 throughout, so that it was not measured, unless it is usually 0.
+    None for a metric that is 0 throughout, so that it was not measured, unless it is usually 0, or energy.
     """
     pairs = [get_values(variant, metric) for variant in (a, b)]
-    if metric not in RESOLUTION and not any(value for values in pairs for _, value in values):
+    if metric not in RESOLUTION and not is_energy(metric) and not any(value for values in pairs for _, value in values):
         return None
     queues = [queue_times(variant, metric) for variant in (a, b)]
     (blocks_a, logs_a, floor_a), (blocks_b, logs_b, floor_b) = map(_block_logs, (a, b), pairs, queues, [metric] * 2)
@@ -154,7 +155,7 @@ def get_total(variant: Variant, metric: str) -> Total:
     samples = [sample for sample in variant.samples if metric in sample.metrics]
     values = np.array([sample.metrics[metric] for sample in samples])
     sent = np.array([requests_of(sample) or sample.work.get("requests", 1.0) for sample in samples])
-    sizes = sent if metric == ATTAINMENT else np.array([_lasted_s(sample) for sample in samples])
+    sizes = sent if metric == ATTAINMENT else np.array([lasted_s(sample) for sample in samples])
     if metric in RESOLUTION:
         sizes = np.array([sample.work.get("requests", 1.0) for sample in samples])
     rate = float((values * sizes).sum() / sizes.sum())
@@ -163,7 +164,7 @@ def get_total(variant: Variant, metric: str) -> Total:
     return Total(rate, blocks, rate + added, float(sent.sum()), float(sent.sum() / sizes.sum()))
 
 
-def _lasted_s(sample: Sample) -> float:
+def lasted_s(sample: Sample) -> float:
     """Return the seconds of a window of requests, or of an iteration."""
     rate, answered = sample.metrics.get("requests_per_second"), sample.work.get("requests")
     return answered / rate if rate and answered else sample.e2e_s

@@ -13,7 +13,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Literal, Protocol
 
+from omni_cli.core.energy import EnergyMeter
 from omni_cli.measure.bench.checks import Free, lacking, mode_not_used, private_bytes, read_free, setting_not_in_effect
+from omni_cli.measure.bench.energy import EnergyLedger
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.utilisation import UtilisationSampler
@@ -158,6 +160,7 @@ class Harness:
     watcher: Watcher
     sampler: UtilisationSampler
     read_free: Callable[[], Free] = read_free
+    meter: EnergyMeter | None = None
     on_failure: OnFailure = OnFailure.ABORT
     interleaving: Interleaving = field(default="none", init=False)
 
@@ -172,6 +175,7 @@ class Harness:
         # Seconds of an iteration, by variant, as its warm-up shows; and of the longest that any variant had so far.
         self._typical_s: dict[int, float] = {}
         self._longest_s = 0.0
+        self._energy = EnergyLedger(self.builder.measured, self.meter)
 
     async def run(self) -> None:
         """Measure. The samples are in the record builder, however this ends.
@@ -188,6 +192,7 @@ class Harness:
         await asyncio.gather(*(process.close() for process in processes))
 
     async def _run(self) -> None:
+        await self._energy.measure_idle()
         before = self.read_free()
         await self._prepare(0)
         while self._first in self._dropped:
@@ -235,6 +240,7 @@ class Harness:
         started_s = time.monotonic()
         for block in range(schedule.blocks):
             await run_block(block, schedule)
+            await self._energy.block_ended()
             elapsed_s = time.monotonic() - started_s
             self.sampler.block_ended()
             self.builder.utilisation = self.sampler.utilisation()
@@ -306,6 +312,7 @@ class Harness:
                 continue
             async with self._may_fail(variant):
                 if variant not in self._processes:
+                    await self._energy.end_turn()
                     await self.close()
                     await self._load(variant)
                 for _ in range(iterations):
@@ -367,10 +374,12 @@ class Harness:
     async def _iterate(self, variant: int, block: int, position: int) -> None:
         number = self._next_number[variant]
         limit_s = max(MIN_HANG_S, HANG_FACTOR * self._longest_s)
+        await self._energy.begin(variant)
         ran = await self._one(variant, number, f"block {block}", limit_s)
         self._next_number[variant] = number + 1
         self._longest_s = max(self._longest_s, _seconds(ran))
         sample = self.builder.add_sample(variant, number, ran, block=block, position=position)
+        self._energy.add(variant, sample, ran.used)
         self._check_mode_used(variant, sample)
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:

@@ -8,6 +8,8 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from omni_cli.backends.execution.counters import since
 from omni_cli.measure.bench.checks import find_unaccounted_time, ineffective
 from omni_cli.measure.bench.iteration import median_share
@@ -16,7 +18,17 @@ from omni_cli.measure.bench.protocol import LoadedStage, Ran, StagePeaks
 from omni_cli.measure.bench.quality import measure_pairs
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.records.metrics import E2E
-from omni_cli.records.record import COUNTERS_KEY, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
+from omni_cli.records.record import (
+    COUNTERS_KEY,
+    Energy,
+    KeptOutput,
+    Memory,
+    Record,
+    Sample,
+    StoppingPlan,
+    Utilisation,
+    Variant,
+)
 from omni_cli.records.record_file import utc_now
 from omni_cli.records.results import Comparison, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS
@@ -39,6 +51,7 @@ class Measured:
     memory: Memory = field(default_factory=Memory)
     execution_counters: dict[str, dict[str, float]] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
+    energy: Energy | None = None
     error: str | None = None
 
     def add_stages(self, stages: tuple[LoadedStage, ...]) -> None:
@@ -52,6 +65,11 @@ class Measured:
             self.hashes.setdefault(number, ran.output_sha256)
         before, self.execution_counters = self.execution_counters, ran.execution_counters
         return {name: since(before.get(name, {}), counters) for name, counters in ran.execution_counters.items()}
+
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Add to the last sample what was measured of it and the ones before."""
+        last = self.samples[-1]
+        self.samples[-1] = msgspec.structs.replace(last, metrics={**last.metrics, **metrics})
 
     def effective(self) -> dict[str, Any]:
         """Return the engines' settings where they differ from those requested, the share of the times that their parts
@@ -74,6 +92,7 @@ class Measured:
             effective=self.effective(),
             samples=tuple(self.samples),
             memory=self.memory,
+            energy=self.energy,
             output_sha256=self.hashes.get(0),
             outputs=outputs,
             error=self.error,
