@@ -32,17 +32,7 @@ from omni_cli.report.comparison_words import (
     pair_sentence,
     work_sentence,
 )
-from omni_cli.report.units import (
-    count,
-    limit,
-    metric_title,
-    one_line,
-    quantity,
-    ratio,
-    size_change,
-    title,
-    word_for,
-)
+from omni_cli.report.units import count, limit, metric_title, one_line, quantity, ratio, size_change, title, word_for
 from omni_cli.report.view import (
     Case,
     Changes,

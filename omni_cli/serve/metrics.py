@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
@@ -73,14 +74,9 @@ class Metrics:
         self.registry.register(_StageMemory(stages))
 
     def watch_energy(self, meter: EnergyMeter) -> None:
-        """Export the counters of devices; each scrape calls `read_energy` first."""
+        """Export the counters of devices."""
         self._energy = _DeviceEnergy(meter)
         self.registry.register(self._energy)
-
-    def read_energy(self) -> None:
-        """Read the counters, which takes milliseconds per device."""
-        if self._energy is not None:
-            self._energy.read()
 
     def watch_videos(self, statuses: Callable[[], Mapping[str, int]], num_bytes: Callable[[], int]) -> None:
         """Export the number of jobs by status and the size of their files, queried for each scrape."""
@@ -93,8 +89,10 @@ class Metrics:
         """Record a video job that failed."""
         self._errors.labels(kind).inc()
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
+        if self._energy is not None:  # it takes milliseconds per device
+            await asyncio.to_thread(self._energy.read)
         return generate_latest(self.registry)
 
     def on_end(self, exchange: Exchange) -> None:
@@ -148,19 +146,19 @@ class Metrics:
 
 
 class _DeviceEnergy:
-    """Energy of devices at the last scrape."""
+    """Energy of devices as it was last read."""
 
     def __init__(self, meter: EnergyMeter) -> None:
         self._meter = meter
-        self.read()
+        self._joules: Mapping[str, float] = {}
 
     def read(self) -> None:
-        self._last = self._meter.read()
+        self._joules = self._meter.read().joules
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         text = "Energy of a device that this server may use, since an arbitrary time."
         family = CounterMetricFamily("omni_energy_joules", text, labels=["device", "source"])
-        for device, joules in self._last.joules.items():
+        for device, joules in self._joules.items():
             family.add_metric([device, self._meter.sources[device]], joules)
         yield family
 

@@ -68,7 +68,7 @@ class PairedBlocks:
 
     `is_paired`: item i of both belongs together. `medians` are those of all samples, `floor` is the least standard
     error of counts, `trim` the share of blocks at either end that may be outliers. `is_lone_queue`: one side is a
-    queue of requests, and the other side has none like it.
+    queue of requests, and the other side has none like it. `missing` is the reason if there are no blocks.
     """
 
     a: np.ndarray
@@ -78,6 +78,7 @@ class PairedBlocks:
     floor: float
     trim: float
     is_lone_queue: bool
+    missing: str
 
     def __len__(self) -> int:
         return min(len(self.a), len(self.b))
@@ -111,6 +112,7 @@ def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> Pa
         # The few windows in which requests failed are no outliers.
         0.0 if has_places or is_counted(a, metric) else TRIM,
         places is not None and not has_places and max(len(a.samples), len(b.samples)) > 1,
+        next((item.energy.absent for item in (a, b) if is_energy(metric) and item.energy), None) or "no block has both",
     )
 
 

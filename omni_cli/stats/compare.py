@@ -11,15 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from omni_cli.core.errors import ExitCode, OmniError
-from omni_cli.records.metrics import (
-    COUNTED_METRICS,
-    E2E,
-    HOST_RSS,
-    REPORTED_MEMORY,
-    RESOLUTION,
-    higher_is_better,
-    is_energy,
-)
+from omni_cli.records.metrics import COUNTED_METRICS, E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, higher_is_better
 from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters
 from omni_cli.records.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
 from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks, shared_metrics
@@ -126,8 +118,7 @@ def _compare(
         a_median=pairs.medians[0], b_median=pairs.medians[1], blocks_needed=None,
     )  # fmt: skip
     if not np.isfinite(pairs.a).all() or not np.isfinite(pairs.b).all() or blocks == 0:
-        lacks = [energy.absent for energy in (a.energy, b.energy) if is_energy(metric) and energy and energy.absent]
-        reason = "some values are 0" if blocks else next(iter(lacks), "no block has both")
+        reason = "some values are 0" if blocks else pairs.missing
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
     estimate = _estimate(pairs)
     if metric in COUNTED_METRICS:

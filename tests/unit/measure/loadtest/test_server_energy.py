@@ -28,8 +28,7 @@ class Served:
         if self._metrics is None:
             return RequestFailure("HTTP 404", "nothing there")
         assert path == "/metrics"
-        self._metrics.read_energy()
-        return decode(self._metrics.text()), {}
+        return decode(await self._metrics.text()), {}
 
 
 def opened(metrics: Metrics | None, monkeypatch: pytest.MonkeyPatch) -> tuple[ServerEnergy, Served]:
