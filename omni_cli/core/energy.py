@@ -128,7 +128,7 @@ def open_meter(root: Path | None = None, variables: Mapping[str, str] = os.envir
             continue
     if counters:
         return EnergyMeter(counters)
-    closed = "RAPL needs the permission to read /sys/class/powercap/*/energy_uj"
+    closed = "no permission to read /sys/class/powercap/*/energy_uj"
     return EnergyMeter({}, closed if zones else "no NVIDIA device with a counter, and no RAPL")
 
 

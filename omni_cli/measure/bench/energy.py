@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,11 +18,10 @@ from omni_cli.records.record import Energy, Sample
 from omni_cli.stats.blocks import lasted_s
 
 SHORTEST_TURN_S = 1.0
-"""Shorter turns are not read: at either edge, 0.1 s of another variant may be counted."""
+"""Shorter turns are not read: at either edge, 0.1 s of another variant may be counted. Their length is what warm-up
+shows, since a choice by their own would take the slow ones."""
 
-_TOO_SHORT = (
-    f"turns or windows of less than {SHORTEST_TURN_S:g} s, or {SHORTEST_S:g} s in all, are too short for the counters"
-)
+_TOO_SHORT = "its turns or windows are too short for the counters"
 
 
 @dataclass
@@ -45,7 +44,7 @@ class _Account:
     work: Counter[str] = field(default_factory=Counter)
 
     def add(self, used: EnergyReading, samples: Sequence[Sample]) -> None:
-        if used.joules and used.seconds >= SHORTEST_TURN_S:
+        if used.joules:
             self.seconds += used.seconds
             self.count += len(samples)
             self.joules.update(used.joules)
@@ -58,15 +57,17 @@ class EnergyLedger:
     """Attributes joules to variants: those of `meter` during their turns, and those that windows of servers report.
 
     A figure is of all turns since the last one, once each variant has `SHORTEST_S` of them, and is a metric of the
-    variant's last sample. A turn of a single variant goes on from block to block until it is that long.
+    variant's last sample. A turn of a single variant goes on from block to block until it is that long. `typical_s` are
+    the seconds of an iteration.
     """
 
-    def __init__(self, measured: Sequence[Measured], meter: EnergyMeter | None) -> None:
+    def __init__(self, measured: Sequence[Measured], meter: EnergyMeter | None, typical_s: Mapping[int, float]) -> None:
         self._measured = measured
+        self._typical_s = typical_s
         self._counters = None if meter is None else Energy(sources=meter.sources, absent=meter.absent)
         self._meter = meter if meter is not None and meter.sources else None
         self._accounts = [_Account() for _ in measured]
-        self._longest_s: dict[int, float] = {}
+        self._longest = [0] * len(measured)  # turns, in iterations
         self._turn: _Turn | None = None
 
     async def measure_idle(self) -> None:
@@ -82,9 +83,14 @@ class EnergyLedger:
         if self._meter is not None and (self._turn is None or self._turn.variant != variant):
             await self.end_turn()
             # Reading takes milliseconds, which short turns would show.
-            is_read = self._longest_s.get(variant, SHORTEST_TURN_S) >= SHORTEST_TURN_S
+            is_read = not self._longest[variant] or self._is_enough(variant, self._longest[variant])
             start = await asyncio.to_thread(self._meter.read) if is_read else None
             self._turn = _Turn(variant, time.monotonic(), start)
+
+    def _is_enough(self, variant: int, count: int) -> bool:
+        """Return whether a turn of so many iterations is worth reading; that of a single variant ends when it is."""
+        is_single = self._meter is not None and len(self._accounts) == 1
+        return is_single or self._typical_s[variant] * count >= SHORTEST_TURN_S
 
     def add(self, variant: int, sample: Sample, used: Used | None) -> None:
         """Note the iteration that has just ended; a window of a server may have joules of its own."""
@@ -92,15 +98,16 @@ class EnergyLedger:
             self._turn.samples.append(sample)
         if used is not None:
             self._measured[variant].energy = used.counters
-            self._accounts[variant].add(EnergyReading(used.seconds, used.joules), [sample])
+            if self._is_enough(variant, 1):
+                self._accounts[variant].add(EnergyReading(used.seconds, used.joules), [sample])
 
     async def end_turn(self) -> None:
         """End a turn: what follows is no iteration, or one of another variant."""
         turn, self._turn = self._turn, None
         if turn is not None and self._meter is not None:
-            seconds = time.monotonic() - turn.began_s
-            self._longest_s[turn.variant] = max(seconds, self._longest_s.get(turn.variant, 0.0))
-            if turn.start is not None and seconds >= SHORTEST_TURN_S:
+            count = len(turn.samples)
+            self._longest[turn.variant] = max(count, self._longest[turn.variant])
+            if turn.start is not None and self._is_enough(turn.variant, count):
                 used = (await asyncio.to_thread(self._meter.read)).since(turn.start)
                 self._accounts[turn.variant].add(used, turn.samples)
 

@@ -175,7 +175,7 @@ class Harness:
         # Seconds of an iteration, by variant, as its warm-up shows; and of the longest that any variant had so far.
         self._typical_s: dict[int, float] = {}
         self._longest_s = 0.0
-        self._energy = EnergyLedger(self.builder.measured, self.meter)
+        self._energy = EnergyLedger(self.builder.measured, self.meter, self._typical_s)
 
     async def run(self) -> None:
         """Measure. The samples are in the record builder, however this ends.

@@ -92,7 +92,7 @@ def test_without_a_counter_there_is_a_reason(tmp_path: Path) -> None:
     assert (meter.sources, meter.absent) == ({}, "no NVIDIA device with a counter, and no RAPL")
     folder = zone(tmp_path, "intel-rapl:0", "package-0", 5)
     (folder / "energy_uj").unlink()  # root reads any file
-    assert "needs the permission to read" in str(open_meter(tmp_path, {}).absent)
+    assert "no permission to read" in str(open_meter(tmp_path, {}).absent)
 
 
 def test_a_device_without_a_counter_is_integrated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -47,22 +47,31 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def measure(
-    folder: Path, machine: Any, blocks: Sequence[str], seconds: dict[str, float], pause_s: float = 0.0
+    folder: Path,
+    machine: Any,
+    blocks: Sequence[str],
+    seconds: dict[str, float],
+    pause_s: float = 0.0,
+    slow_s: float = 0.0,
 ) -> Record:
-    """Run the variants of each block in this order, `A` at 100 W and `B` at 300 W; `pause_s` at 50 W follow a block."""
+    """Run the variants of each block in this order, `A` at 100 W and `B` at 300 W; `pause_s` at 50 W follow a block.
+
+    Each third iteration takes `slow_s` more.
+    """
     names = sorted(seconds)
     builder = RecordBuilder(
         [VariantConfig(name) for name in names], command=(), environment={}, workload={}, folder=folder
     )
-    ledger = energy.EnergyLedger(builder.measured, machine)
+    ledger = energy.EnergyLedger(builder.measured, machine, dict(enumerate(seconds.values())))
 
     async def run() -> None:
         for block, order in enumerate(blocks):
             for position, name in enumerate(order):
                 index = names.index(name)
                 await ledger.begin(index)
-                machine.spend(seconds[name], {"A": 100.0, "B": 300.0}[name])
-                ran = Ran(seconds[name], {"images_per_second": 3 / seconds[name]}, WORK, None, {}, {})
+                lasted_s = seconds[name] + slow_s * (len(builder.measured[index].samples) % 3 == 2)
+                machine.spend(lasted_s, {"A": 100.0, "B": 300.0}[name])
+                ran = Ran(lasted_s, {"images_per_second": 3 / lasted_s}, WORK, None, {}, {})
                 ledger.add(index, builder.add_sample(index, position, ran, block=block, position=position), None)
             await ledger.block_ended()
             machine.spend(pause_s, 50.0)
@@ -123,9 +132,19 @@ def test_turns_that_a_counter_cannot_tell_apart_are_not_read(tmp_path: Path, mac
     assert all("turns" in str(variant.energy and variant.energy.absent) for variant in record.variants)
 
 
+def test_slow_turns_are_not_chosen(tmp_path: Path, machine: Machine) -> None:
+    """Turns of 0.6 s, of which some take 5 s, have no energy; those of 1.2 s have that of all of them."""
+    record = measure(tmp_path, machine, ["AB", "BA"] * 6, {"A": 0.6, "B": 0.6}, slow_s=5.0)
+    assert figures(record, "A") == figures(record, "B") == {}
+    record = measure(tmp_path, machine, ["AB", "BA"] * 6, {"A": 1.2, "B": 1.2}, slow_s=5.0)
+    covered = [a - b for a, b in zip(figures(record, "A"), [-1, *figures(record, "A")], strict=False)]
+    total = sum(n * joules for n, joules in zip(covered, figures(record, "A").values(), strict=True))
+    assert total == pytest.approx(110 * (12 * 1.2 + 4 * 5.0))
+
+
 def test_idle_power_is_measured_apart(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     builder = RecordBuilder([VariantConfig("A")], command=(), environment={}, workload={}, folder=tmp_path)
-    ledger = energy.EnergyLedger(builder.measured, machine)  # type: ignore[arg-type] # reads like a meter
+    ledger = energy.EnergyLedger(builder.measured, machine, {0: 1.0})  # type: ignore[arg-type] # reads like a meter
 
     async def sleep(seconds: float) -> None:
         machine.spend(seconds, 60.0)
@@ -137,19 +156,24 @@ def test_idle_power_is_measured_apart(tmp_path: Path, machine: Machine, monkeypa
     assert measured.energy is not None and measured.energy.idle_power_w == pytest.approx({"gpu0": 60.0, "gpu1": 10.0})
 
 
-def test_windows_of_a_server_have_joules_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("typical_s", [0.9, 1.2])
+def test_windows_of_a_server_have_joules_of_their_own(tmp_path: Path, typical_s: float) -> None:
     builder = RecordBuilder([VariantConfig("s")], command=(), environment={}, workload={}, folder=tmp_path)
-    ledger = energy.EnergyLedger(builder.measured, None)
+    ledger = energy.EnergyLedger(builder.measured, None, {0: typical_s})
     counters = Energy(sources={"gpu0": "NVML counter"}, idle_power_w={"gpu0": 70.0})
     metrics = {"requests_per_second": 2.0, "images_per_second": 3.0}
     for block, seconds in enumerate((1.2, 0.9, 1.3)):
-        ran = Ran(0.1, metrics, WORK, None, {}, {}, used=Used(counters, seconds, {"gpu0": 100.0 + block}))
+        ran = Ran(0.1, metrics, WORK, None, {}, {}, used=Used(counters, seconds, {"gpu0": 100.0 + 2 * block}))
         ledger.add(0, builder.add_sample(0, block, ran, block=block, position=0), ran.used)
         asyncio.run(ledger.block_ended())
     (variant,) = builder.record().variants
+    if typical_s < 1:
+        assert variant.energy == msgspec.structs.replace(counters, absent=energy._TOO_SHORT)
+        return
     assert variant.energy == counters
-    # The second window is too short; the images are 3 per second, of 2 requests at 2 per second.
-    assert {n: v for n, v in variant.samples[2].metrics.items() if n.endswith("_j")} == pytest.approx(
+    # Of the first two windows; the images are 3 per second, of 2 requests at 2 per second. The third is too little.
+    energies = [{n: v for n, v in sample.metrics.items() if n.endswith("_j")} for sample in variant.samples]
+    assert (energies[0], energies[2]) == ({}, {}) and energies[1] == pytest.approx(
         {
             "energy_j": 101.0, "energy_per_request_j": 50.5, "energy_per_output_token_j": 10.1,
             "energy_per_audio_second_j": 25.25, "energy_per_image_j": 202 / 6,
