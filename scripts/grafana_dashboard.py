@@ -17,6 +17,7 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
+from omni_cli.core.energy import EnergyMeter
 from omni_cli.serve.metrics import Metrics
 
 FILE = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "omni.json"
@@ -56,6 +57,7 @@ PANELS = (
     Panel("Real-time factor", "none", ("omni_real_time_factor",), ("path",)),
     Panel("Images, videos and frames per second", "none", ("omni_images", "omni_videos", "omni_video_frames")),
     Panel("Size of kept videos", "bytes", ("omni_video_store_bytes",)),
+    Panel("Power per device", "watt", ("omni_energy_joules",), ("device",)),
 )
 
 
@@ -72,6 +74,7 @@ def main() -> int:
 def families() -> dict[str, Metric]:
     """Every metric of a server, by name, as it is before the first request."""
     metrics = Metrics(max_requests=1)
+    metrics.watch_energy(EnergyMeter({}))
     metrics.watch_stages(list)
     metrics.watch_videos(dict, int)
     return {family.name: family for family in metrics.registry.collect() if family.name.startswith("omni_")}

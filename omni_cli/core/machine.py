@@ -10,9 +10,10 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omni_cli.core.errors import OmniError
 
@@ -208,6 +209,23 @@ def visible_devices(uuids: Sequence[str], variable: str | None) -> list[int]:
             break
         indices += matching
     return indices
+
+
+def open_nvml(variables: Mapping[str, str] = os.environ) -> tuple[Any, list[tuple[int, Any]]]:
+    """Return the library and the (index, handle) of each device that this process may use; none without a driver or its
+    Python binding."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, []
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return None, []
+    shown = visible_devices(uuids, variables.get("CUDA_VISIBLE_DEVICES"))
+    return pynvml, [(index, handles[index]) for index in shown]
 
 
 def read_folder(path: Path) -> Folder:

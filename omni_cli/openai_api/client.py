@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -115,13 +115,15 @@ class Client:
             return Outcome(due_s, sent_s, time.perf_counter(), failure=failure)
         return Outcome(due_s, sent_s, done_s, answer=reader.answer)
 
-    async def get(self, path: str) -> tuple[object, dict[str, str]] | RequestFailure:
-        """Return a JSON document and the answer's headers."""
+    async def get(
+        self, path: str, decode: Callable[[bytes], object] = msgspec.json.decode
+    ) -> tuple[object, dict[str, str]] | RequestFailure:
+        """Return a document, by default of JSON, and the answer's headers."""
         try:
             async with self._session.get(self.url + path, allow_redirects=False) as response:
                 if response.status != 200:
                     return await self._refusal(response)
-                document = msgspec.json.decode(await response.read())
+                document = decode(await response.read())
                 return document, {name.lower(): value for name, value in response.headers.items()}
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
             return self._failure(error)

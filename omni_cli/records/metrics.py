@@ -19,10 +19,19 @@ TTFP, RTF, DENOISE_STEP = "ttfp_s", "rtf", "denoise_step_s"
 HEARD, STUTTER, UNDERRUNS, LONGEST_GAP = "heard_s", "stutter_s", "underruns", "longest_gap_s"
 GOODPUT, ATTAINMENT = "goodput_per_second", "slo_attainment"
 BACKLOG_GROWTH = "backlog_growth"
+ENERGY = "energy_j"
 ALLOCATED, RESERVED, HOST_RSS = "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"
 
 SPEECH = (TTFP, HEARD, STUTTER, UNDERRUNS, LONGEST_GAP, RTF)
 """Metrics of a request that makes audio."""
+
+ENERGY_PER = {
+    "energy_per_request_j": "requests",
+    "energy_per_output_token_j": "output_tokens",
+    "energy_per_audio_second_j": "audio_s",
+    "energy_per_image_j": "images",
+}
+"""Shares of the energy, by the amount of work that each is of."""
 
 COUNTED_METRICS = frozenset({GOODPUT, ATTAINMENT})
 """Metrics that are counts of requests: summed over all samples, where others have a median."""
@@ -38,7 +47,7 @@ REPORTED_MEMORY = (ALLOCATED, RESERVED, HOST_RSS)
 PERCENTILES = (90, 99)
 _CONFIDENCE = 0.99
 
-Unit = Literal["s", "bytes", "per second", "1"]
+Unit = Literal["s", "bytes", "per second", "J", "1"]
 Row = dict[str, float | None]
 """The values of one request by metric; None, or no entry, for unknown values. A row without `e2e_s` failed."""
 
@@ -86,6 +95,11 @@ METRICS = {
         Metric(GOODPUT, "requests that meet every limit of `--slo`", higher_is_better=True),
         Metric(ATTAINMENT, "share of the requests that meet every limit of `--slo`", higher_is_better=True),
         Metric(BACKLOG_GROWTH, "seconds that answers fall behind per second of arrivals; 0 if the server keeps up"),
+        Metric(ENERGY, "energy of an iteration of `omni bench`, or of a window of `omni loadtest`, of all devices"),
+        Metric("energy_per_request_j", "energy per answered request"),
+        Metric("energy_per_output_token_j", "energy per output token, of all AR stages that were measured"),
+        Metric("energy_per_audio_second_j", "energy per second of audio"),
+        Metric("energy_per_image_j", "energy per image"),
         Metric("rtfx", "seconds of audio per second, in earlier records", higher_is_better=True),
         Metric(ALLOCATED, "peak of allocated device memory"),
         Metric(RESERVED, "peak of reserved device memory"),
@@ -98,7 +112,8 @@ def get_unit(metric: str) -> Unit:
     """Return the unit that a name ends in; `1` for ratios and shares."""
     if metric.endswith("_per_second"):
         return "per second"
-    return "bytes" if metric.endswith("_bytes") else "s" if metric.endswith("_s") else "1"
+    units: dict[str, Unit] = {"_bytes": "bytes", "_s": "s", "_j": "J"}
+    return next((unit for ending, unit in units.items() if metric.endswith(ending)), "1")
 
 
 def is_total(metric: str) -> bool:
@@ -179,6 +194,19 @@ def time_per_output_token(streaming_s: float | None, later_tokens: float | None)
 def time_gaps(times_s: Sequence[float]) -> list[float]:
     """Return the times between neighbours."""
     return [later - earlier for earlier, later in itertools.pairwise(times_s)]
+
+
+def get_energy(joules: Mapping[str, float], work: Mapping[str, float], count: int) -> dict[str, float]:
+    """Return the energy metrics of `count` iterations that did this work; `joules` are by device, of which several have
+    a metric of their own."""
+    total = sum(joules.values())
+    per = {name: total / work[kind] for name, kind in ENERGY_PER.items() if work.get(kind)}
+    each = {f"{device}.{ENERGY}": value / count for device, value in joules.items()} if len(joules) > 1 else {}
+    return {ENERGY: total / count, **per, **each}
+
+
+def is_energy(metric: str) -> bool:
+    return metric.rpartition(".")[2] in (ENERGY, *ENERGY_PER)
 
 
 def known_values(rows: Sequence[Row], metric: str) -> list[float]:

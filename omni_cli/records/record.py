@@ -111,6 +111,19 @@ class DeviceLoad(msgspec.Struct, frozen=True, kw_only=True):
     power_limit_w: float | None = None
 
 
+class Energy(msgspec.Struct, frozen=True, kw_only=True):
+    """The counters of a variant's energy, by device (`gpu0`, `cpu0`).
+
+    `sources` are `NVML counter`, `integrated power` or `RAPL`. `idle_power_w` was measured before anything loaded, of a
+    server before its first request; it is in all joules. `absent` is the reason why there are no joules, or none of
+    some device.
+    """
+
+    sources: dict[str, str] = {}
+    idle_power_w: dict[str, float] = {}
+    absent: str | None = None
+
+
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """One of the compared configurations. `settings` are the requested ones, `effective` those that ran; `error` is set
     if some failed.
@@ -125,6 +138,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
     summary: dict[str, Summary] = {}
     memory: Memory = Memory()
+    energy: Energy | None = None
     output_sha256: str | None = None
     outputs: tuple[KeptOutput, ...] = ()
     device_load: tuple[DeviceLoad, ...] = ()
@@ -321,6 +335,8 @@ def first_variant_problem(variants: Sequence[Variant]) -> str | None:
             values = (load.index, load.sm_clock_mhz, load.max_sm_clock_mhz, load.power_w, load.power_limit_w)
             if not all(0 <= value <= _MAX_SECONDS for value in values if value is not None):
                 return f"variant `{visible(variant.name, 80)}`: a value of its `device_load` is out of range"
+        if variant.energy and not all(0 <= power < _MAX_VALUE for power in variant.energy.idle_power_w.values()):
+            return f"variant `{visible(variant.name, 80)}`: its `idle_power_w` has an invalid value"
     return None
 
 

@@ -23,7 +23,7 @@ from omni_cli.records.results import SelfCheck, Summary
 from omni_cli.report.bench_figures import latency_parts, memory_figure, utilisation_figure, waterfall_figure
 from omni_cli.report.comparison_view import comparison_parts, comparison_verdict, get_mismatches, get_pairs
 from omni_cli.report.comparison_words import Labels, comparison_notes, disturbance_warnings
-from omni_cli.report.shared_parts import get_device, mapping, origin_sections, output_parts, workload_title
+from omni_cli.report.shared_parts import energy_text, get_device, mapping, origin_sections, output_parts, workload_title
 from omni_cli.report.units import count, one_line, percent, quantity, quantity_interval, ratio, title
 from omni_cli.report.view import Element, Note, Paragraph, Section, Table, Verdict, View
 from omni_cli.stats.referee import tokens_per_chunk
@@ -67,6 +67,7 @@ def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: 
             *texts,
             Section("Results", [_results_table(record, summaries)], only="page"),
             Section("Comparison", compared),
+            Section("Energy", [_energy_table(record)], only="page"),
             Section("Outputs", output_parts(record), only="page"),
             Section("Latency", latency_parts(record, summaries, report.block_medians), only="page"),
             Section("Where a request waits", [waterfall_figure(record)]),
@@ -193,6 +194,8 @@ def _summary_rows(variant: Variant, summaries: Mapping[str, Summary]) -> Iterato
         yield "Memory (peak allocated):", quantity(ALLOCATED, memory.peak_allocated_bytes), ""
     elif memory.peak_host_rss_bytes:
         yield "Memory (peak host RSS):", quantity(HOST_RSS, memory.peak_host_rss_bytes), ""
+    if counters := energy_text(variant):
+        yield "Energy counters:", "", counters
 
 
 def _server_table(name: str, summaries: Mapping[str, Summary], num_failed: int) -> Table:
@@ -239,7 +242,7 @@ def _server_note(variant: Variant) -> str:
     per_chunk = tokens_per_chunk(variant)
     if per_chunk is not None and per_chunk > 1.05:
         parts.append(f"{per_chunk:.3g} tokens per chunk")
-    return ", ".join(parts)
+    return ", ".join(filter(None, [*parts, energy_text(variant)]))
 
 
 def _work(variant: Variant) -> str:
@@ -330,6 +333,11 @@ def _results_table(record: Record, summaries: Mapping[str, Mapping[str, Summary]
     device = any(variant.memory.peak_allocated_bytes for variant in record.variants)
     peak = "Peak allocated" if device else "Peak host RSS"
     return Table("From end to end", ("Variant", "Median", "95% CI", "Runs", peak), tuple(rows), frozenset({1, 2, 3, 4}))
+
+
+def _energy_table(record: Record) -> Table | None:
+    rows = tuple((variant.name, text) for variant in record.variants if (text := energy_text(variant)))
+    return Table("Counters of energy", ("Variant", "Devices"), rows) if rows else None
 
 
 def _counters_table(record: Record) -> Table | None:

@@ -32,7 +32,7 @@ from omni_cli.report.comparison_words import (
     pair_sentence,
     work_sentence,
 )
-from omni_cli.report.units import count, limit, metric_title, one_line, quantity, ratio, size_change, title
+from omni_cli.report.units import count, limit, metric_title, one_line, quantity, ratio, size_change, title, word_for
 from omni_cli.report.view import (
     Case,
     Changes,
@@ -227,7 +227,7 @@ def _pair_table(pair: Pair, labels: Labels) -> Table:
             quantity(item.metric, item.a_median),
             quantity(item.metric, item.b_median, item.a_median),
             ratio(item.ratio, item.ci95),
-            item.verdict,
+            word_for(item.metric, item.verdict),
         )
         for item in pair.comparisons
     ]
@@ -279,12 +279,13 @@ def _forest(pairs: Sequence[Pair], labels: Labels) -> Figure | None:
         heading = " / ".join(reversed(labels.of(pair)))
         known = [item for item in pair.comparisons if item.ratio]
         for item in known:
-            cells = (metric_title(item.metric), ratio(item.ratio, item.ci95), item.verdict)
+            word = word_for(item.metric, item.verdict)
+            cells = (metric_title(item.metric), ratio(item.ratio, item.ci95), word)
             numbers.append((heading, *cells))
             rows.append(
                 ChartRow(
                     cells[0],
-                    f"{cells[1]}  {item.verdict}",
+                    f"{cells[1]}  {word}",
                     heading if item is known[0] else "",
                     centre=item.ratio,
                     bounds=item.ci95,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from omni_cli.records.metrics import ALLOCATED, E2E
+from omni_cli.records.metrics import ALLOCATED, E2E, is_energy
 from omni_cli.records.record import Record, num_requests
 from omni_cli.records.results import (
     BreakEven,
@@ -149,6 +149,8 @@ def comparison_notes(result: ComparisonResult) -> list[Note]:
         command = "loadtest URL_A URL_B" if num_requests(result.pairs[0].a) else "bench --against GIT_REF"
         how = "repeat both, and compare again" if result.tool else f"measure both interleaved: `omni {command}`"
         notes.append(Note(message, f"to rule that out, {how}"))
+    pairs = [(item, item.reason) for pair in result.pairs for item in pair.comparisons if is_energy(item.metric)]
+    notes += [Note(f"no {item.metric}: {one_line(reason)}") for item, reason in pairs if reason and not item.blocks]
     return notes + [_disturbance(item, 0) for pair in result.pairs for item in pair.unequal]
 
 

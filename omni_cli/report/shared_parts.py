@@ -138,6 +138,16 @@ _PNG, _HEADER = b"\x89PNG\r\n\x1a\n", struct.Struct(">8s4x4sII")
 _NAMES = {"image": "Image", "video": "Frames of the video", "audio": "Audio"}
 
 
+def energy_text(variant: Variant) -> str:
+    """Format `gpu0 by NVML counter, idle 71.3 W`; empty without a counter."""
+    idle_w = variant.energy.idle_power_w if variant.energy else {}
+    sources = variant.energy.sources if variant.energy else {}
+    return ", ".join(
+        f"{one_line(name)} by {one_line(source)}" + (f", idle {idle_w[name]:.1f} W" if name in idle_w else "")
+        for name, source in sources.items()
+    )
+
+
 def output_parts(record: Record) -> list[Element]:
     """Return a gallery per output, with that of each variant; outputs beyond `MAX_BYTES` are counted in a sentence."""
     kept = [(variant, output) for variant in record.variants for output in variant.outputs]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from omni_cli.records.metrics import E2E, get_unit, higher_is_better
+from omni_cli.records.metrics import E2E, get_unit, higher_is_better, is_energy
 
-_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_SCALES = {"s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")), "J": ((1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))}
 
 
 def title(metric: str) -> str:
     """`ttft_s` as `ttft`, `images_per_second` as `images per second`, `peak_host_rss_bytes` as `peak host rss`."""
-    name = metric.removesuffix("_bytes").removesuffix("_s") if metric != E2E else "e2e"
+    name = metric.removesuffix("_bytes").removesuffix("_s").removesuffix("_j") if metric != E2E else "e2e"
     return name.replace("_", " ")
 
 
@@ -37,8 +37,8 @@ def get_scale(metric: str, like: float) -> tuple[float, str]:
     match get_unit(metric):
         case "bytes":
             return (2.0**30, "GiB") if like >= 2**30 else (2.0**20, "MiB")
-        case "s":
-            return next((entry for entry in _TIMES if abs(like) >= entry[0]), _TIMES[-1])
+        case "s" | "J" as unit:
+            return next((entry for entry in _SCALES[unit] if abs(like) >= entry[0]), _SCALES[unit][-1])
         case unit:
             return 1.0, unit
 
@@ -49,6 +49,11 @@ def quantity_interval(metric: str, bounds: tuple[float, float] | None, like: flo
         return "n/a"
     low, high = (quantity(metric, bound, like).split(" ")[0].removesuffix("/s") for bound in bounds)
     return f"[{low}, {high}]"
+
+
+def word_for(metric: str, verdict: str) -> str:
+    """Name the verdict on a metric: energy is not slow."""
+    return {"slower": "more energy", "faster": "less energy"}.get(verdict, verdict) if is_energy(metric) else verdict
 
 
 def size_change(a_bytes: int, b_bytes: int) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.process_collector import ProcessCollector
 
+from omni_cli.core.energy import EnergyMeter
 from omni_cli.requests.outputs import (
     AudioOutput,
     ImageOutput,
@@ -64,11 +66,17 @@ class Metrics:
         self._audio_s = self._counter("omni_audio_seconds", "Seconds of speech generated.")
         self._images = self._counter("omni_images", "Images generated.")
         self._videos = self._counter("omni_videos", "Videos generated.")
+        self._energy: _DeviceEnergy | None = None
         self._frames = self._counter("omni_video_frames", "Frames of videos generated.")
 
     def watch_stages(self, stages: Callable[[], Iterable[StageInfo]]) -> None:
         """Export the memory of `stages()`, queried for each scrape."""
         self.registry.register(_StageMemory(stages))
+
+    def watch_energy(self, meter: EnergyMeter) -> None:
+        """Export the counters of devices."""
+        self._energy = _DeviceEnergy(meter)
+        self.registry.register(self._energy)
 
     def watch_videos(self, statuses: Callable[[], Mapping[str, int]], num_bytes: Callable[[], int]) -> None:
         """Export the number of jobs by status and the size of their files, queried for each scrape."""
@@ -81,8 +89,10 @@ class Metrics:
         """Record a video job that failed."""
         self._errors.labels(kind).inc()
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
+        if self._energy is not None:  # it takes milliseconds per device
+            await asyncio.to_thread(self._energy.read)
         return generate_latest(self.registry)
 
     def on_end(self, exchange: Exchange) -> None:
@@ -133,6 +143,24 @@ class Metrics:
 
     def _seconds(self, name: str, text: str, label: str) -> Histogram:
         return Histogram(name, text, [label], buckets=_SECONDS, registry=self.registry)
+
+
+class _DeviceEnergy:
+    """Energy of devices as it was last read."""
+
+    def __init__(self, meter: EnergyMeter) -> None:
+        self._meter = meter
+        self._joules: Mapping[str, float] = {}
+
+    def read(self) -> None:
+        self._joules = self._meter.read().joules
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        text = "Energy of a device that this server may use, since an arbitrary time."
+        family = CounterMetricFamily("omni_energy_joules", text, labels=["device", "source"])
+        for device, joules in self._joules.items():
+            family.add_metric([device, self._meter.sources[device]], joules)
+        yield family
 
 
 class _StageMemory:

@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from omni_cli.config.schema import EngineConfig
+from omni_cli.core.energy import open_meter
 from omni_cli.core.errors import UsageError
 from omni_cli.requests.outputs import Event
 from omni_cli.serve.app import create_app
@@ -127,6 +128,9 @@ class Server:
         metrics = Metrics(settings.limits.max_requests)
         self.supervisor = Supervisor(engine, on_log_event=log.event, metrics=metrics)
         self.service = Service(config, self.supervisor, settings, metrics, log, self._open_voices())
+        self._meter = open_meter()
+        if self._meter.sources:
+            metrics.watch_energy(self._meter)
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._videos = self._open_videos() if "video" in self.service.modalities else None
         self.app = create_app(self.service, self._videos)
@@ -202,6 +206,7 @@ class Server:
         jobs = () if self._videos is None else (self._videos.drain(self._settings.drain_timeout_s),)
         await asyncio.gather(serving, loading, *jobs, return_exceptions=True)
         await self.supervisor.close()
+        self._meter.close()
         if was_serving:
             self._log.event("stopped")
         for name in _LOGGERS:

@@ -21,6 +21,7 @@ from omni_cli.records.metrics import (
     RESOLUTION,
     WAITS,
     get_percentile,
+    is_energy,
     is_total,
 )  # fmt: skip
 from omni_cli.records.record import Sample, Variant, get_failures, requests_of
@@ -67,7 +68,7 @@ class PairedBlocks:
 
     `is_paired`: item i of both belongs together. `medians` are those of all samples, `floor` is the least standard
     error of counts, `trim` the share of blocks at either end that may be outliers. `is_lone_queue`: one side is a
-    queue of requests, and the other side has none like it.
+    queue of requests, and the other side has none like it. `missing` is the reason if there are no blocks.
     """
 
     a: np.ndarray
@@ -77,6 +78,7 @@ class PairedBlocks:
     floor: float
     trim: float
     is_lone_queue: bool
+    missing: str
 
     def __len__(self) -> int:
         return min(len(self.a), len(self.b))
@@ -85,10 +87,10 @@ class PairedBlocks:
 def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> PairedBlocks | None:
     """Pair the blocks of two variants, of those that ran `interleaved` the common ones.
 
-    None for a metric that is 0 throughout, so that it was not measured, unless it is usually 0.
+    None for a metric that is 0 throughout, so that it was not measured, unless it is usually 0, or energy.
     """
     pairs = [get_values(variant, metric) for variant in (a, b)]
-    if metric not in RESOLUTION and not any(value for values in pairs for _, value in values):
+    if metric not in RESOLUTION and not is_energy(metric) and not any(value for values in pairs for _, value in values):
         return None
     queues = [queue_times(variant, metric) for variant in (a, b)]
     (blocks_a, logs_a, floor_a), (blocks_b, logs_b, floor_b) = map(_block_logs, (a, b), pairs, queues, [metric] * 2)
@@ -110,6 +112,7 @@ def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> Pa
         # The few windows in which requests failed are no outliers.
         0.0 if has_places or is_counted(a, metric) else TRIM,
         places is not None and not has_places and max(len(a.samples), len(b.samples)) > 1,
+        next((item.energy.absent for item in (a, b) if is_energy(metric) and item.energy), None) or "no block has both",
     )
 
 
@@ -154,7 +157,7 @@ def get_total(variant: Variant, metric: str) -> Total:
     samples = [sample for sample in variant.samples if metric in sample.metrics]
     values = np.array([sample.metrics[metric] for sample in samples])
     sent = np.array([requests_of(sample) or sample.work.get("requests", 1.0) for sample in samples])
-    sizes = sent if metric == ATTAINMENT else np.array([_lasted_s(sample) for sample in samples])
+    sizes = sent if metric == ATTAINMENT else np.array([lasted_s(sample) for sample in samples])
     if metric in RESOLUTION:
         sizes = np.array([sample.work.get("requests", 1.0) for sample in samples])
     rate = float((values * sizes).sum() / sizes.sum())
@@ -163,7 +166,7 @@ def get_total(variant: Variant, metric: str) -> Total:
     return Total(rate, blocks, rate + added, float(sent.sum()), float(sent.sum() / sizes.sum()))
 
 
-def _lasted_s(sample: Sample) -> float:
+def lasted_s(sample: Sample) -> float:
     """Return the seconds of a window of requests, or of an iteration."""
     rate, answered = sample.metrics.get("requests_per_second"), sample.work.get("requests")
     return answered / rate if rate and answered else sample.e2e_s

@@ -110,13 +110,15 @@ def _compare(
     if pairs is None:
         return None
     blocks = len(pairs)
-    level = min((level_at(plan.looks, blocks, plan.alpha) for plan in sampling), default=StoppingPlan().alpha)
+    # A figure of energy may be of several blocks, each of which could have been the last.
+    ran = max(blocks, min(len({sample.block for sample in variant.samples}) for variant in (a, b)))
+    level = min((level_at(plan.looks, ran, plan.alpha) for plan in sampling), default=StoppingPlan().alpha)
     empty = Comparison(
         metric=metric, a=a.name, b=b.name, margin=margin, blocks=blocks, interleaved=interleaved,
         a_median=pairs.medians[0], b_median=pairs.medians[1], blocks_needed=None,
     )  # fmt: skip
     if not np.isfinite(pairs.a).all() or not np.isfinite(pairs.b).all() or blocks == 0:
-        reason = "some values are 0" if blocks else "no block has both"
+        reason = "some values are 0" if blocks else pairs.missing
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
     estimate = _estimate(pairs)
     if metric in COUNTED_METRICS:

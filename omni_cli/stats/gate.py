@@ -17,7 +17,7 @@ from msgspec import UNSET
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import suggest, visible
-from omni_cli.records.metrics import ALLOCATED, GATED_MEMORY, HOST_RSS, higher_is_better
+from omni_cli.records.metrics import ALLOCATED, ENERGY, ENERGY_PER, GATED_MEMORY, HOST_RSS, higher_is_better, is_energy
 from omni_cli.records.record import Record
 from omni_cli.records.results import (
     Comparison,
@@ -87,11 +87,11 @@ def check_limits(limits: GateLimits | None, records: Sequence[Record]) -> None:
 
 
 def check_metrics(names: Iterable[str], known: Iterable[str], places: Mapping[str, str] | None = None) -> None:
-    """Raise `UsageError` for a metric that is neither `known` nor a size that can be gated; `places` are where
-    names are written."""
+    """Raise `UsageError` for a metric that is neither `known` nor a size that can be gated, nor energy, which
+    appears after seconds and not everywhere; `places` are where names are written."""
     choices = [*dict.fromkeys(known), *GATED_MEMORY]
     for name in names:
-        if name not in choices:
+        if name not in choices and not is_energy(name):
             place = (places or {}).get(name)
             message = f"unknown metric `{visible(name, 80)}`"
             raise UsageError(
@@ -272,4 +272,9 @@ def _find_unmeasured(
                 )  # fmt: skip
 
 
-_UNMEASURED_REASONS = {ALLOCATED: "not measured on both sides; without a device there is only `peak_host_rss_bytes`"}
+_UNMEASURED_REASONS = {
+    ALLOCATED: "not measured on both sides; without a device there is only `peak_host_rss_bytes`",
+    **dict.fromkeys(
+        (ENERGY, *ENERGY_PER), "not measured on both sides: it needs a counter of energy, and 2 s of each variant"
+    ),
+}

@@ -51,6 +51,7 @@ def loadtest(options: LoadtestOptions) -> int:
         api_key=options.api_key,
         request_timeout_s=options.request_timeout,
         canaries=_choose_canaries(workload, options),
+        reads_energy=options.find_max_rate is None,
         command=("omni", *without_key(sys.argv[1:])),
     )
     if options.find_max_rate is not None:

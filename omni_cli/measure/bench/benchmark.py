@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+from omni_cli.core.energy import EnergyMeter, open_meter
 from omni_cli.measure.bench.checks import Free, read_free
 from omni_cli.measure.bench.checks import warnings as setting_warnings
 from omni_cli.measure.bench.harness import Harness, RunLimits, State, Watcher
@@ -23,11 +24,15 @@ from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
 @dataclass(frozen=True)
 class Plan:
-    """The variants to measure: `launch(index)` makes the runner of one, `load(index)` its first request."""
+    """The variants to measure: `launch(index)` makes the runner of one, `load(index)` its first request.
+
+    `is_local`: they run on this machine, whose counters of energy are theirs.
+    """
 
     builder: RecordBuilder
     launch: Callable[[int], VariantRunner]
     load: Callable[[int], Load | None] = lambda _index: None
+    is_local: bool = True
 
 
 @dataclass
@@ -41,6 +46,7 @@ class Benchmark:
     _: KW_ONLY
     record_file: Path | None = None
     read_free: Callable[[], Free] = read_free
+    open_meter: Callable[[], EnergyMeter] = open_meter
 
     def __post_init__(self) -> None:
         self._builder = self.plan.builder
@@ -54,6 +60,7 @@ class Benchmark:
 
     async def run(self) -> None:
         """Measure, and keep the samples in any case. Raises `VariantError` if a variant failed."""
+        meter = self.open_meter() if self.plan.is_local else None
         try:
             await Harness(
                 self._builder,
@@ -64,9 +71,12 @@ class Benchmark:
                 watcher=self,
                 sampler=UtilisationSampler(),
                 read_free=self.read_free,
+                meter=meter,
             ).run()
             self._builder.check()
         finally:
+            if meter is not None:
+                meter.close()
             with self._saving:
                 self._is_running = False
 

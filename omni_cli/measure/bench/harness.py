@@ -14,8 +14,10 @@ from enum import Enum, auto
 from functools import partial
 from typing import Literal, Protocol
 
+from omni_cli.core.energy import EnergyMeter
 from omni_cli.measure.bench.checks import Free, lacking, mode_not_used, private_bytes, read_free, setting_not_in_effect
 from omni_cli.measure.bench.device_load import RunSpans, run_a_turn
+from omni_cli.measure.bench.energy import EnergyLedger
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.scattered_memory import filling
@@ -98,6 +100,7 @@ class Harness:
     watcher: Watcher
     sampler: UtilisationSampler
     read_free: Callable[[], Free] = read_free
+    meter: EnergyMeter | None = None
     on_failure: OnFailure = OnFailure.ABORT
     interleaving: Interleaving = field(default="none", init=False)
 
@@ -114,6 +117,7 @@ class Harness:
         self._longest_s = 0.0
         self._turn = 1  # iterations of a variant in a row
         self._spans = RunSpans(self._count)
+        self._energy = EnergyLedger(self.builder.measured, self.meter, self._typical_s)
 
     async def run(self) -> None:
         """Measure. The samples are in the record builder, however this ends.
@@ -130,6 +134,7 @@ class Harness:
         await asyncio.gather(*(process.close() for process in processes))
 
     async def _run(self) -> None:
+        await self._energy.measure_idle()
         before = self.read_free()
         is_even = self._count == 1 or bool(before.devices) or self.load(self._first) is None
         with filling(0 if is_even else before.host) as filled_bytes:
@@ -221,6 +226,7 @@ class Harness:
         started_s = time.monotonic()
         for block in range(schedule.blocks):
             await run_block(block, schedule)
+            await self._energy.block_ended()
             elapsed_s = time.monotonic() - started_s
             self.sampler.block_ended()
             self._note_load()
@@ -302,6 +308,7 @@ class Harness:
                 continue
             async with self._may_fail(variant):
                 if variant not in self._processes:
+                    await self._energy.end_turn()
                     await self.close()
                     await self._load(variant)
                 await self._take_turn(variant, block, range(position, position + iterations))
@@ -365,6 +372,7 @@ class Harness:
         """Run the next iteration; without a position, it is not counted."""
         number, began_s = self._next_number[variant], time.monotonic()
         limit_s = max(MIN_HANG_S, HANG_FACTOR * self._longest_s)
+        await (self._energy.end_turn() if position is None else self._energy.begin(variant))
         ran = await self._one(variant, number, f"block {block}", limit_s)
         self._spans.ran(variant, began_s, time.monotonic())
         self._next_number[variant] = number + 1
@@ -373,6 +381,7 @@ class Harness:
             self.builder.measured[variant].ran(number, ran)
             return
         sample = self.builder.add_sample(variant, number, ran, block=block, position=position)
+        self._energy.add(variant, sample, ran.used)
         self._check_mode_used(variant, sample)
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from omni_cli.records.record import COUNTERS_KEY, Failures
+from omni_cli.records.record import COUNTERS_KEY, Energy, Failures
 from omni_cli.stage.messages import Failure
 
 PROTOCOL = 2
@@ -93,6 +93,14 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     server: dict[str, object] = {}
 
 
+class Used(msgspec.Struct, frozen=True):
+    """Energy of a window, by device of the server, whose `counters` were read `seconds` apart."""
+
+    counters: Energy
+    seconds: float = 0.0
+    joules: dict[str, float] = {}
+
+
 class Ran(msgspec.Struct, frozen=True, tag=True, rename={"execution_counters": COUNTERS_KEY}):
     """One iteration. `accounted` is the share of a time that its parts add up to; 1 is all of it.
 
@@ -110,6 +118,7 @@ class Ran(msgspec.Struct, frozen=True, tag=True, rename={"execution_counters": C
     lasted_s: float | None = None
     requests: dict[str, tuple[float | None, ...]] = {}
     failures: dict[str, Failures] = {}
+    used: Used | None = None
 
     @property
     def busy_s(self) -> float:

@@ -8,6 +8,8 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from omni_cli.backends.execution.counters import since
 from omni_cli.measure.bench.checks import find_unaccounted_time, ineffective
 from omni_cli.measure.bench.iteration import median_share
@@ -19,6 +21,7 @@ from omni_cli.records.metrics import E2E
 from omni_cli.records.record import (
     COUNTERS_KEY,
     DeviceLoad,
+    Energy,
     KeptOutput,
     Memory,
     Record,
@@ -26,7 +29,7 @@ from omni_cli.records.record import (
     StoppingPlan,
     Utilisation,
     Variant,
-)  # fmt: skip
+)
 from omni_cli.records.record_file import utc_now
 from omni_cli.records.results import Comparison, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS
@@ -50,6 +53,7 @@ class Measured:
     execution_counters: dict[str, dict[str, float]] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
     device_load: tuple[DeviceLoad, ...] = ()
+    energy: Energy | None = None
     error: str | None = None
 
     def add_stages(self, stages: tuple[LoadedStage, ...]) -> None:
@@ -63,6 +67,11 @@ class Measured:
             self.hashes.setdefault(number, ran.output_sha256)
         before, self.execution_counters = self.execution_counters, ran.execution_counters
         return {name: since(before.get(name, {}), counters) for name, counters in ran.execution_counters.items()}
+
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Add to the last sample what was measured of it and the ones before."""
+        last = self.samples[-1]
+        self.samples[-1] = msgspec.structs.replace(last, metrics={**last.metrics, **metrics})
 
     def effective(self) -> dict[str, Any]:
         """Return the engines' settings where they differ from those requested, the share of the times that their parts
@@ -85,6 +94,7 @@ class Measured:
             effective=self.effective(),
             samples=tuple(self.samples),
             memory=self.memory,
+            energy=self.energy,
             output_sha256=self.hashes.get(0),
             outputs=outputs,
             device_load=self.device_load,

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from omni_cli.core.machine import read_cpu_quota, visible_devices
+from omni_cli.core.machine import open_nvml, read_cpu_quota
 from omni_cli.records.record import GpuUtilisation, Utilisation
 
 INTERVAL_S = 0.5
@@ -272,18 +272,8 @@ class Nvml:
     @classmethod
     def open(cls, variables: Mapping[str, str] = os.environ) -> Nvml | None:
         """Open NVML; None without a driver or its Python binding."""
-        try:
-            import pynvml
-        except ImportError:
-            return None
-        try:
-            pynvml.nvmlInit()
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-            uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        except pynvml.NVMLError:
-            return None
-        shown = visible_devices(uuids, variables.get("CUDA_VISIBLE_DEVICES"))
-        return cls(pynvml, [(index, handles[index]) for index in shown if _tells(pynvml, handles[index])])
+        nvml, devices = open_nvml(variables)
+        return None if nvml is None else cls(nvml, [device for device in devices if _tells(nvml, device[1])])
 
     def read(self) -> tuple[GpuState, ...]:
         return tuple(_state(self._nvml, handle) for _, handle in self._devices)

@@ -25,6 +25,7 @@ from omni_cli.measure.bench.slo import check_limits_apply, row_limits
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.measure.loadtest.observations import Canaries, ask_canaries, parallel_limit, usual_limit
+from omni_cli.measure.loadtest.server_energy import ServerEnergy
 from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
 from omni_cli.measure.loadtest.window import Window, check_sound, window_metrics, window_work
 from omni_cli.measure.loadtest.workload import OutgoingRequest, RequestMaker, ServerWorkload
@@ -64,12 +65,13 @@ def server_plan(
     command: tuple[str, ...],
     canaries: Canaries | None = None,
     is_varied: bool = False,
+    reads_energy: bool = False,
 ) -> Iterator[Plan]:
     """Plan the test of these servers under these loads; asks each for its models. Raises `OmniError`.
 
     `canaries`: each server is first asked for new prompts twice, for signs of a cache, and also for those of the first
     window. `is_varied`: variants are named by
-    their load even if there is only one.
+    their load even if there is only one. `reads_energy`: each server is asked for its counters.
     """
     _allow_open_files(traffics, workload.num_requests)
     pairs = [(target, traffic) for target in find_targets(urls, model, api_key) for traffic in traffics]
@@ -84,14 +86,14 @@ def server_plan(
         variant = ServerVariant(
             variants[index].name, target, workload, traffic, turn, api_key=api_key, request_timeout_s=request_timeout_s
         )
-        variant.canaries = canaries
+        variant.canaries, variant.reads_energy = canaries, reads_energy
         return variant
 
     with scratch_folder("omni-bench-") as folder:
         builder = RecordBuilder(
             variants, command=command, environment=environment, workload=workload.describe(), folder=folder
         )
-        yield Plan(builder, launch)
+        yield Plan(builder, launch, is_local=False)
 
 
 def _variant_configs(pairs: Sequence[tuple[Target, Traffic]], *, varied: bool) -> list[VariantConfig]:
@@ -161,6 +163,8 @@ class ServerVariant:
         self._maker = RequestMaker(workload, self._count, target)
         self._stack = AsyncExitStack()
         self.canaries: Canaries | None = None
+        self.reads_energy = False
+        self._energy = ServerEnergy(self._client)
         # Filled while windows run; the record has the state at its end.
         self._observed: dict[str, object] = {"extra_requests": 0, "parallel_limit": None}
         self._limits: list[int | None] = []
@@ -203,8 +207,11 @@ class ServerVariant:
         async def send(index: int, due_s: float) -> Outcome:
             return await self._send(requests[index], due_s)
 
+        if number == 0 and self.reads_energy:
+            await self._energy.open()
         if number == 0 and self.canaries is not None:
             await self._ask_canaries()
+        before = await self._energy.read()
         began_s = time.perf_counter()
         clients = offered_s = None
         if isinstance(self._traffic, ClosedLoop):
@@ -217,13 +224,17 @@ class ServerVariant:
             offered_s = self._traffic.offered_s(len(requests))
             outcomes = await self._traffic.run(send, len(requests), number)
         ended_s = time.perf_counter()
+        after = await self._energy.read()
         outcomes = await asyncio.to_thread(lambda: [*map(check_sound, outcomes)])
         window = Window(tuple(outcomes), began_s, ended_s, clients, offered_s)
         if not window.answers:
             raise self._no_answer(window, when)
         if number == 0:
             check_limits_apply(window.rows(), row_limits(self._workload.slos), f"`{self.name}`")
-        return await asyncio.to_thread(self._ran, window, outputs)
+        ran = await asyncio.to_thread(self._ran, window, outputs)
+        # Other requests are in flight at the edges of a closed loop's window.
+        used = self._energy.get_used(before, after, window.span_s if clients else None)
+        return msgspec.structs.replace(ran, used=used if self.reads_energy else None)
 
     async def rest(self) -> None:
         """Wait for the answers to requests that were sent, and send no more."""

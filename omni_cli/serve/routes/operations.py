@@ -85,7 +85,7 @@ def operation_routes(service: Service) -> APIRouter:
     @router.get(Route.METRICS, response_class=Response, responses=errors(*WITH_KEY) | _METRICS)
     async def metrics() -> Response:
         """Report metrics in Prometheus' text format."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @router.post(Route.SLEEP, responses=errors(400, 503, *WITH_KEY))
     async def sleep(level: Level = 1, mode: SleepMode = "abort") -> SleepStatus:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.omni_process import Ended, OmniProcess, run_omni
 from support.omni_server import KEY, OmniServer
+from support.rapl import Package
 
 from omni_cli.records.record import Record, Sample, load_record
 
@@ -232,3 +233,38 @@ def test_requests_of_a_file_as_a_trace(omni: OmniServer, bench: Any, tmp_path: P
     (sample,) = samples_of(tmp_path)
     assert sample.work["output_tokens"] == 14 and sample.metrics["goodput_per_second"] > 0
     assert record_of(tmp_path).workload["load"]["arrivals"] == "trace"
+
+
+def test_a_server_counts_the_energy_of_its_windows(start_server: Any, bench: Any, tmp_path: Path) -> None:
+    """Of a processor of 50 W."""
+    with Package(tmp_path, 50.0):
+        environment = {"PLANTED_RAPL": str(tmp_path)}
+        server = start_server("--profile", "tiny-omni", planted="planted_rapl", environment=environment)
+        before = server.metric("omni_energy_joules_total", device="cpu0", source="RAPL")
+        ended = bench(server.url, "--concurrency", "2", "--output-len", "64", "--num-requests", "24", *ITERATIONS)
+        assert server.metric("omni_energy_joules_total", device="cpu0") > before
+    assert ended.code == 0 and "cpu0 by RAPL, idle " in ended.out, ended.err
+    (variant,) = record_of(tmp_path).variants
+    assert variant.energy is not None and variant.energy.absent is None
+    assert variant.energy.idle_power_w["cpu0"] == pytest.approx(50, rel=0.2)
+    joules, span_s, windows = 0.0, 0.0, 0
+    figures = [sample.block for sample in variant.samples if "energy_j" in sample.metrics]
+    for sample in variant.samples[: figures[-1] + 1]:
+        windows += 1
+        span_s += sample.work["requests"] / sample.metrics["requests_per_second"]
+        if sample.block in figures:
+            metrics, tokens = sample.metrics, sample.work["output_tokens"]
+            assert metrics["energy_per_request_j"] * 24 == pytest.approx(metrics["energy_j"])
+            assert metrics["energy_per_output_token_j"] * tokens == pytest.approx(metrics["energy_j"])
+            joules, windows = joules + windows * metrics["energy_j"], 0
+    # The seconds that the rates are of.
+    assert joules == pytest.approx(50 * span_s, rel=0.2)
+
+
+def test_a_server_without_a_counter_has_no_energy(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+    ended = bench(omni.url, "--concurrency", "1", "--output-len", "4", *FEW)
+    assert ended.code == 0 and "energy" not in ended.out.lower()
+    (variant,) = record_of(tmp_path).variants
+    assert variant.energy is not None
+    if not variant.energy.sources:  # this machine may have one
+        assert variant.energy.absent == "the server's /metrics has no omni_energy_joules_total"

@@ -12,7 +12,7 @@ import pytest
 from support.bench_records import ABBA, pair, record, variant
 
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.records.record import Memory
+from omni_cli.records.record import Energy, Memory
 from omni_cli.records.results import RecordOrigin
 from omni_cli.report import units
 from omni_cli.report.bench_view import smaller_is_better_json, variant_section
@@ -101,6 +101,33 @@ def test_the_paragraph_of_a_variant() -> None:
     assert lines[0].startswith("Benchmark 2: eager")
     assert lines[1].endswith("p90 65.45 ms")
     assert lines[-1].split() == ["Memory", "(peak", "host", "RSS):", "1.0", "GiB"]
+
+
+def test_energy_has_its_counter_its_unit_and_its_own_words() -> None:
+    counters = Energy(sources={"gpu0": "NVML counter", "gpu1": "integrated power"}, idle_power_w={"gpu0": 71.26})
+    metrics = {"energy_j": 50_000.0, "energy_per_output_token_j": 0.25}
+    a, b = (
+        steady(name, seconds, slots, metrics=metrics, energy=counters)
+        for name, seconds, slots in (("a", 0.1, ABBA[0]), ("b", 0.05, ABBA[1]))
+    )
+    lines = variant_lines(1, a, {name: summarise(a, name) for name in ("e2e_s", *metrics)})
+    assert [" ".join(line.split()) for line in lines[3:]] == [
+        "energy (median, 95% CI): 5.000 kJ [5.000, 5.000] p90 5.050 kJ",
+        "energy per output token (median, 95% CI): 25.00 mJ [25.00, 25.00] p90 25.25 mJ",
+        "Memory (peak allocated): 1.0 GiB",
+        "Energy counters: gpu0 by NVML counter, idle 71.3 W, gpu1 by integrated power",
+    ]
+    text = text_of(compare_within(record(a, b)))
+    assert "energy                   5.000 kJ  2.500 kJ  0.500 [0.500, 0.500]  less energy" in text
+    assert "more energy" in text_of(compare_within(record(b, a)))
+
+
+def test_energy_that_was_asked_for_and_is_not_there_has_a_reason() -> None:
+    a, b = pair(20)
+    assert not [note for note in comparison_notes(compare_within(record(a, b))) if "energy" in note.message]
+    b = msgspec.structs.replace(b, energy=Energy(absent="no NVIDIA device with a counter, and no RAPL"))
+    (note,) = comparison_notes(compare_within(record(a, b), metrics=["energy_j"]))
+    assert note.message == "no energy_j: no NVIDIA device with a counter, and no RAPL"
 
 
 def test_an_undecided_pair_names_the_missing_blocks() -> None:

@@ -107,6 +107,6 @@ def test_only_a_client_that_disconnects_before_the_end_has_hung_up(method: str, 
     (line,) = [json.loads(line) for line in log.getvalue().splitlines()]
     assert line["status"] == 200 and line.get("error") == (None if answered else "client_disconnected")
     assert ended == (["closed"] if answered else [])
-    text = service.metrics.text().decode()
+    text = asyncio.run(service.metrics.text()).decode()
     assert 'omni_requests_total{path="/r/{name}",status="200"} 1.0' in text
     assert ('omni_errors_total{kind="client_disconnected"} 1.0' in text) is not answered

@@ -108,7 +108,7 @@ def test_a_job_is_made_and_counted(tmp_path: Path) -> None:
             job = await server.ended("step step")
             assert (job.status, job.progress, job.seconds, job.size) == ("completed", 100, "1.0625", "64x32")
             assert server.jobs.store.path(job.id, "mp4").read_bytes() == VIDEO.content
-            text = server.metrics.text().decode()
+            text = (await server.metrics.text()).decode()
             assert 'omni_video_jobs{status="completed"} 1.0' in text and "omni_videos_total 1.0" in text
             assert "omni_video_frames_total 17.0" in text and "omni_video_store_bytes 304.0" in text
             (line,) = server.lines("video")
@@ -132,7 +132,7 @@ def test_a_job_that_fails(tmp_path: Path, prompt: str, code: str, message: str) 
             job = await server.ended(prompt)
             assert job.status == "failed" and job.error is not None
             assert (job.error.code, job.error.message) == (code, message)
-            assert f'omni_errors_total{{kind="{code}"}} 1.0' in server.metrics.text().decode()
+            assert f'omni_errors_total{{kind="{code}"}} 1.0' in (await server.metrics.text()).decode()
             assert bool(server.lines("failure")) is (prompt in ("crash", "step failed"))
             assert (await server.ended("step")).status == "completed"
 

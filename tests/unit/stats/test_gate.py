@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.bench_records import ABBA, correlated, pair, record, variant
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode
-from omni_cli.records.record import Memory, Variant
+from omni_cli.records.record import Energy, Memory, StoppingPlan, Variant
 from omni_cli.records.results import EXIT_CODES, Difference, GateResult, Outputs
 from omni_cli.stats.compare import MARGIN, Compared, compare_variants, memory_peaks
 from omni_cli.stats.gate import judge
@@ -33,6 +34,52 @@ def test_the_verdict_is_monotone_in_the_limit(blocks: int, slowdown: float, seed
     verdicts = [gate_of(*both, e2e_s=limit).verdict for limit in np.geomspace(0.001, 2, 25)]
     ranks = [RANK[verdict] for verdict in verdicts]
     assert ranks == sorted(ranks)
+
+
+def with_energy(source: Variant, joules: float, *, every: int = 1, energy: Energy | None = None) -> Variant:
+    """Give the last sample of every so many blocks an energy that follows its time."""
+    samples = [
+        replace(sample, metrics={**sample.metrics, "energy_j": joules * sample.e2e_s})
+        if sample is last[sample.block] and sample.block % every == every - 1
+        else sample
+        for last in [{sample.block: sample for sample in source.samples}]
+        for sample in source.samples
+    ]
+    return replace(source, samples=tuple(samples), energy=energy)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_energy_is_gated_like_a_time(every: int) -> None:
+    """Also if each of its figures is of several blocks."""
+    a, b = pair(40, cv=0.005, seed=3)
+    a = with_energy(a, 900.0, every=every)
+    verdicts = {}
+    for joules in (900.0, 1080.0, 720.0):
+        (metric,) = gate_of(a, with_energy(b, joules, every=every), energy_j=0.1).metrics
+        assert metric.change == pytest.approx(joules / 900 - 1, abs=0.02)
+        verdicts[joules] = metric.verdict
+    assert verdicts == {900.0: "pass", 1080.0: "regression", 720.0: "pass"}
+
+
+def test_energy_that_was_not_measured_passes_no_gate() -> None:
+    a, b = pair(40)
+    (metric,) = judge(
+        GateLimits({"energy_j": 0.1}), compare_variants(a, b, same_record=True), [], {("a", "b"): Outputs()}
+    ).metrics
+    assert metric.verdict == "inconclusive" and "needs a counter of energy" in str(metric.reason)
+    b = replace(b, energy=Energy(absent="no NVIDIA device with a counter, and no RAPL"))
+    (item,) = compare_variants(a, b, same_record=True, metrics=["energy_j"])
+    assert (item.result.verdict, item.result.reason) == ("inconclusive", "no NVIDIA device with a counter, and no RAPL")
+    assert "energy_j" not in [found.result.metric for found in compare_variants(a, b, same_record=True)]
+
+
+def test_energy_has_the_level_of_the_blocks_that_ran() -> None:
+    """A figure of four blocks is looked at as often as the blocks are."""
+    a, b = (with_energy(item, 900.0, every=4) for item in pair(64, cv=0.01))
+    plan = [StoppingPlan(looks=(8, 16, 32, 64, 128))]
+    times, energy = compare_variants(a, b, same_record=True, sampling=plan, metrics=["e2e_s", "energy_j"])
+    assert (times.result.blocks, energy.result.blocks) == (64, 16)
+    assert times.level == energy.level < 0.05
 
 
 @pytest.mark.slow
