@@ -195,6 +195,11 @@ _DISTURBANCES = {
         "{variant}: {requests} of the answers are shorter than asked: {amount:.4g} tokens on average",
         "`--ignore-eos` asks a server that can for whole ones",
     ),
+    "cut window": (
+        "{variant}: its last window was interrupted: {theirs:.0f} of its requests had no answer yet, for up to {lag}, "
+        "and are in no figure",
+        None,
+    ),
     "assumed rate": (
         "{variant}: nothing states the sample rate of its speech: 24 kHz mono is assumed",
         "pass the rate with `--sample-rate`",

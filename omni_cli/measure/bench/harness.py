@@ -358,6 +358,7 @@ class Harness:
         for number in range(max(self.limits.num_iters_warmup, 1)):
             ran = await self._one(variant, number, "warming up", None)
             self.builder.measured[variant].ran(number, ran)
+            _check_cancelled()
             times.append(_seconds(ran))
         self._next_number[variant] = max(self._next_number[variant], len(times))
         # The first iteration is not representative; of two, take the second.
@@ -372,6 +373,7 @@ class Harness:
         self._longest_s = max(self._longest_s, _seconds(ran))
         sample = self.builder.add_sample(variant, number, ran, block=block, position=position)
         self._check_mode_used(variant, sample)
+        _check_cancelled()
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:
         outputs = self.builder.output_file(variant, number)
@@ -380,6 +382,13 @@ class Harness:
         except VariantError as error:
             self.builder.measured[variant].error = error.message
             raise
+
+
+def _check_cancelled() -> None:
+    """Raise the cancellation that a runner held back, in order to return what it had measured."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _seconds(ran: Ran) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -36,6 +36,8 @@ from omni_cli.stats.referee import OBSERVATIONS
 
 if TYPE_CHECKING:
     import numpy as np
+
+T = TypeVar("T")
 
 _SPARE_FILES = 64
 _HINTS = {
@@ -199,31 +201,49 @@ class ServerVariant:
         """
         await self._turn.take(self)
         requests = await asyncio.to_thread(self._maker.requests, number)
-
-        async def send(index: int, due_s: float) -> Outcome:
-            return await self._send(requests[index], due_s)
-
         if number == 0 and self.canaries is not None:
             await self._ask_canaries()
-        began_s = time.perf_counter()
-        clients = offered_s = None
-        if isinstance(self._traffic, ClosedLoop):
-            clients = self._traffic.concurrency
-            assert self._clients is not None
-            is_burst = not self._clients.are_busy
-            outcomes = await self._clients.window(send, len(requests))
-            self._observe(self._clients, is_burst=is_burst)
-        else:
-            offered_s = self._traffic.offered_s(len(requests))
-            outcomes = await self._traffic.run(send, len(requests), number)
-        ended_s = time.perf_counter()
-        outcomes = await asyncio.to_thread(lambda: [*map(check_sound, outcomes)])
-        window = Window(tuple(outcomes), began_s, ended_s, clients, offered_s)
+        sent = await self._send_window(requests, number)
+        window = await _to_the_end(lambda: replace(sent, outcomes=tuple(map(check_sound, sent.outcomes))))
         if not window.answers:
             raise self._no_answer(window, when)
         if number == 0:
             check_limits_apply(window.rows(), row_limits(self._workload.slos), f"`{self.name}`")
-        return await asyncio.to_thread(self._ran, window, outputs)
+        return await _to_the_end(lambda: self._ran(window, outputs))
+
+    async def _send_window(self, requests: Sequence[OutgoingRequest], number: int) -> Window:
+        """Send the requests of a window. An interrupt, after which the task is still `cancelling`, ends the window with
+        the answers so far."""
+        sent: dict[int, float] = {}
+        outcomes: dict[int, Outcome] = {}
+
+        async def send(index: int, due_s: float) -> Outcome:
+            sent[index] = due_s
+            outcomes[index] = outcome = await self._send(requests[index], due_s)
+            return outcome
+
+        began_s, count = time.perf_counter(), len(requests)
+        clients = offered_s = unanswered_s = None
+        try:
+            if isinstance(self._traffic, ClosedLoop):
+                clients = self._traffic.concurrency
+                assert self._clients is not None
+                is_burst = not self._clients.are_busy
+                await self._clients.window(send, count)
+                self._observe(self._clients, is_burst=is_burst)
+            else:
+                offered_s = self._traffic.offered_s(count)
+                await self._traffic.run(send, count, number)
+        except asyncio.CancelledError:
+            if not any(outcome.answer for outcome in outcomes.values()):
+                raise
+            now_s = time.perf_counter()
+            unanswered_s = tuple(now_s - due_s for index, due_s in sent.items() if index not in outcomes)
+            offered_s = offered_s and min(offered_s, now_s - began_s)
+        answered = tuple(outcomes[index] for index in sorted(outcomes))
+        if unanswered_s is not None and self._clients is not None:
+            await self._clients.close()
+        return Window(answered, began_s, time.perf_counter(), clients, offered_s, unanswered_s)
 
     async def rest(self) -> None:
         """Wait for the answers to requests that were sent, and send no more."""
@@ -257,17 +277,19 @@ class ServerVariant:
         if outputs is not None:
             save_arrays(outputs, arrays)
         metrics = window_metrics(window, self._workload.slos)
+        is_partial = bool(window.failures) or window.unanswered_s is not None
         return Ran(
             e2e_s=metrics.pop(E2E),
             metrics=metrics,
             work=window_work(window),
             # Missing answers cannot be compared.
-            output_sha256=None if window.failures else hash_answers(window.answers, arrays),
+            output_sha256=None if is_partial else hash_answers(window.answers, arrays),
             accounted={},
             memory={},
             lasted_s=window.ended_s - window.began_s,
             requests=window.columns(),
             failures=window.failures,
+            unanswered_s=window.unanswered_s,
         )
 
     def _no_answer(self, window: Window, when: str) -> VariantError:
@@ -276,6 +298,15 @@ class ServerVariant:
             f"`{self.name}` answered none of {len(window.outcomes)} requests ({when}): {describe_failures(failures)}",
             hint=hint_on(failures),
         )
+
+
+async def _to_the_end(work: Callable[[], T]) -> T:
+    """Work in a thread, also if this task is cancelled meanwhile: nothing measured is lost."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    return task.result()
 
 
 def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
