@@ -264,7 +264,7 @@ _DISTURBANCES |= {
     "parallel limit": (
         "unequal limits of requests that are served at once, in which 0 is none: {amount:.0f} of {variant}, "
         "{theirs:.0f} of {other}",
-        "it changes ttft, e2e and rates at this load: give both the same limit, or compare at a lower `--concurrency`",
+        "it changes ttft, e2e and rates at this load: give both the same limit, or compare at a lower load",
     ),
 }
 _CAUSES = {

@@ -66,10 +66,12 @@ def inequalities(a: Variant, b: Variant) -> tuple[Disturbance, ...]:
     left, right = tokens_per_chunk(a), tokens_per_chunk(b)
     if left is not None and right is not None and max(left, right) > _BUNDLE * min(left, right):
         found.append(("bundled", left, right))
-    limits = [get_observed(variant).get("parallel_limit") for variant in (a, b)]
-    if limits[0] != limits[1]:
-        first, second = (item if isinstance(item, int) else 0 for item in limits)
-        found.append(("parallel limit", first, second))
+    limits, at_once = (
+        [get_observed(variant).get(key) or 0 for variant in (a, b)] for key in ("parallel_limit", "served_at_once")
+    )
+    # Where requests arrive at given times, a server without a sign of a limit has none that it exceeded.
+    if limits[0] != limits[1] and (all(limits) or not any(at_once) or at_once[limits.index(0)] > max(limits)):
+        found.append(("parallel limit", limits[0], limits[1]))
     return tuple(Disturbance(kind, left, right, variant=b.name, other=a.name) for kind, left, right in found)
 
 

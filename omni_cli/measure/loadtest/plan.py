@@ -24,7 +24,14 @@ from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.slo import check_limits_apply, row_limits
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
-from omni_cli.measure.loadtest.observations import Canaries, ask_canaries, parallel_limit, usual_limit
+from omni_cli.measure.loadtest.observations import (
+    Canaries,
+    ask_canaries,
+    limit_of_arrivals,
+    parallel_limit,
+    served_at_once,
+    usual_limit,
+)
 from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
 from omni_cli.measure.loadtest.window import Window, check_sound, window_metrics, window_work
 from omni_cli.measure.loadtest.workload import OutgoingRequest, RequestMaker, ServerWorkload
@@ -166,6 +173,7 @@ class ServerVariant:
         # Filled while windows run; the record has the state at its end.
         self._observed: dict[str, object] = {"extra_requests": 0, "parallel_limit": None}
         self._limits: list[int | None] = []
+        self._most_at_once = 0
         self._clients: Clients | None = None
         if isinstance(traffic, ClosedLoop):
             # One client alone is never in step with others.
@@ -230,10 +238,15 @@ class ServerVariant:
                 assert self._clients is not None
                 is_burst = not self._clients.are_busy
                 await self._clients.window(send, count)
-                self._observe(self._clients, is_burst=is_burst)
+                if is_burst and self._clients.burst:
+                    self._limits.append(parallel_limit(self._clients.burst))
+                self._observed["extra_requests"] = self._clients.num_extras
             else:
                 offered_s = self._traffic.offered_s(count)
-                await self._traffic.run(send, count, number)
+                self._limits.append(limit_of_arrivals(await self._traffic.run(send, count, number)))
+                self._most_at_once = max(self._most_at_once, served_at_once(outcomes.values()))
+                self._observed["served_at_once"] = self._most_at_once
+            self._observed["parallel_limit"] = usual_limit(self._limits)
         except asyncio.CancelledError:
             if not any(outcome.answer for outcome in outcomes.values()):
                 raise
@@ -262,12 +275,6 @@ class ServerVariant:
         if bodies := self._maker.canaries():
             self._observed |= await ask_canaries(bodies, post, asks_own=self.canaries == "own")
             self._observed |= {} if dataset is None else {"distinct_requests": len(dataset.requests)}
-
-    def _observe(self, clients: Clients, *, is_burst: bool) -> None:
-        if is_burst and clients.burst:
-            self._limits.append(parallel_limit(clients.burst))
-            self._observed["parallel_limit"] = usual_limit(self._limits)
-        self._observed["extra_requests"] = clients.num_extras
 
     async def _send_extra(self, index: int, due_s: float) -> Outcome:
         return await self._send(self._maker.extra_request(index), due_s)
