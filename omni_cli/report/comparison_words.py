@@ -131,6 +131,9 @@ def format_distances(outputs: Outputs) -> str:
         mean = (outputs.means or {}).get(name)
         spread = f" (mean {format_spread(mean)})" if mean is not None and mean.n > 1 else ""
         parts.append(f"{name.removesuffix('_db').replace('_', ' ')} {value:.4g}{unit}{spread}")
+    if outputs.unmatched or outputs.missing:
+        counts = (outputs.unmatched or 0) + (outputs.missing or 0)
+        parts.append(f"{counts} of {outputs.compared or counts} of another number, size, length or rate")
     if outputs.reduced is True and parts:
         parts.append("of smaller copies")
     return ", ".join(parts)

@@ -38,7 +38,7 @@ from omni_cli.measure.loadtest.workload import OutgoingRequest, RequestMaker, Se
 from omni_cli.openai_api.client import Client, Outcome, Target, find_targets
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.records.metrics import E2E
-from omni_cli.records.record import ANSWERS, NO_OUTPUTS, Failures, describe_failures
+from omni_cli.records.record import ANSWERS, NO_OUTPUTS, RATE, Failures, describe_failures
 from omni_cli.stats.referee import OBSERVATIONS
 
 if TYPE_CHECKING:
@@ -332,6 +332,7 @@ def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
             arrays[f"{number}.tokens.text"] = np.frombuffer("\0choice\0".join(ended).encode(), np.uint8)
         if answer.sound is not None:
             arrays[f"{number}.audio.0"] = answer.sound.samples
+            arrays[f"{number}.audio.0{RATE}"] = np.array(answer.sound.sample_rate)
         for position, image in enumerate(answer.images):
             arrays[f"{number}.image.{position}"] = _pixels(image)
     return arrays
