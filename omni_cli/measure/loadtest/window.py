@@ -209,6 +209,7 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
         "input_tokens": answer.input_tokens,
         "output_tokens": answer.output_tokens,
         "chunks": answer.num_chunks or None,
+        "hidden_tokens": answer.hidden_tokens or None,
         "first_tokens": answer.first_tokens,
         # Of speech; the length of a text is a setting.
         "is_cut": None if answer.text or answer.finish_reason is None else answer.finish_reason == "length",

@@ -333,6 +333,25 @@ def test_the_rate_of_speech_is_stated_or_assumed(
         assert sample.metrics["underruns"] == 0 and sample.metrics["slo_attainment"] == 1
 
 
+@pytest.mark.parametrize(("silent", "attainment"), [(1, 0.0), (2, 0.5)])
+def test_a_silent_answer_is_said_and_misses_a_limit_on_what_is_heard(
+    silent: int, attainment: float, loadtest: LoadTest
+) -> None:
+    """All answers, or every second one."""
+    sounds = [Plan(sound=(piece * 4800,), content_type="audio/pcm;rate=24000") for piece in (b"\0\0", b"\0\x20")]
+    with PlannedServer(lambda number: sounds[number % silent]) as server:
+        code, _out, err = loadtest(server.url, "--endpoint", "speech", "--slo", "heard:30s", *SHORT)
+    assert code == 0 and f"{8 // silent} of 8 answers are silent" in err
+    assert [sample.metrics["slo_attainment"] for sample in record().variants[0].samples] == [attainment] * 2
+
+
+def test_choices_of_a_request_add_up_to_what_was_asked(loadtest: LoadTest) -> None:
+    with PlannedServer(lambda _: Plan(tokens=4)) as server:
+        code, _, err = loadtest(server.url, *SHORT, "--output-len", "4", "--extra-body", '{"n": 2}')
+    assert code == 0 and "100.0% of the answers are shorter than asked: 4 tokens" in err
+    assert record().variants[0].samples[0].requests["asked_output_len"] == (8,) * 4
+
+
 def test_what_is_not_the_sound_that_was_asked_for_is_a_failure(loadtest: LoadTest) -> None:
     answers = [(b"ID3\4", "audio/mpeg"), (b'{"error": "busy"}', "application/json"), (b"\0\0" * 99, "audio/pcm")]
     plans = [Plan(sound=(content,), content_type=kind) for content, kind in answers]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.bench_records import record
 
 from omni_cli.records.record import Sample, Variant
-from omni_cli.records.results import Difference
-from omni_cli.report.comparison_words import not_comparable
-from omni_cli.stats.referee import conditions
+from omni_cli.report.comparison_words import disturbance_warnings, not_comparable
+from omni_cli.stats.comparable import Disturbance
+from omni_cli.stats.referee import as_differences, conditions, tokens_per_chunk
 
 
 @pytest.mark.parametrize(
@@ -30,5 +31,22 @@ def test_a_server_that_was_not_warm(times: list[float], factor: float | None) ->
 
 
 def test_unequal_conditions_have_a_way_out() -> None:
-    note = not_comparable([Difference("conditions.bundled", 1.0, 2.0)])
-    assert "conditions.bundled (1.0 against 2.0)" in note.message and note.hint is not None and "--strict" in note.hint
+    unequal = [Disturbance("bundled", 1.0, 2.0), Disturbance("warming up", 1.0, 6.65, variant="b")]
+    note = not_comparable(as_differences(unequal))
+    assert "conditions.bundled (1.0 against 2.0), conditions.warming up (b took 6.65 times as long at" in note.message
+    assert note.hint is not None and "--strict" in note.hint
+
+
+def test_reasoning_that_is_not_sent_is_in_no_chunk() -> None:
+    requests: dict[str, tuple[float | None, ...]] = {
+        "e2e_s": (1.0, 1.0), "output_tokens": (110, 10), "chunks": (10, 10), "hidden_tokens": (100, None)
+    }  # fmt: skip
+    assert (
+        tokens_per_chunk(Variant(name="a", samples=(Sample(block=0, position=0, e2e_s=1.0, requests=requests),))) == 1
+    )
+
+
+@pytest.mark.parametrize(("tokens", "words"), [(1.0, "asked: 1 token on"), (2.5, "asked: 2.5 tokens on")])
+def test_one_token_is_no_plural(tokens: float, words: str) -> None:
+    (note,) = disturbance_warnings([Disturbance("short answers", 1.0, tokens, variant="a")], record())
+    assert words in note.message
