@@ -11,7 +11,7 @@ class EventParser:
     """Parser of server-sent events: splits a stream of bytes, in chunks of any size, and returns the data of events."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self.rest = b""  # after the last line
         self._data: list[bytes] = []
         self._after_cr = False
 
@@ -23,7 +23,7 @@ class EventParser:
         if after_cr:
             # The second half of a line end that was split between chunks.
             chunk = chunk.removeprefix(b"\n")
-        *lines, self._rest = _LINE_END.split(self._rest + chunk)
+        *lines, self.rest = _LINE_END.split(self.rest + chunk)
         events = []
         for line in lines:
             if line.startswith(b"data:"):

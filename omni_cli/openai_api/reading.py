@@ -19,6 +19,7 @@ from omni_cli.openai_api.usage import TokenCounts
 T = TypeVar("T")
 
 _END_OF_STREAM = b"[DONE]"
+_MAX_REST = 200
 
 
 class _Event(msgspec.Struct):
@@ -29,6 +30,7 @@ class _Event(msgspec.Struct):
     finish_reason: str | None = None
     usage: TokenCounts | None = None
     error: Any = None
+    message: Any = None  # of an event that is an error itself
 
 
 E = TypeVar("E", bound=_Event)
@@ -162,6 +164,8 @@ class ServerAnswer(SpokenAnswer):
         if self.output_tokens is None or not streams:
             return None
         tokens = self.output_tokens - self.audio_tokens
+        if self.pcm and not self.audio_tokens and self.num_chunks < tokens:
+            return None  # which of them are text is not known
         if self.first_tokens is not None:
             return tokens - self.first_tokens
         tokens -= self.hidden_tokens
@@ -192,8 +196,8 @@ class _EventReader(Generic[E]):
         for data in self._events.feed(chunk):
             if data != _END_OF_STREAM:
                 event = _decode(data, self._decoder)
-                if event.error is not None:
-                    raise AnswerError("error in the stream", error_message(event.error))
+                if (error := event.message if event.error is None else event.error) is not None:
+                    raise AnswerError("error in the stream", error_message(error))
                 self._take(event, at_s)
 
     def _take(self, event: E, at_s: float) -> None:
@@ -211,7 +215,8 @@ class ChatReader(_EventReader[_Chunk]):
     def finish(self) -> None:
         reasons = [choice.finish_reason for choice in self.answer.choices.values()]
         if self.answer.finish_reason is None or None in reasons:
-            raise AnswerError("incomplete answer", "the stream ended without a finish_reason")
+            rest = bytes(self._events.rest[:_MAX_REST]).decode(errors="replace")
+            raise AnswerError("incomplete answer", "the stream ended without a finish_reason" + (rest and f": {rest}"))
         self.answer.content_type = self._sound_type  # not that of the events
         self.answer.check_format()
 

@@ -26,7 +26,7 @@ _MAX_RATE, _MAX_CHANNELS = 384_000, 32
 _UNKNOWN_BYTES = 0x7F00_0000  # sizes from here on, and 0, were written before the end was known
 _FORMATS = {media_type: name for name, media_type in AUDIO_TYPES.items()} | {
     "audio/l16": "pcm", "audio/raw": "pcm", "audio/x-raw": "pcm", "audio/x-wav": "wav", "audio/wave": "wav",
-    "audio/vnd.wave": "wav", "audio/mp3": "mp3", "audio/opus": "opus", "audio/x-flac": "flac",
+    "audio/vnd.wave": "wav", "audio/pcm16": "pcm", "audio/x-pcm": "pcm", "audio/mp3": "mp3", "audio/opus": "opus", "audio/x-flac": "flac",
 }  # fmt: skip
 _UNSPECIFIC = ("", "application/octet-stream", "binary/octet-stream")
 _MAGIC = {b"OggS": "opus", b"fLaC": "flac", b"ID3": "mp3", b"\x1aE\xdf\xa3": "webm", b"FORM": "aiff", b"caff": "caf"}
@@ -159,7 +159,8 @@ def read_sound(
         return _decode(data, pieces, 0)
     fields = [field.partition("=") for field in content_type.lower().split(";")[1:]]
     stated = {name.strip(): int(value) for name, _, text in fields if (value := text.strip(' "')).isdecimal()}
-    rate, channels, bits = stated.get("rate", 0), stated.get("channels", 1), stated.get("bits", 16)
+    rates = (stated.get(name, 0) for name in ("rate", "samplerate", "sample_rate"))
+    rate, channels, bits = next(filter(None, rates), 0), stated.get("channels", 1), stated.get("bits", 16)
     is_assumed, rate = not (rate or sample_rate), rate or sample_rate or SAMPLE_RATE
     starts = [0, *(end for _, end in pieces if _is_wav(data[end : end + 12]))]
     parts, arrivals, count = list[np.ndarray](), list[tuple[float, int]](), 0

@@ -256,3 +256,35 @@ def test_a_transcript_may_be_plain_text() -> None:
     reader.answer.content_type = "text/html"
     with pytest.raises(AnswerError, match="not a valid response"):
         reader.finish()
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (b'{"error": {"message": "busy"}}', "without a finish_reason: {.error.: {.message.: .busy.}}"),
+        (b'event: error\ndata: {"message": "busy", "code": 500}\n\n', "^busy$"),
+        (b'data: {"object": "error", "message": "busy"}\n\n', "^busy$"),
+        (b'data: {"error": {"message": "busy"}, "choices": null}\n\n', "^busy$"),
+        (b": busy\n\n", "without a finish_reason$"),
+    ],
+)
+def test_an_error_in_place_of_an_answer_is_said(sent: bytes, message: str) -> None:
+    def read() -> None:
+        reader = ChatReader()
+        reader.feed(sent, 1.0)
+        reader.finish()
+
+    with pytest.raises(AnswerError, match=message):
+        read()
+
+
+@pytest.mark.parametrize(("tokens", "details", "later"), [(60, {}, None), (60, {"audio_tokens": 58}, 1), (2, {}, 1)])
+def test_tokens_that_may_be_those_of_sound_are_not_counted_as_text(
+    tokens: int, details: dict[str, int], later: int | None
+) -> None:
+    reader = ChatReader()
+    reader.feed(piece({"content": "h"}) + piece({"content": "i"}), 1.0)
+    reader.feed(piece({"audio": {"data": base64.b64encode(b"\1\0" * 99).decode()}}), 2.0)
+    usage = {"completion_tokens": tokens, "completion_tokens_details": details}
+    reader.feed(piece({}, "stop") + event({"choices": [], "usage": usage}), 3.0)
+    assert reader.answer.later_tokens == later

@@ -42,6 +42,8 @@ def read(*pieces: bytes, content_type: str = "", asked: str | None = "pcm", rate
         ("audio/pcm;rate=44100", 44_100, 1),
         ("audio/L16; rate=16000; channels=1", 16_000, 1),
         ('Audio/PCM; Rate="48000";channels=2', 48_000, 2),
+        ("audio/pcm16; codecs=pcm_s16le; samplerate=16000", 16_000, 1),
+        ("audio/x-pcm;sample_rate=16000", 16_000, 1),
         ("application/octet-stream", None, 1),
         ("audio/pcm; rate=fast", None, 1),
         ("", None, 1),
