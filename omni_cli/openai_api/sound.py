@@ -25,8 +25,9 @@ SAMPLE_RATE = 24_000
 _MAX_RATE, _MAX_CHANNELS = 384_000, 32
 _UNKNOWN_BYTES = 0x7F00_0000  # sizes from here on, and 0, were written before the end was known
 _FORMATS = {media_type: name for name, media_type in AUDIO_TYPES.items()} | {
-    "audio/l16": "pcm", "audio/raw": "pcm", "audio/x-raw": "pcm", "audio/x-wav": "wav", "audio/wave": "wav",
-    "audio/vnd.wave": "wav", "audio/pcm16": "pcm", "audio/x-pcm": "pcm", "audio/mp3": "mp3", "audio/opus": "opus", "audio/x-flac": "flac",
+    "audio/pcm16": "pcm", "audio/x-pcm": "pcm", "audio/l16": "pcm", "audio/raw": "pcm", "audio/x-raw": "pcm",
+    "audio/x-wav": "wav", "audio/wave": "wav", "audio/vnd.wave": "wav", "audio/mp3": "mp3", "audio/opus": "opus",
+    "audio/x-flac": "flac",
 }  # fmt: skip
 _UNSPECIFIC = ("", "application/octet-stream", "binary/octet-stream")
 _MAGIC = {b"OggS": "opus", b"fLaC": "flac", b"ID3": "mp3", b"\x1aE\xdf\xa3": "webm", b"FORM": "aiff", b"caff": "caf"}
