@@ -8,7 +8,7 @@ from support.bench_records import record
 from omni_cli.records.record import Sample, Variant
 from omni_cli.report.comparison_words import disturbance_warnings, not_comparable
 from omni_cli.stats.comparable import Disturbance
-from omni_cli.stats.referee import as_differences, conditions, tokens_per_chunk
+from omni_cli.stats.referee import OBSERVATIONS, as_differences, conditions, inequalities, tokens_per_chunk
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,25 @@ def test_reasoning_that_is_not_sent_is_in_no_chunk() -> None:
 def test_one_token_is_no_plural(tokens: float, words: str) -> None:
     (note,) = disturbance_warnings([Disturbance("short answers", 1.0, tokens, variant="a")], record())
     assert words in note.message
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "unequal"),
+    [
+        ((2, None), (None, None), [(2, 0)]),  # a closed loop
+        ((2, 2), (None, 3), [(2, 0)]),
+        ((None, 9), (4, 4), [(0, 4)]),
+        ((2, 2), (None, 2), []),  # the other one has not served more, either
+        ((2, 2), (4, 4), [(2, 4)]),
+        ((2, 2), (2, 2), []),
+        ((None, 9), (None, 4), []),
+    ],
+)
+def test_a_limit_is_unequal_where_the_other_server_went_beyond_it(
+    a: tuple[int | None, int | None], b: tuple[int | None, int | None], unequal: list[tuple[int, int]]
+) -> None:
+    variants = []
+    for name, (limit, served) in {"a": a, "b": b}.items():
+        observed = {"parallel_limit": limit} | ({} if served is None else {"served_at_once": served})
+        variants.append(Variant(name=name, effective={"server": {OBSERVATIONS: observed}}))
+    assert [(item.share, item.amount) for item in inequalities(*variants)] == unequal
