@@ -37,15 +37,22 @@ class ToolCallPart(msgspec.Struct):
     function: FunctionPart | None = None
 
 
+class ContentPart(msgspec.Struct):
+    """A part of a content that is a list; in Mistral's API, `thinking` are those of a reasoning."""
+
+    text: str | None = None
+    thinking: list[ContentPart] | None = None
+
+
 class Delta(msgspec.Struct):
     """`reasoning` is vLLM's name for the reasoning before the answer, `reasoning_content` its earlier one;
     `function_call` is OpenAI's earlier name for a tool call, of which there was one."""
 
-    content: str | None = None
+    content: str | list[ContentPart] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCallPart] | None = None
+    tool_calls: list[ToolCallPart | None] | None = None
     function_call: FunctionPart | None = None
     audio: SpokenDelta | None = None
 
@@ -74,6 +81,9 @@ class AnswerChoice:
     def add(self, delta: Delta) -> int:
         """Add a delta, or a whole message; return its number of characters."""
         size = 0  # for each chunk of hundreds of streams at once: no loops
+        if isinstance(delta.content, list):
+            delta.reasoning = "".join(item.text or "" for part in delta.content for item in part.thinking or ()) or None
+            delta.content = "".join(part.text or "" for part in delta.content)
         if content := delta.content or (delta.audio is not None and delta.audio.transcript):
             self.content.append(content)
             size = len(content)
@@ -86,7 +96,7 @@ class AnswerChoice:
         if delta.function_call is not None:
             size += self._add_call(ToolCallPart(_EARLIER_CALL, function=delta.function_call))
         for call in delta.tool_calls or ():
-            size += self._add_call(call)
+            size += 0 if call is None else self._add_call(call)
         return size
 
     def _add_call(self, part: ToolCallPart) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import re
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,40 +12,14 @@ import msgspec
 
 from omni_cli.core.errors import AnswerError
 from omni_cli.openai_api.choices import AnswerChoice, ChoiceDelta, Delta
+from omni_cli.openai_api.events import EventParser
 from omni_cli.openai_api.sound import SpokenAnswer
 from omni_cli.openai_api.usage import TokenCounts
 
 T = TypeVar("T")
 
 _END_OF_STREAM = b"[DONE]"
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-
-
-class EventParser:
-    """Parser of server-sent events: splits a stream of bytes, in chunks of any size, and returns the data of events."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[bytes] = []
-        self._after_cr = False
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the data of every event that this chunk completes."""
-        if not chunk:
-            return []
-        after_cr, self._after_cr = self._after_cr, chunk.endswith(b"\r")
-        if after_cr:
-            # The second half of a line end that was split between chunks.
-            chunk = chunk.removeprefix(b"\n")
-        *lines, self._rest = _LINE_END.split(self._rest + chunk)
-        events = []
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                events.append(b"\n".join(self._data))
-                self._data = []
-        return events
+_MAX_REST = 200
 
 
 class _Event(msgspec.Struct):
@@ -57,6 +30,7 @@ class _Event(msgspec.Struct):
     finish_reason: str | None = None
     usage: TokenCounts | None = None
     error: Any = None
+    message: Any = None  # of an event that is an error itself
 
 
 E = TypeVar("E", bound=_Event)
@@ -65,7 +39,7 @@ E = TypeVar("E", bound=_Event)
 class _Chunk(_Event):
     """A chunk of a chat, or an event of speech, without log-probabilities."""
 
-    choices: list[ChoiceDelta] | None = None
+    choices: list[ChoiceDelta | None] | None = None
 
 
 class LikelyToken(msgspec.Struct):
@@ -120,7 +94,7 @@ class _WholeChoice(ChoiceDelta):
 class Reply(_Event):
     """The reply of a chat, a completion or a transcription, or an event of one; a transcript has `text` or `delta`."""
 
-    choices: list[_WholeChoice] | None = None
+    choices: list[_WholeChoice | None] | None = None
     text: str | None = None
     delta: str | None = None
 
@@ -176,6 +150,13 @@ class ServerAnswer(SpokenAnswer):
         return sum(len(choice.at) for choice in self.streams)
 
     @property
+    def hidden_tokens(self) -> int:
+        """The tokens of reasoning that the server counts and does not send."""
+        sent = (self.output_tokens or 0) - self.audio_tokens - self.reasoning_tokens
+        is_hidden = self.num_chunks <= sent and not any(choice.reasoning for choice in self.choices.values())
+        return self.reasoning_tokens if is_hidden else 0
+
+    @property
     def later_tokens(self) -> float | None:
         """The tokens after the first chunk of each choice: by the `usage` of that chunk; else all but one where each
         token has a chunk of its own; else by the share of the characters."""
@@ -183,10 +164,11 @@ class ServerAnswer(SpokenAnswer):
         if self.output_tokens is None or not streams:
             return None
         tokens = self.output_tokens - self.audio_tokens
+        if self.pcm and not self.audio_tokens and self.num_chunks < tokens:
+            return None  # which of them are text is not known
         if self.first_tokens is not None:
             return tokens - self.first_tokens
-        if self.num_chunks <= tokens - self.reasoning_tokens and not any(choice.reasoning for choice in streams):
-            tokens -= self.reasoning_tokens
+        tokens -= self.hidden_tokens
         if self.num_chunks >= tokens:
             return tokens - len(streams)
         return tokens * sum(sum(item.sizes[1:]) for item in streams) / sum(sum(item.sizes) for item in streams)
@@ -214,8 +196,8 @@ class _EventReader(Generic[E]):
         for data in self._events.feed(chunk):
             if data != _END_OF_STREAM:
                 event = _decode(data, self._decoder)
-                if event.error is not None:
-                    raise AnswerError("error in the stream", error_message(event.error))
+                if (error := event.message if event.error is None else event.error) is not None:
+                    raise AnswerError("error in the stream", error_message(error))
                 self._take(event, at_s)
 
     def _take(self, event: E, at_s: float) -> None:
@@ -233,14 +215,16 @@ class ChatReader(_EventReader[_Chunk]):
     def finish(self) -> None:
         reasons = [choice.finish_reason for choice in self.answer.choices.values()]
         if self.answer.finish_reason is None or None in reasons:
-            raise AnswerError("incomplete answer", "the stream ended without a finish_reason")
+            rest = bytes(self._events.rest[:_MAX_REST]).decode(errors="replace")
+            raise AnswerError("incomplete answer", "the stream ended without a finish_reason" + (rest and f": {rest}"))
         self.answer.content_type = self._sound_type  # not that of the events
         self.answer.check_format()
 
     def _take(self, event: _Chunk, at_s: float) -> None:
         answer = self.answer
         for choice in event.choices or ():
-            self._take_choice(choice, event.usage, at_s)
+            if choice is not None:
+                self._take_choice(choice, event.usage, at_s)
         if event.audio:
             answer.add_audio(event.audio, at_s)
             answer.last_at = at_s
@@ -261,7 +245,11 @@ class ChatReader(_EventReader[_Chunk]):
         if delta is None:
             return
         size, audio = parts.add(delta), delta.audio
-        text = delta.content or (audio and audio.transcript) or delta.reasoning or delta.reasoning_content
+        text = (
+            parts.content[-1]
+            if delta.content
+            else (audio and audio.transcript) or delta.reasoning or delta.reasoning_content
+        )
         if text:
             answer.text.append(text)
         if audio is not None and audio.sample_rate is not None:
@@ -363,7 +351,9 @@ class TranscriptReader(_DocumentReader):
     """Reader of a transcript. The client knows how long its sound is; a `duration` may be that of a padded window."""
 
     def finish(self) -> None:
-        self.answer.choice(0).content.append(_decode(bytes(self._body), _TRANSCRIPT).text)
+        is_text = self.answer.content_type.lower().startswith("text/plain")
+        text = self._body.decode(errors="replace") if is_text else _decode(bytes(self._body), _TRANSCRIPT).text
+        self.answer.choice(0).content.append(text)
 
 
 def error_message(error: object) -> str:
@@ -384,8 +374,9 @@ class _Transcript(msgspec.Struct):
 
 
 _TRANSCRIPT = msgspec.json.Decoder(_Transcript)
-_REPLY = msgspec.json.Decoder(Reply)
-_CHUNK = msgspec.json.Decoder(_Chunk)
+# Not strict: some servers write counts as 10.0.
+_REPLY = msgspec.json.Decoder(Reply, strict=False)
+_CHUNK = msgspec.json.Decoder(_Chunk, strict=False)
 _IMAGES = msgspec.json.Decoder(_Images)
 
 

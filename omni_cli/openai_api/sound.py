@@ -25,11 +25,18 @@ SAMPLE_RATE = 24_000
 _MAX_RATE, _MAX_CHANNELS = 384_000, 32
 _UNKNOWN_BYTES = 0x7F00_0000  # sizes from here on, and 0, were written before the end was known
 _FORMATS = {media_type: name for name, media_type in AUDIO_TYPES.items()} | {
-    "audio/l16": "pcm", "audio/raw": "pcm", "audio/x-raw": "pcm", "audio/x-wav": "wav", "audio/wave": "wav",
-    "audio/vnd.wave": "wav", "audio/mp3": "mp3", "audio/opus": "opus", "audio/x-flac": "flac",
+    "audio/pcm16": "pcm", "audio/x-pcm": "pcm", "audio/l16": "pcm", "audio/raw": "pcm", "audio/x-raw": "pcm",
+    "audio/x-wav": "wav", "audio/wave": "wav", "audio/vnd.wave": "wav", "audio/mp3": "mp3", "audio/opus": "opus",
+    "audio/x-flac": "flac",
 }  # fmt: skip
 _UNSPECIFIC = ("", "application/octet-stream", "binary/octet-stream")
-_MAGIC = {b"OggS": "opus", b"fLaC": "flac", b"ID3": "mp3"}
+_MAGIC = {b"OggS": "opus", b"fLaC": "flac", b"ID3": "mp3", b"\x1aE\xdf\xa3": "webm", b"FORM": "aiff", b"caff": "caf"}
+# Of MPEG audio, layer III: kilobits per second of version 1, and of the later ones; samples per second of version 1.
+_MP3_RATES = (
+    (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+)
+_MP3_HZ = (44_100, 48_000, 32_000)
 
 
 @dataclass(frozen=True)
@@ -111,8 +118,28 @@ def find_format(data: bytes | bytearray, content_type: str, asked: str | None) -
     if data[:1] in (b"{", b"[", b"<") and all(byte >= 32 or byte in b"\t\r\n" for byte in data[:200]):
         return "text" if media_type in (*_FORMATS, *_UNSPECIFIC) else media_type
     name = next((name for magic, name in _MAGIC.items() if data.startswith(magic)), "wav" if _is_wav(data) else None)
+    name = name or _find_frames(data)
     name = name or _FORMATS.get(media_type) or (asked or "pcm" if media_type in _UNSPECIFIC else media_type)
     return "pcm" if name == "wav" else name
+
+
+def _find_frames(data: bytes | bytearray) -> str | None:
+    """Return `mp3` or `aac` for a sound that begins with three of its frames, which say how long they are: the first
+    bytes of samples can look like one."""
+    place, names = 0, list[str]()
+    while len(names) < 3 and place + 6 <= len(data):
+        first, second, third = data[place : place + 3]
+        version, layer, kbps, hz = second >> 3 & 3, second >> 1 & 3, third >> 4, third >> 2 & 3
+        if first == 0xFF and second & 0xF6 == 0xF0:
+            names.append("aac")
+            place += max(7, (data[place + 3] & 3) << 11 | data[place + 4] << 3 | data[place + 5] >> 5)
+        elif first == 0xFF and second >= 0xE0 and version != 1 and layer == 1 and 0 < kbps < 15 and hz < 3:
+            names.append("mp3")
+            bits = (144_000 if version == 3 else 72_000) * _MP3_RATES[version != 3][kbps - 1]
+            place += bits // (_MP3_HZ[hz] >> {3: 0, 2: 1, 0: 2}[version]) + (third >> 1 & 1)
+        else:
+            return None
+    return names[0] if len(names) == 3 and len(set(names)) == 1 else None
 
 
 def read_sound(
@@ -133,7 +160,8 @@ def read_sound(
         return _decode(data, pieces, 0)
     fields = [field.partition("=") for field in content_type.lower().split(";")[1:]]
     stated = {name.strip(): int(value) for name, _, text in fields if (value := text.strip(' "')).isdecimal()}
-    rate, channels, bits = stated.get("rate", 0), stated.get("channels", 1), stated.get("bits", 16)
+    rates = (stated.get(name, 0) for name in ("rate", "samplerate", "sample_rate"))
+    rate, channels, bits = next(filter(None, rates), 0), stated.get("channels", 1), stated.get("bits", 16)
     is_assumed, rate = not (rate or sample_rate), rate or sample_rate or SAMPLE_RATE
     starts = [0, *(end for _, end in pieces if _is_wav(data[end : end + 12]))]
     parts, arrivals, count = list[np.ndarray](), list[tuple[float, int]](), 0

@@ -252,23 +252,24 @@ def rates(amounts: Mapping[str, float], seconds: float) -> dict[str, float]:
 def find_idle_limit(rows: Sequence[Row], limits: Iterable[str]) -> str | None:
     """Return a metric of the limits that no answered request has; None if there is none, and without answers."""
     answered = [row for row in rows if row.get(E2E) is not None]
-    return next((name for name in limits if answered and not known_values(answered, name)), None)
+    return next((name for name in limits if answered and not any(_is_limited(row, name) for row in answered)), None)
+
+
+def _is_limited(row: Row, name: str) -> bool:
+    """Return True if a limit applies to an answer: one token has no time per token, but a sound that is never heard
+    misses any limit on the time until then."""
+    return row.get(name) is not None or (name == HEARD and row.get(TTFP) is not None)
 
 
 def goodput(rows: Sequence[Row], limits: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Return the rate and the share of the requests that were answered within all limits; empty without limits.
-
-    A limit does not apply to an answer without the value: one token has no time per token. But a sound that is never
-    heard misses any limit on the time until then.
-    """
+    """Return the rate and the share of the requests that were answered within all limits that apply to them; empty
+    without limits."""
     if not limits:
         return {}
 
     def is_within(row: Row, name: str, limit: float) -> bool:
         value = row.get(name)
-        if value is None:
-            return name != HEARD or row.get(TTFP) is None
-        return value <= limit
+        return not _is_limited(row, name) if value is None else value <= limit
 
     good = sum(
         row.get(E2E) is not None and all(is_within(row, name, limit) for name, limit in limits.items()) for row in rows

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from omni_cli.core.errors import InputError
 from omni_cli.core.text import visible
@@ -48,7 +49,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, rename={"execution_count
 
     For a window of requests to a server, `e2e_s` and the times among the metrics are medians over the answered
     requests. `requests` has all of them, one column per value (`start_s`, `e2e_s`, `ttft_s`, ...), null if a request
-    lacks it; a request without `e2e_s` failed. `failures` counts those by kind.
+    lacks it; a request without `e2e_s` failed. `failures` counts those by kind. A window that an interrupt cut has
+    `unanswered_s`, the times for which requests had waited for their answers, which are not among `requests`.
     """
 
     block: int
@@ -60,6 +62,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, rename={"execution_count
     execution_counters: dict[str, dict[str, float]] = {}
     requests: dict[str, tuple[float | None, ...]] = {}
     failures: dict[str, Failures] = {}
+    unanswered_s: tuple[float, ...] | UnsetType = UNSET
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,6 +246,13 @@ def requests_of(sample: Sample) -> int:
     return len(next(iter(sample.requests.values()), ()))
 
 
+def whole_windows(variant: Variant) -> Variant:
+    """Return the variant without the window that an interrupt cut, which lacks its slowest answers; unless it is the
+    only one."""
+    whole = tuple(sample for sample in variant.samples if sample.unanswered_s is UNSET)
+    return msgspec.structs.replace(variant, samples=whole or variant.samples)
+
+
 def is_of_server(record: Record) -> bool:
     """True for a record of `omni loadtest`."""
     return record.workload.get("kind") == "server"
@@ -357,6 +367,8 @@ def _requests_problem(sample: Sample) -> str | None:
     for name, column in sample.requests.items():
         if not all(value is None or 0 <= value <= _MAX_VALUE for value in column):
             return f"`{visible(name, 80)}` of its `requests` has an invalid value"
+    if not all(0 <= value <= _MAX_VALUE for value in sample.unanswered_s or ()):
+        return "`unanswered_s` has an invalid value"
     failed = sum(value is None for value in sample.requests.get(E2E, ()))
     counts = [item.count for item in sample.failures.values()]
     if failed != sum(counts) or any(count < 1 for count in counts):

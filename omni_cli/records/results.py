@@ -82,7 +82,8 @@ class Outputs(msgspec.Struct, frozen=True):
     images and videos, decibels of audio, the share of equal token sequences and the first token that differs; and
     those of models with weights of their own (`MODEL_BASED_MEASURES`). With
     `reduced`, they are those of smaller copies, all that two records have. `means` are the means of the same measures
-    over the requests that differ, of `compared` requests.
+    over the requests that differ, of `compared` requests. `unmatched` requests have an image, a video or
+    a sound of another size, length or rate, and `missing` ones another number of these: they have no measure.
     """
 
     identical: bool | None = None
@@ -100,6 +101,8 @@ class Outputs(msgspec.Struct, frozen=True):
     wer: float | UnsetType = UNSET
     reduced: bool | UnsetType = UNSET
     compared: int | UnsetType = UNSET
+    unmatched: int | UnsetType = UNSET
+    missing: int | UnsetType = UNSET
     means: dict[str, MeasureMean] | UnsetType = UNSET
 
     @property

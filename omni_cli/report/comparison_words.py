@@ -131,6 +131,9 @@ def format_distances(outputs: Outputs) -> str:
         mean = (outputs.means or {}).get(name)
         spread = f" (mean {format_spread(mean)})" if mean is not None and mean.n > 1 else ""
         parts.append(f"{name.removesuffix('_db').replace('_', ' ')} {value:.4g}{unit}{spread}")
+    if outputs.unmatched or outputs.missing:
+        counts = (outputs.unmatched or 0) + (outputs.missing or 0)
+        parts.append(f"{counts} of {outputs.compared or counts} of another number, size, length or rate")
     if outputs.reduced is True and parts:
         parts.append("of smaller copies")
     return ", ".join(parts)
@@ -174,6 +177,7 @@ def _disturbance(item: Disturbance, cores: int) -> Note:
         requests=percent(item.share).lstrip("+"),
         lag=quantity("lag_s", item.amount),
         amount=item.amount,
+        tokens=f"{item.amount:.4g} token" + ("" if item.amount == 1 else "s"),
         of_cores=count(cores, "core"),
         time=f"in {item.share:.0%} of the time",
         device=one_line(item.device),
@@ -194,8 +198,18 @@ _DISTURBANCES = {
         "the server sends them together, or this machine was too busy to read them one by one",
     ),
     "short answers": (
-        "{variant}: {requests} of the answers are shorter than asked: {amount:.4g} tokens on average",
+        "{variant}: {requests} of the answers are shorter than asked: {tokens} on average",
         "`--ignore-eos` asks a server that can for whole ones",
+    ),
+    "cut window": (
+        "{variant}: its last window was interrupted: {theirs:.0f} of its requests had no answer yet, for up to {lag}, "
+        "and are in no figure",
+        None,
+    ),
+    "silent": (
+        "{variant}: {theirs:.0f} of {amount:.0f} answers are silent: they have no audible sample, and miss a limit on "
+        "`heard`",
+        None,
     ),
     "assumed rate": (
         "{variant}: nothing states the sample rate of its speech: 24 kHz mono is assumed",
@@ -242,26 +256,26 @@ _DISTURBANCES |= {
         "all times can be too long: raise `--num-iters-warmup`",
     ),
     "estimated tpot": (
-        "{variant}: a chunk has {amount:.3g} tokens, and nothing tells how many the first one has",
+        "{variant}: a chunk has {tokens}, and nothing tells how many the first one has",
         "tpot counts them by their characters; a server with `continuous_usage_stats` tells them",
     ),
     "prompt tokens": (
-        "{variant} counts {amount:.5g} tokens per prompt, {other} {theirs:.5g}: another chat template or tokenizer, or "
+        "{variant} counts {tokens} per prompt, {other} {theirs:.5g}: another chat template or tokenizer, or "
         "prompts are cut",
         "it can change every time, ttft most: give both the same template and context length",
     ),
     "answer tokens": (
-        "{variant} answers with {amount:.5g} tokens, {other} with {theirs:.5g}",
+        "{variant} answers with {tokens}, {other} with {theirs:.5g}",
         "it changes e2e and rates; tpot and ttft are comparable: ask both for answers of the same length",
     ),
     "bundled": (
-        "{variant} sends {amount:.3g} tokens per chunk, {other} {theirs:.3g}",
+        "{variant} sends {tokens} per chunk, {other} {theirs:.3g}",
         "it changes itl, and ttft by the time of a chunk's tokens; tpot and e2e are comparable",
     ),
     "parallel limit": (
         "unequal limits of requests that are served at once, in which 0 is none: {amount:.0f} of {variant}, "
         "{theirs:.0f} of {other}",
-        "it changes ttft, e2e and rates at this load: give both the same limit, or compare at a lower `--concurrency`",
+        "it changes ttft, e2e and rates at this load: give both the same limit, or compare at a lower load",
     ),
 }
 _CAUSES = {
@@ -330,9 +344,15 @@ def not_comparable(mismatches: Sequence[Difference]) -> Note:
 
 def mismatch_list(mismatches: Sequence[Difference]) -> str:
     """Format as `workload.batch_size (1 against 8), ...`."""
-    listed = [f"{one_line(item.field)} ({one_line(item.a)} against {one_line(item.b)})" for item in mismatches[:5]]
+    listed = [f"{one_line(item.field)} ({_sides(item)})" for item in mismatches[:5]]
     left = len(mismatches) - len(listed)
     return ", ".join([*listed, *([f"{left} more"] if left else [])])
+
+
+def _sides(item: Difference) -> str:
+    """Format the two values; a condition of one server has one sentence."""
+    is_alone = item.field.startswith("conditions.") and isinstance(item.b, str)
+    return one_line(item.b) if is_alone else f"{one_line(item.a)} against {one_line(item.b)}"
 
 
 def _open(metric: GateMetric) -> str:

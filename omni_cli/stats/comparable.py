@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from omni_cli.records.metrics import E2E
+from msgspec import UNSET
+
+from omni_cli.records.metrics import E2E, HEARD, STUTTER
 from omni_cli.records.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server
 from omni_cli.records.results import Difference
 from omni_cli.stats.blocks import get_values, request_values
@@ -63,7 +65,7 @@ _BUSY_CORES, _BUSY_SHARE = 0.8, 0.1
 Kind = Literal[
     "late client", "no usage", "bursts", "short answers", "assumed rate", "busy client", "neighbour", "stolen", "quota",
     "slow processor", "throttled device", "repeated prompts", "seen prompts", "warming up", "estimated tpot",
-    "prompt tokens", "answer tokens", "bundled", "parallel limit",
+    "prompt tokens", "answer tokens", "bundled", "parallel limit", "cut window", "silent",
 ]  # fmt: skip
 
 
@@ -221,7 +223,8 @@ def disturbances(record: Record) -> tuple[Disturbance, ...]:
 def is_slowed(record: Record) -> bool:
     """True if something that is not measured made the times of a record longer."""
     return any(
-        item.kind not in ("no usage", "bursts", "short answers", "assumed rate") for item in disturbances(record)
+        item.kind not in ("no usage", "bursts", "short answers", "assumed rate", "cut window", "silent")
+        for item in disturbances(record)
     )
 
 
@@ -242,6 +245,12 @@ def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
         disturbances.append(Disturbance("short answers", short, received, variant=variant.name))
     if answers and (assumed := len(request_values(variant, "is_rate_assumed"))):
         disturbances.append(Disturbance("assumed rate", assumed / len(answers), 0.0, variant=variant.name))
+    for waits in (sample.unanswered_s for sample in variant.samples if sample.unanswered_s is not UNSET):
+        disturbances.append(Disturbance("cut window", len(waits), max(waits, default=0.0), variant=variant.name))
+    # Those of which the listener's metrics are known.
+    heard, listened = (len(request_values(variant, name)) for name in (HEARD, STUTTER))
+    if heard < listened:
+        disturbances.append(Disturbance("silent", listened - heard, listened, variant=variant.name))
     gaps = [value for _, value in get_values(variant, "itl_s")]
     if gaps and statistics.median(gaps) < _BURST_S:
         disturbances.append(Disturbance("bursts", 1.0, statistics.median(gaps), variant=variant.name))

@@ -241,6 +241,11 @@ def _quality_verdict(
         return "pass", ""
     if item.identical is None:
         return "inconclusive", f"must have {limit}, but were not recorded"
+    # Words, and images with their prompt, can be compared with outputs of any size.
+    sizes = 0 if limit.metric in ("wer", "clip_score") else item.unmatched or 0
+    if (unlike := sizes + (item.missing or 0)) and limit.metric not in ("exact_match", "first_difference"):
+        of = f"{unlike} of {item.compared or unlike}"
+        return "output mismatch", f"must have {limit}; {of} requests have another number, size, length or rate"
     if value is None:
         return "output mismatch", f"differ and have no {limit.metric}, which must be {limit}"
     if not limit.allows(value):

@@ -43,12 +43,24 @@ def get_quality(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray
 
 
 def request_qualities(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> list[dict[str, float]]:
-    """Return the measures of each request's outputs; the names of outputs begin with the request's number."""
-    requests = sorted({name.partition(".")[0] for name in first.keys() & second.keys()})
-    return [
-        get_quality(*({name: a[name] for name in a if name.partition(".")[0] == request} for a in (first, second)))
-        for request in requests
-    ]
+    """Return the measures of each request's outputs; the names of outputs begin with the request's number.
+
+    One with an image, a video or a sound that a side lacks is `missing`; with one of another size, length or rate, it
+    is `unmatched`.
+    """
+    measures = []
+    for request in sorted({name.partition(".")[0] for name in (*first, *second)}):
+        a, b = ({name: a[name] for name in a if name.partition(".")[0] == request} for a in (first, second))
+        forms = _forms(a), _forms(b)
+        unlike = "missing" if forms[0].keys() != forms[1].keys() else "unmatched"
+        measures.append(get_quality(a, b) | ({unlike: 1.0} if forms[0] != forms[1] else {}))
+    return measures
+
+
+def _forms(arrays: Mapping[str, np.ndarray]) -> dict[str, object]:
+    """Return the shapes of outputs that are measured at each place, and the rates of sounds."""
+    measured = {name: a for name, a in arrays.items() if name.split(".")[1] in ("image", "video", "audio")}
+    return {name: a.tolist() if name.endswith(RATE) else a.shape for name, a in measured.items()}
 
 
 def outputs_quality(requests: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -56,11 +68,12 @@ def outputs_quality(requests: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
     The worst of shares is their mean.
     """
-    worst = get_worst(requests)
+    unlike = {name: count for name in ("unmatched", "missing") if (count := sum(name in item for item in requests))}
+    worst = {name: value for name, value in get_worst(requests).items() if name not in unlike}
     means = {name: _spread(name, [measures[name] for measures in requests if name in measures]) for name in worst}
     if "exact_match" in means:
         worst["exact_match"] = means["exact_match"].mean
-    return {**worst, "compared": len(requests), "means": means} if means else worst
+    return {**worst, **unlike, "compared": len(requests), "means": means} if means or unlike else worst
 
 
 def _spread(name: str, values: Sequence[float]) -> MeasureMean:
@@ -118,10 +131,15 @@ def kept_distance(a: Sequence[KeptOutput], b: Sequence[KeptOutput]) -> Outputs:
     """Return the distance of the outputs that two variants keep, which differ."""
     first, second = kept_arrays(a), kept_arrays(b)
     common = [item for item in (*a, *b) if item.name in first and item.name in second]
+    # Of two sizes, which the copies may not have.
+    sizes = [{item.name: item.text for item in items} for items in (a, b)]
+    unmatched = {item.name.partition(".")[0] for item in common if sizes[0][item.name] != sizes[1][item.name]}
+    missing = {name.partition(".")[0] for name in first.keys() ^ second.keys()}
+    quality: dict[str, Any] = {"unmatched": len(unmatched) or UNSET, "missing": len(missing) or UNSET}
     is_reduced = not all(item.whole for item in common)
     largest = None if is_reduced else max_abs_difference(first, second)
     # Equal copies would claim that the outputs are equal.
-    quality: dict[str, Any] = get_quality(first, second)
+    quality |= get_quality(first, second)
     return Outputs(False, largest or None, **quality, reduced=True if is_reduced else UNSET)
 
 

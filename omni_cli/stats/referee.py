@@ -16,12 +16,19 @@ from omni_cli.records.metrics import TPOT
 from omni_cli.records.record import Variant, num_requests
 from omni_cli.records.results import Difference
 from omni_cli.stats.blocks import request_values
-from omni_cli.stats.comparable import Disturbance, Kind
+from omni_cli.stats.comparable import ABSENT, Disturbance, Kind
 
 OBSERVATIONS = "observed"
 """The key of what a server showed, in its self-description in a record."""
 
-UNEQUAL = frozenset({"repeated prompts", "seen prompts", "warming up", "busy client", "late client"})
+_ALONE = {
+    "repeated prompts": "{0.variant} is {0.amount:.3g} times as fast with them",
+    "seen prompts": "{0.variant} is {0.amount:.3g} times as fast with them",
+    "warming up": "{0.variant} took {0.amount:.3g} times as long at first",
+    "busy client": "in {1} of the time",
+    "late client": "with {1} of the requests to {0.variant}",
+}
+UNEQUAL = frozenset(_ALONE)
 """Conditions of one server, or of the client, under which it cannot be compared."""
 
 _SAME_TOKENS = 0.005
@@ -66,16 +73,23 @@ def inequalities(a: Variant, b: Variant) -> tuple[Disturbance, ...]:
     left, right = tokens_per_chunk(a), tokens_per_chunk(b)
     if left is not None and right is not None and max(left, right) > _BUNDLE * min(left, right):
         found.append(("bundled", left, right))
-    limits = [get_observed(variant).get("parallel_limit") for variant in (a, b)]
-    if limits[0] != limits[1]:
-        first, second = (item if isinstance(item, int) else 0 for item in limits)
-        found.append(("parallel limit", first, second))
+    limits, at_once = (
+        [get_observed(variant).get(key) or 0 for variant in (a, b)] for key in ("parallel_limit", "served_at_once")
+    )
+    # Where requests arrive at given times, a server without a sign of a limit has none that it exceeded.
+    if limits[0] != limits[1] and (all(limits) or not any(at_once) or at_once[limits.index(0)] > max(limits)):
+        found.append(("parallel limit", limits[0], limits[1]))
     return tuple(Disturbance(kind, left, right, variant=b.name, other=a.name) for kind, left, right in found)
 
 
 def as_differences(unequal: Sequence[Disturbance]) -> tuple[Difference, ...]:
-    """Return conditions as fields that differ, `conditions.bundled`."""
-    return tuple(Difference(f"conditions.{item.kind}", item.share, item.amount) for item in unequal)
+    """Return conditions as fields that differ, `conditions.bundled`; those of one server have no other side."""
+    return tuple(
+        Difference(f"conditions.{item.kind}", ABSENT, _ALONE[item.kind].format(item, f"{item.share:.0%}"))
+        if item.kind in _ALONE
+        else Difference(f"conditions.{item.kind}", item.share, item.amount)
+        for item in unequal
+    )
 
 
 def get_observed(variant: Variant) -> Mapping[str, Any]:
@@ -86,10 +100,13 @@ def get_observed(variant: Variant) -> Mapping[str, Any]:
 
 
 def tokens_per_chunk(variant: Variant) -> float | None:
-    """Return the mean number of output tokens in a chunk; None if either is not known, or with speech."""
-    tokens, chunks = (request_values(variant, name) for name in ("output_tokens", "chunks"))
+    """Return the mean number of output tokens in a chunk, without those that are not sent; None if either is not known,
+    or with speech."""
+    tokens, chunks, hidden = (request_values(variant, name) for name in ("output_tokens", "chunks", "hidden_tokens"))
     is_speech = bool(request_values(variant, "audio_s"))
-    return sum(tokens) / sum(chunks) if tokens and len(tokens) == len(chunks) and not is_speech else None
+    return (
+        (sum(tokens) - sum(hidden)) / sum(chunks) if tokens and len(tokens) == len(chunks) and not is_speech else None
+    )
 
 
 def _cold_share(variant: Variant) -> float | None:

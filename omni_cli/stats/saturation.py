@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from omni_cli.records.metrics import ATTAINMENT, GOODPUT
-from omni_cli.records.record import Record, num_requests
+from omni_cli.records.record import Record, num_requests, whole_windows
 from omni_cli.records.results import Bounds
 from omni_cli.stats.blocks import get_total
 from omni_cli.stats.estimate import MIN_BLOCKS, attainment_interval
@@ -93,7 +93,7 @@ class AttainmentSpec(ComparisonSpec):
 
     def judge(self, record: Record, rate: float) -> RateTrial:
         """Return the verdict on the only variant of a record; a share of 0 of no request is undecided."""
-        (variant,) = record.variants
+        (variant,) = map(whole_windows, record.variants)
         if not variant.samples:
             return RateTrial(rate=rate, verdict="undecided")
         share = get_total(variant, ATTAINMENT)

@@ -13,7 +13,7 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode, InputError
 from omni_cli.core.text import visible
 from omni_cli.records.metrics import E2E
-from omni_cli.records.record import Record, Variant, is_of_server
+from omni_cli.records.record import Record, Variant, is_of_server, whole_windows
 from omni_cli.records.results import (
     MODEL_BASED_MEASURES,
     Comparison,
@@ -336,7 +336,7 @@ def _pair(
     slowed: tuple[bool, bool] = (False, False),
 ) -> Pair:
     """Compare two variants of one record or of two."""
-    same_record = len(records) == 1
+    (a, b), same_record = map(whole_windows, (a, b)), len(records) == 1
     settings = settings_differences(a, b)
     # A variant that failed, or has no samples, did less work.
     is_whole = all(variant.samples and not variant.failure for variant in (a, b))

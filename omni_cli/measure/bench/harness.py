@@ -355,18 +355,17 @@ class Harness:
 
     async def _warm_up(self, variant: int) -> None:
         """Warm up at least once: the first iteration includes caches and compilation."""
-        self.watcher.warming_up(self.builder.measured[variant].variant_config.name)
-        times = [await self._warm(variant, number) for number in range(max(self.limits.num_iters_warmup, 1))]
+        measured, times = self.builder.measured[variant], list[float]()
+        self.watcher.warming_up(measured.variant_config.name)
+        for number in range(max(self.limits.num_iters_warmup, 1)):
+            ran = await self._one(variant, number, "warming up", None)
+            measured.ran(number, ran)
+            _check_cancelled()
+            times.append(ran.busy_s)
         self._next_number[variant] = max(self._next_number[variant], len(times))
         # The first iteration is not representative; of two, take the second.
         self._typical_s[variant] = statistics.median(times[1:] or times)
         self._longest_s = max(self._longest_s, self._typical_s[variant])
-
-    async def _warm(self, variant: int, number: int) -> float:
-        """Run an iteration before the first block; return its seconds."""
-        ran = await self._one(variant, number, "warming up", None)
-        self.builder.measured[variant].ran(number, ran)
-        return ran.busy_s
 
     async def _iterate(self, variant: int, block: int, position: int | None) -> None:
         """Run the next iteration; without a position, it is not counted."""
@@ -379,10 +378,11 @@ class Harness:
         self._longest_s = max(self._longest_s, ran.busy_s)
         if position is None:
             self.builder.measured[variant].ran(number, ran)
-            return
-        sample = self.builder.add_sample(variant, number, ran, block=block, position=position)
-        self._energy.add(variant, sample, ran.used)
-        self._check_mode_used(variant, sample)
+        else:
+            sample = self.builder.add_sample(variant, number, ran, block=block, position=position)
+            self._energy.add(variant, sample, ran.used)
+            self._check_mode_used(variant, sample)
+        _check_cancelled()
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:
         outputs = self.builder.output_file(variant, number)
@@ -391,3 +391,10 @@ class Harness:
         except VariantError as error:
             self.builder.measured[variant].error = error.message
             raise
+
+
+def _check_cancelled() -> None:
+    """Raise the cancellation that a runner held back, in order to return what it had measured."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

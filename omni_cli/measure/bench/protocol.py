@@ -105,7 +105,7 @@ class Ran(msgspec.Struct, frozen=True, tag=True, rename={"execution_counters": C
     """One iteration. `accounted` is the share of a time that its parts add up to; 1 is all of it.
 
     `execution_counters` are by stage, since the stage began to load. For a window of requests to a server,
-    `e2e_s` is one request's and shorter than the window; see `Sample` for `requests` and `failures`.
+    `e2e_s` is one request's and shorter than the window; see `Sample` for `requests`, `failures` and `unanswered_s`.
     """
 
     e2e_s: float
@@ -118,6 +118,7 @@ class Ran(msgspec.Struct, frozen=True, tag=True, rename={"execution_counters": C
     lasted_s: float | None = None
     requests: dict[str, tuple[float | None, ...]] = {}
     failures: dict[str, Failures] = {}
+    unanswered_s: tuple[float, ...] | None = None
     used: Used | None = None
 
     @property

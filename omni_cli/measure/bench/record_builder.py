@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from omni_cli.backends.execution.counters import since
 from omni_cli.measure.bench.checks import find_unaccounted_time, ineffective
@@ -142,6 +143,7 @@ class RecordBuilder:
         sample = Sample(
             block=block, position=position, number=number, e2e_s=ran.e2e_s, metrics=ran.metrics, work=ran.work,
             execution_counters=measured.ran(number, ran), requests=ran.requests, failures=ran.failures,
+            unanswered_s=UNSET if ran.unanswered_s is None else ran.unanswered_s,
         )  # fmt: skip
         measured.samples.append(sample)
         for kind, share in ran.accounted.items():

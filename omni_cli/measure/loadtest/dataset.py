@@ -42,7 +42,7 @@ _LEFT_OUT = ("session_id", "delay", "role", "type", "chat_id", "parent_chat_id",
 _BLOCK_LENS = (512, 256, 128, 64, 32, 16, 1)
 _SCALES: Mapping[TimeUnit, float] = {"seconds": 1.0, "milliseconds": 1e-3}
 # Requests per second that nobody means by a trace.
-_SLOWEST, _FASTEST = 1 / 60, 500.0
+_SLOWEST, _FASTEST = 1 / 60, 100.0
 _SAMPLING = {row.name: row.http["chat"] for row in FIELDS.values() if row.part == "sampling" and "chat" in row.http}
 _TURNS = ("conversations", "conversation", "messages")
 _HUMAN, _ANSWER = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")

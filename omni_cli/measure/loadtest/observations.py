@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import statistics
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from omni_cli.openai_api.client import Outcome
@@ -18,6 +20,7 @@ Canaries = Literal["new", "own"]
 NUM_CANARIES = 6
 _CANARY_TOKENS = 4
 _SAME_PAUSE, _LONGEST_PAUSE = 0.8, 2.0
+_FEW_SERVED, _FEW_QUEUED, _MOST = 8, 4, 0.85
 
 
 def has_prompt(body: Mapping[str, Any]) -> bool:
@@ -85,17 +88,62 @@ def parallel_limit(burst: Sequence[Outcome]) -> int | None:
     A server that is slow to begin requests, one after another, has no such step: its waits grow evenly. One that has
     to warm up for several requests begins the next ones long after that end.
     """
-    answers = [(item.answer.first_at, item.ended_s) for item in burst if item.answer is not None]
-    firsts = sorted(first for first, _ in answers if first is not None)
+    times = _service_times(burst)
+    firsts = sorted(first for _, first, _ in times)
     if len(firsts) < len(burst) or len(firsts) < 2:
         return None
-    began_s, ended_s = min(item.due_s for item in burst), min(end for _, end in answers)
+    began_s, ended_s = min(due for due, _, _ in times), min(end for _, _, end in times)
     served = sum(first < ended_s for first in firsts)
     if not 0 < served < len(firsts):
         return None
     step_s, pause_s, answer_s = firsts[served] - firsts[served - 1], firsts[0] - began_s, ended_s - firsts[0]
     has_waited = _SAME_PAUSE * pause_s <= firsts[served] - ended_s <= _LONGEST_PAUSE * pause_s + answer_s
     return served if has_waited and step_s > answer_s / 2 else None
+
+
+def limit_of_arrivals(outcomes: Collection[Outcome]) -> int | None:
+    """Return how many requests of an open loop were served at once, if the waits have a stair there: below it requests
+    begin when they arrive, and from it on when one of those before them has ended.
+
+    A server that begins requests one after another, or is slower the more it serves, has no such stair.
+    """
+    times = _service_times(outcomes)
+    if len(times) < len(outcomes) or len(times) < _FEW_SERVED:
+        return None
+    firsts, ends = sorted(first for _, first, _ in times), list[float]()
+    pause_s = min(first - due for due, first, _ in times)
+    turn_s = min(pause_s, statistics.median(later - first for first, later in itertools.pairwise(firsts)))
+    limit = served_at_once(outcomes, _SAME_PAUSE * pause_s)
+    # By how much each begins later than it would for one reason: at once, when a place is free, after the one before.
+    at_once, by_place, by_turn = list[float](), list[float](), list[float]()
+    before_s = -math.inf
+    for due, first, end in times:
+        if len(ends) < limit or ends[-limit] <= due:
+            at_once.append(first - due - pause_s)
+        else:
+            by_place.append(first - ends[-limit] - pause_s)
+            by_turn.append(first - max(due + pause_s, before_s + turn_s))
+        bisect.insort(ends, end)
+        before_s = max(before_s, first)
+    if len(by_place) < _FEW_QUEUED or statistics.median(end - first for _, first, end in times) < pause_s / 4:
+        return None
+    near_s = (ends[-1] - ends[0]) / (len(ends) - 1) / 4
+    shares = [statistics.fmean(abs(late_s) < near_s for late_s in lates) for lates in (at_once, by_place, by_turn)]
+    return limit if min(shares[:2]) > _MOST > shares[2] else None
+
+
+def served_at_once(outcomes: Iterable[Outcome], pause_s: float = 0.0) -> int:
+    """Return how many requests were answered at the same time: each from `pause_s` before its first output, and for
+    most of its answer, since ends are noticed late."""
+    spans = [(first - pause_s, first + _MOST * (end - first)) for _, first, end in _service_times(outcomes)]
+    steps = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    return max(itertools.accumulate(step for _, step in steps), default=0)
+
+
+def _service_times(outcomes: Iterable[Outcome]) -> list[tuple[float, float, float]]:
+    """Return when the answered requests were due, when they began and when they ended, in the order of the first."""
+    found = [(item.due_s, item.answer.first_at or item.answer.audio_at, item) for item in outcomes if item.answer]
+    return sorted((due, first, item.ended_s) for due, first, item in found if first is not None)
 
 
 def usual_limit(limits: Sequence[int | None]) -> int | None:

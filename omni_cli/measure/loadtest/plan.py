@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -24,7 +24,14 @@ from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.slo import check_limits_apply, row_limits
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
-from omni_cli.measure.loadtest.observations import Canaries, ask_canaries, parallel_limit, usual_limit
+from omni_cli.measure.loadtest.observations import (
+    Canaries,
+    ask_canaries,
+    limit_of_arrivals,
+    parallel_limit,
+    served_at_once,
+    usual_limit,
+)
 from omni_cli.measure.loadtest.server_energy import ServerEnergy
 from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
 from omni_cli.measure.loadtest.window import Window, check_sound, window_metrics, window_work
@@ -32,11 +39,13 @@ from omni_cli.measure.loadtest.workload import OutgoingRequest, RequestMaker, Se
 from omni_cli.openai_api.client import Client, Outcome, Target, find_targets
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.records.metrics import E2E
-from omni_cli.records.record import ANSWERS, NO_OUTPUTS, Failures, describe_failures
+from omni_cli.records.record import ANSWERS, NO_OUTPUTS, RATE, Failures, describe_failures
 from omni_cli.stats.referee import OBSERVATIONS
 
 if TYPE_CHECKING:
     import numpy as np
+
+T = TypeVar("T")
 
 _SPARE_FILES = 64
 _HINTS = {
@@ -168,6 +177,7 @@ class ServerVariant:
         # Filled while windows run; the record has the state at its end.
         self._observed: dict[str, object] = {"extra_requests": 0, "parallel_limit": None}
         self._limits: list[int | None] = []
+        self._most_at_once = 0
         self._clients: Clients | None = None
         if isinstance(traffic, ClosedLoop):
             # One client alone is never in step with others.
@@ -203,38 +213,61 @@ class ServerVariant:
         """
         await self._turn.take(self)
         requests = await asyncio.to_thread(self._maker.requests, number)
-
-        async def send(index: int, due_s: float) -> Outcome:
-            return await self._send(requests[index], due_s)
-
         if number == 0 and self.reads_energy:
             await self._energy.open()
         if number == 0 and self.canaries is not None:
             await self._ask_canaries()
         before = await self._energy.read()
-        began_s = time.perf_counter()
-        clients = offered_s = None
-        if isinstance(self._traffic, ClosedLoop):
-            clients = self._traffic.concurrency
-            assert self._clients is not None
-            is_burst = not self._clients.are_busy
-            outcomes = await self._clients.window(send, len(requests))
-            self._observe(self._clients, is_burst=is_burst)
-        else:
-            offered_s = self._traffic.offered_s(len(requests))
-            outcomes = await self._traffic.run(send, len(requests), number)
-        ended_s = time.perf_counter()
+        sent = await self._send_window(requests, number)
         after = await self._energy.read()
-        outcomes = await asyncio.to_thread(lambda: [*map(check_sound, outcomes)])
-        window = Window(tuple(outcomes), began_s, ended_s, clients, offered_s)
+        window = await _to_the_end(lambda: replace(sent, outcomes=tuple(map(check_sound, sent.outcomes))))
         if not window.answers:
             raise self._no_answer(window, when)
         if number == 0:
             check_limits_apply(window.rows(), row_limits(self._workload.slos), f"`{self.name}`")
-        ran = await asyncio.to_thread(self._ran, window, outputs)
+        ran = await _to_the_end(lambda: self._ran(window, outputs))
         # Other requests are in flight at the edges of a closed loop's window.
-        used = self._energy.get_used(before, after, window.span_s if clients else None)
+        used = self._energy.get_used(before, after, window.span_s if window.clients else None)
         return msgspec.structs.replace(ran, used=used if self.reads_energy else None)
+
+    async def _send_window(self, requests: Sequence[OutgoingRequest], number: int) -> Window:
+        """Send the requests of a window. An interrupt, after which the task is still `cancelling`, ends the window with
+        the answers so far."""
+        sent: dict[int, float] = {}
+        outcomes: dict[int, Outcome] = {}
+
+        async def send(index: int, due_s: float) -> Outcome:
+            sent[index] = due_s
+            outcomes[index] = outcome = await self._send(requests[index], due_s)
+            return outcome
+
+        began_s, count = time.perf_counter(), len(requests)
+        clients = offered_s = unanswered_s = None
+        try:
+            if isinstance(self._traffic, ClosedLoop):
+                clients = self._traffic.concurrency
+                assert self._clients is not None
+                is_burst = not self._clients.are_busy
+                await self._clients.window(send, count)
+                if is_burst and self._clients.burst:
+                    self._limits.append(parallel_limit(self._clients.burst))
+                self._observed["extra_requests"] = self._clients.num_extras
+            else:
+                offered_s = self._traffic.offered_s(count)
+                self._limits.append(limit_of_arrivals(await self._traffic.run(send, count, number)))
+                self._most_at_once = max(self._most_at_once, served_at_once(outcomes.values()))
+                self._observed["served_at_once"] = self._most_at_once
+            self._observed["parallel_limit"] = usual_limit(self._limits)
+        except asyncio.CancelledError:
+            if not any(outcome.answer for outcome in outcomes.values()):
+                raise
+            now_s = time.perf_counter()
+            unanswered_s = tuple(now_s - due_s for index, due_s in sent.items() if index not in outcomes)
+            offered_s = offered_s and min(offered_s, now_s - began_s)
+        answered = tuple(outcomes[index] for index in sorted(outcomes))
+        if unanswered_s is not None and self._clients is not None:
+            await self._clients.close()
+        return Window(answered, began_s, time.perf_counter(), clients, offered_s, unanswered_s)
 
     async def rest(self) -> None:
         """Wait for the answers to requests that were sent, and send no more."""
@@ -254,12 +287,6 @@ class ServerVariant:
             self._observed |= await ask_canaries(bodies, post, asks_own=self.canaries == "own")
             self._observed |= {} if dataset is None else {"distinct_requests": len(dataset.requests)}
 
-    def _observe(self, clients: Clients, *, is_burst: bool) -> None:
-        if is_burst and clients.burst:
-            self._limits.append(parallel_limit(clients.burst))
-            self._observed["parallel_limit"] = usual_limit(self._limits)
-        self._observed["extra_requests"] = clients.num_extras
-
     async def _send_extra(self, index: int, due_s: float) -> Outcome:
         return await self._send(self._maker.extra_request(index), due_s)
 
@@ -268,17 +295,19 @@ class ServerVariant:
         if outputs is not None:
             save_arrays(outputs, arrays)
         metrics = window_metrics(window, self._workload.slos)
+        is_partial = bool(window.failures) or window.unanswered_s is not None
         return Ran(
             e2e_s=metrics.pop(E2E),
             metrics=metrics,
             work=window_work(window),
             # Missing answers cannot be compared.
-            output_sha256=None if window.failures else hash_answers(window.answers, arrays),
+            output_sha256=None if is_partial else hash_answers(window.answers, arrays),
             accounted={},
             memory={},
             lasted_s=window.ended_s - window.began_s,
             requests=window.columns(),
             failures=window.failures,
+            unanswered_s=window.unanswered_s,
         )
 
     def _no_answer(self, window: Window, when: str) -> VariantError:
@@ -287,6 +316,15 @@ class ServerVariant:
             f"`{self.name}` answered none of {len(window.outcomes)} requests ({when}): {describe_failures(failures)}",
             hint=hint_on(failures),
         )
+
+
+async def _to_the_end(work: Callable[[], T]) -> T:
+    """Work in a thread, also if this task is cancelled meanwhile: nothing measured is lost."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    return task.result()
 
 
 def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
@@ -305,6 +343,7 @@ def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
             arrays[f"{number}.tokens.text"] = np.frombuffer("\0choice\0".join(ended).encode(), np.uint8)
         if answer.sound is not None:
             arrays[f"{number}.audio.0"] = answer.sound.samples
+            arrays[f"{number}.audio.0{RATE}"] = np.array(answer.sound.sample_rate)
         for position, image in enumerate(answer.images):
             arrays[f"{number}.image.{position}"] = _pixels(image)
     return arrays

@@ -53,7 +53,8 @@ class Window:
     """`began_s` and `ended_s` are of `time.perf_counter`.
 
     A closed loop has `clients`. In an open loop, the requests have times at which they were due, within `offered_s`
-    seconds; None if that is at once.
+    seconds; None if that is at once. `unanswered_s` are the times for which requests had waited when an interrupt cut
+    the window; None for a whole one.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -61,6 +62,7 @@ class Window:
     ended_s: float
     clients: int | None = None
     offered_s: float | None = None
+    unanswered_s: tuple[float, ...] | None = None
 
     @property
     def span_s(self) -> float:
@@ -70,11 +72,17 @@ class Window:
         (Little's law): in it, clients that are never idle get these answers, whatever happens at the window's edges.
         Of an open loop, the time in which the requests arrive, and what the answers fall behind in it. Of requests
         that are sent at once, the time to the last answer.
+
+        Where an interrupt cut the window, a closed loop's requests in flight count by the share of the mean time that
+        they have had, and an open loop's as if they were served, unless they have waited longer than any answer took.
         """
+        times, waits = [outcome.done_s - outcome.due_s for outcome in self.outcomes], self.unanswered_s or ()
         if self.clients is not None:
-            return sum(outcome.done_s - outcome.due_s for outcome in self.outcomes) / self.clients
+            shares = sum(min(1.0, wait_s * len(times) / sum(times)) for wait_s in waits)
+            return (sum(times) + sum(waits)) / self.clients * len(times) / (len(times) + shares)
         if self.offered_s is not None:
-            return self.offered_s * (1 + self.backlog_growth)
+            served = len(times) + sum(wait_s <= max(times) for wait_s in waits)
+            return self.offered_s * (1 + self.backlog_growth) * len(times) / served
         return self.ended_s - self.began_s
 
     @property
@@ -201,6 +209,7 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
         "input_tokens": answer.input_tokens,
         "output_tokens": answer.output_tokens,
         "chunks": answer.num_chunks or None,
+        "hidden_tokens": answer.hidden_tokens or None,
         "first_tokens": answer.first_tokens,
         # Of speech; the length of a text is a setting.
         "is_cut": None if answer.text or answer.finish_reason is None else answer.finish_reason == "length",

@@ -198,7 +198,9 @@ class RequestMaker:
         body, input_len = self._body(number, index)
         if not self._workload.endpoint.sends_speech:
             output_len = body.get("max_completion_tokens") or body.get("max_tokens")
-            asked = {"asked_input_len": input_len, "asked_output_len": output_len if type(output_len) is int else None}
+            n = body.get("n")
+            whole = output_len * (n if type(n) is int else 1) if type(output_len) is int else None
+            asked = {"asked_input_len": input_len, "asked_output_len": whole}
             return OutgoingRequest(msgspec.json.encode(body), asked)
         samples, rate = _read_speech()[(number * self._count + index) % len(_read_speech())]
         return OutgoingRequest(sound_form(body, encode_wav(samples, rate)), {}, len(samples) / rate)

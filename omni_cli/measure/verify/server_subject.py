@@ -195,7 +195,7 @@ class ServerSubject(Subject):
     def _read_text(self, request: GenerateRequest, reader: ReplyReader) -> RouteAnswer:
         """Return the answer of a document, or of the events of a stream, whose texts are joined."""
         replies, answer = reader.replies, reader.answer
-        choices = [choice for reply in replies for choice in reply.choices or ()]
+        choices = [choice for reply in replies for choice in reply.choices or () if choice is not None]
         if self._route in _TEXT_ROUTES and not choices:
             raise ValueError("it has no choices")
         for position, choice in enumerate(choices):

@@ -18,7 +18,8 @@ from omni_cli.stats.referee import get_observed
 pytestmark = pytest.mark.slow
 
 FAIR = Plan(first_s=0.04, gap_s=0.004, tokens=12)
-OPTIONS = ("--output-len", "12", "--concurrency", "4", "--num-requests", "8", "--num-iters-warmup", "1", "--num-iters")
+LOAD = ("--concurrency", "4", "--num-requests", "8")
+OPTIONS = ("--output-len", "12", "--num-iters-warmup", "1", "--num-iters")
 
 Measure = Callable[..., tuple[int, str]]
 
@@ -33,7 +34,8 @@ def measure(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_
         with ExitStack() as stack:
             for server in servers:
                 stack.enter_context(server)
-            code = run(["loadtest", *(server.url for server in servers), *OPTIONS, windows, *arguments])
+            load = () if "--request-rate" in arguments else LOAD
+            code = run(["loadtest", *(server.url for server in servers), *load, *OPTIONS, windows, *arguments])
         return code, capsys.readouterr().err
 
     return call
@@ -96,6 +98,30 @@ def test_prompts_that_an_earlier_run_has_sent_are_named(measure: Measure) -> Non
     again._seen = cached._seen
     code, err = measure([again], "--baseline", "first.json", "--strict")
     assert "it has seen them before" in err and code == 4
+
+
+def rate_for(places: int) -> tuple[Plan, tuple[str, ...]]:
+    """A plan, and twice the load that a server with so many places can serve of it."""
+    plan = changed(gap_s=0.01 * places)
+    rate = 2 * places / (plan.first_s + 11 * plan.gap_s)
+    return plan, ("--request-rate", f"{rate:.4g}", "--num-requests", str(8 + 4 * places), "--strict")
+
+
+@pytest.mark.parametrize("places", [1, 2, 4])
+def test_a_limit_is_named_in_an_open_loop(measure: Measure, places: int) -> None:
+    plan, load = rate_for(places)
+    code, err = measure([fixed(plan), fixed(plan, parallel=places)], *load)
+    assert f"at once, in which 0 is none: {places} of" in err
+    assert code == 4 and "conditions.parallel limit" in err
+
+
+@pytest.mark.parametrize(("places", "slower"), [(2, 1.0), (4096, 3.0)])
+def test_fair_pairs_in_an_open_loop_raise_nothing(measure: Measure, places: int, slower: float) -> None:
+    """The same limit for both, and a slow server without one."""
+    plan, load = rate_for(2)
+    servers = [fixed(plan, parallel=places), fixed(changed(gap_s=plan.gap_s * slower), parallel=places)]
+    code, err = measure(servers, *load[:-1])  # not `--strict`: the client may be late, as well
+    assert code in (0, 3) and "at once" not in err
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2, 3))])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from support.chat_server import ChatServer
 from support.planned_server import Plan, PlannedServer
 
@@ -254,6 +257,47 @@ def test_windows_from_before_a_server_dies_are_kept(loadtest: LoadTest) -> None:
     assert "4 requests, none failed" in out
 
 
+def stops_after(position: int, name: signal.Signals) -> PlannedServer:
+    """A server that stops the command as Ctrl-C does, after this one of all windows' requests, and then is slow."""
+    stopped: list[int] = []
+
+    def plan(number: int) -> Plan:
+        if not stopped and number and server.bodies[-1]["seed"] == position:
+            stopped.append(number)
+            os.kill(os.getpid(), name)
+        return Plan(first_s=3.0 if stopped else 0.05)
+
+    server = PlannedServer(plan)
+    return server
+
+
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("load", ["trace", "closed"])
+def test_an_interrupt_keeps_the_answers_of_its_window(load: str, name: signal.Signals, loadtest: LoadTest) -> None:
+    Path("trace.jsonl").write_text("".join(f'{{"prompt": "{n}", "arrival_s": {n / 20}}}\n' for n in range(20)))
+    few = ("--num-iters-warmup", "1", "--num-iters", "2", "--output-json", "r.json")
+    words = ("--requests", "trace.jsonl") if load == "trace" else ("--concurrency", "2", "--num-requests", "20")
+    with stops_after(34, name) as server:
+        code, out, err = loadtest(server.url, *words, *few)
+    assert code == 130 and "error: interrupted" in err
+    (sample,) = record().variants[0].samples
+    assert sample.unanswered_s and len(sample.unanswered_s) <= 2 and "of its requests had no answer yet" in err
+    answered = len(sample.requests["e2e_s"])
+    assert 12 <= answered <= 17 and sample.failures == {} and f"{answered} requests, none failed" in out
+    # Two clients of 0.05 s each, and 20 requests per second.
+    assert sample.metrics["requests_per_second"] <= (22 if load == "trace" else 40)
+    assert run(["compare", "r.json", "r.json"]) in (0, 3)
+
+
+def test_an_interrupt_after_whole_windows_leaves_their_comparison_as_it_is(loadtest: LoadTest) -> None:
+    few = ("--num-iters-warmup", "1", "--num-requests", "8", "--output-json", "r.json")
+    with PlannedServer(lambda _: Plan()) as first, stops_after(3 * 8 + 5, signal.SIGINT) as second:
+        code, out, err = loadtest(first.url, second.url, *few, "--num-iters", "9", "--concurrency", "2")
+    assert code == 130 and "not comparable" not in err
+    assert [variant.samples[-1].unanswered_s is UNSET for variant in record().variants] == [True, False]
+    assert "work." not in out and "identical" in out
+
+
 def test_a_request_that_hangs_is_a_failure(loadtest: LoadTest) -> None:
     with PlannedServer(lambda number: Plan(first_s=5.0 if number == 6 else 0.0)) as server:
         code, _, err = loadtest(server.url, *SHORT, "--request-timeout", "0.5")
@@ -287,6 +331,25 @@ def test_the_rate_of_speech_is_stated_or_assumed(
     for sample in record().variants[0].samples:
         assert sample.requests["audio_s"] == (audio_s,) * 4 and ("is_rate_assumed" in sample.requests) == warns
         assert sample.metrics["underruns"] == 0 and sample.metrics["slo_attainment"] == 1
+
+
+@pytest.mark.parametrize(("silent", "attainment"), [(1, 0.0), (2, 0.5)])
+def test_a_silent_answer_is_said_and_misses_a_limit_on_what_is_heard(
+    silent: int, attainment: float, loadtest: LoadTest
+) -> None:
+    """All answers, or every second one."""
+    sounds = [Plan(sound=(piece * 4800,), content_type="audio/pcm;rate=24000") for piece in (b"\0\0", b"\0\x20")]
+    with PlannedServer(lambda number: sounds[number % silent]) as server:
+        code, _out, err = loadtest(server.url, "--endpoint", "speech", "--slo", "heard:30s", *SHORT)
+    assert code == 0 and f"{8 // silent} of 8 answers are silent" in err
+    assert [sample.metrics["slo_attainment"] for sample in record().variants[0].samples] == [attainment] * 2
+
+
+def test_choices_of_a_request_add_up_to_what_was_asked(loadtest: LoadTest) -> None:
+    with PlannedServer(lambda _: Plan(tokens=4)) as server:
+        code, _, err = loadtest(server.url, *SHORT, "--output-len", "4", "--extra-body", '{"n": 2}')
+    assert code == 0 and "100.0% of the answers are shorter than asked: 4 tokens" in err
+    assert record().variants[0].samples[0].requests["asked_output_len"] == (8,) * 4
 
 
 def test_what_is_not_the_sound_that_was_asked_for_is_a_failure(loadtest: LoadTest) -> None:

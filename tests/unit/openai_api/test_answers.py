@@ -218,3 +218,73 @@ def test_invalid_transcripts(body: bytes) -> None:
     reader.feed(body, 1.0)
     with pytest.raises(AnswerError):
         reader.finish()
+
+
+def test_nulls_lists_of_parts_and_counts_with_a_fraction_are_read() -> None:
+    reader = ChatReader()
+    reader.feed(event({"choices": [None]}), 1.0)
+    reader.feed(piece({"tool_calls": [None], "content": []}), 1.5)
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    reader.feed(piece({"content": [thought]}), 2.0)
+    reader.feed(piece({"content": [{"type": "text", "text": "he"}, {"text": "llo"}]}) + piece({}, "stop"), 3.0)
+    usage = {"prompt_tokens": 7.0, "completion_tokens": 9.0, "completion_tokens_details": {"reasoning_tokens": 6.0}}
+    reader.feed(event({"choices": None, "usage": usage}), 4.0)
+    reader.finish()
+    answer = reader.answer
+    assert (answer.first_at, answer.last_at, answer.text) == (2.0, 3.0, ["hm", "hello"])
+    assert (answer.choices[0].reasoning, answer.content) == (["hm"], ["hello"])
+    assert (answer.input_tokens, answer.output_tokens, answer.hidden_tokens) == (7, 9, 0), "its reasoning was sent"
+
+
+@pytest.mark.parametrize(("chunks", "hidden"), [(3, 6), (9, 0)])
+def test_reasoning_without_chunks_is_hidden(chunks: int, hidden: int) -> None:
+    """Where there are more chunks than other tokens, the reasoning is in them."""
+    reader = ChatReader()
+    for number in range(chunks):
+        reader.feed(piece({"content": "a "}), float(number))
+    usage = {"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 6}}
+    reader.feed(piece({}, "stop") + event({"choices": [], "usage": usage}), 9.0)
+    assert reader.answer.hidden_tokens == hidden
+
+
+def test_a_transcript_may_be_plain_text() -> None:
+    reader = TranscriptReader()
+    reader.answer.content_type = "text/plain; charset=utf-8"
+    reader.feed('na"ïve'.encode(), 1.0)
+    reader.finish()
+    assert reader.answer.content == ['na"ïve']
+    reader.answer.content_type = "text/html"
+    with pytest.raises(AnswerError, match="not a valid response"):
+        reader.finish()
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (b'{"error": {"message": "busy"}}', "without a finish_reason: {.error.: {.message.: .busy.}}"),
+        (b'event: error\ndata: {"message": "busy", "code": 500}\n\n', "^busy$"),
+        (b'data: {"object": "error", "message": "busy"}\n\n', "^busy$"),
+        (b'data: {"error": {"message": "busy"}, "choices": null}\n\n', "^busy$"),
+        (b": busy\n\n", "without a finish_reason$"),
+    ],
+)
+def test_an_error_in_place_of_an_answer_is_said(sent: bytes, message: str) -> None:
+    def read() -> None:
+        reader = ChatReader()
+        reader.feed(sent, 1.0)
+        reader.finish()
+
+    with pytest.raises(AnswerError, match=message):
+        read()
+
+
+@pytest.mark.parametrize(("tokens", "details", "later"), [(60, {}, None), (60, {"audio_tokens": 58}, 1), (2, {}, 1)])
+def test_tokens_that_may_be_those_of_sound_are_not_counted_as_text(
+    tokens: int, details: dict[str, int], later: int | None
+) -> None:
+    reader = ChatReader()
+    reader.feed(piece({"content": "h"}) + piece({"content": "i"}), 1.0)
+    reader.feed(piece({"audio": {"data": base64.b64encode(b"\1\0" * 99).decode()}}), 2.0)
+    usage = {"completion_tokens": tokens, "completion_tokens_details": details}
+    reader.feed(piece({}, "stop") + event({"choices": [], "usage": usage}), 3.0)
+    assert reader.answer.later_tokens == later

@@ -13,7 +13,7 @@ import pytest
 
 from omni_cli.core.errors import AnswerError
 from omni_cli.openai_api.reading import ChatReader, ServerAnswer, SpeechReader
-from omni_cli.openai_api.sound import SAMPLE_RATE
+from omni_cli.openai_api.sound import SAMPLE_RATE, find_format
 from omni_cli.requests.encoding import encode_audio, encode_wav
 
 VOICE = (0.3 * np.sin(np.arange(9600) / 10)).astype(np.float32)
@@ -42,6 +42,8 @@ def read(*pieces: bytes, content_type: str = "", asked: str | None = "pcm", rate
         ("audio/pcm;rate=44100", 44_100, 1),
         ("audio/L16; rate=16000; channels=1", 16_000, 1),
         ('Audio/PCM; Rate="48000";channels=2', 48_000, 2),
+        ("audio/pcm16; codecs=pcm_s16le; samplerate=16000", 16_000, 1),
+        ("audio/x-pcm;sample_rate=16000", 16_000, 1),
         ("application/octet-stream", None, 1),
         ("audio/pcm; rate=fast", None, 1),
         ("", None, 1),
@@ -53,6 +55,16 @@ def test_the_rate_is_in_the_media_type(content_type: str, rate: int | None, chan
     assert sound.samples.shape == ((9600,) if channels == 1 else (4800, 2))
     given = read(PCM, content_type=content_type, rate=8000).sound
     assert given.sample_rate == (rate or 8000) and not given.is_rate_assumed
+
+
+@pytest.mark.parametrize("name", ["mp3", "aac"])
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100])
+def test_frames_are_known_without_a_tag(name: str, rate: int) -> None:
+    sound = encode_audio(np.sin(np.arange(rate) / 9).astype(np.float32) / 2, rate, name)
+    with pytest.raises(AnswerError, match="is not pcm, as asked for"):
+        read(sound, content_type="audio/pcm")
+    samples = sound[:2] + PCM  # which begin like one
+    assert find_format(samples, "audio/pcm", "pcm") == "pcm" and find_format(sound, "audio/pcm", "pcm") == name
 
 
 @pytest.mark.parametrize("data_bytes", [0, 0xFFFFFFFF, 0x7FFFFFFF, len(PCM)])

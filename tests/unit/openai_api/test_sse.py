@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.openai_api.reading import EventParser
+from omni_cli.openai_api.events import EventParser
 
 line_ends = st.sampled_from([b"\n", b"\r\n", b"\r"])
 # Anything that is one line: no line end in it.

@@ -130,3 +130,42 @@ def test_an_output_far_off_is_not_trimmed_and_a_share_is_not_sure() -> None:
     assert equal.mean == 1.0 and equal.ci95 == pytest.approx((0.6756, 1.0), abs=1e-4), "Wilson's interval of 8 of 8"
     half = outputs_quality([{"exact_match": float(index % 2)} for index in range(8)])
     assert half["exact_match"] == 0.5, "the share, not the worst of the shares"
+
+
+IMAGE, SOUND, RATE_OF = np.zeros((4, 4, 3), np.uint8), np.zeros(100, np.float32), np.array(24_000)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "unlike"),
+    [
+        ({"image.0": IMAGE}, {"image.0": np.zeros((4, 8, 3), np.uint8)}, {"unmatched": 1}),
+        ({"image.0": IMAGE, "image.1": IMAGE}, {"image.0": IMAGE}, {"missing": 1}),
+        ({"image.0": IMAGE}, {"tokens.text": np.zeros(3, np.uint8)}, {"missing": 1}),
+        ({"video.0": np.stack([IMAGE] * 3)}, {"video.0": np.stack([IMAGE] * 4)}, {"unmatched": 1}),
+        ({"audio.0": SOUND}, {"audio.0": SOUND[:99]}, {"unmatched": 1}),
+        (
+            {"audio.0": SOUND, "audio.0.rate": RATE_OF},
+            {"audio.0": SOUND, "audio.0.rate": RATE_OF // 2},
+            {"unmatched": 1},
+        ),
+        ({"audio.0": SOUND, "audio.0.rate": RATE_OF}, {"audio.0": SOUND + 1, "audio.0.rate": RATE_OF}, {}),
+        ({"tokens.text": np.zeros(3, np.uint8)}, {"tokens.text": np.zeros(4, np.uint8)}, {}),
+    ],
+)
+def test_outputs_of_another_number_size_length_or_rate_are_counted(
+    first: dict[str, np.ndarray], second: dict[str, np.ndarray], unlike: dict[str, int]
+) -> None:
+    """Beside a request whose outputs have a measure."""
+    both = [{f"0.{name}": array for name, array in arrays.items()} for arrays in (first, second)]
+    quality = outputs_quality(request_qualities({**both[0], "1.image.0": IMAGE}, {**both[1], "1.image.0": IMAGE + 1}))
+    assert {name: quality[name] for name in ("unmatched", "missing") if name in quality} == unlike
+    assert quality["compared"] == 2 and quality["psnr_db"] == pytest.approx(48.1, abs=0.1)
+
+
+def test_kept_outputs_of_another_size_are_counted() -> None:
+    large, other = (
+        np.random.default_rng(seed).integers(0, 256, (1400, size, 3), np.uint8) for seed, size in ((0, 1400), (1, 1401))
+    )
+    kept = [kept_outputs({"0.image.0": image}, None) for image in (large, other)]
+    distance = kept_distance(*kept)
+    assert distance.unmatched == 1 and distance.missing is UNSET

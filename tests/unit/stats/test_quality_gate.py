@@ -43,6 +43,17 @@ def test_equal_outputs_pass_and_unmeasured_ones_do_not() -> None:
     )
 
 
+def test_outputs_of_another_number_or_size_are_a_mismatch() -> None:
+    """The others meet the limit; words, prompts and tokens can be compared whatever the size is."""
+    sizes = Outputs(False, None, psnr_db=50.0, wer=0.0, clip_score=30.0, exact_match=1.0, compared=8, unmatched=2)
+    mismatch = "outputs of `b` and `a` must have psnr_db>=40; 2 of 8 requests have another number, size, length or rate"
+    assert verdict(sizes, PSNR) == ("output mismatch", (mismatch,))
+    numbers = Outputs(False, None, psnr_db=50.0, wer=0.0, clip_score=30.0, exact_match=1.0, compared=8, missing=1)
+    words = [QualityLimit(name, "<=" if name == "wer" else ">=", 0.0) for name in ("wer", "clip_score", "exact_match")]
+    assert [verdict(sizes, limit)[0] for limit in words] == ["pass"] * 3
+    assert [verdict(numbers, limit)[0] for limit in words] == ["output mismatch"] * 2 + ["pass"]
+
+
 def test_a_limit_is_a_measure_a_relation_and_a_number() -> None:
     assert parse_quality(" psnr_db >= 40 ", MEASURES) == PSNR
     assert parse_quality("max_abs_diff<=1e-3", MEASURES) == QualityLimit("max_abs_diff", "<=", 0.001)

@@ -186,6 +186,8 @@ def times(*values: float, key: str = "timestamp") -> str:
     [
         (times(*(at / 2 for at in range(20))), "seconds"),
         (times(*range(10)), "seconds"),
+        (times(*range(0, 90, 3)), "seconds"),
+        (times(0, 4, 13, 17, 30, 31), "seconds"),
         (times(*(30.25 * at for at in range(20))), "seconds"),
         (times(1_764_000_000.0, 1_764_000_001.5), "seconds"),
         (times(0, 500, 1000, key="arrival_s"), "milliseconds"),

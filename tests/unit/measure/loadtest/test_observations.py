@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from omni_cli.measure.loadtest.observations import has_prompt, new_prompt, parallel_limit, short_answer
+from omni_cli.measure.loadtest.observations import (
+    has_prompt,
+    limit_of_arrivals,
+    new_prompt,
+    parallel_limit,
+    served_at_once,
+    short_answer,
+)
 from omni_cli.openai_api.client import Outcome
 from omni_cli.openai_api.reading import ServerAnswer
 
@@ -60,3 +70,66 @@ def burst(*firsts: float, answer_s: float = 0.03) -> list[Outcome]:
 )
 def test_a_limit_makes_the_next_begin_when_one_ends(firsts: tuple[float, ...], limit: int | None) -> None:
     assert parallel_limit(burst(*firsts)) == limit
+
+
+Serve = Callable[[list[float], random.Random], list[tuple[float, float]]]
+"""Returns when requests that arrive at these times have their first output, and their last."""
+
+
+def with_places(limit: int, slower: float = 0.0) -> Serve:
+    """So many at a time, or any number; each begins after 0.05 s and lasts for 0.1 to 0.3, the more it serves by
+    `slower`."""
+
+    def serve(arrivals: list[float], noise: random.Random) -> list[tuple[float, float]]:
+        places, spans = [0.0] * limit, []
+        for due in arrivals:
+            begins = max(due, heapq.heappop(places))
+            pace = 1 + slower * sum(end > begins for end in places)
+            first = begins + 0.05 * pace + noise.uniform(0, 0.003)
+            spans.append((first, first + noise.uniform(0.1, 0.3) * pace))
+            heapq.heappush(places, spans[-1][1] + noise.uniform(0, 0.003))
+        return spans
+
+    return serve
+
+
+def in_turn(answer_s: float) -> Serve:
+    """One after another until the first output, each for 0.05 s."""
+
+    def serve(arrivals: list[float], noise: random.Random) -> list[tuple[float, float]]:
+        turns, now_s = [], 0.0
+        for due in arrivals:
+            now_s = max(now_s, due) + 0.05
+            turns.append((now_s + noise.uniform(0, 0.003), now_s + answer_s))
+        return turns
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("serve", "rate", "limit"),
+    [
+        *((with_places(limit), 8.0 * limit, limit) for limit in (1, 2, 4)),
+        *((with_places(limit), 1000.0, limit) for limit in (1, 2, 4)),
+        (with_places(4, slower=0.1), 20.0, 4),
+        *((with_places(1000, slower), rate, None) for slower in (0.0, 0.05, 0.3) for rate in (5.0, 20.0, 100.0)),
+        *(
+            (in_turn(answer_s), rate, None)
+            for answer_s in (0.04, 0.06, 0.1, 0.15, 0.3)
+            for rate in (15.0, 30.0, 1000.0)
+        ),
+    ],
+)
+def test_a_limit_in_an_open_loop_is_a_stair_of_the_waits(serve: Serve, rate: float, limit: int | None) -> None:
+    found = []
+    for seed in range(12):
+        noise = random.Random(seed)
+        arrivals = sorted(noise.uniform(0, 40 / rate) for _ in range(40))
+        spans = serve(arrivals, noise)
+        outcomes = [
+            Outcome(due, due, end, ServerAnswer(first_at=first, last_at=end))
+            for due, (first, end) in zip(arrivals, spans, strict=True)
+        ]
+        found.append(limit_of_arrivals(outcomes))
+        assert limit is None or served_at_once(outcomes) <= limit
+    assert found.count(limit) > 6 and set(found) <= {limit, None}

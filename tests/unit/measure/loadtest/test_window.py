@@ -105,6 +105,27 @@ def test_rates_of_an_open_loop_are_those_of_the_arrivals_that_are_served(behind:
     assert found["requests_per_second"] == pytest.approx(rate)
 
 
+@pytest.mark.parametrize(
+    ("waits", "rate"),
+    [((0.5, 0.25), 4.0), ((), 4.0), ((1.0, 9.0), 4 * 18 / 26)],  # at most one answer each, however long they wait
+)
+def test_a_cut_window_of_a_closed_loop_counts_what_its_requests_in_flight_have_had(
+    waits: tuple[float, ...], rate: float
+) -> None:
+    outcomes = [outcome(number / 4, number / 4 + 1.0) for number in range(16)]
+    cut = replace(window(*outcomes, clients=4), unanswered_s=waits)
+    assert window_metrics(cut, [])["requests_per_second"] == pytest.approx(rate)
+
+
+def test_a_cut_window_of_an_open_loop_serves_what_is_in_flight_unless_it_hangs() -> None:
+    """8 requests per second for 4 s, each of which takes 1 s; and the same where half of them are never answered."""
+    outcomes = [outcome(number / 8, number / 8 + 1.0) for number in range(24)]
+    cut = replace(window(*outcomes, clients=None, offered_s=4.0), unanswered_s=tuple(n / 8 for n in range(1, 9)))
+    assert window_metrics(cut, [])["requests_per_second"] == pytest.approx(8.0)
+    hung = replace(cut, outcomes=tuple(outcomes[:12]), unanswered_s=tuple(n / 8 for n in range(1, 21)))
+    assert window_metrics(hung, [])["requests_per_second"] == pytest.approx((12 + 8) / 4)
+
+
 def test_a_backlog_needs_a_trend() -> None:
     """Latencies without a trend over the arrivals are noise."""
     times = [4.0 + (number * 7 % 13) / 10 for number in range(32)]
