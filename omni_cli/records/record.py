@@ -100,11 +100,23 @@ class KeptOutput(msgspec.Struct, frozen=True, kw_only=True):
     gain: float | None = None
 
 
+class DeviceLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Median clock and power of one device while a variant had it to itself; `max_sm_clock_mhz` is the highest clock
+    that the device has, `power_limit_w` the limit in force, None where it does not tell."""
+
+    index: int
+    sm_clock_mhz: float
+    max_sm_clock_mhz: float | None = None
+    power_w: float
+    power_limit_w: float | None = None
+
+
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """One of the compared configurations. `settings` are the requested ones, `effective` those that ran; `error` is set
     if some failed.
 
-    `outputs` are some of its first iteration, if they were asked for.
+    `outputs` are some of its first iteration, if they were asked for. `device_load` is empty without a device, where
+    runs were too short to tell whose load it was, and in earlier records.
     """
 
     name: str
@@ -115,6 +127,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory = Memory()
     output_sha256: str | None = None
     outputs: tuple[KeptOutput, ...] = ()
+    device_load: tuple[DeviceLoad, ...] = ()
     error: str | None = None
 
     @property
@@ -304,6 +317,10 @@ def first_variant_problem(variants: Sequence[Variant]) -> str | None:
         for name in REPORTED_MEMORY:
             if not 0 <= (getattr(variant.memory, name) or 0) < _MAX_BYTES_MEASURED:
                 return f"variant `{visible(variant.name, 80)}`: `{name}` is not a number of bytes"
+        for load in variant.device_load:
+            values = (load.index, load.sm_clock_mhz, load.max_sm_clock_mhz, load.power_w, load.power_limit_w)
+            if not all(0 <= value <= _MAX_SECONDS for value in values if value is not None):
+                return f"variant `{visible(variant.name, 80)}`: a value of its `device_load` is out of range"
     return None
 
 
