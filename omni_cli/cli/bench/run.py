@@ -119,7 +119,7 @@ def _show_report(report: BenchmarkReport, options: MeasureOptions) -> None:
         console.print_text(_text(view, options))
     _write_files(report, view, options)
     for note in view.notes:
-        console.print_warning(note.message, hint=note.hint)
+        console.print_warning(note.message, hint=note.hint, label=note.label.lower())
 
 
 def _get_failure(report: BenchmarkReport) -> OmniError | None:

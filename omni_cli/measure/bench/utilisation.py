@@ -45,6 +45,7 @@ class GpuState:
     temperature_c: float
     power_w: float
     throttled: tuple[str, ...] = ()
+    max_sm_clock_mhz: float | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ def _gpu_series(index: int, name: str, states: Sequence[GpuState]) -> GpuUtilisa
     return GpuUtilisation(
         index=index,
         name=name,
+        max_sm_clock_mhz=next((state.max_sm_clock_mhz for state in states), None),
         utilisation_percent=_round_all([state.utilisation_percent for state in states], 1),
         sm_clock_mhz=_round_all([state.sm_clock_mhz for state in states], 0),
         temperature_c=_round_all([state.temperature_c for state in states], 0),
@@ -286,7 +288,15 @@ def _state(nvml: Any, handle: Any) -> GpuState:
         power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         # By its older name, which drivers of all ages know.
         throttled=throttle_names(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        max_sm_clock_mhz=_max_clock_mhz(nvml, handle),
     )
+
+
+def _max_clock_mhz(nvml: Any, handle: Any) -> float | None:
+    try:
+        return float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
+    except nvml.NVMLError:
+        return None
 
 
 def throttle_names(bits: int) -> tuple[str, ...]:
