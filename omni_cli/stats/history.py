@@ -3,8 +3,8 @@
 A step is looked for as a nightly job meets it: after each record, between the newest `AFTER` records and up to
 `REFERENCE` before them. It is the difference of their means without outliers, and counts if
 
-* it is a multiple of the spread of the series, from which earlier steps have been taken out. The spread includes what
-  noise, weekly waves and drift have added so far, and a few records say little of it;
+* it is a multiple of the spread of the series, from which earlier steps and a weekly wave (of three weeks) have
+  been taken out. The spread includes what noise and drift have added so far, and a few records say little of it;
 * it stays one beside a straight line through both parts, since a ramp has no commit;
 * four of the newest five records show at least half of it: three outliers are no step.
 
@@ -60,6 +60,8 @@ _FEW = 4  # records that double the threshold, if the spread is known from no mo
 _MAD = 1.4826
 _OUTLIER = 3.0  # standard deviations from the median
 _INFLATION = 1.1  # of standard errors, since the spread is an estimate and nights resemble each other
+_WEEKS = 3  # of which a weekly wave is known
+_BY_CHANCE = 0.01  # probability at which one is taken for real
 _SHOWING = 0.75  # share of the newest records that have to show half of the step
 _POWER = NormalDist().inv_cdf(0.8)
 _NEAR = 2.4  # sum of absolute deviations, in standard deviations, that another place of the step may add
@@ -97,12 +99,16 @@ class Steps:
     detectable: float | None
 
 
-def find_steps(values: np.ndarray, noise: float, margin: float, threshold: float = THRESHOLD) -> Steps:
+def find_steps(
+    values: np.ndarray, noise: float, margin: float, threshold: float = THRESHOLD, days: np.ndarray | None = None
+) -> Steps:
     """Find the steps of float64 (n,) that are larger than `margin`, each where it was first seen.
 
-    `noise` is the standard error of a value that is known from within the records, or 0.
+    `noise` is the standard error of a value that is known from within the records, or 0. `days` are the days of the
+    values as numbers, by default one after the other.
     """
     level = np.array(values, dtype=np.float64)  # without the steps
+    days = np.arange(len(values)) if days is None else days
     shifts: list[Shift] = []
     start, detectable = 0, None
     for end in range(BEFORE + AFTER, len(values) + 1):
@@ -110,18 +116,36 @@ def find_steps(values: np.ndarray, noise: float, margin: float, threshold: float
         if shifts and at - start < AFTER:
             continue
         first = max(start, at - REFERENCE)
+        week = _weekly(level[:end], days[:end])
+        calm, rest = values[:end] - week, level[:end] - week
         # Noise may have grown with the last step.
-        spread = max(noise, *(_spread(level[since:at]) for since in (max(at - WINDOW, 0), first)))
-        size, error = _difference(values[first:at], values[at:end], spread)
+        spread = max(noise, *(_spread(rest[since:at]) for since in (max(at - WINDOW, 0), first)))
+        size, error = _difference(calm[first:at], calm[at:], spread)
         known = max(at - BEFORE - AFTER + 1, _FEW)
         needed = max(threshold * (1 + _FEW / known) * error, margin + error)
-        if _is_step(values[first:at], values[at:end], size, needed):
-            shifts.append(_shift(values[:end], start, first, spread))
+        if _is_step(calm[first:at], calm[at:], size, needed):
+            shifts.append(_shift(calm, start, first, spread))
             start, detectable = shifts[-1].at, None
             level[start:] -= shifts[-1].size
         else:
             detectable = needed + _POWER * error
-    return Steps(tuple(_measure(values, shifts, max(noise, _spread(level[-WINDOW:])))), detectable)
+    week = _weekly(level, days)
+    return Steps(tuple(_measure(values - week, shifts, max(noise, _spread((level - week)[-WINDOW:])))), detectable)
+
+
+def _weekly(level: np.ndarray, days: np.ndarray) -> np.ndarray:
+    """Return what a weekly wave adds to each record, as all but the newest show it; 0 throughout if they do not."""
+    parts = np.stack([np.cos(2 * np.pi / 7 * days), np.sin(2 * np.pi / 7 * days), np.ones(len(days))], axis=1)
+    known = slice(max(len(level) - AFTER - WINDOW, 0), max(len(level) - AFTER, 0))
+    if len(level[known]) < 7 * _WEEKS:
+        return np.zeros(len(level))
+    off = level[known] - np.median(level[known])
+    usual = np.abs(off) <= _OUTLIER * _spread(off)
+    fit = np.linalg.lstsq(parts[known][usual], off[usual])[0]
+    left, all_of_it = np.var(off[usual] - parts[known][usual] @ fit), np.var(off[usual])
+    # The probability that noise alone leaves so little.
+    by_chance = (left / all_of_it) ** ((usual.sum() - parts.shape[1]) / 2) if all_of_it else 1.0
+    return np.asarray(parts[:, :2] @ fit[:2] * (by_chance < _BY_CHANCE))
 
 
 def _difference(before: np.ndarray, after: np.ndarray, spread: float) -> tuple[float, float]:
@@ -333,7 +357,8 @@ def _series(group: _Group, metric: str, points: tuple[HistoryPoint, ...], thresh
     logs = np.log([point.median for point in points])
     halves = [math.log(high / low) / 2 for low, high in (point.ci95 for point in points if point.ci95) if low > 0]
     noise = math.sqrt(sum(half**2 for half in halves) / len(halves)) / Z95 if halves else 0.0
-    steps = find_steps(logs, noise, math.log1p(MARGIN), threshold)
+    days = np.array([datetime.fromisoformat(point.created).toordinal() for point in points])
+    steps = find_steps(logs, noise, math.log1p(MARGIN), threshold, days)
     return HistorySeries(
         variant=group.runs[0][1].name,
         metric=metric,
