@@ -32,6 +32,10 @@ def keep(record: Record, folder: Path) -> tuple[Path, bool]:
     """
     created = utc(record.created, "its `created`")
     content = msgspec.to_builtins(record)
+    for variant in content["variants"]:
+        # A record from before the field keeps the name that it had.
+        if not variant["device_load"]:
+            del variant["device_load"]
     measured = {name: content[name] for name in ("environment", "workload", "variants")}
     # Not the date: files of some tools have none, and then it is that of the file, which changes with each copy.
     suffix = f"-{get_digest(measured).partition(':')[2][:_DIGITS]}.json"

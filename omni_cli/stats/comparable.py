@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -216,7 +216,12 @@ def disturbances(record: Record) -> tuple[Disturbance, ...]:
     """Return the disturbances by the client of a load test, then those of the machine."""
     utilisation = record.utilisation
     of_machine = () if utilisation is None else machine_disturbances(utilisation)
-    of_machine += tuple(_unequal_clocks(record))
+    first, *others = record.variants
+    of_machine += tuple(
+        Disturbance("unequal clocks", b, a, f"GPU {device}", variant=first.name, other=other.name)
+        for other in others
+        for device, (a, b) in _unequal_clocks((record, record), (first, other)).items()
+    )
     if not is_of_server(record):
         return of_machine
     of_client = [item for variant in record.variants for item in _client_disturbances(record, variant)]
@@ -243,20 +248,22 @@ def find_doubt(
     slowed_a, slowed_b = (math.inf if is_slowed(record) else 0.0 for record in records)
     names = " and ".join(name for name, amount in (("A", slowed_a), ("B", slowed_b)) if amount)
     reasons = [f"{names} ran on a disturbed machine, and not interleaved with the other"] if names else []
-    for device, (a, b) in _clocks_of(records, variants).items():
-        if _differ(a, b, margin):
-            slowed_a, slowed_b = max(slowed_a, math.log(b / a)), max(slowed_b, math.log(a / b))
-            reasons.append(f"GPU {device} ran at {a:,.0f} MHz in A and at {b:,.0f} MHz in B, which may be the reason")
+    for device, (a, b) in _unequal_clocks(records, variants, margin).items():
+        slowed_a, slowed_b = max(slowed_a, math.log(b / a)), max(slowed_b, math.log(a / b))
+        reasons.append(f"GPU {device} ran at {a:,.0f} MHz in A and at {b:,.0f} MHz in B, which may be the reason")
     return Doubt(slowed_a, slowed_b, "; ".join(reasons)) if reasons else None
 
 
-def _clocks_of(records: tuple[Record, Record], variants: tuple[Variant, Variant]) -> dict[int, tuple[float, float]]:
-    """Return the clocks under load of each device that both used: the variants' own, else those of all the record."""
+def _unequal_clocks(
+    records: tuple[Record, Record], variants: tuple[Variant, Variant], margin: float = MARGIN
+) -> dict[int, tuple[float, float]]:
+    """Return the clocks under load of each device on which they differ: the variants' own, else those of the record."""
     a, b = (
         {load.index: load.sm_clock_mhz for load in variant.device_load} or _clocks(record)
         for record, variant in zip(records, variants, strict=True)
     )
-    return {device: (a[device], b[device]) for device in a.keys() & b.keys() if a[device] and b[device]}
+    pairs = {device: (a[device], b[device]) for device in sorted(a.keys() & b.keys())}
+    return {device: pair for device, pair in pairs.items() if min(pair) > 0 and max(pair) / min(pair) > 1 + margin}
 
 
 def _clocks(record: Record) -> dict[int, float]:
@@ -267,19 +274,6 @@ def _clocks(record: Record) -> dict[int, float]:
         if _lasts(shows):
             clocks[gpu.index] = statistics.median(itertools.compress(gpu.sm_clock_mhz, shows))
     return clocks
-
-
-def _differ(a: float, b: float, margin: float) -> bool:
-    return abs(math.log(a / b)) > math.log1p(margin)
-
-
-def _unequal_clocks(record: Record) -> Iterator[Disturbance]:
-    """Yield the devices that ran a variant at another clock than the first variant."""
-    first, *others = record.variants
-    for other in others:
-        for device, (a, b) in _clocks_of((record, record), (first, other)).items():
-            if _differ(a, b, MARGIN):
-                yield Disturbance("unequal clocks", b, a, f"GPU {device}", variant=first.name, other=other.name)
 
 
 def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
