@@ -186,7 +186,7 @@ def otava(values: np.ndarray, pvalue: float) -> list[tuple[int, int]]:
 
 
 METHODS: dict[str, tuple[Method, tuple[float, ...]]] = {
-    "omni": (omni, (1.5, 2.0, THRESHOLD, 3.0, 4.0)),
+    "omni": (omni, (2.0, 2.5, THRESHOLD, 3.0, 4.0)),
     "beyond 5%": (beyond, (THRESHOLD,)),
     "PELT": (pelt, (4.0, 8.0, 16.0, 32.0)),
     "Otava": (otava, (0.01, 0.001, 0.0001)),

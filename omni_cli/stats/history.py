@@ -50,7 +50,7 @@ REFERENCE = 20
 WINDOW = 60
 """Records that the spread is taken from, at most."""
 
-THRESHOLD = 2.5
+THRESHOLD = 2.75
 """Standard errors at which a step counts."""
 
 Z95 = 1.96
