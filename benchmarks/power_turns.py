@@ -24,9 +24,10 @@ from pathlib import Path
 import torch
 from common import machine_line
 
-from omni_cli.measure.bench.harness import Harness, RunLimits
+from omni_cli.measure.bench.harness import Harness
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.utilisation import Nvml, UtilisationSampler
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.records.record import Record, Sample

@@ -33,9 +33,9 @@ from tune_calibration import are_ranked
 
 from omni_cli.cli.tune.run import SettingsSearch, TuneProgress, write_profile
 from omni_cli.config.bundled import find_profile
-from omni_cli.measure.bench.harness import RunLimits
 from omni_cli.measure.bench.local import local_plan
 from omni_cli.measure.bench.profile_source import ProfileSource
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.tuning import TuneLimits, Tuning, plan_space
 from omni_cli.measure.bench.workload import Workload
 from omni_cli.records.tune_record import TuneRecord, load_tune_record

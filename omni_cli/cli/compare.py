@@ -78,7 +78,7 @@ def compare(options: CompareOptions) -> int:
 
         console.print_text(to_text(view))
     for note in view.notes:
-        console.print_warning(note.message, hint=note.hint)
+        console.print_warning(note.message, hint=note.hint, label=note.label.lower())
     if view.failure is not None:
         console.print_error(OmniError(view.failure.message, hint=view.failure.hint), verbose=False)
     return result.exit_code

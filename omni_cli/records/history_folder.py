@@ -14,6 +14,7 @@ from omni_cli.records.record import Record, load_record
 from omni_cli.records.record_file import get_digest, save_record
 
 _DIGITS = 12
+_LATER_FIELDS = ("device_load", "energy")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,12 @@ def keep(record: Record, folder: Path) -> tuple[Path, bool]:
     """
     created = utc(record.created, "its `created`")
     content = msgspec.to_builtins(record)
-    measured = {name: content[name] for name in ("environment", "workload", "variants")}
+    measured = {name: content[name] for name in ("environment", "workload")}
+    # A record from before a field was added keeps the name that it had.
+    measured["variants"] = [
+        {name: value for name, value in variant.items() if value or name not in _LATER_FIELDS}
+        for variant in content["variants"]
+    ]
     # Not the date: files of some tools have none, and then it is that of the file, which changes with each copy.
     suffix = f"-{get_digest(measured).partition(':')[2][:_DIGITS]}.json"
     known = sorted(folder.glob(f"*{suffix}"))

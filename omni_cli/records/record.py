@@ -161,10 +161,14 @@ class StoppingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuUtilisation(msgspec.Struct, frozen=True, kw_only=True):
-    """One device, one value per reading. `throttled` names the causes of throttling (`power_cap+thermal`), or none."""
+    """One device, one value per reading. `throttled` names the causes of throttling (`power_cap+thermal`), or none.
+
+    `max_sm_clock_mhz` is the highest clock that the device has; None where it does not tell, and in earlier records.
+    """
 
     index: int
     name: str
+    max_sm_clock_mhz: float | None = None
     utilisation_percent: tuple[float, ...] = ()
     sm_clock_mhz: tuple[float, ...] = ()
     temperature_c: tuple[float, ...] = ()
@@ -387,6 +391,7 @@ def _utilisation_problem(load: Utilisation) -> str | None:
     if len({len(series) for series in together} | {len(gpu.throttled) for gpu in load.gpus}) > 1:
         return "its series are of different lengths"
     values = [load.interval_s, load.cost_s, load.usable_cores, *itertools.chain(*together, load.block_end_s)]
+    values += [gpu.max_sm_clock_mhz for gpu in load.gpus if gpu.max_sm_clock_mhz is not None]
     if not all(0 <= value <= _MAX_SECONDS for value in values):
         return "a value is out of range"
     if any(later <= earlier for earlier, later in itertools.pairwise(load.end_s)):

@@ -182,11 +182,12 @@ def _disturbance(item: Disturbance, cores: int) -> Note:
         time=f"in {item.share:.0%} of the time",
         device=one_line(item.device),
         causes=causes,
+        highest="the highest clock in this record" if item.is_of_record else "its highest clock",
     )
-    return Note(filled, hint)
+    return Note(filled, hint, label="Note" if kind in ("power limit", "unequal clocks") else "Warning")
 
 
-_THROTTLING = "{device} was throttled {time}, by {causes}: {amount:.0%} of its fastest clock"
+_THROTTLING = "{device} was throttled {time}, by {causes}: {amount:.0%} of {highest}"
 _DISTURBANCES = {
     "late client": (
         "{variant}: the client was late with {requests} of the requests, by up to {lag}, which is in their times",
@@ -236,9 +237,14 @@ _DISTURBANCES = {
         "let it cool down, and set the performance governor: `cpupower frequency-set -g performance`",
     ),
     "thermal": (_THROTTLING, "let it cool down, then measure with a fixed clock: `nvidia-smi --lock-gpu-clocks=MHZ`"),
-    "slow device": (
-        _THROTTLING,
-        "measure with a fixed clock that its power limit allows: `nvidia-smi --lock-gpu-clocks=MHZ`",
+    "slow device": (_THROTTLING, "find out why, or measure with a fixed clock: `nvidia-smi --lock-gpu-clocks=MHZ`"),
+    "power limit": (
+        "{device} was at its power limit {time}, at {amount:.0%} of {highest}: its full speed for this work",
+        None,
+    ),
+    "unequal clocks": (
+        "{device} ran {variant} at {amount:,.0f} MHz and {other} at {theirs:,.0f} MHz: the ratio holds at these",
+        "to compare the work alone, fix a clock that both can hold: `nvidia-smi --lock-gpu-clocks=MHZ`",
     ),
 }
 _DISTURBANCES |= {

@@ -6,10 +6,11 @@ Their rules are fixed. One of the machine is reported only if it lasted: a singl
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from msgspec import UNSET
@@ -18,6 +19,7 @@ from omni_cli.records.metrics import E2E, HEARD, STUTTER
 from omni_cli.records.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server
 from omni_cli.records.results import Difference
 from omni_cli.stats.blocks import get_values, request_values
+from omni_cli.stats.compare import MARGIN, Doubt
 
 # The subject of the measurement (omni's version and commit), and conditions that cannot be chosen (load, clocks).
 EXEMPT = frozenset({"code", "conditions"})
@@ -65,8 +67,14 @@ _BUSY_CORES, _BUSY_SHARE = 0.8, 0.1
 Kind = Literal[
     "late client", "no usage", "bursts", "short answers", "assumed rate", "busy client", "neighbour", "stolen", "quota",
     "slow processor", "throttled device", "repeated prompts", "seen prompts", "warming up", "estimated tpot",
-    "prompt tokens", "answer tokens", "bundled", "parallel limit", "cut window", "silent",
+    "prompt tokens", "answer tokens", "bundled", "parallel limit", "cut window", "silent", "power limit",
+    "unequal clocks",
 ]  # fmt: skip
+# The measured work itself, or what no time depends on.
+_NOT_SLOWER = (
+    "no usage", "bursts", "short answers", "assumed rate", "cut window", "silent", "power limit", "unequal clocks",
+)  # fmt: skip
+_OWN_LIMIT = "power_cap"
 
 
 def record_mismatches(a: Record, b: Record) -> tuple[Difference, ...]:
@@ -194,7 +202,9 @@ class Disturbance:
 
     `causes` (`power_cap`, `thermal`, ...) belong to a throttled `device`. For a client that sent requests of `variant`
     late, `share` is of the requests and `amount` the longest delay in seconds; for short answers, the mean of tokens.
-    The kinds of `referee` say there what these are; `other` is the server that `variant` is compared with.
+    The kinds of `referee` say there what these are; `other` is the server that `variant` is compared with. For
+    `unequal clocks`, `amount` and `share` are those of `variant` and `other` in MHz. A clock's share `is_of_record` if
+    the highest one of the device is not known, and the record's own has to do.
     """
 
     kind: Kind
@@ -204,12 +214,19 @@ class Disturbance:
     causes: tuple[str, ...] = ()
     variant: str = ""
     other: str = ""
+    is_of_record: bool = False
 
 
 def disturbances(record: Record) -> tuple[Disturbance, ...]:
     """Return the disturbances by the client of a load test, then those of the machine."""
     utilisation = record.utilisation
     of_machine = () if utilisation is None else machine_disturbances(utilisation)
+    first, *others = record.variants
+    of_machine += tuple(
+        Disturbance("unequal clocks", b, a, f"GPU {device}", variant=first.name, other=other.name)
+        for other in others
+        for device, (a, b) in _unequal_clocks((record, record), (first, other)).items()
+    )
     if not is_of_server(record):
         return of_machine
     of_client = [item for variant in record.variants for item in _client_disturbances(record, variant)]
@@ -222,10 +239,46 @@ def disturbances(record: Record) -> tuple[Disturbance, ...]:
 
 def is_slowed(record: Record) -> bool:
     """True if something that is not measured made the times of a record longer."""
-    return any(
-        item.kind not in ("no usage", "bursts", "short answers", "assumed rate", "cut window", "silent")
-        for item in disturbances(record)
+    return any(item.kind not in _NOT_SLOWER for item in disturbances(record))
+
+
+def find_doubt(
+    records: tuple[Record, Record], variants: tuple[Variant, Variant], margin: float = MARGIN
+) -> Doubt | None:
+    """Return what may have slowed down one of two variants of two records, None if nothing did.
+
+    A device's clock accounts for its own ratio at most. Clocks that differ by less than the margin explain nothing that
+    counts.
+    """
+    slowed_a, slowed_b = (math.inf if is_slowed(record) else 0.0 for record in records)
+    names = " and ".join(name for name, amount in (("A", slowed_a), ("B", slowed_b)) if amount)
+    reasons = [f"{names} ran on a disturbed machine, and not interleaved with the other"] if names else []
+    for device, (a, b) in _unequal_clocks(records, variants, margin).items():
+        slowed_a, slowed_b = max(slowed_a, math.log(b / a)), max(slowed_b, math.log(a / b))
+        reasons.append(f"GPU {device} ran at {a:,.0f} MHz in A and at {b:,.0f} MHz in B, which may be the reason")
+    return Doubt(slowed_a, slowed_b, "; ".join(reasons)) if reasons else None
+
+
+def _unequal_clocks(
+    records: tuple[Record, Record], variants: tuple[Variant, Variant], margin: float = MARGIN
+) -> dict[int, tuple[float, float]]:
+    """Return the clocks under load of each device on which they differ: the variants' own, else those of the record."""
+    a, b = (
+        {load.index: load.sm_clock_mhz for load in variant.device_load} or _clocks(record)
+        for record, variant in zip(records, variants, strict=True)
     )
+    pairs = {device: (a[device], b[device]) for device in sorted(a.keys() & b.keys())}
+    return {device: pair for device, pair in pairs.items() if min(pair) > 0 and max(pair) / min(pair) > 1 + margin}
+
+
+def _clocks(record: Record) -> dict[int, float]:
+    """Return the median clock of each device that was busy for long enough; an idle device's is always low."""
+    clocks = {}
+    for gpu in () if record.utilisation is None else record.utilisation.gpus:
+        shows = [percent > 0 for percent in gpu.utilisation_percent]
+        if _lasts(shows):
+            clocks[gpu.index] = statistics.median(itertools.compress(gpu.sm_clock_mhz, shows))
+    return clocks
 
 
 def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
@@ -286,23 +339,32 @@ def machine_disturbances(utilisation: Utilisation) -> tuple[Disturbance, ...]:
 
 
 def _find_throttling(gpu: GpuUtilisation) -> Disturbance | None:
-    """Return throttling while the device was busy; the clock of an idle device is always low."""
-    fast = max(gpu.sm_clock_mhz, default=0.0)
+    """Return throttling while the device was busy; the clock of an idle device is always low.
+
+    A device at its power limit works as fast as it can for this work, so that only another cause is trouble.
+    """
+    fast = gpu.max_sm_clock_mhz or max(gpu.sm_clock_mhz, default=0.0)
     clock = [mhz / fast for mhz in gpu.sm_clock_mhz] if fast else [1.0] * len(gpu.throttled)
-    active = [percent > 0 for percent in gpu.utilisation_percent]
-    is_held = [bool(why) and busy for why, busy in zip(gpu.throttled, active, strict=True)]
-    lasting = _lasting("throttled device", clock, is_held)
-    if lasting is None:
-        return None
-    causes = dict.fromkeys(
-        cause for why, held in zip(gpu.throttled, is_held, strict=True) if held for cause in why.split("+")
+    busy = [percent > 0 for percent in gpu.utilisation_percent]
+    held = [why.split("+") if why and works else [] for why, works in zip(gpu.throttled, busy, strict=True)]
+    is_trouble = _lasts([any(cause != _OWN_LIMIT for cause in causes) for causes in held])
+    if not is_trouble:
+        held = [[cause for cause in causes if cause == _OWN_LIMIT] for causes in held]
+    lasting = _lasting("throttled device" if is_trouble else "power limit", clock, [bool(causes) for causes in held])
+    return lasting and replace(
+        lasting,
+        device=f"GPU {gpu.index} ({gpu.name})",
+        causes=tuple(dict.fromkeys(itertools.chain.from_iterable(held))),
+        is_of_record=not gpu.max_sm_clock_mhz,
     )
-    return Disturbance(lasting.kind, lasting.share, lasting.amount, f"GPU {gpu.index} ({gpu.name})", tuple(causes))
 
 
 def _lasting(kind: Kind, amounts: Sequence[float], shows: Sequence[bool]) -> Disturbance | None:
-    count = sum(shows)
-    if count < MIN_READINGS or count < MIN_SHARE * len(shows):
+    if not _lasts(shows):
         return None
-    shown = [amount for amount, is_shown in zip(amounts, shows, strict=True) if is_shown]
-    return Disturbance(kind, count / len(shows), sum(shown) / len(shown))
+    shown = list(itertools.compress(amounts, shows))
+    return Disturbance(kind, len(shown) / len(shows), sum(shown) / len(shown))
+
+
+def _lasts(shows: Sequence[bool]) -> bool:
+    return sum(shows) >= max(MIN_READINGS, MIN_SHARE * len(shows))

@@ -43,25 +43,31 @@ MODES = PREPARED_MODES | {"output_copy"}
 
 
 @dataclass(frozen=True)
+class Doubt:
+    """Logarithms of how much longer something that was not measured may have made the times of a and of b, without a
+    limit if infinite; `reason` is the sentence on it."""
+
+    a: float
+    b: float
+    reason: str
+
+    def widen(self, worsening: tuple[float, float]) -> tuple[float, float]:
+        """Return an interval of the log ratio of times, b to a, with what may be behind it."""
+        return worsening[0] - self.b, worsening[1] + self.a
+
+
+@dataclass(frozen=True)
 class Compared:
     """A comparison with what a gate needs beyond it.
 
     `level` is the two-sided error of the interval at this look; `estimate` is of the log ratio, None if there are no
-    ratios. `slowed` are the sides, of a and b, that something else on their machines may have slowed down.
+    ratios.
     """
 
     result: Comparison
     level: float
     estimate: Estimate | None = field(default=None, repr=False, compare=False)
-    slowed: tuple[bool, bool] = (False, False)
-
-    def withheld(self, *, is_better: bool, is_worse: bool) -> str | None:
-        """Return why there is no such verdict on b: what else ran on the machine speaks for it as well."""
-        slowed_a, slowed_b = self.slowed
-        if (slowed_a and not is_worse) or (slowed_b and not is_better):
-            names = " and ".join(name for name, slowed in zip("AB", self.slowed, strict=True) if slowed)
-            return f"{names} ran on a disturbed machine, and not interleaved with the other"
-        return None
+    doubt: Doubt | None = None
 
 
 def compare_variants(
@@ -72,19 +78,19 @@ def compare_variants(
     sampling: Sequence[StoppingPlan] = (),
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
-    slowed: tuple[bool, bool] = (False, False),
+    doubt: Doubt | None = None,
 ) -> tuple[Compared, ...]:
     """Compare two variants in all metrics that both have, or in `metrics`.
 
     `same_record`: the blocks of both are the same blocks. `sampling` are the plans of the records, which determine the
-    level of the intervals. Metrics that are 0 throughout were not measured and are left out. `slowed` counts for sides
+    level of the intervals. Metrics that are 0 throughout were not measured and are left out. `doubt` counts for sides
     that did not run interleaved.
     """
     paired = a.samples == b.samples or (same_record and are_interleaved(a, b))
     names = shared_metrics(a, b) if metrics is None else metrics
     compared = (_compare(a, b, name, paired, sampling, margin) for name in names)
     found = tuple(comparison for comparison in compared if comparison is not None)
-    return found if paired or not any(slowed) else tuple(_withhold(replace(item, slowed=slowed)) for item in found)
+    return found if paired or doubt is None else tuple(_withhold(item, doubt) for item in found)
 
 
 def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
@@ -130,13 +136,16 @@ def _compare(
     return Compared(result, level, estimate)
 
 
-def _withhold(compared: Compared) -> Compared:
-    """Withhold a verdict that a disturbance of one side explains as well."""
-    verdict = compared.result.verdict
-    reason = compared.withheld(is_better=verdict == "faster", is_worse=verdict == "slower")
-    if verdict == "inconclusive" or reason is None:
+def _withhold(compared: Compared, doubt: Doubt) -> Compared:
+    """Withhold a verdict that what slowed down one side explains as well."""
+    compared, item = replace(compared, doubt=doubt), compared.result
+    if item.verdict == "inconclusive" or compared.estimate is None:
         return compared
-    doubted = msgspec.structs.replace(compared.result, verdict="inconclusive", reason=reason, blocks_needed=None)
+    sign = -1 if higher_is_better(item.metric) else 1
+    low, high = sorted(sign * bound for bound in compared.estimate.interval(compared.level))
+    if get_verdict(doubt.widen((low, high)), item.margin, higher=False) == item.verdict:
+        return compared
+    doubted = msgspec.structs.replace(item, verdict="inconclusive", reason=doubt.reason, blocks_needed=None)
     return replace(compared, result=doubted)
 
 

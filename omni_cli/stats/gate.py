@@ -149,9 +149,10 @@ def _judge_time(compared: Compared, limits: GateLimits) -> GateMetric:
     )
     if high < edge or low > edge:
         # Within the limit, only a slower A would speak against it: B would be even faster undisturbed.
-        reason = compared.withheld(is_better=high < edge, is_worse=low > edge)
-        if reason is not None:
-            return msgspec.structs.replace(judged, reason=reason)
+        if compared.doubt is not None:
+            lowest, highest = compared.doubt.widen((low, high))
+            if lowest <= edge <= highest:
+                return msgspec.structs.replace(judged, reason=compared.doubt.reason)
         return msgspec.structs.replace(judged, verdict="pass" if high < edge else "regression", reason=None)
     gap = abs(sign * estimate.centre - edge)
     return msgspec.structs.replace(judged, blocks_needed=blocks_needed(estimate, item.blocks, gap, level))

@@ -1,10 +1,10 @@
 """Records over time: one series per variant, metric and comparable conditions, its steps, and the verdict on them.
 
 A step is looked for as a nightly job meets it: after each record, between the newest `AFTER` records and up to
-`REFERENCE` before them. It is the difference of their medians, and counts if
+`REFERENCE` before them. It is the difference of their means without outliers, and counts if
 
-* it is a multiple of the spread of the series, from which earlier steps have been taken out. The spread includes what
-  noise, weekly waves and drift have added so far, and a few records say little of it;
+* it is a multiple of the spread of the series, from which earlier steps and a weekly wave (of three weeks) have
+  been taken out. The spread includes what noise and drift have added so far, and a few records say little of it;
 * it stays one beside a straight line through both parts, since a ramp has no commit;
 * four of the newest five records show at least half of it: three outliers are no step.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from statistics import NormalDist
 
@@ -50,7 +50,7 @@ REFERENCE = 20
 WINDOW = 60
 """Records that the spread is taken from, at most."""
 
-THRESHOLD = 2.5
+THRESHOLD = 2.75
 """Standard errors at which a step counts."""
 
 Z95 = 1.96
@@ -58,7 +58,10 @@ Z95 = 1.96
 
 _FEW = 4  # records that double the threshold, if the spread is known from no more
 _MAD = 1.4826
-_ERROR = 0.7  # standard error of the difference of two medians, of 5 and of 20 records, in standard deviations of one
+_OUTLIER = 3.0  # standard deviations from the median
+_INFLATION = 1.1  # of standard errors, since the spread is an estimate and nights resemble each other
+_WEEKS = 3  # of which a weekly wave is known
+_BY_CHANCE = 0.01  # probability at which one is taken for real
 _SHOWING = 0.75  # share of the newest records that have to show half of the step
 _POWER = NormalDist().inv_cdf(0.8)
 _NEAR = 2.4  # sum of absolute deviations, in standard deviations, that another place of the step may add
@@ -96,12 +99,16 @@ class Steps:
     detectable: float | None
 
 
-def find_steps(values: np.ndarray, noise: float, margin: float, threshold: float = THRESHOLD) -> Steps:
-    """Find the steps of float64 (n,) that are larger than `margin`, each as it was first seen.
+def find_steps(
+    values: np.ndarray, noise: float, margin: float, threshold: float = THRESHOLD, days: np.ndarray | None = None
+) -> Steps:
+    """Find the steps of float64 (n,) that are larger than `margin`, each where it was first seen.
 
-    `noise` is the standard error of a value that is known from within the records, or 0.
+    `noise` is the standard error of a value that is known from within the records, or 0. `days` are the days of the
+    values as numbers, by default one after the other.
     """
     level = np.array(values, dtype=np.float64)  # without the steps
+    days = np.arange(len(values)) if days is None else days
     shifts: list[Shift] = []
     start, detectable = 0, None
     for end in range(BEFORE + AFTER, len(values) + 1):
@@ -109,51 +116,82 @@ def find_steps(values: np.ndarray, noise: float, margin: float, threshold: float
         if shifts and at - start < AFTER:
             continue
         first = max(start, at - REFERENCE)
+        week = _weekly(level[:end], days[:end])
+        calm, rest = values[:end] - week, level[:end] - week
         # Noise may have grown with the last step.
-        spread = max(_deviation(level[since:at], np.median) for since in (max(at - WINDOW, 0), first))
-        error = _ERROR * max(_MAD * spread, noise)
+        spread = max(noise, *(_spread(rest[since:at]) for since in (max(at - WINDOW, 0), first)))
+        size, error = _difference(calm[first:at], calm[at:], spread)
         known = max(at - BEFORE - AFTER + 1, _FEW)
         needed = max(threshold * (1 + _FEW / known) * error, margin + error)
-        if _is_step(values[first:at], values[at:end], needed):
-            shifts.append(_shift(values[:end], start, first, error))
+        if _is_step(calm[first:at], calm[at:], size, needed):
+            shifts.append(_shift(calm, start, first, spread))
             start, detectable = shifts[-1].at, None
             level[start:] -= shifts[-1].size
         else:
             detectable = needed + _POWER * error
-    return Steps(tuple(shifts), detectable)
+    week = _weekly(level, days)
+    return Steps(tuple(_measure(values - week, shifts, max(noise, _spread((level - week)[-WINDOW:])))), detectable)
 
 
-def _is_step(before: np.ndarray, after: np.ndarray, needed: float) -> bool:
-    level = np.median(before)
-    size = float(np.median(after) - level)
+def _weekly(level: np.ndarray, days: np.ndarray) -> np.ndarray:
+    """Return what a weekly wave adds to each record, as all but the newest show it; 0 throughout if they do not."""
+    parts = np.stack([np.cos(2 * np.pi / 7 * days), np.sin(2 * np.pi / 7 * days), np.ones(len(days))], axis=1)
+    known = slice(max(len(level) - AFTER - WINDOW, 0), max(len(level) - AFTER, 0))
+    if len(level[known]) < 7 * _WEEKS:
+        return np.zeros(len(level))
+    off = level[known] - np.median(level[known])
+    usual = np.abs(off) <= _OUTLIER * _spread(off)
+    fit = np.linalg.lstsq(parts[known][usual], off[usual])[0]
+    left, all_of_it = np.var(off[usual] - parts[known][usual] @ fit), np.var(off[usual])
+    # The probability that noise alone leaves so little.
+    by_chance = (left / all_of_it) ** ((usual.sum() - parts.shape[1]) / 2) if all_of_it else 1.0
+    return np.asarray(parts[:, :2] @ fit[:2] * (by_chance < _BY_CHANCE))
+
+
+def _difference(before: np.ndarray, after: np.ndarray, spread: float) -> tuple[float, float]:
+    """Return the difference of the means without outliers, and its standard error."""
+    off = [np.abs(part - np.median(part)) for part in (before, after)]
+    kept = [part[far <= max(_OUTLIER * spread, far.min())] for part, far in zip((before, after), off, strict=True)]
+    error = _INFLATION * spread * math.sqrt(sum(1 / len(part) for part in kept))
+    return float(kept[1].mean() - kept[0].mean()), error
+
+
+def _is_step(before: np.ndarray, after: np.ndarray, size: float, needed: float) -> bool:
     if abs(size) <= needed:
         return False
     beside_a_line = size - _slope(before, after) * (len(before) + len(after)) / 2
-    shows = (after - level) / size > 0.5
+    shows = (after - np.median(before)) / size > 0.5
     return beside_a_line * size > 0 and abs(beside_a_line) > needed and float(shows.mean()) >= _SHOWING
 
 
-def _shift(values: np.ndarray, start: int, first: int, error: float) -> Shift:
+def _shift(values: np.ndarray, start: int, first: int, spread: float) -> Shift:
     """Place a step that the newest of `values` show, where absolute deviations from the medians are the smallest."""
     at = len(values) - AFTER
     places = np.arange(max(start + AFTER, at - AFTER + 1), at + AFTER - 1)
     costs = np.array([_deviation(values[first:place], np.sum) + _deviation(values[place:], np.sum) for place in places])
     best = int(places[costs.argmin()])
-    near = places[costs <= costs.min() + _NEAR * error / _ERROR]
-    return Shift(
-        at=best,
-        earliest=int(near[0]),
-        latest=int(near[-1]),
-        found=len(values) - 1,
-        size=float(np.median(values[best:]) - np.median(values[first:best])),
-        standard_error=error,
-    )
+    near = places[costs <= costs.min() + _NEAR * spread]
+    size, error = _difference(values[first:best], values[best:], spread)
+    return Shift(best, int(near[0]), int(near[-1]), len(values) - 1, size, error)
+
+
+def _measure(values: np.ndarray, shifts: Sequence[Shift], spread: float) -> Iterator[Shift]:
+    """Yield the steps with the sizes that all records until now give them."""
+    edges = [0, *(shift.at for shift in shifts), len(values)]
+    for begin, shift, end in zip(edges, shifts, edges[2:], strict=False):
+        before, after = values[max(begin, shift.at - REFERENCE) : shift.at], values[shift.at : end][:REFERENCE]
+        size, error = _difference(before, after, spread)
+        yield replace(shift, size=size, standard_error=error)
 
 
 def _slope(*parts: np.ndarray) -> float:
     """Return the median slope between two records of the same part."""
     pairs = [(part, *np.triu_indices(len(part), 1)) for part in parts]
     return float(np.median(np.concatenate([(part[b] - part[a]) / (b - a) for part, a, b in pairs])))
+
+
+def _spread(values: np.ndarray) -> float:
+    return _MAD * _deviation(values, np.median)
 
 
 def _deviation(values: np.ndarray, over: Callable[[np.ndarray], float]) -> float:
@@ -319,7 +357,8 @@ def _series(group: _Group, metric: str, points: tuple[HistoryPoint, ...], thresh
     logs = np.log([point.median for point in points])
     halves = [math.log(high / low) / 2 for low, high in (point.ci95 for point in points if point.ci95) if low > 0]
     noise = math.sqrt(sum(half**2 for half in halves) / len(halves)) / Z95 if halves else 0.0
-    steps = find_steps(logs, noise, math.log1p(MARGIN), threshold)
+    days = np.array([datetime.fromisoformat(point.created).toordinal() for point in points])
+    steps = find_steps(logs, noise, math.log1p(MARGIN), threshold, days)
     return HistorySeries(
         variant=group.runs[0][1].name,
         metric=metric,

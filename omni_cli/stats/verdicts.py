@@ -29,13 +29,13 @@ from omni_cli.stats.comparable import (
     changes_work,
     code_differences,
     disturbances,
-    is_slowed,
+    find_doubt,
     record_mismatches,
     settings_differences,
     split_allowed,
     work_differences,
 )
-from omni_cli.stats.compare import MARGIN, Compared, break_even, compare_variants, memory_peaks
+from omni_cli.stats.compare import MARGIN, Compared, Doubt, break_even, compare_variants, memory_peaks
 from omni_cli.stats.gate import check_metrics, judge
 from omni_cli.stats.output_quality import compare_outputs
 from omni_cli.stats.referee import UNEQUAL, as_differences, conditions, inequalities
@@ -306,8 +306,7 @@ def compare_records(
     failures = (*failed_variants(a.variants, " of A"), *failed_variants(b.variants, " of B"))
     if not mismatches and not failures:
         _check_shared(metrics, matched)
-    slowed = is_slowed(a), is_slowed(b)
-    pairs = tuple(_pair(*pair, [a, b], metrics, margin, allowed, slowed) for pair in matched)
+    pairs = tuple(_pair(*pair, [a, b], metrics, margin, allowed, find_doubt((a, b), pair, margin)) for pair in matched)
     tool = a.workload.get("tool")
     gone = {item.name for item in a.variants} & set(unmatched) if tool == _LEAVES_OUT else ()
     return ComparisonResult(
@@ -333,7 +332,7 @@ def _pair(
     metrics: Sequence[str] | None,
     margin: float,
     allowed: tuple[str, ...] = (),
-    slowed: tuple[bool, bool] = (False, False),
+    doubt: Doubt | None = None,
 ) -> Pair:
     """Compare two variants of one record or of two."""
     (a, b), same_record = map(whole_windows, (a, b)), len(records) == 1
@@ -354,7 +353,7 @@ def _pair(
         sampling=[record.sampling for record in records],
         metrics=metrics,
         margin=margin,
-        slowed=slowed,
+        doubt=doubt,
     )
     memory, outputs = memory_peaks(a, b, margin), compare_outputs(a, b, records)
     work = () if unexplained else work

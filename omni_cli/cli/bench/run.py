@@ -17,7 +17,7 @@ from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode, OmniError
 from omni_cli.measure.bench.benchmark import Benchmark, Plan
-from omni_cli.measure.bench.harness import RunLimits
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.measure.loadtest.plan import hint_on
 from omni_cli.records.metrics import E2E
@@ -119,7 +119,7 @@ def _show_report(report: BenchmarkReport, options: MeasureOptions) -> None:
         console.print_text(_text(view, options))
     _write_files(report, view, options)
     for note in view.notes:
-        console.print_warning(note.message, hint=note.hint)
+        console.print_warning(note.message, hint=note.hint, label=note.label.lower())
 
 
 def _get_failure(report: BenchmarkReport) -> OmniError | None:

@@ -18,7 +18,7 @@ from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.core.errors import ExitCode, OmniError
 from omni_cli.measure.bench.benchmark import Benchmark, Plan
-from omni_cli.measure.bench.harness import RunLimits
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.slo import COLUMNS, parse_slos
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.records.record_file import save_record, with_digest

@@ -132,8 +132,8 @@ def print_note(text: str) -> None:
     _tell(text + "\n")
 
 
-def print_warning(message: str, *, hint: str | None = None) -> None:
-    print_note(f"warning: {message}" + (f"\n\nhint: {hint}" if hint else ""))
+def print_warning(message: str, *, hint: str | None = None, label: str = "warning") -> None:
+    print_note(f"{label}: {message}" + (f"\n\nhint: {hint}" if hint else ""))
 
 
 def print_error(error: OmniError, *, verbose: bool = False) -> None:

@@ -23,9 +23,10 @@ from omni_cli.core.errors import ExitCode, InputError, OmniError, OutputError, U
 from omni_cli.core.files import cannot_write, check_writable
 from omni_cli.measure.bench.benchmark import Plan
 from omni_cli.measure.bench.environment import read_environment
-from omni_cli.measure.bench.harness import RunLimits, State
+from omni_cli.measure.bench.harness import State
 from omni_cli.measure.bench.profile_source import ProfileSource
 from omni_cli.measure.bench.protocol import Loading
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.slo import parse_slos
 from omni_cli.measure.bench.tuning import MAX_SETTINGS, OPTION, Space, TuneLimits, Tuning, expand_values
 from omni_cli.measure.bench.variant_configs import VariantConfig

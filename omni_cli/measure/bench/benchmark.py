@@ -10,9 +10,10 @@ from pathlib import Path
 from omni_cli.core.energy import EnergyMeter, open_meter
 from omni_cli.measure.bench.checks import Free, read_free
 from omni_cli.measure.bench.checks import warnings as setting_warnings
-from omni_cli.measure.bench.harness import Harness, RunLimits, State, Watcher
+from omni_cli.measure.bench.harness import Harness, State, Watcher
 from omni_cli.measure.bench.protocol import Load, Loading
 from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_process import VariantRunner
 from omni_cli.records.record import Record

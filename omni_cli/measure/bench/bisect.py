@@ -15,7 +15,8 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode, OmniError, OutputError, UsageError
 from omni_cli.measure.bench.benchmark import Benchmark, Plan
 from omni_cli.measure.bench.commits import BuildError, CommitInfo, Worktrees
-from omni_cli.measure.bench.harness import RunLimits, Watcher
+from omni_cli.measure.bench.harness import Watcher
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.records.record_file import Kind, get_digest, load_checked, save_record, utc_now

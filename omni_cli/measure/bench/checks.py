@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -164,3 +165,10 @@ def lacking(used: Free, free: Free, copies: int) -> str | None:
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def check_cancelled() -> None:
+    """Raise the cancellation that a runner held back, in order to return what it had measured."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -15,17 +15,25 @@ from functools import partial
 from typing import Literal, Protocol
 
 from omni_cli.core.energy import EnergyMeter
-from omni_cli.measure.bench.checks import Free, lacking, mode_not_used, private_bytes, read_free, setting_not_in_effect
+from omni_cli.measure.bench.checks import (
+    Free,
+    check_cancelled,
+    lacking,
+    mode_not_used,
+    private_bytes,
+    read_free,
+    setting_not_in_effect,
+)
 from omni_cli.measure.bench.device_load import RunSpans, run_a_turn
 from omni_cli.measure.bench.energy import EnergyLedger
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.scattered_memory import filling
-from omni_cli.measure.bench.schedule import TURN_S, BlockSchedule, schedule_for_count, schedule_for_time
+from omni_cli.measure.bench.schedule import TURN_S, BlockSchedule, RunLimits, schedule_for_count, schedule_for_time
 from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_process import VariantError, VariantRunner
 from omni_cli.records.record import Record, Sample, StoppingPlan
-from omni_cli.stats.sequential import ALPHA, plan_looks
+from omni_cli.stats.sequential import plan_looks
 
 HANG_FACTOR = 20
 MIN_HANG_S = 60.0
@@ -41,22 +49,6 @@ class OnFailure(Enum):
 
     ABORT = auto()
     DROP = auto()
-
-
-@dataclass(frozen=True)
-class RunLimits:
-    """Limits of a measurement: `num_iters` iterations of each variant, as far as time allows; without that number,
-    until the verdict is reached. `alpha` is the error of all its looks together. Long iterations exceed the budget, up
-    to `min_rounds` of each variant. Without number and time, each is measured for about as long as it takes to load.
-
-    Interleaved variants run for `turn_s` at a time; None decides by the devices, 0 lets single iterations alternate."""
-
-    num_iters: int | None
-    num_iters_warmup: int
-    time_budget_s: float | None
-    alpha: float = ALPHA
-    min_rounds: int = 0
-    turn_s: float | None = None
 
 
 _Block = Callable[[int, BlockSchedule], Awaitable[None]]
@@ -355,17 +347,19 @@ class Harness:
 
     async def _warm_up(self, variant: int) -> None:
         """Warm up at least once: the first iteration includes caches and compilation."""
-        measured, times = self.builder.measured[variant], list[float]()
-        self.watcher.warming_up(measured.variant_config.name)
-        for number in range(max(self.limits.num_iters_warmup, 1)):
-            ran = await self._one(variant, number, "warming up", None)
-            measured.ran(number, ran)
-            _check_cancelled()
-            times.append(ran.busy_s)
+        self.watcher.warming_up(self.builder.measured[variant].variant_config.name)
+        times = [await self._warm(variant, number) for number in range(max(self.limits.num_iters_warmup, 1))]
         self._next_number[variant] = max(self._next_number[variant], len(times))
         # The first iteration is not representative; of two, take the second.
         self._typical_s[variant] = statistics.median(times[1:] or times)
         self._longest_s = max(self._longest_s, self._typical_s[variant])
+
+    async def _warm(self, variant: int, number: int) -> float:
+        """Run an iteration before the first block; return its seconds."""
+        ran = await self._one(variant, number, "warming up", None)
+        self.builder.measured[variant].ran(number, ran)
+        check_cancelled()
+        return ran.busy_s
 
     async def _iterate(self, variant: int, block: int, position: int | None) -> None:
         """Run the next iteration; without a position, it is not counted."""
@@ -382,7 +376,7 @@ class Harness:
             sample = self.builder.add_sample(variant, number, ran, block=block, position=position)
             self._energy.add(variant, sample, ran.used)
             self._check_mode_used(variant, sample)
-        _check_cancelled()
+        check_cancelled()
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:
         outputs = self.builder.output_file(variant, number)
@@ -391,10 +385,3 @@ class Harness:
         except VariantError as error:
             self.builder.measured[variant].error = error.message
             raise
-
-
-def _check_cancelled() -> None:
-    """Raise the cancellation that a runner held back, in order to return what it had measured."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError

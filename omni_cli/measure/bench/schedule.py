@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.stats.sequential import ALPHA
 
 MIN_BLOCK_S = 0.5
 """Minimum length of a block: noise lasts longer than a short iteration, and each block ends with a written record."""
@@ -16,6 +17,22 @@ FEW_BLOCKS = 2 * MIN_BLOCKS
 TURN_S = 1.5
 """Length of a turn on a device at its power limit, whose clock follows the power of the last tenths of a second: a true
 ratio of 1.175 is 0.998 in alternating runs of 20 ms, and 1.165 with turns of 1.5 s."""
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits of a measurement: `num_iters` iterations of each variant, as far as time allows; without that number,
+    until the verdict is reached. `alpha` is the error of all its looks together. Long iterations exceed the budget, up
+    to `min_rounds` of each variant. Without number and time, each is measured for about as long as it takes to load.
+
+    Interleaved variants run for `turn_s` at a time; None decides by the devices, 0 lets single iterations alternate."""
+
+    num_iters: int | None
+    num_iters_warmup: int
+    time_budget_s: float | None
+    alpha: float = ALPHA
+    min_rounds: int = 0
+    turn_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import OmniError, UsageError
 from omni_cli.core.text import visible
 from omni_cli.measure.bench.benchmark import Plan
-from omni_cli.measure.bench.harness import Harness, OnFailure, RunLimits, Watcher
+from omni_cli.measure.bench.harness import Harness, OnFailure, Watcher
 from omni_cli.measure.bench.local import check_variant_config, load_variant_config
 from omni_cli.measure.bench.profile_source import ProfileSource
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_configs import VariantConfig, parse_vary
 from omni_cli.measure.bench.workload import Workload

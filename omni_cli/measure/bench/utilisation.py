@@ -183,6 +183,7 @@ def _gpu_series(index: int, name: str, states: Sequence[GpuState]) -> GpuUtilisa
     return GpuUtilisation(
         index=index,
         name=name,
+        max_sm_clock_mhz=next((state.max_sm_clock_mhz for state in states), None),
         utilisation_percent=_round_all([state.utilisation_percent for state in states], 1),
         sm_clock_mhz=_round_all([state.sm_clock_mhz for state in states], 0),
         temperature_c=_round_all([state.temperature_c for state in states], 0),

@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
-from support.bench_records import pair, record
+from support.bench_records import correlated, pair, record, variant
 
 from omni_cli.cli.app import run
-from omni_cli.records.record import GpuUtilisation, Record, Utilisation
+from omni_cli.config.gate_limits import GateLimits
+from omni_cli.records.record import DeviceLoad, GpuUtilisation, Record, Utilisation, Variant
 from omni_cli.records.record_file import save_record
 from omni_cli.report.comparison_words import disturbance_warnings
 from omni_cli.report.view import Note
-from omni_cli.stats.comparable import disturbances, machine_disturbances
+from omni_cli.stats.comparable import disturbances, is_slowed, machine_disturbances
+from omni_cli.stats.compare import Doubt, compare_variants
+from omni_cli.stats.verdicts import ComparisonSpec
 
 LOOKS = 40
 
@@ -94,7 +98,31 @@ def test_a_device_that_is_throttled() -> None:
     hot = gpu(throttled=("thermal",) * 10 + ("power_cap",) * 10 + ("",) * 20, sm_clock_mhz=partly(990.0, 20, 1980.0))
     (found,) = machine_disturbances(looked(gpus=(gpu(index=1), hot)))
     assert (found.kind, found.device, found.share, found.amount) == ("throttled device", "GPU 0 (H200)", 0.5, 0.5)
-    assert found.causes == ("thermal", "power_cap")
+    assert found.causes == ("thermal", "power_cap") and found.is_of_record
+
+
+def at_its_limit(clock: float = 1485.0, **series: Any) -> GpuUtilisation:
+    """An H200 at 700 W, as large products make it."""
+    capped: dict[str, Any] = {"throttled": ("power_cap",) * LOOKS, "sm_clock_mhz": (clock,) * LOOKS}
+    return gpu(**(capped | series))
+
+
+def test_a_device_at_its_power_limit_has_its_full_speed() -> None:
+    cool = ("power_cap",) * (LOOKS - 3) + ("power_cap+thermal",) * 3  # not for long enough to count
+    for throttled in (("power_cap",) * LOOKS, cool):
+        device = at_its_limit(max_sm_clock_mhz=1980.0, throttled=throttled)
+        one = msgspec.structs.replace(record(*pair(blocks=8)), utilisation=looked(gpus=(device,)))
+        (note,) = warnings_of(one)
+        assert not is_slowed(one) and note.label == "Note"
+        assert note.message == (
+            "GPU 0 (H200) was at its power limit in 100% of the time, at 75% of its highest clock: "
+            "its full speed for this work"
+        )
+    earlier = looked(gpus=(at_its_limit(sm_clock_mhz=partly(1485.0, 39, 1500.0)),))
+    (note,) = warnings_of(msgspec.structs.replace(record(*pair(blocks=8)), utilisation=earlier))
+    assert "at 99% of the highest clock in this record" in note.message
+    hot = looked(gpus=(at_its_limit(throttled=("power_cap",) * 30 + ("power_cap+thermal",) * 10),))
+    assert is_slowed(msgspec.structs.replace(record(*pair(blocks=8)), utilisation=hot))
 
 
 def test_an_idle_device_is_not_throttled() -> None:
@@ -118,10 +146,10 @@ def test_every_warning_ends_in_something_to_do() -> None:
         "the machine's host gave 0.5 of 4 cores to others in 100% of the time",
         "the container's processor quota ran out in 100% of the time, and stopped its threads",
         "the processor was throttled in 50% of the time",
-        "GPU 0 (H200) was throttled in 100% of the time, by its power limit",
+        "GPU 0 (H200) was at its power limit in 100% of the time, at 100% of the highest clock in this record",
         "GPU 0 (H200) was throttled in 100% of the time, by its temperature",
     ]
-    assert all(note.hint for note in notes)
+    assert all(note.hint for note in notes if note.label == "Warning")
 
 
 def test_a_record_without_it_warns_of_nothing() -> None:
@@ -184,3 +212,87 @@ def test_variants_that_ran_interleaved_are_judged_on_a_disturbed_machine(
     save_record(both, tmp_path / "both.json")
     assert run(["compare", str(tmp_path / "both.json"), "--max-regression", "10%"]) == 1
     assert "disturbed machine" not in capsys.readouterr().err
+
+
+def measured_at(factor: float, side: str, gpus: tuple[GpuUtilisation, ...], own_mhz: float | None = None) -> Record:
+    """One of two records, of a benchmark that takes `factor` times 0.1 s; `own_mhz` is the clock of its variant."""
+    one, _ = pair(base=0.1 * factor, cv=0.02, lag1=0.0, seed=ord(side))
+    load = () if own_mhz is None else (DeviceLoad(index=0, sm_clock_mhz=own_mhz, power_w=690.0),)
+    named = msgspec.structs.replace(one, name="default", device_load=load)
+    return msgspec.structs.replace(record(named), utilisation=looked(gpus=gpus))
+
+
+CAPPED = at_its_limit()
+LOWER = at_its_limit(1188.0)  # four fifths
+HOT = at_its_limit(throttled=("thermal",) * LOOKS)
+
+
+@pytest.mark.parametrize(
+    ("slower", "a", "b", "code"),
+    [
+        (1.0, CAPPED, CAPPED, 0),
+        (1.4, CAPPED, CAPPED, 1),
+        (0.7, CAPPED, CAPPED, 0),
+        (1.0, CAPPED, at_its_limit(1500.0), 0),  # as much as two loads differ
+        (1.2, CAPPED, LOWER, 3),  # the clocks explain up to 1.25
+        (1.4, CAPPED, LOWER, 1),  # and 1.12 is left
+        (1.0, CAPPED, LOWER, 0),
+        (1.0, LOWER, CAPPED, 3),
+        (0.7, LOWER, CAPPED, 0),
+        (1.2, gpu(), gpu(sm_clock_mhz=(1584.0,) * LOOKS), 3),  # a clock that somebody set
+        (1.0, gpu(), gpu(utilisation_percent=partly(1.0, 2), sm_clock_mhz=partly(345.0, 30, 1980.0)), 0),  # idle
+        (1.0, HOT, HOT, 3),
+        (1.4, HOT, HOT, 3),
+        (1.4, CAPPED, HOT, 3),
+    ],
+)
+def test_a_power_limit_withholds_a_verdict_only_if_the_clocks_explain_it(
+    slower: float, a: GpuUtilisation, b: GpuUtilisation, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [measured_at(factor, side, (one,)) for factor, side, one in ((1.0, "A", a), (slower, "B", b))]
+    for side, one in zip("AB", records, strict=True):
+        save_record(one, tmp_path / f"{side}.json")
+    assert run(["compare", *(str(tmp_path / f"{side}.json") for side in "AB"), "--max-regression", "10%"]) == code
+    said = capsys.readouterr().err
+    assert ("MHz in B, which may be the reason" in said) == (code == 3 and HOT not in (a, b))
+    assert ("disturbed machine" in said) == (HOT in (a, b))
+    if a is CAPPED and b is not HOT:
+        assert "note: A.json: GPU 0 (H200) was at its power limit in 100% of the time" in said
+    against = ComparisonSpec(limits=GateLimits(metrics={"e2e_s": 0.1}), baseline=records[0])
+    assert against.report(records[1]).exit_code == code
+
+
+def test_a_variants_own_clock_counts_before_that_of_the_whole_record() -> None:
+    a, b = (measured_at(1.0 + 0.2 * (side == "B"), side, (CAPPED,), 1485.0) for side in "AB")
+    spec = ComparisonSpec(limits=GateLimits(metrics={"e2e_s": 0.1}), baseline=a)
+    assert spec.report(b).exit_code == 1
+    lower = measured_at(1.2, "B", (CAPPED,), 1188.0)
+    assert spec.report(lower).exit_code == 3
+    assert spec.report(measured_at(1.2, "B", ())).exit_code == 1, "a record without clocks"
+
+
+def test_interleaved_variants_at_unequal_clocks_are_judged_and_it_is_said() -> None:
+    def at(variant: Variant, mhz: float) -> Variant:
+        load = DeviceLoad(index=0, sm_clock_mhz=mhz, max_sm_clock_mhz=1980.0, power_w=690.0, power_limit_w=700.0)
+        return msgspec.structs.replace(variant, device_load=(load,))
+
+    a, b = pair(slowdown=1.4)
+    both = msgspec.structs.replace(record(at(a, 1980.0), at(b, 1400.0)), utilisation=looked(gpus=(gpu(),)))
+    assert ComparisonSpec(limits=GateLimits(metrics={"e2e_s": 0.1})).report(both).exit_code == 1
+    (note,) = warnings_of(both)
+    assert note.message == "GPU 0 ran a at 1,980 MHz and b at 1,400 MHz: the ratio holds at these" and note.hint
+    assert warnings_of(record(at(a, 1980.0), at(b, 1970.0))) == []
+
+
+@pytest.mark.parametrize(
+    ("doubt", "verdict"), [((0.3, 0.0), "inconclusive"), ((0.1, 0.0), "faster"), ((0.0, 9), "faster")]
+)
+def test_a_rate_that_rose_is_doubted_if_the_first_side_was_slow(doubt: tuple[float, float], verdict: str) -> None:
+    """By a factor of 1.25 in `images_per_second`: a slower A explains it, a slower B does not."""
+    a, b = (
+        variant(name, base * correlated(np.random.default_rng(1), (80,), lag1=0, cv=0.01).reshape(40, 2),
+                metrics={"images_per_second": 100.0})
+        for name, base in (("a", 0.1), ("b", 0.125))
+    )  # fmt: skip
+    (compared,) = compare_variants(a, b, same_record=False, metrics=["images_per_second"], doubt=Doubt(*doubt, "slow"))
+    assert compared.result.verdict == verdict

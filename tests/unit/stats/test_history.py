@@ -173,9 +173,9 @@ def test_memory_is_a_series_and_unknown_metrics_are_named() -> None:
 def test_more_series_need_more_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
-    def watched(values: np.ndarray, within: float, margin: float, threshold: float) -> Steps:
+    def watched(values: np.ndarray, within: float, margin: float, threshold: float, days: np.ndarray) -> Steps:
         asked.append(threshold)
-        return find_steps(values, within, margin, threshold)
+        return find_steps(values, within, margin, threshold, days)
 
     monkeypatch.setattr("omni_cli.stats.history.find_steps", watched)
     kept = nights([0.1] * 14)

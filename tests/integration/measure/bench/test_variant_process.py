@@ -18,10 +18,11 @@ from omni_cli.config.families import builtins
 from omni_cli.config.loader import load_profile
 from omni_cli.core.errors import ExitCode
 from omni_cli.measure.bench.checks import Free
-from omni_cli.measure.bench.harness import Harness, RunLimits
+from omni_cli.measure.bench.harness import Harness
 from omni_cli.measure.bench.prompts import Prompts
 from omni_cli.measure.bench.protocol import Load, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError, VariantProcess

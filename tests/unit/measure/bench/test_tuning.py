@@ -15,9 +15,9 @@ import pytest
 
 from omni_cli.core.errors import UsageError
 from omni_cli.measure.bench.benchmark import Plan
-from omni_cli.measure.bench.harness import RunLimits
 from omni_cli.measure.bench.protocol import Load, Loaded, LoadedStage, Ran, StagePeaks
 from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.tuning import TuneLimits, Tuning
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError

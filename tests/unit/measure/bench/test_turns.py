@@ -13,9 +13,10 @@ import pytest
 
 from omni_cli.measure.bench import device_load
 from omni_cli.measure.bench.device_load import RunSpans
-from omni_cli.measure.bench.harness import Harness, RunLimits
+from omni_cli.measure.bench.harness import Harness
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
+from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.utilisation import Counters, GpuState, MachineCounters, UtilisationSampler
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.records.record import DeviceLoad, Record

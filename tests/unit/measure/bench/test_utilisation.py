@@ -49,7 +49,7 @@ class Scripted(MachineCounters):
 
 
 def reading(at_s: float, busy_s: float, own_s: float, **more: Any) -> Counters:
-    state = GpuState(50.0, 1980.0, 60.0, 300.0, ("power_cap",) if at_s > 11 else ())
+    state = GpuState(50.0, 1485.0, 60.0, 300.0, ("power_cap",) if at_s > 11 else (), max_sm_clock_mhz=1980.0)
     return Counters(at_s=at_s, busy_s=busy_s, own_s=own_s, stolen_s=0.1 * at_s, gpus=(state,), **more)
 
 
@@ -73,6 +73,7 @@ def test_counters_become_rates() -> None:
     assert found.cpu_mhz == ()
     (gpu,) = found.gpus
     assert (gpu.index, gpu.name, gpu.throttled[:2], gpu.power_w[0]) == (2, "H200", ("", "power_cap"), 300.0)
+    assert (gpu.sm_clock_mhz[0], gpu.max_sm_clock_mhz) == (1485.0, 1980.0)
     assert len(found.block_end_s) == 1 and 0.1 <= found.block_end_s[0] < 5
 
 
