@@ -146,7 +146,8 @@ def list_runs(model: Path | None, transcriber: Path | None, num_runs: int) -> It
             for fault in names:
                 planted, _, stage = fault.partition("@")
                 environment = {"PLANTED_OUTPUT": planted, **({"PLANTED_STAGE": stage} if stage else {})}
-                yield from in_settings(subject, f"planted {fault}", Run("", subjects[subject], environment))
+                requests = TEXTS[:3] if subject == "tiny-omni" and "image" not in fault else ()
+                yield from in_settings(subject, f"planted {fault}", Run("", subjects[subject], environment, requests))
 
 
 def main() -> None:
