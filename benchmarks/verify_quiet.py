@@ -119,23 +119,16 @@ def list_runs(model: Path | None, transcriber: Path | None, num_runs: int) -> It
     if transcriber:
         subjects[str(transcriber)] = ("--model", str(transcriber))
         faults[str(transcriber)] = ("weight@transcriber",)
-    # Inductor compiles nothing without instructions for vectors.
-    eager = {str(model): "model.execution=eager"}
     has_avx512 = "avx512f" in Path("/proc/cpuinfo").read_text()
 
     def in_settings(subject: str, what: str, run: Run) -> Iterator[Run]:
         for name, variables in SETS.items():
             for threads in (2, 1) if name != "avx512" or has_avx512 else ():
-                arguments = run.arguments
-                if name == "default" and (setting := eager.get(subject.rsplit(" ", 1)[0])):
-                    arguments += ("--set", setting)
+                # Inductor takes code that it has kept from another setting, which then may not compile.
+                kept = {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"verify-quiet-{name}"))}
+                environment = {**run.environment, **variables, **kept, "OMP_NUM_THREADS": str(threads)}
                 label = Path(subject).name
-                yield replace(
-                    run,
-                    name=f"{name}, {threads} threads, {label}, {what}",
-                    arguments=arguments,
-                    environment={**run.environment, **variables, "OMP_NUM_THREADS": str(threads)},
-                )
+                yield replace(run, name=f"{name}, {threads} threads, {label}, {what}", environment=environment)
 
     for number in range(num_runs):
         for subject, arguments in subjects.items():
