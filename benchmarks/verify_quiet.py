@@ -3,7 +3,7 @@
     python benchmarks/verify_quiet.py RESULTS --model FOLDER [--transcriber FOLDER] [--runs 20] [--only TEXT ...]
 
 Each setting hides instruction sets from ATen, oneDNN and vLLM, and gives them threads. No quiet run may find a
-difference: these have requests of their own, except those of the transcriber. Each fault, planted by
+difference: these have requests of their own, except those that need a sound or an image. Each fault, planted by
 `tests/support/planted_outputs.py`, must be found. RESULTS has a line per run; runs that are there already count, so
 that they can be spread over days. `--only` picks runs by parts of their names. Needs a processor with AVX-512 for all.
 """
@@ -28,6 +28,7 @@ PLANTED = Path(__file__).parents[1] / "tests" / "support" / "planted_outputs.py"
 OTHER_PROFILES = (
     "tiny-qwen3-omni", "tiny-glm-image", "tiny-audio", "tiny-video", "tiny-vibevoice", "tiny-higgs-audio", "tiny-edit",
 )  # fmt: skip
+PIPELINES = {"tiny-image", "tiny-glm-image", "tiny-audio", "tiny-video", "tiny-edit"}
 MODEL_FAULTS = ("weight", "rope base", "neighbour", "lost text", "seed", "stop string", "usage")
 FAULTS = {
     "tiny-omni": ("thinker weight", "talker weight", "fewer steps", "lost audio", "positions after an image",
@@ -86,7 +87,7 @@ def verify(run: Run) -> str:
                 {"request_id": str(number), "prompt": prompt, "seed": number}
                 for number, prompt in enumerate(run.requests)
             ]
-            if not any("image" in argument for argument in arguments):
+            if not PIPELINES.intersection(arguments):
                 lines = [{**line, "sampling": {"max_tokens": 24}} for line in lines]
             path = Path(folder, "requests.jsonl")
             path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -110,7 +111,7 @@ def verify(run: Run) -> str:
 
 def list_runs(model: Path | None, transcriber: Path | None, num_runs: int) -> Iterator[Run]:
     """List the runs of all settings, the quiet ones in rounds so that an early end leaves some of each."""
-    subjects = {name: ("--profile", name) for name in (*FAULTS, *OTHER_PROFILES)}
+    subjects: dict[str, tuple[str, ...]] = {name: ("--profile", name) for name in (*FAULTS, *OTHER_PROFILES)}
     faults = dict(FAULTS)
     for dtype in ("float32", "bfloat16") if model else ():
         subjects[f"{model} {dtype}"] = ("--model", str(model), "--set", f"dtype={dtype}")
@@ -133,7 +134,7 @@ def list_runs(model: Path | None, transcriber: Path | None, num_runs: int) -> It
     for number in range(num_runs):
         for subject, arguments in subjects.items():
             prompts = tuple(TEXTS[(number + step) % len(TEXTS)] for step in range(0, 9, 3))
-            own = number == 0 or subject == str(transcriber)
+            own = number == 0 or subject in (str(transcriber), "tiny-edit")
             yield from in_settings(subject, f"quiet {number}", Run("", arguments, {}, () if own else prompts))
         for subject, names in faults.items() if number == 0 else ():
             for fault in names:
