@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -11,10 +10,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _ATEN = torch.ops.aten
-# By operation: the argument whose last axis is summed over.
-_FACTOR: Mapping[Any, int] = {
+# By operation: the argument whose last axis is summed over; of a convolution, its weights.
+_FACTORS: Mapping[Any, int] = {
     **dict.fromkeys((_ATEN.mm, _ATEN.bmm, _ATEN._grouped_mm), 0),
-    **dict.fromkeys((_ATEN.addmm, _ATEN.baddbmm), 1),
+    **dict.fromkeys((_ATEN.addmm, _ATEN.baddbmm, _ATEN.convolution), 1),
 }
 _EPS = float(torch.finfo(torch.float32).eps)
 
@@ -31,46 +30,36 @@ class RoughSums(TorchDispatchMode):
         super().__init__()
         # Of its own: a model may draw from the global ones.
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._num_open = 0
+        self._num_modules = 0
 
     def __enter__(self) -> Self:
         # Processors sum too: positive powers of a sound, which lose less, and whose logarithms would show it.
         self._hooks = (
-            register_module_forward_pre_hook(lambda *_: self._count(1)),
-            register_module_forward_hook(lambda *_: self._count(-1), always_call=True),
+            register_module_forward_pre_hook(lambda *_: self._count_modules(1)),
+            register_module_forward_hook(lambda *_: self._count_modules(-1), always_call=True),
         )
         super().__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
         for hook in self._hooks:
             hook.remove()
 
-    def _count(self, change: int) -> None:
-        """Count the modules whose `forward` runs."""
-        self._num_open += change
+    def _count_modules(self, change: int) -> None:
+        self._num_modules += change
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket
-        if not self._num_open:
-            return result
-        if name in _FACTOR:
-            return self._roughen(result, args[_FACTOR[name]].shape[-1], [-1])
-        if name == _ATEN.convolution:
-            return self._roughen(result, args[1][0].numel(), range(1, result.dim()))
-        return result
-
-    def _roughen(self, sums: torch.Tensor, num_terms: int, axes: Sequence[int]) -> torch.Tensor:
-        """Return the sums with errors; their size is of the sums along `axes`."""
-        if sums.dtype != torch.float32:
+        sums = func(*args, **(kwargs or {}))
+        factor = _FACTORS.get(func.overloadpacket)
+        if factor is None or not self._num_modules or sums.dtype != torch.float32:
             return sums
+        is_convolution = func.overloadpacket == _ATEN.convolution
+        num_terms = args[factor][0].numel() if is_convolution else args[factor].shape[-1]
+        axes = list(range(1, sums.dim())) if is_convolution else [-1]
         if sums.device not in self._generators:
             self._generators[sums.device] = torch.Generator(sums.device).manual_seed(0)
         steps = torch.empty_like(sums).normal_(generator=self._generators[sums.device])
-        return sums + _EPS / 4 * num_terms**0.5 * sums.square().mean(list(axes), keepdim=True).sqrt() * steps
+        return sums + _EPS / 4 * num_terms**0.5 * sums.square().mean(axes, keepdim=True).sqrt() * steps
