@@ -19,11 +19,11 @@ _EPS = float(torch.finfo(torch.float32).eps)
 
 
 class RoughSums(TorchDispatchMode):
-    """Adds to each sum of float32 in a module what it loses if its terms are added one after another, and a bit more.
+    """Adds to each sum of float32 in a module the most that it may lose if its terms are added one after another.
 
     Libraries add in blocks, each instruction set in its own, and lose less. Each of `n` additions rounds a partial sum
-    by up to eps / 2, and these errors are the steps of a random walk, 0.15 eps * sqrt(n) of the sum. Here it is eps / 4
-    * sqrt(n): kernels also approximate the functions between products. The rounding of results to 16 bits hides this.
+    by up to eps / 2, and these errors are the steps of a random walk: eps / 2 * sqrt(n) of the sum, on average 0.15 eps
+    * sqrt(n), but kernels approximate the functions between products, too. Rounding results to 16 bits hides all this.
     """
 
     def __init__(self) -> None:
@@ -62,4 +62,4 @@ class RoughSums(TorchDispatchMode):
         if sums.device not in self._generators:
             self._generators[sums.device] = torch.Generator(sums.device).manual_seed(0)
         steps = torch.empty_like(sums).normal_(generator=self._generators[sums.device])
-        return sums + _EPS / 4 * num_terms**0.5 * sums.square().mean(axes, keepdim=True).sqrt() * steps
+        return sums + _EPS / 2 * num_terms**0.5 * sums.square().mean(axes, keepdim=True).sqrt() * steps

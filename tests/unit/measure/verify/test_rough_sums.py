@@ -45,7 +45,7 @@ def test_a_product_loses_what_sums_of_one_term_after_another_do(num_terms: int) 
         rough = Product(torch.nn.functional.linear)(a, b)
     naive = lost(in_order, a, b)
     assert naive == pytest.approx(0.15 * EPS * num_terms**0.5, rel=0.1)
-    assert naive < lost(rough, a, b) < 2 * naive
+    assert naive < lost(rough, a, b) < 4 * naive
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_every_kind_of_product_is_rough_and_repeats(operation: Callable[..., tor
             found.append(Product(operation)(a, b))
     assert torch.equal(*found)
     exact = operation(a, b)
-    assert float((found[0] - exact).std() / exact.std()) == pytest.approx(EPS / 4 * 8, rel=0.15)
+    assert float((found[0] - exact).std() / exact.std()) == pytest.approx(EPS / 2 * 8, rel=0.15)
 
 
 def test_a_convolution_has_the_terms_of_its_channels_and_kernel() -> None:
@@ -72,7 +72,7 @@ def test_a_convolution_has_the_terms_of_its_channels_and_kernel() -> None:
     with RoughSums():
         rough = Product(torch.conv1d)(sounds, kernel)
     exact = torch.conv1d(sounds, kernel)
-    assert float((rough - exact).std() / exact.std()) == pytest.approx(EPS / 4 * 12, rel=0.15)
+    assert float((rough - exact).std() / exact.std()) == pytest.approx(EPS / 2 * 12, rel=0.15)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
