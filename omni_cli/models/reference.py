@@ -184,6 +184,7 @@ class ForcedCodes:
             scores,
             code_ids=np.array([item.top_ids for item in found]),
             code_gaps=np.array([item.gaps for item in found]),
+            code_margins=np.array([item.margins for item in found]),
         )
 
 

@@ -18,13 +18,15 @@ class Way:
     """One way to run a reference. The differences between ways are its noise.
 
     `dtype` is that of weights and activations, `noise_dtype` that in which noise is drawn. A `low_memory` way keeps
-    weights in half of the free memory and reads those of further layers when they run.
+    weights in half of the free memory and reads those of further layers when they run. With `rough_sums`, matrix
+    products are as rough as those of any right kernel.
     """
 
     dtype: str
     attention: Attention = "sdpa"
     noise_dtype: str = "float32"
     low_memory: bool = False
+    rough_sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class TokenScores:
     `logprobs` (num_tokens, num_candidates) are those of the engine's candidates, without sampling settings. `top_ids`
     (num_tokens,) are the tokens that the reference chooses, `gaps` how much more probable it finds them than the
     engine's, in nats, and `margins` how much more than its second choice, all with sampling settings such as a
-    repetition penalty. `code_ids` and `code_gaps` (num_tokens, num_codes) are the same for the codes of a frame after
-    its first. A reference that ends earlier has fewer tokens.
+    repetition penalty. `code_ids`, `code_gaps` and `code_margins` (num_tokens, num_codes) are the same for the codes of
+    a frame after its first. A reference that ends earlier has fewer tokens.
     """
 
     logprobs: np.ndarray
@@ -81,6 +83,7 @@ class TokenScores:
     margins: np.ndarray
     code_ids: np.ndarray | None = None
     code_gaps: np.ndarray | None = None
+    code_margins: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A fault in what a stage makes, for tests of what `omni verify` says of it: runs first in each Python of a command.
 
-`PLANTED_OUTPUT` is the name of a fault. It is planted in the process of the stage that it is for, around the loading of
-the stage; the process of the reference loads none.
+`PLANTED_OUTPUT` is the name of a fault. It is planted in the process of the stage that it is for, or of that which
+`PLANTED_STAGE` names, around the loading of the stage; the process of the reference loads none.
 """
 
 import os
@@ -26,7 +26,8 @@ def _weight(stage):
     import torch
 
     parameters = _runner(stage).get_model().named_parameters()
-    weight = next(weight for name, weight in parameters if "post_attention_layernorm" in name)
+    norms = ("post_attention_layernorm", "final_layer_norm")
+    weight = next(weight for name, weight in parameters if any(norm in name for norm in norms))
     with torch.no_grad():
         weight.mul_(1.01)
 
@@ -155,6 +156,7 @@ _FAULTS = {
     "vae dtype": ("image", _same, _vae_dtype),
 }
 _name, _before, _after = _FAULTS[os.environ["PLANTED_OUTPUT"]]
+_name = os.environ.get("PLANTED_STAGE", _name)
 _load = stage_process.load_stage
 
 

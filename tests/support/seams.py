@@ -33,6 +33,9 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch._inductor.runtime.compile_tasks:_set_triton_ptxas_path": (
             "is called, so that Triton's kernels have one assembler whether or not Inductor compiles"
         ),
+        "torch.utils._python_dispatch:TorchDispatchMode.__torch_dispatch__(func, types, args, kwargs)": (
+            "sees every product of a reference"
+        ),
         "transformers.cache_utils:Cache.__init__(layers)": "holds a piece's keys and values",
         "transformers.cache_utils:Cache.update(key_states, value_states, layer_idx)": "is what `FrameCache` has",
         "transformers.cache_utils:DynamicSlidingWindowLayer.update(key_states, value_states)": (

@@ -30,6 +30,10 @@ class Noise:
     codes: Mapping[str, float] = field(default_factory=dict)
     arrays: Mapping[str, float] = field(default_factory=dict)
 
+    def get_array_limit(self, stage: str) -> float:
+        """Return how far an engine's arrays of a stage may be from the reference's."""
+        return SIDES * (self.arrays.get(stage, 0.0) + ROUNDING)
+
 
 def get_noise(ways: Sequence[Sequence[Expected | str]]) -> Noise:
     """Measure the differences of the ways after the first from the first, over all requests."""
@@ -44,8 +48,11 @@ def get_noise(ways: Sequence[Sequence[Expected | str]]) -> Noise:
                 a, b = wide.scores[stage], own.scores[stage]
                 by_way = logprobs.setdefault(stage, [[] for _ in ways[1:]])
                 by_way[number].append(differences(a.logprobs, b.logprobs))
-                if a.code_gaps is not None and b.code_gaps is not None and a.code_gaps.size:
-                    codes[stage] = max(codes.get(stage, 0.0), float(np.nanmax(differences(a.code_gaps, b.code_gaps))))
+                # A gap is 0 wherever a way chooses the engine's code, however noisy it is: its margin tells.
+                for mine, theirs in ((a.code_gaps, b.code_gaps), (a.code_margins, b.code_margins)):
+                    if mine is not None and theirs is not None:
+                        gap = float(np.nanmax(differences(mine, theirs), initial=0.0))
+                        codes[stage] = max(codes.get(stage, 0.0), gap)
             if wide.stage is not None:
                 gaps = [array_gap(wide.arrays[name], own.arrays[name]) for name in wide.arrays if name in own.arrays]
                 arrays[wide.stage] = max(arrays.get(wide.stage, 0.0), *gaps, 0.0)

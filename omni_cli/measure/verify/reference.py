@@ -96,8 +96,9 @@ class Reference:
 
 
 def _get_ways(dtype: str, *, low_memory: bool = False) -> tuple[Way, ...]:
-    """Return the ways to run a reference of a type: in a wider one first, then in its own with either attention."""
-    ways = (Way(_WIDER[dtype], noise_dtype=dtype), Way(dtype, noise_dtype=dtype), Way(dtype, "eager", dtype))
+    """Return the ways to run a reference of a type: in a wider one, in its own, and in its own by rougher kernels."""
+    own = Way(dtype, noise_dtype=dtype)
+    ways = (replace(own, dtype=_WIDER[dtype]), own, replace(own, attention="eager", rough_sums=True))
     return tuple(replace(way, low_memory=low_memory) for way in ways)
 
 

@@ -105,11 +105,9 @@ def _compare_stage(
     if a is None or b is None:
         return None
     own = None if noise is None else noise.logprobs.get(stage)
-    if own is not None:
-        limit = SIDES * (own.max + ROUNDING * float(np.nanmax(np.abs(a.logprobs), initial=1.0)))
-    else:
-        both = [(x.tokens[stage], y.tokens[stage]) for x, y in zip(first, second, strict=True) if stage in x.tokens]
-        limit = SIDES * own_noise(both)
+    both = [(x.tokens[stage], y.tokens[stage]) for x, y in zip(first, second, strict=True) if stage in x.tokens]
+    largest = own_noise(both) if own is None else own.max
+    limit = SIDES * (largest + ROUNDING * float(np.nanmax(np.abs(a.logprobs), initial=1.0)))
     position = _divergence_at(a, b)
     gaps = _gaps_until(a, b, position)
     spread = MeanMax(mean=float(gaps.mean()), max=float(gaps.max())) if gaps.size else None
@@ -146,7 +144,7 @@ def _compare_media(
     if one.arrays.keys() != other.arrays.keys():
         names = [", ".join(sorted(side.arrays)) or "nothing" for side in (one, other)]
         return [different_row(check, stage, request, f"{names[1]} instead of {names[0]}")]
-    own = SIDES * noise.arrays.get(stage, 0.0) if noise is not None else 0.0
+    own = noise.get_array_limit(stage) if noise is not None else 0.0
     return [compare_arrays(check, stage, other, name, array, own + media_bound) for name, array in one.arrays.items()]
 
 
@@ -208,7 +206,7 @@ def seed_row(stage: str, answers: Sequence[Answer]) -> Row:
 def noise_row(stage: str, answers: Sequence[Answer], noise: Noise | None, *, may_ignore_seeds: bool) -> Row:
     """Judge what is denoised of the same answer: equal with one seed, different with others."""
     request = answers[0].request.request_id
-    limit = 0.0 if noise is None else SIDES * noise.arrays.get(stage, 0.0)
+    limit = 0.0 if noise is None else noise.get_array_limit(stage)
     first, again, *others = [answer.output.arrays for answer in answers]
     if not _is_equal(first, again, limit):
         return different_row("seed", stage, request, "the same seed gave two different outputs")

@@ -46,6 +46,7 @@ class ForcedFrames(LogitsProcessor):
             self._tokens.scores,
             code_ids=np.stack([item.top_ids for item in found], axis=1),
             code_gaps=np.stack([item.gaps for item in found], axis=1),
+            code_margins=np.stack([item.margins for item in found], axis=1),
         )
 
 

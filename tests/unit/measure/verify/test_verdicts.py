@@ -131,6 +131,19 @@ def test_codes_after_the_first_are_judged_by_their_own_noise(gap: float, verdict
     assert (row.verdict, row.position, row.codebook, row.expected, row.got) == (verdict, 5, 2, "9", "2")
 
 
+@pytest.mark.parametrize(("gap", "verdict"), [(1e-6, "near tie"), (1e-3, "different")])
+def test_a_code_that_all_ways_prefer_as_little_is_a_near_tie(gap: float, verdict: str) -> None:
+    """The ways agree on the gap, and their margins elsewhere tell what kernels do to codes."""
+    codes = np.tile([1, 2, 3], (NUM, 1))
+    frames = tuple((position, 1, 2, 3) for position in range(NUM))
+    gaps, margins = np.zeros((NUM, 3)), np.ones((NUM, 3))
+    codes[5, 1], gaps[5, 1] = 9, gap
+    wide = scores(logprobs(), code_ids=codes, code_gaps=gaps, code_margins=margins)
+    ways = [[Expected({"model": wide})], [Expected({"model": dataclasses.replace(wide, code_margins=margins + 1e-6)})]]
+    row = judge_tokens("model", [engine(tokens(logprobs(), frames))], ways[0], get_noise(ways), no_text)
+    assert (row.verdict, row.position, row.codebook) == (verdict, 5, 2)
+
+
 def test_answers_without_log_probabilities_are_judged_by_their_tokens() -> None:
     row = judged(tokens(np.full((NUM, CANDIDATES), np.nan)), scores(logprobs()))
     assert row.verdict == "equal" and row.logprob_diff is None and row.num_compared == 0
@@ -201,6 +214,13 @@ def test_runs_diverge_in_a_near_tie_if_the_first_hardly_prefers_its_own(margin: 
     row = compared(one, other)
     assert (row.verdict, row.position, row.expected, row.got) == (verdict, 20, "20", "555")
     assert row.margin == pytest.approx(margin)
+
+
+def test_runs_without_noise_may_differ_by_rounding() -> None:
+    one = tokens(logprobs())
+    one.candidates[20, 1], one.logprobs[20, 1] = 555, one.logprobs[20, 0] - 1e-6
+    other = dataclasses.replace(one, token_ids=(*one.token_ids[:20], 555, *one.token_ids[21:]))
+    assert compared(one, other).verdict == "near tie"
 
 
 def test_runs_of_other_codes_are_different() -> None:
