@@ -24,6 +24,7 @@ from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.slo import check_limits_apply, row_limits
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
+from omni_cli.measure.bench.word_errors import Utterance, WordJudge
 from omni_cli.measure.loadtest.observations import Canaries, ask_canaries, parallel_limit, usual_limit
 from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
 from omni_cli.measure.loadtest.window import Window, check_sound, window_metrics, window_work
@@ -64,12 +65,13 @@ def server_plan(
     command: tuple[str, ...],
     canaries: Canaries | None = None,
     is_varied: bool = False,
+    judge: WordJudge | None = None,
 ) -> Iterator[Plan]:
     """Plan the test of these servers under these loads; asks each for its models. Raises `OmniError`.
 
     `canaries`: each server is first asked for new prompts twice, for signs of a cache, and also for those of the first
     window. `is_varied`: variants are named by
-    their load even if there is only one.
+    their load even if there is only one. `judge` counts the words of answers.
     """
     _allow_open_files(traffics, workload.num_requests)
     pairs = [(target, traffic) for target in find_targets(urls, model, api_key) for traffic in traffics]
@@ -84,7 +86,7 @@ def server_plan(
         variant = ServerVariant(
             variants[index].name, target, workload, traffic, turn, api_key=api_key, request_timeout_s=request_timeout_s
         )
-        variant.canaries = canaries
+        variant.canaries, variant.judge = canaries, judge
         return variant
 
     with scratch_folder("omni-bench-") as folder:
@@ -161,6 +163,7 @@ class ServerVariant:
         self._maker = RequestMaker(workload, self._count, target)
         self._stack = AsyncExitStack()
         self.canaries: Canaries | None = None
+        self.judge: WordJudge | None = None
         # Filled while windows run; the record has the state at its end.
         self._observed: dict[str, object] = {"extra_requests": 0, "parallel_limit": None}
         self._limits: list[int | None] = []
@@ -218,12 +221,16 @@ class ServerVariant:
             outcomes = await self._traffic.run(send, len(requests), number)
         ended_s = time.perf_counter()
         outcomes = await asyncio.to_thread(lambda: [*map(check_sound, outcomes)])
+        if self.judge is not None:
+            await self._judge_words(self.judge, requests, outcomes)
         window = Window(tuple(outcomes), began_s, ended_s, clients, offered_s)
         if not window.answers:
             raise self._no_answer(window, when)
         if number == 0:
             check_limits_apply(window.rows(), row_limits(self._workload.slos), f"`{self.name}`")
-        return await asyncio.to_thread(self._ran, window, outputs)
+        ran = await asyncio.to_thread(self._ran, window, outputs)
+        # Time that the budget has to have.
+        return ran if self.judge is None else msgspec.structs.replace(ran, lasted_s=time.perf_counter() - began_s)
 
     async def rest(self) -> None:
         """Wait for the answers to requests that were sent, and send no more."""
@@ -233,6 +240,17 @@ class ServerVariant:
     async def close(self) -> None:
         """Close the client. Safe to call twice."""
         await self._stack.aclose()
+
+    async def _judge_words(
+        self, judge: WordJudge, requests: Sequence[OutgoingRequest], outcomes: list[Outcome]
+    ) -> None:
+        """Count the wrong words of each answer while no request runs."""
+        await self.rest()
+        pairs = zip(outcomes, requests, strict=True)
+        answers = [(outcome.answer, request.expected) for outcome, request in pairs if outcome.answer is not None]
+        found = await asyncio.to_thread(judge.judge, [get_utterance(*item) for item in answers])
+        for (answer, _), errors in zip(answers, found, strict=True):
+            answer.word_errors = errors
 
     async def _ask_canaries(self) -> None:
         async def post(body: Mapping[str, object]) -> Outcome:
@@ -276,6 +294,14 @@ class ServerVariant:
             f"`{self.name}` answered none of {len(window.outcomes)} requests ({when}): {describe_failures(failures)}",
             hint=hint_on(failures),
         )
+
+
+def get_utterance(answer: ServerAnswer, expected: str | None) -> Utterance:
+    """Return what an answer says and should say: a transcript the reference, speech its request's text, and that of a
+    chat its own. Speech without sound has no words."""
+    text, sound = "".join(answer.content), answer.sound
+    said = (sound.samples, sound.sample_rate) if sound else text if answer.sent_sound_s is not None else ""
+    return text if expected is None else expected, said
 
 
 def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ from omni_cli.records.metrics import (
     ITL,
     TTFP,
     TTFT,
+    WORDS,
     Row,
     Timeline,
     columns,
@@ -28,6 +29,7 @@ from omni_cli.records.metrics import (
     summarise_values,
     time_gaps,
     values_by_metric,
+    word_errors,
 )
 from omni_cli.records.record import Failures, summed_failures
 from omni_cli.stats.saturation import PRECISION
@@ -131,6 +133,7 @@ def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     amounts = {"requests": work["requests"]} | {name: amount for name, amount in optional.items() if amount}
     return {
         **summarise_values(values_by_metric(timelines), TAILS),
+        **word_errors(window.rows()),
         **rates(amounts, window.span_s),
         **goodput(window.rows(), row_limits(slos), window.span_s),
         **({} if window.offered_s is None else {BACKLOG_GROWTH: window.backlog_growth}),
@@ -148,6 +151,9 @@ def window_work(window: Window) -> dict[str, float]:
     audio_s = sum(answer.audio_s or 0.0 for answer in answers)
     if audio_s:
         work["audio_s"] = audio_s
+    words = sum(answer.word_errors.get(WORDS, 0.0) for answer in answers)
+    if words:
+        work[WORDS] = words
     images = [image for answer in answers for image in answer.images]
     if images:
         work["pixels"] = float(sum(map(num_pixels, images)))
@@ -196,6 +202,7 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
         return row
     row |= _timeline(outcome, answer).row()
     return row | {
+        **answer.word_errors,
         "audio_s": answer.audio_s,
         "is_rate_assumed": 1.0 if answer.sound is not None and answer.sound.is_rate_assumed else None,
         "input_tokens": answer.input_tokens,
