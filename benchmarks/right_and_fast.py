@@ -21,9 +21,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -106,18 +106,10 @@ def serve(speaker: Speaker) -> Iterator[str]:
     loop.call_soon_threadsafe(loop.stop)
 
 
-class KnownJudge(word_errors.WordJudge):
-    """Begins with what earlier tests have heard."""
-
-    heard: ClassVar[dict[str, dict[str, float]]] = {}
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.known = self.heard
-
-
-def test(folder: Path, dropped: float, number: int, spoken: dict[tuple[str, int], bytes]) -> dict[str, Any]:
-    """Return what `omni loadtest` of an honest server and one that drops words says."""
+def test(
+    judge: word_errors.WordJudge, folder: Path, dropped: float, number: int, spoken: dict[tuple[str, int], bytes]
+) -> dict[str, Any]:
+    """Return what `omni loadtest` says of an honest server and one that drops words; `judge` is loaded once."""
     with (
         tempfile.TemporaryDirectory() as temporary,
         serve(Speaker(0.0, 2 * number, spoken)) as a,
@@ -127,19 +119,22 @@ def test(folder: Path, dropped: float, number: int, spoken: dict[tuple[str, int]
         sentences = make_sentences()
         random.Random(number).shuffle(sentences)
         requests.write_text("\n".join(json.dumps({"prompt": text}) for text in sentences))
-        known, began_s = len(KnownJudge.heard), time.monotonic()
+        known, began_s = len(judge.known), time.monotonic()
         arguments = ["loadtest", a, b, "--endpoint", "speech", "--requests", str(requests), "-q", "--seed", str(number)]
         arguments += ["--slo", "wer:10%", "--slo", "e2e:5s", "--quality", f"wer={folder}", "--output-json", str(record)]
         arguments += ["--num-requests", "10", "--num-iters-warmup", "1", "--time-budget", "600"]
         arguments += ["--extra-body", '{"response_format": "wav"}', "--num-iters", str(NUM_SENTENCES * 2 // 10)]
-        with patch.object(word_errors, "WordJudge", KnownJudge), patch.object(sys, "argv", ["omni", *arguments]):
-            run_omni(arguments)
+        loaded = patch.object(word_errors, "start_word_judge", lambda _folder: nullcontext(judge))
+        with loaded, patch.object(sys, "argv", ["omni", *arguments]):
+            code = run_omni(arguments)
+        if code not in (0, 3):
+            raise SystemExit(f"omni loadtest ended with {code}")
         found = load_record(record)
     compared = {item.metric: item for item in found.comparisons}
     names = ("wer", "deletions", "slo_attainment")
     return {
         "took_s": time.monotonic() - began_s,
-        "heard": len(KnownJudge.heard) - known,
+        "heard": len(judge.known) - known,
         **{name: (compared[name].a_median, compared[name].b_median, compared[name].verdict) for name in names},
     }
 
@@ -154,20 +149,26 @@ def row(name: str, tests: list[dict[str, Any]]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
+def run(judge: word_errors.WordJudge, folder: Path, count: int, state: dict[str, Any], state_file: Path) -> None:
+    """Make the tests that the state lacks; what was heard stays if one is stopped."""
+    spoken: dict[tuple[str, int], bytes] = {}
+    for name, dropped in (("equal", 0.0), ("drops", DROPPED)):
+        for number in range(len(state[name]), count):
+            try:
+                state[name].append(test(judge, folder, dropped, 2 * number + (dropped > 0), spoken))
+            finally:
+                state_file.write_text(json.dumps(state))
+            sys.stderr.write(f"{number} {name}: {state[name][-1]}\n")
+
+
 def main() -> None:
     folder, count = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 20
     state_file = Path(sys.argv[3] if len(sys.argv) > 3 else "right_and_fast.json")
     state = json.loads(state_file.read_text()) if state_file.exists() else {"heard": {}, "equal": [], "drops": []}
-    KnownJudge.heard = state["heard"]
-    spoken: dict[tuple[str, int], bytes] = {}
-    for name, dropped in (("equal", 0.0), ("drops", DROPPED)):
-        for number in range(count):
-            if len(state[name]) <= number:
-                try:
-                    state[name].append(test(folder, dropped, 2 * number + (dropped > 0), spoken))
-                finally:
-                    state_file.write_text(json.dumps(state))
-                sys.stderr.write(f"{number} {name}: {state[name][-1]}\n")
+    with word_errors.start_word_judge(str(folder)) as judge:
+        assert judge is not None
+        judge.known = state["heard"]
+        run(judge, folder, count, state, state_file)
     sys.stdout.write("| servers | tests | wer | deletions | within --slo |\n|---|---|---|---|---|\n")
     sys.stdout.write(row("equal", state["equal"]) + row("1 of 20 words is left out", state["drops"]))
 
