@@ -172,7 +172,7 @@ class GateOptions(DisplayOptions):
             "METRIC>=LIMIT",
             "Gate: how far outputs may differ, such as psnr_db>=40, ssim>=0.98, snr_db>=30, exact_match>=1 or "
             "log_mel_distance_db<=1. Repeatable. For `omni bench` also the weights of a model that measures outputs: "
-            "lpips=FOLDER, clip_score=FOLDER or wer=FOLDER.",
+            "lpips=FOLDER, clip_score=FOLDER or wer=FOLDER; for `omni loadtest` wer=FOLDER, which hears answers.",
         ),
     ] = None
     markdown: Annotated[Path | None, option("--markdown", "FILE", "Also write the report as Markdown.")] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -108,7 +109,8 @@ class ServerAnswer(SpokenAnswer):
     the first chunk, if its `usage` tells it. `text` has the pieces of text of all choices in the order in which they
     came. `output_tokens` counts all that the model generated, `audio_tokens` those that became sound, and
     `reasoning_tokens` those of its reasoning, which some servers do not send. `sent_sound_s` are the seconds of the
-    sound to transcribe.
+    sound to transcribe, `expected` the words that the answer should have, and `word_errors` those that are wrong, as
+    far as the caller looked.
     """
 
     first_at: float | None = None
@@ -123,6 +125,8 @@ class ServerAnswer(SpokenAnswer):
     reasoning_tokens: int = 0
     finish_reason: str | None = None
     sent_sound_s: float | None = None
+    expected: str | None = None
+    word_errors: Mapping[str, float] = field(default_factory=dict)
 
     def choice(self, index: int | None) -> AnswerChoice:
         """Return a choice, which its first part begins."""

@@ -20,6 +20,9 @@ HEARD, STUTTER, UNDERRUNS, LONGEST_GAP = "heard_s", "stutter_s", "underruns", "l
 GOODPUT, ATTAINMENT = "goodput_per_second", "slo_attainment"
 BACKLOG_GROWTH = "backlog_growth"
 ENERGY = "energy_j"
+WER, DELETIONS, INSERTIONS, SUBSTITUTIONS = "wer", "deletions", "insertions", "substitutions"
+WORDS, SENTENCE = "words", "sentence"
+"""Values of a request: the words that its answer should have, and the number of these among those of the run."""
 ALLOCATED, RESERVED, HOST_RSS = "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"
 
 SPEECH = (TTFP, HEARD, STUTTER, UNDERRUNS, LONGEST_GAP, RTF)
@@ -36,7 +39,10 @@ ENERGY_PER = {
 COUNTED_METRICS = frozenset({GOODPUT, ATTAINMENT})
 """Metrics that are counts of requests: summed over all samples, where others have a median."""
 
-RESOLUTION = {STUTTER: 0.001, UNDERRUNS: 0.01}
+WORD_ERRORS = (WER, DELETIONS, INSERTIONS, SUBSTITUTIONS)
+"""Shares of the words that answers should have: all wrong ones, and their kinds."""
+
+RESOLUTION = {STUTTER: 0.001, UNDERRUNS: 0.01, **dict.fromkeys(WORD_ERRORS, 0.01)}
 """Metrics that are usually 0: means over requests, and compared as if values were at least this large."""
 
 WAITS = frozenset({E2E, TTFT, TTFP, HEARD})
@@ -94,6 +100,10 @@ METRICS = {
         Metric("frames_per_second", "frames of the videos of all requests", higher_is_better=True),
         Metric(GOODPUT, "requests that meet every limit of `--slo`", higher_is_better=True),
         Metric(ATTAINMENT, "share of the requests that meet every limit of `--slo`", higher_is_better=True),
+        Metric(WER, "words that are wrong, as a share of those that the answers should have; in `--slo` of one answer"),
+        Metric(DELETIONS, "words that are left out, as a share of the same"),
+        Metric(INSERTIONS, "words that are added, as a share of the same"),
+        Metric(SUBSTITUTIONS, "words that are replaced by others, as a share of the same"),
         Metric(BACKLOG_GROWTH, "seconds that answers fall behind per second of arrivals; 0 if the server keeps up"),
         Metric(ENERGY, "energy of an iteration of `omni bench`, or of a window of `omni loadtest`, of all devices"),
         Metric("energy_per_request_j", "energy per answered request"),
@@ -247,6 +257,13 @@ def summarise_values(
 def rates(amounts: Mapping[str, float], seconds: float) -> dict[str, float]:
     """Return `NAME_per_second` of each amount."""
     return {f"{name}_per_second": amount / seconds for name, amount in amounts.items()}
+
+
+def word_errors(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the shares of all words that the answers should have; empty if nobody looked."""
+    shares = [(row.get(WORDS) or 0.0, row) for row in rows]
+    total = sum(words for words, _ in shares)
+    return {name: sum(words * (row.get(name) or 0.0) for words, row in shares) / total for name in WORD_ERRORS if total}
 
 
 def find_idle_limit(rows: Sequence[Row], limits: Iterable[str]) -> str | None:

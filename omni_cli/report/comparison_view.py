@@ -30,6 +30,7 @@ from omni_cli.report.comparison_words import (
     get_failure,
     open_end,
     pair_sentence,
+    words_sentence,
     work_sentence,
 )
 from omni_cli.report.units import count, limit, metric_title, one_line, quantity, ratio, size_change, title, word_for
@@ -125,7 +126,7 @@ def get_pairs(comparisons: Sequence[Comparison], memory: Sequence[MemoryPeak] = 
 
 def comparison_verdict(gate: GateResult | None, pairs: Sequence[Pair], labels: Labels) -> Verdict | None:
     """Return the gate's verdict, or without a gate that of the end-to-end times. None if nothing is compared."""
-    found = [text for pair in pairs for text in (pair_sentence(pair, labels), break_even_sentence(pair))]
+    found = [text for pair in pairs for text in _sentences(pair, labels)]
     sentences = tuple(f"{text}." for text in found if text)
     if gate is not None:
         return Verdict(
@@ -137,6 +138,10 @@ def comparison_verdict(gate: GateResult | None, pairs: Sequence[Pair], labels: L
     if len(set(verdicts)) == 1:
         return Verdict(verdicts[0], _TONES[verdicts[0]], sentences)
     return Verdict(f"{len(verdicts)} comparisons", "plain", sentences)
+
+
+def _sentences(pair: Pair, labels: Labels) -> tuple[str | None, ...]:
+    return pair_sentence(pair, labels), words_sentence(pair, labels), break_even_sentence(pair)
 
 
 def comparison_parts(result: ComparisonResult, labels: Labels) -> list[Element | None]:
@@ -151,7 +156,7 @@ def comparison_parts(result: ComparisonResult, labels: Labels) -> list[Element |
         e2e = next((item for item in pair.comparisons if item.metric == E2E), None)
         # Two numbers of missing blocks would confuse, where a gate judges something else.
         is_open = e2e is not None and e2e.verdict == "inconclusive" and result.gate is not None
-        sentences = (None if is_open else pair_sentence(pair, labels), break_even_sentence(pair))
+        sentences = _sentences(pair, labels)[1 if is_open else 0 :]
         parts += [Paragraph(text, only="text") for text in sentences if text]  # a page's verdict has them
     return parts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from omni_cli.records.metrics import E2E, get_unit, higher_is_better, is_energy
+from omni_cli.records.metrics import E2E, WORD_ERRORS, get_unit, higher_is_better, is_energy
 
 _SCALES = {"s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")), "J": ((1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))}
 
@@ -52,8 +52,10 @@ def quantity_interval(metric: str, bounds: tuple[float, float] | None, like: flo
 
 
 def word_for(metric: str, verdict: str) -> str:
-    """Name the verdict on a metric: energy is not slow."""
-    return {"slower": "more energy", "faster": "less energy"}.get(verdict, verdict) if is_energy(metric) else verdict
+    """Name the verdict on a metric: energy is not slow, nor are words."""
+    words = {"slower": "more energy", "faster": "less energy"} if is_energy(metric) else {}
+    words = {"slower": "worse", "faster": "better"} if metric in WORD_ERRORS else words
+    return words.get(verdict, verdict)
 
 
 def size_change(a_bytes: int, b_bytes: int) -> str:

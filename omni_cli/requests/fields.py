@@ -130,6 +130,8 @@ _ROWS = (
         "timestamps", checks.check_flag, part="transcription", takers=("transcription",),
         option=Option("--timestamps", None, "Transcribe with the times of the text's parts."), type=bool,
     ),
+    # The words of `audio`, with which a transcript is compared.
+    RequestField("reference", checks.check_text, lines=("loadtest",)),
     # Its option belongs to every command that loads a profile.
     RequestField(
         "seed", checks.whole_number(bounds.MIN_SEED, bounds.MAX_SEED), takers=("any",), lines=_BOTH,

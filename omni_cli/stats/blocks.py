@@ -19,7 +19,10 @@ from omni_cli.records.metrics import (
     E2E,
     PERCENTILES,
     RESOLUTION,
+    SENTENCE,
     WAITS,
+    WORD_ERRORS,
+    WORDS,
     get_percentile,
     is_energy,
     is_total,
@@ -33,6 +36,7 @@ _MAX_CORRELATION = 0.95
 _PLACES = 10  # blocks of a queue
 
 _RESAMPLES = 2000
+_MOST_SENTENCES = 250
 
 
 def metric_names(variant: Variant) -> tuple[str, ...]:
@@ -68,7 +72,8 @@ class PairedBlocks:
 
     `is_paired`: item i of both belongs together. `medians` are those of all samples, `floor` is the least standard
     error of counts, `trim` the share of blocks at either end that may be outliers. `is_lone_queue`: one side is a
-    queue of requests, and the other side has none like it. `missing` is the reason if there are no blocks.
+    queue of requests, and the other side has none like it. `missing` is the reason if there are no blocks. Differences
+    below `margin` are none. `num_blocks` is the number of blocks where items are something else.
     """
 
     a: np.ndarray
@@ -79,16 +84,21 @@ class PairedBlocks:
     trim: float
     is_lone_queue: bool
     missing: str
+    margin: float = 0.0
+    num_blocks: int | None = None
 
     def __len__(self) -> int:
-        return min(len(self.a), len(self.b))
+        return min(len(self.a), len(self.b)) if self.num_blocks is None else self.num_blocks
 
 
 def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> PairedBlocks | None:
     """Pair the blocks of two variants, of those that ran `interleaved` the common ones.
 
-    None for a metric that is 0 throughout, so that it was not measured, unless it is usually 0, or energy.
+    Word errors are paired by sentences. None for a metric that is 0 throughout, so that it was not measured, unless it
+    is usually 0, or energy.
     """
+    if metric in WORD_ERRORS and (sentences := _pair_sentences(a, b, metric)) is not None:
+        return sentences
     pairs = [get_values(variant, metric) for variant in (a, b)]
     if metric not in RESOLUTION and not is_energy(metric) and not any(value for values in pairs for _, value in values):
         return None
@@ -103,17 +113,47 @@ def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> Pa
         logs_a, logs_b = logs_a[in_a], logs_b[in_b]
     # `numpy.median` would import NumPy's masked arrays.
     medians = [statistics.median(value for _, value in values) if values else None for values in pairs]
+    reasons = (item.energy.absent for item in (a, b) if is_energy(metric) and item.energy)
     return PairedBlocks(
-        logs_a,
-        logs_b,
-        (medians[0], medians[1]),
-        interleaved or has_places,
-        math.hypot(floor_a, floor_b),
+        logs_a, logs_b, (medians[0], medians[1]), interleaved or has_places, math.hypot(floor_a, floor_b),
         # The few windows in which requests failed are no outliers.
         0.0 if has_places or is_counted(a, metric) else TRIM,
         places is not None and not has_places and max(len(a.samples), len(b.samples)) > 1,
-        next((item.energy.absent for item in (a, b) if is_energy(metric) and item.energy), None) or "no block has both",
-    )
+        next(reasons, None) or "no block has both",
+    )  # fmt: skip
+
+
+def _pair_sentences(a: Variant, b: Variant, metric: str) -> PairedBlocks | None:
+    """Pair the sentences that two variants said in the same windows, so that what a recogniser hears wrong in both
+    cancels; an item is a sentence, or several of a long series. None if there are none.
+
+    A sentence that comes again is one item: its errors are not independent.
+    """
+    errors: dict[float, np.ndarray] = {}  # words and errors of a, then of b
+    windows = [{sample.number: sample for sample in variant.samples} for variant in (a, b)]
+    shared = [number for number in windows[0] if number in windows[1]]
+    for number in shared:
+        names = (SENTENCE, WORDS, metric)
+        rows = [zip(*(side[number].requests.get(name, ()) for name in names), strict=False) for side in windows]
+        for (sentence, *first), (_, *second) in zip(*rows, strict=False):
+            if sentence is not None and None not in (*first, *second):
+                (words_a, share_a), (words_b, share_b) = first, second
+                counts = np.array([words_a, words_a * share_a, words_b, words_b * share_b])
+                errors[sentence] = errors.get(sentence, 0.0) + counts
+    if not errors:
+        return None
+    table = np.array(list(errors.values()))
+    table = np.add.reduceat(table, np.arange(0, len(table), -(-len(table) // _MOST_SENTENCES)))
+    logs, rates, floors = [], [], []
+    for words, wrong in (table.T[:2], table.T[2:]):
+        rates.append(float(wrong.sum() / max(words.sum(), 1)))
+        least = max(rates[-1], RESOLUTION[metric])
+        logs.append(math.log(least) + (wrong - rates[-1] * words) / max(words.mean(), 1) / least)
+        floors.append(math.sqrt(2) / max(words.sum(), 1) / least)
+    margin = RESOLUTION[metric] / max(rates[0], RESOLUTION[metric])
+    blocks = len({windows[0][number].block for number in shared})
+    medians = rates[0], rates[1]
+    return PairedBlocks(logs[0], logs[1], medians, True, math.hypot(*floors), 0.0, False, "", margin, blocks)
 
 
 def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +199,8 @@ def get_total(variant: Variant, metric: str) -> Total:
     sent = np.array([requests_of(sample) or sample.work.get("requests", 1.0) for sample in samples])
     sizes = sent if metric == ATTAINMENT else np.array([lasted_s(sample) for sample in samples])
     if metric in RESOLUTION:
-        sizes = np.array([sample.work.get("requests", 1.0) for sample in samples])
+        size = WORDS if metric in WORD_ERRORS else "requests"
+        sizes = np.array([sample.work.get(size, 1.0) for sample in samples])
     rate = float((values * sizes).sum() / sizes.sum())
     blocks, owners = np.unique([sample.block for sample in samples], return_inverse=True)
     added = np.bincount(owners, (values - rate) * sizes) / np.bincount(owners, sizes).mean()

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from omni_cli.core.errors import ExitCode, OmniError
-from omni_cli.records.metrics import COUNTED_METRICS, E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, higher_is_better
+from omni_cli.records.metrics import E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, higher_is_better
 from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters
 from omni_cli.records.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
 from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks, shared_metrics
@@ -120,14 +120,14 @@ def _compare(
     ran = max(blocks, min(len({sample.block for sample in variant.samples}) for variant in (a, b)))
     level = min((level_at(plan.looks, ran, plan.alpha) for plan in sampling), default=StoppingPlan().alpha)
     empty = Comparison(
-        metric=metric, a=a.name, b=b.name, margin=margin, blocks=blocks, interleaved=interleaved,
+        metric=metric, a=a.name, b=b.name, margin=max(margin, pairs.margin), blocks=blocks, interleaved=interleaved,
         a_median=pairs.medians[0], b_median=pairs.medians[1], blocks_needed=None,
     )  # fmt: skip
     if not np.isfinite(pairs.a).all() or not np.isfinite(pairs.b).all() or blocks == 0:
         reason = "some values are 0" if blocks else pairs.missing
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
     estimate = _estimate(pairs)
-    if metric in COUNTED_METRICS:
+    if pairs.floor:
         estimate = of_counts(estimate, pairs.floor)
     result = _judge(empty, estimate, level)
     if pairs.is_lone_queue:

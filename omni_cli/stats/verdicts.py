@@ -12,7 +12,7 @@ from msgspec import UNSET
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode, InputError
 from omni_cli.core.text import visible
-from omni_cli.records.metrics import E2E
+from omni_cli.records.metrics import E2E, WER
 from omni_cli.records.record import Record, Variant, is_of_server, whole_windows
 from omni_cli.records.results import (
     MODEL_BASED_MEASURES,
@@ -245,10 +245,10 @@ class ComparisonResult:
 
     @property
     def is_decided(self) -> bool:
-        """True if more blocks would change nothing: each limit, or without a gate each end-to-end time, is decided."""
+        """True if more blocks would change nothing: each limit is decided, or without a gate all times and words."""
         if self.gate is not None and not self.failures:
             return self.gate.verdict != "inconclusive" and all(m.verdict != "inconclusive" for m in self.gate.metrics)
-        return all(item.verdict != "inconclusive" for item in self.comparisons if item.metric == E2E)
+        return all(item.verdict != "inconclusive" for item in self.comparisons if item.metric in (E2E, WER))
 
     @property
     def exit_code(self) -> ExitCode:

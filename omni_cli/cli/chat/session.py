@@ -24,7 +24,7 @@ from omni_cli.cli.terminal import console
 from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.core.files import cannot_write, write_whole
 from omni_cli.core.text import suggest, visible
-from omni_cli.measure.loadtest.dataset import read_image, read_sound
+from omni_cli.measure.loadtest.media_files import read_image, read_sound
 from omni_cli.openai_api.client import Client, Outcome
 from omni_cli.openai_api.reading import ChatReader
 from omni_cli.openai_api.routes import Route

@@ -33,6 +33,7 @@ def loadtest(options: LoadtestOptions) -> int:
     limits = options.limits()
     from omni_cli.cli.bench.run import measure, read_spec
     from omni_cli.cli.loadtest.reading import check_counts
+    from omni_cli.measure.bench.word_errors import start_word_judge
     from omni_cli.measure.loadtest.plan import server_plan
     from omni_cli.openai_api.client import parse_url
 
@@ -54,23 +55,25 @@ def loadtest(options: LoadtestOptions) -> int:
         reads_energy=options.find_max_rate is None,
         command=("omni", *without_key(sys.argv[1:])),
     )
-    if options.find_max_rate is not None:
-        return _find_max_rate(options, traffics[0], workload, plan_of)
-    with plan_of(traffics, workload) as plan:
-        return measure(plan, spec, options, budget_s)
+    with start_word_judge(workload.recogniser) as judge:
+        if options.find_max_rate is not None:
+            return _find_max_rate(options, traffics[0], workload, partial(plan_of, judge=judge))
+        with plan_of(traffics, workload, judge=judge) as plan:
+            return measure(plan, spec, options, budget_s)
 
 
 def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
     """Return the loads to measure and the requests of a window. Raises `OmniError`."""
     from omni_cli.cli.loadtest.reading import (
         check_speech,
+        find_recogniser,
         read_endpoint,
         read_extra_body,
         read_requests_file,
         read_tokenizer,
         read_traffics,
     )
-    from omni_cli.measure.bench.slo import parse_slos
+    from omni_cli.measure.bench.slo import OF_WORDS, parse_slos
     from omni_cli.measure.loadtest.workload import ServerWorkload
 
     output_len = options.output_len or DEFAULT_LEN
@@ -90,11 +93,12 @@ def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
         output_len=output_len if called.name == "chat" else None,
         seed=options.seed,
         load=traffics[0].settings if len(traffics) == 1 else {},
-        slos=parse_slos(tuple(options.slo or ()), called.metrics),
+        slos=parse_slos(tuple(options.slo or ()), (*called.metrics, *(OF_WORDS if called.has_words else ()))),
         tokenizer=read_tokenizer(options.tokenizer),
         extra_body=read_extra_body(options.extra_body),
         dataset=dataset,
         sample_rate=options.sample_rate,
+        recogniser=find_recogniser(options, called, dataset),
     )
 
 

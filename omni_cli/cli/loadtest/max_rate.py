@@ -21,6 +21,7 @@ from omni_cli.measure.bench.benchmark import Benchmark, Plan
 from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.slo import COLUMNS, parse_slos
 from omni_cli.measure.bench.variant_process import VariantError
+from omni_cli.records.metrics import get_unit
 from omni_cli.records.record_file import save_record, with_digest
 from omni_cli.report.bench_view import request_text, slo_text
 from omni_cli.report.shared_parts import workload_title
@@ -128,7 +129,7 @@ def _check_alone(
         raise OmniError(trial.reason, hint="correct the requests: `--model`, `--endpoint`, `--extra-body`")
     if trial.attainment == 0:
         missed = [
-            f"{slo.metric} takes {quantity(name, least)} or more"
+            f"{slo.metric} {'takes' if get_unit(name) == 's' else 'is'} {quantity(name, least)} or more"
             for slo in parse_slos(tuple(options.slo or ()), tuple(COLUMNS))
             for name in [COLUMNS[slo.metric]]
             if (least := min(request_values(variant, name), default=0.0)) > slo.limit

@@ -32,6 +32,8 @@ ApiKeyOption = Annotated[
 class LoadtestOptions(MeasureOptions):
     """The servers, the requests and the load."""
 
+    takes_weights = True
+
     url: Annotated[
         list[str], argument("URL...", "OpenAI-compatible servers; further ones are compared with the first.")
     ]
@@ -78,8 +80,8 @@ class LoadtestOptions(MeasureOptions):
         option(
             "--slo",
             "METRIC:LIMIT",
-            "Count the requests that meet it, such as `ttft:200ms`; metrics are ttft, tpot, itl, e2e, ttfp, heard, "
-            "stutter, underruns, longest_gap and rtf. Repeatable.",
+            "Count the requests that meet it, such as `ttft:200ms` or `wer:10%`; metrics are ttft, tpot, itl, e2e, "
+            "ttfp, heard, stutter, underruns, longest_gap, rtf, wer and deletions. Repeatable.",
         ),
     ] = None
     sample_rate: Annotated[

@@ -15,10 +15,12 @@ from omni_cli.cli.options import read_fraction
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import visible
 from omni_cli.measure.bench.prompts import token_counter
+from omni_cli.measure.bench.slo import OF_WORDS
 from omni_cli.measure.bench.variant_configs import MAX_VARIANTS, split_values
 from omni_cli.measure.loadtest.dataset import Dataset, read_dataset
 from omni_cli.measure.loadtest.traffic import ClosedLoop, OpenLoop, Traffic, trace_rate
 from omni_cli.measure.loadtest.workload import Endpoint, EndpointName
+from omni_cli.records.metrics import WER
 
 _CONCURRENCY, _RATE = "concurrency", "request_rate"
 
@@ -93,13 +95,37 @@ def read_traffics(
 
 def check_speech(options: LoadtestOptions) -> None:
     """Raise `UsageError` for options that have no effect on requests to transcribe the package's sentences."""
-    given = {"--requests": options.requests, "--input-len": options.input_len, "--tokenizer": options.tokenizer}
+    given = {"--input-len": options.input_len, "--tokenizer": options.tokenizer}
     for name, value in given.items():
         if value is not None:
             raise UsageError(
-                f"`{name}` has no effect with `--endpoint {options.endpoint}`, which sends sentences of the package",
+                f"`{name}` has no effect with `--endpoint {options.endpoint}`, which sends sounds",
                 hint="omit it",
             )
+
+
+def find_recogniser(options: LoadtestOptions, called: Endpoint, dataset: Dataset | None) -> str | None:
+    """Return the folder of the Whisper that hears the words of answers, "" for transcripts without one; None if nobody
+    looks at words. Raises `UsageError` where nobody can."""
+    from omni_cli.measure.bench.quality import parse_weights
+
+    weights = parse_weights(options.weights)
+    if weights.keys() - {WER} or any(text.startswith((f"{WER}<", f"{WER}>")) for text in options.quality or ()):
+        message = "a load test takes `--quality wer=FOLDER`, and no other model or limit on one"
+        raise UsageError(message, hint="`--slo wer:10%`, or of two servers `--metric wer --max-regression 10%`")
+    if weights and not called.has_words:
+        raise UsageError("`--quality wer=FOLDER` has no effect: these answers are not spoken", hint="omit it")
+    limit = next((text for text in options.slo or () if text.partition(":")[0] in OF_WORDS), None)
+    if not called.has_words or not (weights or limit):
+        return None
+    if not called.sends_speech and not weights:
+        message = f"`--slo {visible(limit or WER, 80)}` needs a model that hears the answers"
+        raise UsageError(message, hint="name the folder of a Whisper: `--quality wer=FOLDER`")
+    unknown = sum(item.sound[2] is None for item in dataset.requests) if dataset and called.sends_speech else 0
+    if unknown:
+        message = f"{unknown} of the requests have no `reference`, and `wer` compares with it"
+        raise UsageError(message, hint='write the words of each sound: {"audio": "a.wav", "reference": "hello"}')
+    return str(weights.get(WER, ""))
 
 
 def read_requests_file(options: LoadtestOptions) -> Dataset | None:

@@ -24,17 +24,23 @@ from omni_cli.core.compat.libraries import prepare_libraries
 from omni_cli.core.errors import ExitCode, OmniError, UsageError
 from omni_cli.core.text import suggest, visible
 from omni_cli.measure.bench.outputs import load_arrays
+from omni_cli.records.metrics import WER
 from omni_cli.records.record import PROMPT, RATE
 from omni_cli.records.results import MODEL_BASED_MEASURES
 from omni_cli.stats.output_quality import get_worst
+from omni_cli.stats.word_errors import count_word_errors
 
 ALEXNET = "alexnet-owt-7be5be79.pth"
 """torchvision's file of AlexNet, the network of LPIPS; torchmetrics has the layers on top of it."""
 # `model_type` of the checkpoints that transformers loads.
 _CHECKPOINTS = {"clip_score": "clip", "wer": "whisper"}
-_NEEDS_TORCHMETRICS = ("lpips", "wer")
+_NEEDS_TORCHMETRICS = ("lpips",)
 
-_WHISPER_RATE, _WHISPER_SECONDS = 16_000, 30
+_WHISPER_RATE = 16_000
+_LONGEST = 30 * _WHISPER_RATE
+_BATCH = 8
+Transcribe = Callable[[Sequence[tuple[np.ndarray, int]]], list[str]]
+"""Returns the text of sounds, (num_samples,) or (num_samples, channels), each with its sample rate."""
 Frames = Callable[[np.ndarray, np.ndarray, str], float | None]
 """Measures frames (num_frames, height, width, channels), uint8, of two variants; the second's prompt is given."""
 
@@ -109,7 +115,7 @@ def measure_pairs(weights: Mapping[str, Path], pairs: Sequence[tuple[Path, Path]
 def measure_all(work: Measurement) -> list[list[dict[str, float]]]:
     """Return the measures of each request of each pair, the worst of its outputs; equal outputs have none."""
     of_frames = {name: make(Path(work.weights[name])) for name, make in _OF_FRAMES.items() if name in work.weights}
-    transcribe = _transcriber(Path(work.weights["wer"])) if "wer" in work.weights else None
+    transcribe = make_transcriber(Path(work.weights["wer"]), words_only=True) if "wer" in work.weights else None
     return [_pair(load_arrays(Path(a)) or {}, load_arrays(Path(b)) or {}, of_frames, transcribe) for a, b in work.pairs]
 
 
@@ -117,7 +123,7 @@ def _pair(
     first: Mapping[str, np.ndarray],
     second: Mapping[str, np.ndarray],
     of_frames: Mapping[str, Frames],
-    transcribe: Callable[[np.ndarray, int], str] | None,
+    transcribe: Transcribe | None,
 ) -> list[dict[str, float]]:
     by_request: dict[str, dict[str, float]] = {}
     for name in sorted(first.keys() & second.keys()):
@@ -130,7 +136,7 @@ def _pair(
             values = {measure: of(a, b, prompt) for measure, of in of_frames.items()}
         elif kind == "audio" and name + RATE in first and transcribe is not None:
             rate = int(first[name + RATE])
-            values = {"wer": _word_error_rate(transcribe(a, rate), transcribe(b, rate))}
+            values = {"wer": _word_error_rate(*(transcribe([(sound, rate)])[0] for sound in (a, b)))}
         else:
             continue
         known = {measure: value for measure, value in values.items() if value is not None}
@@ -183,7 +189,8 @@ def _clip_score(folder: Path) -> Frames:
     return score
 
 
-def _transcriber(folder: Path) -> Callable[[np.ndarray, int], str]:
+def make_transcriber(folder: Path, *, words_only: bool = False) -> Transcribe:
+    """Load a Whisper; with `words_only`, its texts are lower-case and without punctuation."""
     import soxr
     import torch
     from transformers import AutoProcessor, WhisperForConditionalGeneration
@@ -191,29 +198,35 @@ def _transcriber(folder: Path) -> Callable[[np.ndarray, int], str]:
     model = _load_model(WhisperForConditionalGeneration, folder)
     processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
 
-    def transcribe(samples: np.ndarray, rate: int) -> str:
-        """Return the words of (num_samples,) or (num_samples, channels), lower-case and without punctuation."""
-        mono = samples if samples.ndim == 1 else samples.mean(axis=1)
-        heard = soxr.resample(mono.astype(np.float32), rate, _WHISPER_RATE)
-        is_long = len(heard) > _WHISPER_SECONDS * _WHISPER_RATE
+    def hear(sounds: Sequence[np.ndarray]) -> list[str]:
+        is_long = len(sounds[0]) > _LONGEST
         whole = {"truncation": False, "padding": "longest"} if is_long else {}
         kwargs = {"sampling_rate": _WHISPER_RATE, "return_tensors": "pt", "return_attention_mask": True}
-        inputs = processor(heard, **kwargs, **whole)
+        inputs = processor(list(sounds), **kwargs, **whole)
         with torch.inference_mode():
             tokens = model.generate(**inputs.to(_device()), **({"return_timestamps": True} if is_long else {}))
-        (text,) = processor.batch_decode(tokens, skip_special_tokens=True)
-        return str(processor.tokenizer.basic_normalize(text))
+        texts = processor.batch_decode(tokens, skip_special_tokens=True)
+        return [str(processor.tokenizer.basic_normalize(text)) if words_only else str(text) for text in texts]
+
+    def transcribe(sounds: Sequence[tuple[np.ndarray, int]]) -> list[str]:
+        mono = [(samples if samples.ndim == 1 else samples.mean(axis=1), rate) for samples, rate in sounds]
+        heard = [soxr.resample(samples.astype(np.float32), rate, _WHISPER_RATE) for samples, rate in mono]
+        texts = [""] * len(heard)
+        # Whisper hears 30 s at once, together with others; of a longer sound one part after the other.
+        short = [place for place, sound in enumerate(heard) if 0 < len(sound) <= _LONGEST]
+        batches = [short[start : start + _BATCH] for start in range(0, len(short), _BATCH)]
+        batches += [[place] for place, sound in enumerate(heard) if len(sound) > _LONGEST]
+        for places in batches:
+            for place, text in zip(places, hear([heard[place] for place in places]), strict=True):
+                texts[place] = text
+        return texts
 
     return transcribe
 
 
 def _word_error_rate(reference: str, heard: str) -> float:
     """Return the word error rate; without words in the reference, 1 if there are any in the other."""
-    from torchmetrics.functional.text import word_error_rate
-
-    if not reference.split():
-        return float(bool(heard.split()))
-    return float(word_error_rate([heard], [reference]))
+    return count_word_errors(reference.split(), heard.split())[WER]
 
 
 def _load_model(kind: Any, folder: Path) -> Any:

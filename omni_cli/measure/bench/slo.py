@@ -9,18 +9,32 @@ from dataclasses import dataclass
 
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import suggest, visible
-from omni_cli.records.metrics import E2E, ITL_MAX, METRICS, RESOLUTION, SPEECH, TPOT, TTFT, Row, find_idle_limit
+from omni_cli.records.metrics import (
+    E2E,
+    ITL_MAX,
+    METRICS,
+    RESOLUTION,
+    SPEECH,
+    TPOT,
+    TTFT,
+    WORD_ERRORS,
+    Row,
+    find_idle_limit,
+)  # fmt: skip
 
 OF_TEXT, OF_AUDIO = ("ttft", "tpot", "itl"), tuple(name.removesuffix("_s") for name in SPEECH)
+OF_WORDS = WORD_ERRORS[:2]
+"""Those of answers whose words somebody compares with their text."""
 # Option's name -> value of a request. A reader notices the longest gap, so `itl` limits that.
 COLUMNS = {"ttft": TTFT, "tpot": TPOT, "itl": ITL_MAX, "e2e": E2E, **dict(zip(OF_AUDIO, SPEECH, strict=True))}
-_LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)")
-_SCALES = {"ms": 1e-3, "s": 1.0, "": 1.0}
+COLUMNS |= dict(zip(OF_WORDS, OF_WORDS, strict=True))
+_LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|%|)")
+_SCALES = {"ms": 1e-3, "s": 1.0, "%": 1e-2, "": 1.0}
 
 
 @dataclass(frozen=True)
 class SLO:
-    """`metric` is the option's name; `limit` is in seconds, for `rtf` and `underruns` a plain number."""
+    """`metric` is the option's name; `limit` is in seconds, for `rtf`, `underruns` and `wer` a plain number."""
 
     metric: str
     limit: float
@@ -63,10 +77,11 @@ def _parse(text: str, metrics: Sequence[str]) -> SLO:
         hint = f"these requests have {', '.join(metrics)}"
         raise UsageError(f"`--slo {shown}`: these requests have no {metric}", hint=hint)
     read = _LIMIT.fullmatch(limit)
-    is_plain = metric in METRICS  # times are limited without the `_s` of their names
-    if read is None or (read[2] == "") != is_plain:
-        wanted = "a number without a unit" if is_plain else "a number with `ms` or `s`"
-        example = "rtf:0.9" if is_plain else f"{metric}:200ms"
+    is_plain, is_share = metric in METRICS, metric in WORD_ERRORS  # times are limited without the `_s` of their names
+    units = ("%", "") if is_share else ("",) if is_plain else ("ms", "s")
+    if read is None or read[2] not in units:
+        wanted = "a share" if is_share else "a number without a unit" if is_plain else "a number with `ms` or `s`"
+        example = f"{metric}:10%" if is_share else "rtf:0.9" if is_plain else f"{metric}:200ms"
         raise UsageError(f"`--slo {shown}`: the limit is not {wanted}", hint=f"for example `--slo {example}`")
     value = float(read[1]) * _SCALES[read[2]]
     if not (math.isfinite(value) and (value > 0 or COLUMNS[metric] in RESOLUTION)):

@@ -14,8 +14,8 @@ from typing import Any, Literal, cast
 from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.core.text import suggest
+from omni_cli.measure.loadtest.media_files import read_image, read_sound, read_wav
 from omni_cli.measure.loadtest.observations import has_prompt
-from omni_cli.openai_api.media import image_part, sound_part
 from omni_cli.openai_api.routes import NAMED_ROUTES
 from omni_cli.requests.fields import FIELDS, Route
 from omni_cli.requests.files import open_input
@@ -47,8 +47,6 @@ _SAMPLING = {row.name: row.http["chat"] for row in FIELDS.values() if row.part =
 _TURNS = ("conversations", "conversation", "messages")
 _HUMAN, _ANSWER = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
 _MAX_TOKENS = _SAMPLING["max_tokens"]
-_IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
-_SOUNDS = {".wav": "wav", ".mp3": "mp3", ".flac": "flac"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,8 @@ class DatasetRequest:
     """`prompt` None is drawn with `input_len` words or tokens, and begins with a block for each of `hash_ids`.
 
     `parts` are media, as parts of a chat's content. `fields` are set in the request; those that are None are not sent.
-    `due_s` is the arrival time, counted from that of the first request.
+    `due_s` is the arrival time, counted from that of the first request. `sound` is a WAV file to transcribe, its
+    seconds and, if they are known, its words.
     """
 
     prompt: str | None = None
@@ -65,6 +64,7 @@ class DatasetRequest:
     fields: Mapping[str, object] = field(default_factory=dict)
     due_s: float | None = None
     hash_ids: tuple[int, ...] = ()
+    sound: tuple[bytes, float, str | None] = (b"", 0.0, None)
 
 
 @dataclass(frozen=True)
@@ -231,6 +231,10 @@ class _LineReader:
         foreign = (*_PROMPTS[1:], *_INPUT_LENS, *_OUTPUT_LENS, *_TIMES, "hash_ids", *_LEFT_OUT)
         self._own = (*(_KEYS if self._is_chat else _PLAIN_KEYS), "arrival_s")
         self._known = (*self._own, *foreign, *((*_CHAT_FIELDS, *_SYSTEMS) if self._is_chat else ()))
+        self._is_sound = self.endpoint == "transcriptions"
+        if self._is_sound:
+            self._own = ("request_id", "audio", "reference", "arrival_s")
+            self._known = (*self._own, *_TIMES)
         self._left_out: dict[str, None] = {}
         self._time_keys: dict[str, bool] = {}  # whether any of its times has a fraction
 
@@ -238,7 +242,7 @@ class _LineReader:
         """Raises `InputError`, which names the line."""
         try:
             fields = parse_object(line)
-            if "custom_id" in fields:
+            if "custom_id" in fields and not self._is_sound:
                 return self._read_batch_line(fields)
             for key in fields:
                 if key not in self._known:
@@ -290,6 +294,8 @@ class _LineReader:
 
     def _read_line(self, fields: Mapping[str, Any]) -> DatasetRequest:
         own = {key: _check(key, value) for key, value in fields.items() if key in FIELDS and key in self._own}
+        if self._is_sound:
+            return self._read_sound_line(fields, own)
         prompt_key, prompt = _only(fields, (*_PROMPTS, "messages"))
         unused = _LEFT_OUT if prompt is None else (*_LEFT_OUT, "hash_ids")
         self._left_out |= dict.fromkeys(key for key in fields if key in unused)
@@ -323,6 +329,14 @@ class _LineReader:
         due_s = None if time_key is None else self._read_time(time_key, due)
         hashes = () if prompt is not None else _read_hashes(fields.get("hash_ids", []), input_len or 0)
         return DatasetRequest(prompt, input_len, tuple(parts), sent, due_s, hashes)
+
+    def _read_sound_line(self, fields: Mapping[str, Any], own: Mapping[str, Any]) -> DatasetRequest:
+        path, *others = own.get("audio") or ("",)
+        if not path or others:
+            raise ValueError('a transcription has one file: {"audio": "speech.wav", "reference": "its words"}')
+        sound = *read_wav(self.path.parent / path, self.update), own.get("reference")
+        time_key, due = _only(fields, tuple(_TIMES))
+        return DatasetRequest("", due_s=None if time_key is None else self._read_time(time_key, due), sound=sound)
 
     def _read_time(self, key: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
@@ -365,23 +379,3 @@ def _read_hashes(value: object, input_len: int) -> tuple[int, ...]:
     if len(value) > input_len:
         raise ValueError(f"`hash_ids` has {len(value)} blocks for a prompt of {input_len} tokens")
     return tuple(value)
-
-
-def read_image(path: Path, update: Callable[[bytes], None]) -> dict[str, object]:
-    """Return an image file as a part of a chat message; `update` gets its bytes. Raises `ValueError`, `InputError`."""
-    return image_part(*_read_media(path, "image", _IMAGES, update))
-
-
-def read_sound(path: Path, update: Callable[[bytes], None]) -> dict[str, object]:
-    """Return a sound file like `read_image`."""
-    return sound_part(*_read_media(path, "audio", _SOUNDS, update))
-
-
-def _read_media(path: Path, key: str, formats: Mapping[str, str], update: Callable[[bytes], None]) -> tuple[bytes, str]:
-    media_format = formats.get(path.suffix.lower())
-    if media_format is None:
-        raise ValueError(f"`{key}`: `{path}` is not one of {', '.join(formats)}")
-    with open_input(path, f"{key} file") as file:
-        content = file.read()
-    update(content)
-    return content, media_format

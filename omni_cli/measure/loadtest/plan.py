@@ -24,6 +24,7 @@ from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.slo import check_limits_apply, row_limits
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
+from omni_cli.measure.bench.word_errors import WordJudge
 from omni_cli.measure.loadtest.observations import (
     Canaries,
     ask_canaries,
@@ -34,7 +35,7 @@ from omni_cli.measure.loadtest.observations import (
 )
 from omni_cli.measure.loadtest.server_energy import ServerEnergy
 from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, Traffic
-from omni_cli.measure.loadtest.window import Window, check_sound, window_metrics, window_work
+from omni_cli.measure.loadtest.window import Window, check_sound, get_utterance, window_metrics, window_work
 from omni_cli.measure.loadtest.workload import OutgoingRequest, RequestMaker, ServerWorkload
 from omni_cli.openai_api.client import Client, Outcome, Target, find_targets
 from omni_cli.openai_api.reading import ServerAnswer
@@ -75,12 +76,14 @@ def server_plan(
     canaries: Canaries | None = None,
     is_varied: bool = False,
     reads_energy: bool = False,
+    judge: WordJudge | None = None,
 ) -> Iterator[Plan]:
     """Plan the test of these servers under these loads; asks each for its models. Raises `OmniError`.
 
     `canaries`: each server is first asked for new prompts twice, for signs of a cache, and also for those of the first
     window. `is_varied`: variants are named by
-    their load even if there is only one. `reads_energy`: each server is asked for its counters.
+    their load even if there is only one. `reads_energy`: each server is asked for its counters. `judge` counts the
+    words of answers.
     """
     _allow_open_files(traffics, workload.num_requests)
     pairs = [(target, traffic) for target in find_targets(urls, model, api_key) for traffic in traffics]
@@ -95,7 +98,7 @@ def server_plan(
         variant = ServerVariant(
             variants[index].name, target, workload, traffic, turn, api_key=api_key, request_timeout_s=request_timeout_s
         )
-        variant.canaries, variant.reads_energy = canaries, reads_energy
+        variant.canaries, variant.reads_energy, variant.judge = canaries, reads_energy, judge
         return variant
 
     with scratch_folder("omni-bench-") as folder:
@@ -174,6 +177,7 @@ class ServerVariant:
         self.canaries: Canaries | None = None
         self.reads_energy = False
         self._energy = ServerEnergy(self._client)
+        self.judge: WordJudge | None = None
         # Filled while windows run; the record has the state at its end.
         self._observed: dict[str, object] = {"extra_requests": 0, "parallel_limit": None}
         self._limits: list[int | None] = []
@@ -203,7 +207,7 @@ class ServerVariant:
         path = self._workload.endpoint.path
         outcome = await self._client.post(path, request.body, self._maker.reader(), due_s)
         if outcome.answer is not None:
-            outcome.answer.sent_sound_s = request.sound_s
+            outcome.answer.sent_sound_s, outcome.answer.expected = request.sound_s, request.expected
         return replace(outcome, asked=request.asked)
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
@@ -221,6 +225,8 @@ class ServerVariant:
         sent = await self._send_window(requests, number)
         after = await self._energy.read()
         window = await _to_the_end(lambda: replace(sent, outcomes=tuple(map(check_sound, sent.outcomes))))
+        if self.judge is not None:
+            await self._judge_words(self.judge, window.outcomes)
         if not window.answers:
             raise self._no_answer(window, when)
         if number == 0:
@@ -228,7 +234,10 @@ class ServerVariant:
         ran = await _to_the_end(lambda: self._ran(window, outputs))
         # Other requests are in flight at the edges of a closed loop's window.
         used = self._energy.get_used(before, after, window.span_s if window.clients else None)
-        return msgspec.structs.replace(ran, used=used if self.reads_energy else None)
+        ran = msgspec.structs.replace(ran, used=used if self.reads_energy else None)
+        # The time of hearing the answers, too, which the budget has to have.
+        lasted_s = time.perf_counter() - sent.began_s
+        return ran if self.judge is None else msgspec.structs.replace(ran, lasted_s=lasted_s)
 
     async def _send_window(self, requests: Sequence[OutgoingRequest], number: int) -> Window:
         """Send the requests of a window. An interrupt, after which the task is still `cancelling`, ends the window with
@@ -277,6 +286,14 @@ class ServerVariant:
     async def close(self) -> None:
         """Close the client. Safe to call twice."""
         await self._stack.aclose()
+
+    async def _judge_words(self, judge: WordJudge, outcomes: Sequence[Outcome]) -> None:
+        """Count the wrong words of each answer while no request runs."""
+        await self.rest()
+        answers = [outcome.answer for outcome in outcomes if outcome.answer is not None]
+        found = await asyncio.to_thread(judge.judge, [get_utterance(answer) for answer in answers])
+        for answer, errors in zip(answers, found, strict=True):
+            answer.word_errors = errors
 
     async def _ask_canaries(self) -> None:
         async def post(body: Mapping[str, object]) -> Outcome:

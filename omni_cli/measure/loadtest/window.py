@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from omni_cli.core.errors import AnswerError
 from omni_cli.measure.bench.listener import listen
 from omni_cli.measure.bench.slo import SLO, row_limits
+from omni_cli.measure.bench.word_errors import Utterance
 from omni_cli.openai_api.client import Outcome, RequestFailure
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.records.metrics import (
@@ -20,6 +21,7 @@ from omni_cli.records.metrics import (
     ITL,
     TTFP,
     TTFT,
+    WORDS,
     Row,
     Timeline,
     columns,
@@ -28,6 +30,7 @@ from omni_cli.records.metrics import (
     summarise_values,
     time_gaps,
     values_by_metric,
+    word_errors,
 )
 from omni_cli.records.record import Failures, summed_failures
 from omni_cli.stats.saturation import PRECISION
@@ -139,6 +142,7 @@ def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     amounts = {"requests": work["requests"]} | {name: amount for name, amount in optional.items() if amount}
     return {
         **summarise_values(values_by_metric(timelines), TAILS),
+        **word_errors(window.rows()),
         **rates(amounts, window.span_s),
         **goodput(window.rows(), row_limits(slos), window.span_s),
         **({} if window.offered_s is None else {BACKLOG_GROWTH: window.backlog_growth}),
@@ -156,6 +160,9 @@ def window_work(window: Window) -> dict[str, float]:
     audio_s = sum(answer.audio_s or 0.0 for answer in answers)
     if audio_s:
         work["audio_s"] = audio_s
+    words = sum(answer.word_errors.get(WORDS, 0.0) for answer in answers)
+    if words:
+        work[WORDS] = words
     images = [image for answer in answers for image in answer.images]
     if images:
         work["pixels"] = float(sum(map(num_pixels, images)))
@@ -204,6 +211,7 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
         return row
     row |= _timeline(outcome, answer).row()
     return row | {
+        **answer.word_errors,
         "audio_s": answer.audio_s,
         "is_rate_assumed": 1.0 if answer.sound is not None and answer.sound.is_rate_assumed else None,
         "input_tokens": answer.input_tokens,
@@ -214,3 +222,11 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
         # Of speech; the length of a text is a setting.
         "is_cut": None if answer.text or answer.finish_reason is None else answer.finish_reason == "length",
     }
+
+
+def get_utterance(answer: ServerAnswer) -> Utterance:
+    """Return what an answer says and should say: a transcript the reference, speech its request's text, and that of a
+    chat its own. Speech without sound has no words."""
+    text, sound = "".join(answer.content), answer.sound
+    said = (sound.samples, sound.sample_rate) if sound else text if answer.sent_sound_s is not None else ""
+    return text if answer.expected is None else answer.expected, said

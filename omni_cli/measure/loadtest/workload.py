@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import aiohttp
@@ -20,9 +21,10 @@ from omni_cli.openai_api.client import Target
 from omni_cli.openai_api.media import sound_form
 from omni_cli.openai_api.reading import ChatReader, ImagesReader, Reader, SpeechReader, TranscriptReader
 from omni_cli.openai_api.routes import NAMED_ROUTES
+from omni_cli.records.metrics import SENTENCE
 from omni_cli.records.record import workload_fingerprint
 from omni_cli.requests.encoding import encode_wav
-from omni_cli.requests.media.audio import read_speech
+from omni_cli.requests.media.audio import SPEECH_TEXTS, read_speech
 
 DEFINITIONS = 2
 """The number of the definitions in docs/metrics.md that a record's figures follow. 1: tokens of the first chunk count
@@ -66,6 +68,11 @@ class Endpoint:
         return _ANSWERS[self.name][1] + (OF_AUDIO if "audio" in self.modalities else ())
 
     @property
+    def has_words(self) -> bool:
+        """True if answers have words that are known in advance: those of speech and of transcripts."""
+        return self.name in ("speech", "transcriptions") or "audio" in self.modalities
+
+    @property
     def sends_speech(self) -> bool:
         """True if a request is a form with a sound as its file."""
         return self.name == "transcriptions"
@@ -101,7 +108,7 @@ class ServerWorkload:
     the tokenizer in the folder `tokenizer`, or, if that is None, as many words. `load` describes how they are sent; it
     is empty if the variants differ in it. `extra_body` sets fields in every request. The requests of `dataset` are sent
     window by window, and again from the first one at its end; a trace is one window. `sample_rate` is that of a sound
-    that states none.
+    that states none. `recogniser` is the folder of the model that hears the words of answers, "" for answers of text.
     """
 
     endpoint: Endpoint
@@ -115,6 +122,7 @@ class ServerWorkload:
     extra_body: Mapping[str, object] = field(default_factory=dict)
     dataset: Dataset | None = None
     sample_rate: int | None = None
+    recogniser: str | None = None
 
     def describe(self) -> dict[str, object]:
         """Return the record's `workload`: everything that has to be equal for two measurements to be comparable."""
@@ -130,14 +138,15 @@ class ServerWorkload:
             "seed": self.seed,
             "load": dict(self.load),
             "slo": {slo.metric: slo.limit for slo in self.slos},
+            **({} if self.recogniser is None else {"recogniser": Path(self.recogniser).name}),
         }
         return {**described, "fingerprint": workload_fingerprint(described)}
 
     def _prompts(self) -> dict[str, object]:
         unit = "words" if self.tokenizer is None else "tokens"
-        if self.endpoint.sends_speech:
-            return {"input": "speech"}
         if self.dataset is None:
+            if self.endpoint.sends_speech:
+                return {"input": "speech"}
             return {"input_len": self.input_len, "input_unit": unit}
         return {"requests_sha256": self.dataset.sha256, "input_unit": unit}
 
@@ -145,11 +154,13 @@ class ServerWorkload:
 @dataclass(frozen=True)
 class OutgoingRequest:
     """`asked` are the lengths that it asks for, by the names of values of a request in records; the one of the prompt
-    is in the workload's unit. `sound_s` are the seconds of the sound that it sends."""
+    is in the workload's unit. `sound_s` are the seconds of the sound that it sends, `expected` are the words that its
+    answer should have."""
 
     body: bytes | aiohttp.FormData
     asked: Mapping[str, float | None]
     sound_s: float | None = None
+    expected: str | None = None
 
 
 class RequestMaker:
@@ -195,15 +206,31 @@ class RequestMaker:
         return self._encode_request(-1 - index // self._count, self._count - 1 - index % self._count)
 
     def _encode_request(self, number: int, index: int) -> OutgoingRequest:
+        dataset, position = self._workload.dataset, number * self._count + index
+        sentence: dict[str, float] = {}
+        if self._workload.endpoint.has_words:
+            sentence = {SENTENCE: position if dataset is None else position % len(dataset.requests)}
+        if self._workload.endpoint.sends_speech:
+            return self._encode_sound(position, sentence)
         body, input_len = self._body(number, index)
-        if not self._workload.endpoint.sends_speech:
-            output_len = body.get("max_completion_tokens") or body.get("max_tokens")
-            n = body.get("n")
-            whole = output_len * (n if type(n) is int else 1) if type(output_len) is int else None
-            asked = {"asked_input_len": input_len, "asked_output_len": whole}
-            return OutgoingRequest(msgspec.json.encode(body), asked)
-        samples, rate = _read_speech()[(number * self._count + index) % len(_read_speech())]
-        return OutgoingRequest(sound_form(body, encode_wav(samples, rate)), {}, len(samples) / rate)
+        output_len = body.get("max_completion_tokens") or body.get("max_tokens")
+        n = body.get("n")
+        whole = output_len * (n if type(n) is int else 1) if type(output_len) is int else None
+        asked = {"asked_input_len": input_len, "asked_output_len": whole}
+        expected = body.get("input")
+        text = expected if isinstance(expected, str) else None
+        return OutgoingRequest(msgspec.json.encode(body), {**asked, **sentence}, expected=text)
+
+    def _encode_sound(self, position: int, sentence: Mapping[str, float]) -> OutgoingRequest:
+        workload = self._workload
+        body = {**workload.endpoint.body(self._model, "", 0), **self.form, **workload.extra_body}
+        if workload.dataset is not None:
+            sound, sound_s, words = workload.dataset.requests[position % len(workload.dataset.requests)].sound
+            return OutgoingRequest(sound_form(body, sound), sentence, sound_s, words)
+        place = position % len(_read_speech())
+        samples, rate = _read_speech()[place]
+        form = sound_form(body, encode_wav(samples, rate))
+        return OutgoingRequest(form, {SENTENCE: place}, len(samples) / rate, SPEECH_TEXTS[place])
 
     def _body(self, number: int, index: int) -> tuple[dict[str, object], int | None]:
         """Return a request's fields, and the length that its prompt is meant to have, if any is."""

@@ -39,6 +39,8 @@ _HINT = "WAV, FLAC, MP3, Ogg, M4A, AAC and the sound of MP4, MOV, WebM, MKV and 
 # The headers of these formats give the exact number of samples; others give an estimate or a duration in other units.
 _EXACT_FORMATS = ("aiff", "au", "caf", "flac", "w64", "wav")
 _SPEECH = Path(__file__).parent / "speech"
+SPEECH_TEXTS = ("What is the capital of France?", "The train to the sea leaves at nine.")
+"""The words of `read_speech`."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_cli.core.errors import UsageError
-from omni_cli.measure.bench.slo import COLUMNS, parse_slos
+from omni_cli.measure.bench.slo import COLUMNS, OF_WORDS, parse_slos
 
 ALL = tuple(COLUMNS)
 
 
-@given(st.sampled_from([name for name in ALL if name not in ("rtf", "underruns")]), st.integers(1, 10**6))
+@given(st.sampled_from([name for name in ALL if name not in ("rtf", "underruns", *OF_WORDS)]), st.integers(1, 10**6))
 def test_units(metric: str, value: int) -> None:
     (milli,) = parse_slos([f"{metric}:{value}ms"], ALL)
     (whole,) = parse_slos([f"{metric}:{value}s"], ALL)
@@ -35,6 +35,9 @@ def test_units(metric: str, value: int) -> None:
         ("stutter:0ms", 0),
         ("underruns:0", 0),
         ("underruns:2", 2),
+        ("wer:10%", 0.1),
+        ("wer:0.05", 0.05),
+        ("deletions:0%", 0),
     ],
 )
 def test_numbers(text: str, limit: float) -> None:
@@ -55,6 +58,8 @@ def test_numbers(text: str, limit: float) -> None:
         (["ttft:1e3ms"], "not a number with", "ttft:200ms"),
         (["rtf:1s"], "not a number without a unit", "rtf:0.9"),
         (["underruns:1ms"], "not a number without a unit", "rtf:0.9"),
+        (["rtf:10%"], "not a number without a unit", "rtf:0.9"),
+        (["wer:10ms"], "not a share", "wer:10%"),
         (["heard:0ms"], "no request can meet a limit of", None),
         (["ttft:0ms"], "no request can meet a limit of", None),
         (["ttft:1s", "ttft:2s"], "given twice", "one limit"),
