@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptUsage
+from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptSegment, TranscriptUsage
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import Media, Segment, SpeechTask, TranscriptionOptions
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta
@@ -120,19 +120,24 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
             "task": task,
             "language": transcript.language,
             "duration": round(transcript.duration_s, 3),
-            "segments": [
-                {
-                    "id": number,
-                    "start": segment.start_s,
-                    "end": segment.end_s,
-                    "text": segment.text,
-                    "tokens": list(segment.token_ids),
-                    "temperature": body.request_fields("sampling").get("temperature", 0.0),
-                }
-                for number, segment in enumerate(transcript.segments)
-            ],
+            "segments": [_segment(number, segment) for number, segment in enumerate(transcript.segments)],
         }
     return JSONResponse(reply)
+
+
+def _segment(number: int, segment: Segment) -> TranscriptSegment:
+    reply: TranscriptSegment = {
+        "id": number,
+        "start": segment.start_s,
+        "end": segment.end_s,
+        "text": segment.text,
+        "tokens": list(segment.token_ids),
+        "temperature": segment.temperature or 0.0,
+    }
+    for name in ("seek", "avg_logprob", "compression_ratio", "no_speech_prob"):
+        if (value := getattr(segment, name)) is not None:
+            reply[name] = value
+    return reply
 
 
 def _subtitles(segments: tuple[Segment, ...], form: Literal["srt", "vtt"]) -> Iterator[str]:
