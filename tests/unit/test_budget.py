@@ -20,9 +20,9 @@ LINES = {
     "openai_api": 1_500,
     "records": 2_650,
     "report": 4_150,
-    "requests": 4_450,
-    "serve": 5_900,
-    "stage": 1_300,
+    "requests": 4_700,
+    "serve": 5_950,
+    "stage": 1_350,
     "stats": 3_450,
 }
 SLACK = 300

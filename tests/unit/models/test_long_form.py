@@ -97,7 +97,7 @@ def seeker(thresholds: Thresholds = OFF, **asked: Any) -> Seeker:
         ),
     ],
 )
-def test_what_comes_before_each_window(asked: dict[str, object], second: list[int]) -> None:
+def test_what_comes_before_each_window(asked: dict[str, Any], second: list[int]) -> None:
     sound = seeker(**asked)
     assert sound.before() == [998, 40, 41]
     parts = sound.take([1000, 5, 1100, 1100, 6, 999], -0.1, 0.0)
