@@ -101,7 +101,7 @@ class TranscriptionStage(TextStage):
         if len(samples) < _MIN_SAMPLES:
             raise InputError(f"the sound is empty: it has {len(samples)} samples at {rate} Hz")
         language = request.transcription.language if self._is_multilingual else "en"
-        transcription = Transcription(request, [], language, time.perf_counter(), samples)
+        transcription = Transcription(request, [], language, time.perf_counter(), samples, rate)
         if self._clock is None:
             for start, part in self._cut(samples, rate):
                 transcription.pieces.append(self._window(start / rate, part))
@@ -254,7 +254,10 @@ class TranscriptionStage(TextStage):
                 piece.done = report
         if transcription.seeker is not None:
             self._seek(transcription, transcription.seeker, active)
-        return self._reports(transcription)
+        reports = self._reports(transcription)
+        if piece.done is not None and transcription.request.request_id in self._transcriptions:
+            reports.append(transcription.progress())
+        return reports
 
     def _seek(self, transcription: Transcription, seeker: Seeker, active: ActiveRequest) -> None:
         """Note the text of the current window that stays; at its end go on to the next one, or hear it again."""

@@ -10,7 +10,7 @@ from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProc
 from omni_cli.models.transcription.seeking import Seeker
 from omni_cli.requests.contents import Segment
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.stage.messages import RequestDone, TextChunk
+from omni_cli.stage.messages import Progress, RequestDone, TextChunk
 
 
 @dataclass
@@ -39,7 +39,20 @@ class Transcription:
     language: str | None
     added_s: float
     samples: np.ndarray
+    sample_rate: int
     seeker: Seeker | None = None
     text: str = ""
     num_sent: int = 0
     num_admitted: int = 0
+
+    def progress(self) -> Progress:
+        """Return what the pieces that have ended have."""
+        traces = [piece.done.trace for piece in self.pieces if piece.done is not None]
+        num_output, num_input = (sum(trace[f"num_{way}_tokens"] for trace in traces) for way in ("output", "input"))
+        total_s = len(self.samples) / self.sample_rate
+        if self.seeker is not None:
+            heard_s = total_s * self.seeker.begin / self.seeker.sound.num_frames
+        else:
+            heard_s = sum(len(piece.samples) for piece in self.pieces if piece.done is not None) / self.sample_rate
+        heard = (min(heard_s, total_s), total_s)
+        return Progress(self.request.request_id, num_output, None, "token", num_input, heard)
