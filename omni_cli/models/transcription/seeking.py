@@ -10,15 +10,17 @@ from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeT
 from omni_cli.models.transcription.spectrogram import Spectrogram
 from omni_cli.requests.contents import TranscriptionOptions
 
-# After a window that was heard at a higher temperature, the next one begins anew.
+# After a window that was heard at a higher temperature, the next one begins without earlier text.
 _MAX_CONDITION_TEMPERATURE = 0.5
 # Tokens of room for a window behind a long prompt and earlier text.
 _MIN_ROOM = 64
+# A token in so many seconds is less than any speech has.
+_MIN_PACE_S = 5.0
 
 
 @dataclass(frozen=True)
 class WindowTraits:
-    """What a model's windows have in common.
+    """The traits that all windows of a model have.
 
     `size` is in frames, `max_tokens` bounds those of the prompt and the text of one window, `end_ids` end it, and
     `before_id` is written before text that came earlier.
@@ -77,13 +79,19 @@ class Seeker:
         ids = prompt_ids + heard
         return [self.traits.before_id, *ids] if ids and not self._without_prompt else []
 
+    def _stops_at_once(self, ids: Sequence[int]) -> bool:
+        """Return True for a window that hardly has a word, as speech has behind a text of another kind."""
+        words = [token_id for token_id in ids if token_id < self.clock.first_id]
+        seconds = self.num_frames * self.clock.frame_s
+        is_open = len(ids) - len(words) < 2
+        return not words or (is_open and len(words) * _MIN_PACE_S < seconds)
+
     def take(
         self, token_ids: Sequence[int], avg_logprob: float | None, no_speech: float | None
     ) -> list[HeardPart] | None:
         """Return what is kept of the current window's tokens, and go on; None if it is to be heard again."""
         ids = [token_id for token_id in token_ids if token_id not in self.traits.end_ids]
-        if self.before() and all(token_id >= self.clock.first_id for token_id in ids):
-            # An unrelated text before it made the model stop at once.
+        if self.before() and self._stops_at_once(ids):
             self._without_prompt = True
             return None
         ratio = compression_ratio(token_bytes(token_ids, self.traits.vocab_size)) if token_ids else 0.0

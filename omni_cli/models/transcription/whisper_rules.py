@@ -25,7 +25,7 @@ WINDOW = "window"
 
 @dataclass
 class Confidence:
-    """How sure the model is of a window's tokens, by the log-probabilities that the rules leave.
+    """Measure of how sure the model is of a window's tokens, by the log-probabilities that the rules leave.
 
     `no_speech_prob` is None where the prompt goes on after the token that begins a transcript.
     """

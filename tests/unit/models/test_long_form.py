@@ -35,7 +35,7 @@ WINDOWS = {
 
 
 def retrieve(ids: list[int], begin: int, num_frames: int) -> tuple[list[tuple[float, float, tuple[int, ...]]], int]:
-    """What transformers makes of a window's tokens."""
+    """Return what transformers makes of a window's tokens."""
     segments, step = WhisperGenerationMixin._retrieve_segment(
         seek_sequence=torch.tensor(ids), seek_outputs=[None], time_offset=torch.tensor([begin * 0.01]).double(),
         timestamp_begin=1000, seek_num_frames=torch.tensor([num_frames]), time_precision=0.02,
@@ -110,6 +110,9 @@ def test_a_prompt_that_silences_the_model_is_left_out() -> None:
     assert sound.take([1000, 999], -0.1, 0.0) is None
     assert sound.before() == [] and sound.begin == 0
     assert sound.take([1000, 999], -0.1, 0.0) is not None and sound.begin == 3000
+    other = seeker()
+    assert other.take([1000, 5, 999], -1.5, 0.8) is None and other.before() == [], "a word for half a minute"
+    assert seeker().take([1000, 5, 1050, 999], -1.5, 0.8), "it says that nothing follows"
 
 
 def test_thresholds_are_those_of_the_checkpoint_and_off_without() -> None:

@@ -77,7 +77,7 @@ def test_long_speech_is_written_to_a_file_as_it_would_be_resampled_at_once(monke
     ],
     ids=["wav", "mp3", "flac", "matroska"],
 )
-def test_a_cut_end_keeps_what_was_heard_and_says_so(make: Callable[[np.ndarray], bytes], message: str) -> None:
+def test_a_cut_end_keeps_what_was_heard_and_a_note_tells_it(make: Callable[[np.ndarray], bytes], message: str) -> None:
     content = make(noise(5.0))
     cut = content[: round(len(content) * 0.6)]
     found, audio = hear(cut)
