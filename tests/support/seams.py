@@ -355,9 +355,6 @@ SEAMS: dict[str, dict[str, str]] = {
         "parse_language_detection_output(token_ids, tokenizer)": "is called for a detected language",
     },
     "vllm.multimodal.": {
-        "audio:split_audio(audio_data, sample_rate, max_clip_duration_s, overlap_duration_s, min_energy_window_size)": (
-            "cuts a long sound in pauses"
-        ),
         "hasher:MultiModalHasher.hash_kwargs(algorithm, kwargs)": "is called for ids of media with a request's salt",
         "inputs:MultiModalFieldElem(data)": "holds the frames of a window, which are put in",
         "inputs:MultiModalFieldConfig.build_elems(key, batch)": "is called for that",

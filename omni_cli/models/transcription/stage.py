@@ -14,7 +14,6 @@ from transformers import GenerationConfig
 from vllm import SamplingParams
 from vllm.config.speech_to_text import SpeechToTextParams
 from vllm.model_executor.model_loader import get_model_cls
-from vllm.multimodal.audio import split_audio
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.tokenizers.mistral import MistralTokenizer
@@ -22,6 +21,7 @@ from vllm.tokenizers.mistral import MistralTokenizer
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError
+from omni_cli.models.transcription.cutting import Cut, cut, find_seam
 from omni_cli.models.transcription.family import OWN_MODELS
 from omni_cli.models.transcription.long_form import Thresholds, TimeTokens, compression_ratio
 from omni_cli.models.transcription.seeking import Seeker, WindowTraits
@@ -103,8 +103,11 @@ class TranscriptionStage(TextStage):
         language = request.transcription.language if self._is_multilingual else "en"
         transcription = Transcription(request, [], language, time.perf_counter(), samples, rate)
         if self._clock is None:
-            for start, part in self._cut(samples, rate):
-                transcription.pieces.append(self._window(start / rate, part))
+            hearing, whole = self._hearing, Cut(0, len(samples))
+            pieces = cut(samples, rate, hearing.max_audio_clip_s) if hearing.allow_audio_chunking else [whole]
+            for piece in pieces:
+                window = self._window(piece.begin / rate, samples[piece.begin : piece.end])
+                transcription.pieces.append(replace(window, overlaps=piece.overlaps))
         else:
             transcription.seeker = self._seeker(request, samples, self._clock)
             self._add_window(transcription, transcription.seeker)
@@ -135,20 +138,6 @@ class TranscriptionStage(TextStage):
         hop = self._extractor.hop_length
         part = transcription.samples[seeker.begin * hop : (seeker.begin + seeker.num_frames) * hop]
         transcription.pieces.append(self._window(seeker.begin * hop / self._extractor.sampling_rate, part))
-
-    def _cut(self, samples: np.ndarray, rate: int) -> list[tuple[int, np.ndarray]]:
-        """Cut a sound in pauses into parts that fit the model's window; some models take several windows at once."""
-        hearing = self._hearing
-        if not hearing.allow_audio_chunking:
-            return [(0, samples)]
-        parts: list[np.ndarray] = split_audio(
-            samples,
-            rate,
-            hearing.max_audio_clip_s,
-            hearing.overlap_chunk_second,
-            hearing.min_energy_split_window_size,
-        )
-        return list(zip(np.cumsum([0, *map(len, parts[:-1])]).tolist(), parts, strict=True))
 
     @property
     def _is_multilingual(self) -> bool:
@@ -309,6 +298,11 @@ class TranscriptionStage(TextStage):
         request_id = transcription.request.request_id
         reports: list[Report] = []
         for piece in transcription.pieces[transcription.num_sent :]:
+            followers = transcription.pieces[transcription.num_sent + 1 :][:1]
+            if followers and followers[0].overlaps:
+                if piece.done is None or followers[0].done is None:
+                    return reports
+                self._make_seam(transcription, piece, followers[0])
             for chunk in piece.chunks:
                 text = self._join_text(transcription, piece, piece.reader.process_delta(chunk.text, False))
                 if text or chunk.logprobs:
@@ -324,14 +318,23 @@ class TranscriptionStage(TextStage):
         del self._transcriptions[request_id]
         return [*reports, self._finish_whole(transcription)]
 
+    def _make_seam(self, transcription: Transcription, piece: SoundWindow, follower: SoundWindow) -> None:
+        """Leave out of two texts what they have twice."""
+        left, right = piece.read_whole(), follower.read_whole()
+        end, begin = find_seam(left.text, right.text, has_spaces=self._has_spaces(transcription))
+        piece.chunks = [msgspec.structs.replace(left, text=left.text[:end])]
+        follower.chunks = [msgspec.structs.replace(right, text=right.text[begin:])]
+
+    def _has_spaces(self, transcription: Transcription) -> bool:
+        return transcription.language not in self._model.no_space_languages
+
     def _join_text(self, transcription: Transcription, piece: SoundWindow, text: str) -> str:
         """Return more text of a piece as it goes on in the whole text."""
-        if not piece.has_text and (transcription.seeker is None or not transcription.text):
+        if not piece.text and (transcription.seeker is None or not transcription.text):
             text = text.lstrip()
-            piece.has_text = bool(text)
-            has_spaces = transcription.language not in self._model.no_space_languages
-            if text and transcription.text and has_spaces:
+            if text and transcription.text and self._has_spaces(transcription):
                 text = f" {text}"
+        piece.text += text
         transcription.text += text
         return text
 
@@ -374,8 +377,7 @@ class TranscriptionStage(TextStage):
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
         """Yield a piece's text as one part; a model that writes times has noted its own."""
         end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
-        words = self.engine.renderer.get_tokenizer().decode(text.token_ids, skip_special_tokens=True)
-        words = self._model.post_process_output(words).strip()
+        words = piece.text.strip()
         if words and self._clock is None:
             temperature = transcription.request.sampling.get("temperature")
             yield Segment(round(piece.start_s, 3), round(end_s, 3), words, text.token_ids, temperature=temperature)

@@ -17,17 +17,27 @@ from omni_cli.stage.messages import Progress, RequestDone, TextChunk
 class SoundWindow:
     """A part of a sound that fits the model's window; its text waits for that of the pieces before it.
 
-    `reader` leaves out what the model writes before the transcript.
+    `reader` leaves out what the model writes before the transcript. One that `overlaps` begins before the end of the
+    piece before.
     """
 
     start_s: float
     samples: np.ndarray
     reader: StreamingTranscriptionPostProcessor
+    overlaps: bool = False
+    text: str = ""
     chunks: list[TextChunk] = field(default_factory=list)
-    has_text: bool = False
     done: RequestDone | None = None
     num_settled: int = 0
     segments: tuple[Segment, ...] = ()
+
+    def read_whole(self) -> TextChunk:
+        """Return the text of a piece that has ended as one chunk."""
+        read, chunks = self.reader.process_delta, self.chunks
+        text = "".join([*(read(chunk.text, False) for chunk in chunks), read("", True)])
+        self.reader = StreamingTranscriptionPostProcessor()
+        counts = (chunks[-1].num_input_tokens, chunks[-1].num_output_tokens) if chunks else (0, 0)
+        return TextChunk("", text, *counts, tuple(row for chunk in chunks for row in chunk.logprobs or ()))
 
 
 @dataclass
