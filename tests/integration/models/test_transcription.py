@@ -198,6 +198,27 @@ def test_a_real_model_hears_twenty_sentences_as_transformers_does(whisper_tiny: 
     assert output["text"] == SENTENCES[0] and output["transcript"]["language"] == "en"
 
 
+@pytest.mark.nightly  # a download of 68 MiB
+@pytest.mark.skipif(not has_espeak(), reason="espeak-ng is not installed")
+def test_a_real_model_hears_long_recordings_as_transformers_does(whisper_tiny: Path, tmp_path: Path) -> None:
+    """Speech of a minute, with silence and with music in the middle."""
+    spoken = [soundfile.read(speak(text, tmp_path / "one.wav"), dtype="float32") for text in SENTENCES]
+    rate = spoken[0][1]
+    voices = [samples for samples, _ in spoken]
+    music = 0.2 * np.sin(2 * np.pi * 440 * np.arange(12 * rate) / rate, dtype=np.float32)
+    requests = []
+    for name, middle in (("plain", []), ("silence", [np.zeros_like(music)]), ("music", [music])):
+        file = tmp_path / f"{name}.wav"
+        soundfile.write(file, np.concatenate([*voices[:10], *middle, *voices[10:]]), rate)
+        requests.append({"file": str(file), "max_tokens": 224})
+    answers = answer_of("transcriptions", {"folder": str(whisper_tiny), "requests": requests}, tmp_path)
+    reference = TranscriptionReferenceAlone(whisper_tiny)
+    expected = [reference.tokens(**request) for request in requests]
+    for way in ("alone", "once"):
+        assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in answers[way]] == expected
+    assert all(len(answer["segments"]) > 5 for answer in answers["alone"])
+
+
 _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM = 64, 2, 1, 32
 _ENCODER_WIDTH, _ENCODER_HEADS = 64, 2
 _LAYERS, _MELS, _WINDOW = 2, 128, 1500
