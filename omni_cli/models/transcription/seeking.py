@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens, compression_ratio, token_bytes
 from omni_cli.models.transcription.spectrogram import Spectrogram
@@ -61,6 +62,11 @@ class Seeker:
     @property
     def temperature(self) -> float:
         return self.thresholds.temperatures[self.attempt]
+
+    def name_sound(self, prompt: dict[str, Any]) -> dict[str, Any]:
+        """Name the window in vLLM's prompt: a hash of its samples would not tell of the whole sound."""
+        prompt["encoder_prompt"]["multi_modal_uuids"] = {"audio": [self.key]}
+        return prompt
 
     def before(self) -> list[int]:
         """Return the tokens before the one that begins the current window's transcript."""

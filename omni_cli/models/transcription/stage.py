@@ -26,8 +26,15 @@ from omni_cli.models.transcription.family import OWN_MODELS
 from omni_cli.models.transcription.long_form import Thresholds, TimeTokens, compression_ratio
 from omni_cli.models.transcription.seeking import Seeker, WindowTraits
 from omni_cli.models.transcription.spectrogram import Spectrogram
-from omni_cli.models.transcription.whisper_rules import CONFIDENCES, TIMESTAMPS, WINDOW, Confidence, WhisperRules
-from omni_cli.models.transcription.windows import SoundWindow, Transcription
+from omni_cli.models.transcription.whisper_rules import (
+    CONFIDENCES,
+    FIRST_IDS,
+    TIMESTAMPS,
+    WINDOW,
+    Confidence,
+    WhisperRules,
+)
+from omni_cli.models.transcription.windows import SoundWindow, Transcription, without_first
 from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
@@ -183,7 +190,8 @@ class TranscriptionStage(TextStage):
             prompt = self._model.get_language_detection_prompt(transcription.pieces[0].samples, self._hearing)
             allowed = self._model.get_language_token_ids(tokenizer)
             params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=allowed)
-            return self._with_key(parse_model_prompt(self._config, prompt), transcription), params
+            detection = parse_model_prompt(self._config, prompt)
+            return detection if transcription.seeker is None else transcription.seeker.name_sound(detection), params
         prompt = self._model.get_generation_prompt(
             SpeechToTextParams(
                 audio=transcription.pieces[number].samples,
@@ -205,18 +213,14 @@ class TranscriptionStage(TextStage):
             prompt["decoder_prompt"]["prompt"] = before + start + rest
             return prompt, self.sampling_params(request, extra_args={TIMESTAMPS: False})
         marks = tokenizer.encode(start + rest.removesuffix("<|notimestamps|>"), add_special_tokens=False)
-        prompt["decoder_prompt"] = {"prompt_token_ids": [*seeker.before(), *marks]}
+        prompt["decoder_prompt"] = {"prompt_token_ids": [*seeker.before(), marks[0]]}
         CONFIDENCES[active.request.request_id] = Confidence()
-        notes = {TIMESTAMPS: True, WINDOW: active.request.request_id}
+        active.context["num_forced"] = len(marks) - 1
+        notes = {TIMESTAMPS: True, WINDOW: active.request.request_id, FIRST_IDS: marks[1:]}
         params = self.sampling_params(request, temperature=seeker.temperature, extra_args=notes)
-        return self._with_key(prompt, transcription), params
-
-    @staticmethod
-    def _with_key(prompt: dict[str, Any], transcription: Transcription) -> dict[str, Any]:
-        """Name the sound of a prompt: vLLM would hash the window, but frames depend on the whole sound."""
-        if transcription.seeker is not None:
-            prompt["encoder_prompt"]["multi_modal_uuids"] = {"audio": [transcription.seeker.key]}
-        return prompt
+        if params.max_tokens is not None:
+            params.max_tokens += len(marks) - 1
+        return seeker.name_sound(prompt), params
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         """Put in the frames of the whole sound for those that vLLM made of a window alone."""
@@ -240,7 +244,7 @@ class TranscriptionStage(TextStage):
             if isinstance(report, TextChunk) and transcription.seeker is None:
                 piece.chunks.append(report)
             elif isinstance(report, RequestDone):
-                piece.done = report
+                piece.done = without_first(report, active.context.get("num_forced", 0))
         if transcription.seeker is not None:
             self._seek(transcription, transcription.seeker, active)
         reports = self._reports(transcription)
@@ -250,7 +254,7 @@ class TranscriptionStage(TextStage):
 
     def _seek(self, transcription: Transcription, seeker: Seeker, active: ActiveRequest) -> None:
         """Note the text of the current window that stays; at its end go on to the next one, or hear it again."""
-        piece, token_ids = transcription.pieces[-1], active.token_ids
+        piece, token_ids = transcription.pieces[-1], active.token_ids[active.context["num_forced"] :]
         if piece.done is None:
             self._settle(piece, active, seeker.clock.count_settled(token_ids) if seeker.thresholds.are_off else 0)
             return
@@ -279,10 +283,11 @@ class TranscriptionStage(TextStage):
 
     def _settle(self, piece: SoundWindow, active: ActiveRequest, end: int) -> None:
         """Pass on the text of a window's tokens up to `end`."""
-        text, logprobs = self._decode(active.token_ids[piece.num_settled : end]), active.logprobs
+        num_forced = active.context["num_forced"]
+        text = self._decode(active.token_ids[num_forced:][piece.num_settled : end])
         if text:
             counts = (0 if piece.done is None else piece.done.trace["num_input_tokens"], end)
-            chunk = TextChunk("", text, *counts, tuple(logprobs[piece.num_settled : end]))
+            chunk = TextChunk("", text, *counts, tuple(active.logprobs[num_forced:][piece.num_settled : end]))
             piece.chunks.append(chunk)
         piece.num_settled = max(end, piece.num_settled)
 

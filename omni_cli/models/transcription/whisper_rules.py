@@ -19,26 +19,29 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 TIMESTAMPS = "timestamps"
 """The key of `SamplingParams.extra_args` that turns the rules on; its value is true for a text with timestamps."""
+FIRST_IDS = "first_ids"
+"""The key of `SamplingParams.extra_args` for tokens that come first: those of the language and the task.
+
+They follow the token that begins a transcript, after which the model tells how probable silence is.
+"""
 WINDOW = "window"
 """The key of `SamplingParams.extra_args` that names the window whose probabilities are noted."""
 
 
 @dataclass
 class Confidence:
-    """Measure of how sure the model is of a window's tokens, by the log-probabilities that the rules leave.
-
-    `no_speech_prob` is None where the prompt goes on after the token that begins a transcript.
-    """
+    """Measure of how sure the model is of a window's tokens, by the log-probabilities that the rules leave."""
 
     _sum: torch.Tensor | float = 0.0
     _next: torch.Tensor | None = None
     _no_speech: torch.Tensor | None = None
 
-    def note(self, token_ids: Sequence[int], no_speech: torch.Tensor, logits: torch.Tensor) -> None:
-        """Note the logits of the token after `token_ids`, and the probability that nothing is said."""
-        if not token_ids:
-            self._no_speech = no_speech
-        elif self._next is not None:
+    def note_no_speech(self, probability: torch.Tensor) -> None:
+        self._no_speech = probability
+
+    def note(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+        """Note the logits of the token after `token_ids`."""
+        if token_ids and self._next is not None:
             self._sum = self._sum + self._next[token_ids[-1]]
         self._next = logits.float().log_softmax(-1)
 
@@ -85,13 +88,19 @@ class WhisperRules(AdapterLogitsProcessor):
         if timestamps is None:
             return None
         rules, confidence = self._rules[timestamps], CONFIDENCES.get(extra.get(WINDOW, ""))
+        first_ids: Sequence[int] = extra.get(FIRST_IDS, ())
 
         def apply(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-            ids = torch.tensor([token_ids], dtype=torch.long, device=logits.device)
-            allowed = rules(ids, logits[None])[0]
-            if confidence is not None and self._no_timestamps is not None:
-                no_speech = logits.float().softmax(-1)[self._no_timestamps - 1] if not token_ids else logits
-                confidence.note(token_ids, no_speech, allowed)
+            if not token_ids and confidence is not None and self._no_timestamps is not None:
+                confidence.note_no_speech(logits.float().softmax(-1)[self._no_timestamps - 1])
+            if len(token_ids) < len(first_ids):
+                only = torch.full_like(logits, -torch.inf)
+                only[first_ids[len(token_ids)]] = 0.0
+                return only
+            own = token_ids[len(first_ids) :]
+            allowed = rules(torch.tensor([own], dtype=torch.long, device=logits.device), logits[None])[0]
+            if confidence is not None:
+                confidence.note(own, allowed)
             return allowed
 
         return apply

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProcessor
 
@@ -66,3 +67,15 @@ class Transcription:
             heard_s = sum(len(piece.samples) for piece in self.pieces if piece.done is not None) / self.sample_rate
         heard = (min(heard_s, total_s), total_s)
         return Progress(self.request.request_id, num_output, None, "token", num_input, heard)
+
+
+def without_first(done: RequestDone, number: int) -> RequestDone:
+    """Count the first tokens of an answer, which were forced, to its prompt."""
+    if done.text is None or not number:
+        return done
+    trace = dict(done.trace)
+    for name in ("output_token_ids", "token_times_s", "output_logprobs"):
+        trace[name] = trace[name] and trace[name][number:]
+    trace["num_input_tokens"] += number
+    trace["num_output_tokens"] -= number
+    return msgspec.structs.replace(done, trace=trace, text=replace(done.text, token_ids=done.text.token_ids[number:]))

@@ -32,6 +32,7 @@ def test_formats_have_the_same_text(whisper_server: OmniServer) -> None:
     verbose = transcribe(whisper_server, response_format="verbose_json", timestamp_granularities=["segment"])
     assert verbose.text == plain.text
     assert all(part.avg_logprob < 0 and part.compression_ratio > 0 for part in verbose.segments)
+    assert all(0 < part.no_speech_prob < 1 for part in verbose.segments)
     assert (verbose.language, verbose.duration) == ("en", 9.0)
     assert verbose.segments and verbose.segments[0].tokens
     assert all(0 <= part.start <= part.end <= 9.0 and part.text for part in verbose.segments)
