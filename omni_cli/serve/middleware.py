@@ -123,10 +123,10 @@ class RequestMiddleware:
         self._in_flight += 1
         self._metrics.in_flight.set(self._in_flight)
         try:
-            body = await self._read_body(receive, headers)
+            body = replay(await self._read_body(receive, headers))
             if self._service.is_draining:
                 raise shutting_down()
-            await self._run(scope, replay(body), receive, send, exchange)
+            await self._run(scope, body, receive, send, exchange)
         finally:
             self._in_flight -= 1
             self._metrics.in_flight.set(self._in_flight)

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    WhisperTimeStampLogitsProcessor,
-)
+from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
@@ -61,21 +56,23 @@ CONFIDENCES: dict[str, Confidence] = {}
 
 
 class WhisperRules(AdapterLogitsProcessor):
-    """Applies transformers' own processors to the requests that transcribe, in the order in which `generate` does."""
+    """Applies transformers' rules to the requests that transcribe: tokens that are left out, then those for times."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         super().__init__(vllm_config, device, is_pin_memory)
         settings = GenerationConfig.from_pretrained(vllm_config.model_config.model)
-        rules = LogitsProcessorList()
-        if settings.begin_suppress_tokens is not None:
-            rules.append(SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, 0, str(device)))
-        if settings.suppress_tokens:
-            rules.append(SuppressTokensLogitsProcessor(settings.suppress_tokens, str(device)))
-        self._rules = {False: rules}
+        # transformers' processors look for these tokens in the whole vocabulary, for each token that is written.
+        always = set(settings.suppress_tokens or ())
+        at_begin = always | set(settings.begin_suppress_tokens or ())
+        vocab_size = vllm_config.model_config.get_vocab_size()
+        self._left_out, self._left_out_at_begin = (
+            torch.tensor([each for each in ids if each < vocab_size], dtype=torch.long, device=device)
+            for ids in (always, at_begin)
+        )
         # The token of silence is the one before.
         self._no_timestamps: int | None = getattr(settings, "no_timestamps_token_id", None)
         if self._no_timestamps is not None:
-            self._rules[True] = LogitsProcessorList([*rules, WhisperTimeStampLogitsProcessor(settings, 0)])
+            self._rules_of_times = WhisperTimeStampLogitsProcessor(settings, 0)
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -87,7 +84,7 @@ class WhisperRules(AdapterLogitsProcessor):
         timestamps = extra.get(TIMESTAMPS)
         if timestamps is None:
             return None
-        rules, confidence = self._rules[timestamps], CONFIDENCES.get(extra.get(WINDOW, ""))
+        confidence = CONFIDENCES.get(extra.get(WINDOW, ""))
         first_ids: Sequence[int] = extra.get(FIRST_IDS, ())
 
         def apply(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
@@ -98,7 +95,10 @@ class WhisperRules(AdapterLogitsProcessor):
                 only[first_ids[len(token_ids)]] = 0.0
                 return only
             own = token_ids[len(first_ids) :]
-            allowed = rules(torch.tensor([own], dtype=torch.long, device=logits.device), logits[None])[0]
+            allowed = logits.index_fill(0, self._left_out if own else self._left_out_at_begin, -torch.inf)
+            if timestamps:
+                ids = torch.tensor([own], dtype=torch.long, device=logits.device)
+                allowed = self._rules_of_times(ids, allowed[None])[0]
             if confidence is not None:
                 confidence.note(own, allowed)
             return allowed
