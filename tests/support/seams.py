@@ -106,7 +106,7 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "transformers.models.whisper.generation_whisper:WhisperGenerationMixin.": {
         "_retrieve_compression_ratio(tokens, vocab_size)": "is what ours is compared with",
-        "_retrieve_segment(seek_sequence, seek_num_frames, time_offset)": "is what ours is compared with",
+        "_retrieve_segment(seek_sequence, seek_num_frames, time_offset)": "is what ours is compared with, and noted",
         "generate_with_fallback(decoder_input_ids, seek, logits_processor, stopping_criteria)": "runs a window",
     },
     "transformers.models.vibevoice.modeling_vibevoice:": {

@@ -46,6 +46,8 @@ class TranscriptionReference:
         else:
             self._max_length = stage.max_model_len or sizes.get_text_config().max_position_embeddings
         self.num_input_tokens = 0
+        # Tokens of the text, without those of a window that the next one hears again.
+        self.said: list[int] = []
 
     def generate(
         self, request: GenerateRequest, max_tokens: int | None = None, tokens: ForcedTokens | None = None
@@ -70,7 +72,8 @@ class TranscriptionReference:
             self.num_input_tokens = inputs["input_ids"].shape[1]
             longest = {"max_new_tokens": self._max_length - self.num_input_tokens}
             ids: list[int] = self._model.generate(**inputs, **{**longest, **arguments})[0].tolist()
-            return ids[self.num_input_tokens :]
+            self.said = ids[self.num_input_tokens :]
+            return self.said
 
     def _inputs(self, request: GenerateRequest, samples: np.ndarray) -> Any:
         """Return the processor's inputs for a prompt in the form of the model's own transcription requests."""
@@ -98,8 +101,13 @@ class TranscriptionReference:
             prompt_ids = self._processor.get_prompt_ids(request.prompt, return_tensors="pt")
             arguments["prompt_ids"], num_words = prompt_ids.to(self._model.device), len(prompt_ids)
         windows: list[list[int]] = []
-        self.num_input_tokens = 0
-        run_window = self._model.generate_with_fallback
+        self.num_input_tokens, self.said = 0, []
+        run_window, read_window = self._model.generate_with_fallback, self._model._retrieve_segment
+
+        def note_parts(**given: Any) -> Any:
+            parts, step = read_window(**given)
+            self.said += [token_id for part in parts for token_id in part["tokens"].tolist()]
+            return parts, step
 
         def note_window(**given: Any) -> Any:
             if int(given["seek"][0]) >= num_frames or (tokens is not None and tokens.is_at_end):
@@ -119,6 +127,7 @@ class TranscriptionReference:
 
         with (
             replace_attribute(self._model, "generate_with_fallback", note_window),
+            replace_attribute(self._model, "_retrieve_segment", note_parts),
             contextlib.suppress(_EndOfSoundError),
         ):
             self._model.generate(features, return_timestamps=True, **arguments)
@@ -127,7 +136,7 @@ class TranscriptionReference:
     def tokens_of(self, request: GenerateRequest, text: str) -> list[int]:
         """Return the ids of a server's transcript: the reference's own while they say the same, then the rest's."""
         own = self.generate(request)
-        words = own[:-1] if own[-1] in self.ends else own
+        words = self.said[:-1] if self.said[-1:] and self.said[-1] in self.ends else self.said
         text = text.strip()
         if self.read(words).rstrip() == text:
             return own
@@ -138,7 +147,8 @@ class TranscriptionReference:
         if rest and not texts[num_same] and words and self._tokenizer.decode(words[:1]).startswith(" "):
             rest = f" {rest}"
         found = [*words[:num_same], *self._tokenizer.encode(rest, add_special_tokens=False), *self.ends[:1]]
-        return found[: max(len(own), self._max_length - self.num_input_tokens)]
+        self.said = found[: max(len(own), self._max_length - self.num_input_tokens)]
+        return self.said
 
     def read(self, token_ids: list[int]) -> str:
         """Return what tokens say, without what Qwen3-ASR writes before a transcript."""
