@@ -13,7 +13,7 @@ from omni_cli.cli.options import LoraOption, ProfileOptions, option, positive_se
 from omni_cli.cli.profile_choice import fetch_model, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
-from omni_cli.serve.limits import DEFAULT_VIDEOS, Limits, ServerSettings
+from omni_cli.serve.limits import DEFAULT_VIDEOS, MAX_AUDIO_S, MAX_SPEECH_S, Limits, ServerSettings
 
 # Imported when the server starts, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:
@@ -131,11 +131,15 @@ class ServeOptions(ProfileOptions):
         int, option("--max-video-pixels", "N", "Limit of pixels of all video frames in one request.", min=1)
     ] = _DEFAULT.max_video_pixels
     max_audio_seconds: Annotated[
-        float,
+        float | None,
         option(
-            "--max-audio-seconds", "SECONDS", "Length limit of all audio in one request.", callback=positive_seconds
+            "--max-audio-seconds",
+            "SECONDS",
+            f"Length limit of all audio in one request. Default: {MAX_SPEECH_S:g} for a recording to transcribe, "
+            f"{MAX_AUDIO_S:g} for other audio.",
+            callback=positive_seconds,
         ),
-    ] = _DEFAULT.max_audio_s
+    ] = None
     output_dir: Annotated[
         Path | None,
         option("--output-dir", "DIR", f"Folder for videos; a restart finds them again. Default: {DEFAULT_VIDEOS}."),

@@ -113,7 +113,8 @@ class RequestRun:
                 del self._inside[name]
                 raise report.error(name)
             case Progress():
-                yield StageProgress(request_id, name, report.done, report.total, report.unit, report.num_input_tokens)
+                told = (report.done, report.total, report.unit, report.num_input_tokens, report.heard_s)
+                yield StageProgress(request_id, name, *told)
             case TextChunk() if self._wants("text"):
                 yield TextDelta(
                     request_id,

@@ -261,12 +261,18 @@ class TranscriptUsage(TypedDict, total=False):
 
 
 class TranscriptSegment(TypedDict):
+    """The last three, and `seek`, are there if the model tells them."""
+
     id: int
     start: float
     end: float
     text: str
     tokens: list[int]
     temperature: float
+    seek: NotRequired[int]
+    avg_logprob: NotRequired[float]
+    compression_ratio: NotRequired[float]
+    no_speech_prob: NotRequired[float]
 
 
 class TranscriptReply(TypedDict):

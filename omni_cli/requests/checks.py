@@ -17,7 +17,7 @@ from omni_cli.config.bounds import MAX_FPS, MAX_NAME_LENGTH, MAX_TEMPERATURE
 from omni_cli.core.text import suggest
 
 if TYPE_CHECKING:
-    from omni_cli.requests.contents import SpeechTask
+    from omni_cli.requests.contents import PromptCondition, SpeechTask
 
 _SHOWN_CHARACTERS = 40  # of a wrong value
 
@@ -61,9 +61,19 @@ def check_flag(value: object) -> bool:
 def check_task(value: object) -> SpeechTask:
     from omni_cli.requests.contents import SpeechTask
 
-    if value not in get_args(SpeechTask):
-        raise ValueError(f"must be one of {', '.join(get_args(SpeechTask))}")
-    return cast("SpeechTask", value)
+    return cast("SpeechTask", _one_of(value, SpeechTask))
+
+
+def check_prompt_condition(value: object) -> PromptCondition:
+    from omni_cli.requests.contents import PromptCondition
+
+    return cast("PromptCondition", _one_of(value, PromptCondition))
+
+
+def _one_of(value: object, choices: object) -> object:
+    if value not in get_args(choices):
+        raise ValueError(f"must be one of {', '.join(get_args(choices))}")
+    return value
 
 
 def whole_number(low: int, high: int) -> Callable[[object], int]:

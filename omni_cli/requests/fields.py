@@ -130,6 +130,24 @@ _ROWS = (
         "timestamps", checks.check_flag, part="transcription", takers=("transcription",),
         option=Option("--timestamps", None, "Transcribe with the times of the text's parts."), type=bool,
     ),
+    RequestField(
+        "condition_on_prev_tokens", checks.check_flag, part="transcription", takers=("transcription",),
+        option=Option(
+            "--condition-on-prev-tokens", None, "Put the text so far before each window of a long sound (Whisper)."
+        ),
+        type=bool, http=on("transcriptions", "translations", name="condition_on_prev_tokens"),
+        about="Put the text so far before each window of a long sound (Whisper).",
+    ),
+    RequestField(
+        "prompt_condition_type", checks.check_prompt_condition, part="transcription", takers=("transcription",),
+        option=Option(
+            "--prompt-condition-type", "TYPE",
+            "Windows of a long sound that the prompt comes before: `first-segment` (the default) or `all-segments`.",
+        ),
+        http=on("transcriptions", "translations", name="prompt_condition_type"),
+        limits={"pattern": "^(first-segment|all-segments)$"},
+        about="Windows of a long sound that the prompt comes before. Default: `first-segment`.",
+    ),
     # The words of `audio`, with which a transcript is compared.
     RequestField("reference", checks.check_text, lines=("loadtest",)),
     # Its option belongs to every command that loads a profile.

@@ -277,7 +277,10 @@ class StageFailed:
 
 @dataclass(frozen=True)
 class StageProgress:
-    """Event: `done` of `total` tokens or denoising steps; `total` None when unknown, `num_input_tokens` 0."""
+    """Event: `done` of `total` tokens or denoising steps; `total` None when unknown, `num_input_tokens` 0.
+
+    `heard_s` are the seconds of its sound that a transcription has come to, and those there are.
+    """
 
     request_id: str
     stage: str
@@ -285,6 +288,7 @@ class StageProgress:
     total: int | None
     unit: Literal["token", "step"]
     num_input_tokens: int = 0
+    heard_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

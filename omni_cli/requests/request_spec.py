@@ -26,7 +26,15 @@ from omni_cli.requests.contents import (
 from omni_cli.requests.fields import FIELDS, Part
 from omni_cli.requests.files import file_kind, load_tensor
 from omni_cli.requests.media.audio import MAX_AUDIO_S
-from omni_cli.requests.media.reading import ChooseFrames, Warn, load_audio, load_image, load_sound, load_video
+from omni_cli.requests.media.reading import (
+    ChooseFrames,
+    Warn,
+    load_audio,
+    load_image,
+    load_sound,
+    load_speech,
+    load_video,
+)
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.voices import make_spoken_request
 
@@ -146,13 +154,15 @@ def build_request(spec: RequestSpec, config: EngineConfig, choose: Choice | None
     channel, a pipeline changes all of them.
     """
     is_pipeline = config.stages[0].backend == "diffusers"
+    transcribes = Capabilities.of(config).transcribes
     media = {name: spec.media.get(name, ()) for name in FILE_FIELDS}
     notes: list[str] = []
     note = notes.append
+    load_sounds = load_speech if transcribes else functools.partial(load_audio, mono=not is_pipeline)
     request = replace(
         spec.request,
         media=Media(
-            audio=tuple(load_audio(path, note, mono=not is_pipeline) for path in media["audio"]),
+            audio=tuple(load_sounds(path, note) for path in media["audio"]),
             images=tuple(load_image(path, note) for path in media["image"]),
             mask=next((load_image(path, note) for path in media["mask"]), None),
             control_images=tuple(load_image(path, note) for path in media["control_image"]),

@@ -48,6 +48,7 @@ class Exchange:
     status: int | None = None
     sent_bytes: int = 0
     is_answered: bool = False
+    is_shortened: bool = False
     num_output_tokens: int = 0
     error: str | None = None
     message: str | None = None
@@ -98,6 +99,11 @@ class Exchange:
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise APIError(400, f"`{REQUEST_TIMEOUT}` must be a number of seconds greater than 0", code="invalid_value")
         self.deadline_s = min(self.deadline_s, self.began_s + timeout_s)
+        self.is_shortened = True
+
+    def lengthen(self, seconds: float) -> None:
+        """Give a request that takes long by its nature more time, unless its client has named its own."""
+        self.deadline_s += 0.0 if self.is_shortened else seconds
 
     def note_seed(self, seed: int) -> None:
         """Name the seed in the response and in the log."""

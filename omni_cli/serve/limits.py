@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from omni_cli.serve.sites import MediaPrefix
 
 MIB = 2**20
+MAX_SPEECH_S = 7200.0
+MAX_AUDIO_S = 300.0
 DEFAULT_VIDEOS = Path("out/videos")
 
 
@@ -19,17 +21,18 @@ class Limits:
 
     `max_requests` bounds the requests in flight, running or waiting in the engine's own queues; `max_image_pixels`,
     `max_video_pixels` (of the frames that the model sees) and `max_audio_s` hold for all media of one request together,
-    `max_decode_s`, processor time, for one video.
+    `max_decode_s`, processor time, for one video. `max_audio_s` None is `MAX_SPEECH_S` for a recording to transcribe,
+    and `MAX_AUDIO_S` for other audio.
     `max_voices` bounds the saved voices, and `max_voice_bytes` the recording of each;
     `max_videos`, `max_videos_bytes` and `max_videos_age_s` bound the videos that the server keeps.
     """
 
     max_requests: int = 64
-    max_body_bytes: int = 32 * MIB
+    max_body_bytes: int = 64 * MIB  # an hour of MP3 at 128 kbit/s is 55
     max_prompt_chars: int = 200_000
     max_image_pixels: int = 16 * MIB
     max_video_pixels: int = 256 * MIB
-    max_audio_s: float = 300.0
+    max_audio_s: float | None = None
     max_decode_s: int = 20
     max_n: int = 10
     max_voices: int = 1000

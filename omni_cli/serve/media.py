@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import io
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from omni_cli.core.errors import InputError
 from omni_cli.requests.contents import Video
 from omni_cli.requests.media.reading import ChooseFrames, MediaReader, Requester, in_memory, media_pool
 from omni_cli.serve.errors import APIError
-from omni_cli.serve.limits import Limits
+from omni_cli.serve.limits import MAX_AUDIO_S, MAX_SPEECH_S, MIB, Limits
 from omni_cli.serve.sites import MediaPrefix
 
 # A type and its parameters do not matter, since the content alone decides.
@@ -59,7 +60,8 @@ class MediaDecoder:
         self._max_cpu_s = limits.max_decode_s
         self._pixels_left = limits.max_image_pixels
         self._video_pixels_left = limits.max_video_pixels
-        self._audio_s_left = limits.max_audio_s
+        self._audio_s_left = limits.max_audio_s or MAX_AUDIO_S
+        self._max_speech_s = limits.max_audio_s or MAX_SPEECH_S
 
     def image(self, source: str | BinaryIO, param: str) -> np.ndarray:
         """Decode an image to uint8 RGB (height, width, 3); raises `APIError` (400)."""
@@ -100,6 +102,11 @@ class MediaDecoder:
         self._audio_s_left -= len(samples) / sample_rate
         return samples, sample_rate
 
+    def speech(self, file: BinaryIO, param: str) -> tuple[np.ndarray, int]:
+        """Decode a recording to transcribe, as `audio`; raises `APIError` (400)."""
+        with self._open(file, "audio", param) as content, _naming_the_limit(self._max_speech_s):
+            return self._reader.speech(content, f"audio in `{param}`", max_s=self._max_speech_s)
+
     def _pixels(self, decode: Callable[..., np.ndarray], source: str | BinaryIO, what: str, param: str) -> np.ndarray:
         with self._open(source, what, param) as file:
             pixels = decode(file, f"{what} in `{param}`", max_pixels=self._pixels_left)
@@ -109,8 +116,11 @@ class MediaDecoder:
     @contextmanager
     def _open(self, source: str | BinaryIO, what: str, param: str) -> Iterator[BinaryIO]:
         """Open an uploaded file, or what a URL names, for a decoder; its `InputError` becomes an `APIError` (400)."""
-        content = self._content(source, what, param) if isinstance(source, str) else source.read()
         try:
+            if not isinstance(source, str) and source.seek(0, io.SEEK_END) > MIB:
+                yield source  # on disk
+                return
+            content = self._content(source, what, param) if isinstance(source, str) else _read_all(source)
             with in_memory(content) as file:
                 yield file
         except InputError as error:
@@ -128,6 +138,22 @@ class MediaDecoder:
         if match[1]:
             return _from_base64(unquote(url[match.end() :]), param)
         return unquote_to_bytes(url[match.end() :])
+
+
+@contextmanager
+def _naming_the_limit(max_s: float) -> Iterator[None]:
+    """Add the server's option to the error of a sound that is too long."""
+    try:
+        yield
+    except InputError as error:
+        too_long = f"longer than {max_s:g} s, the maximum"
+        message = error.message.replace(too_long, f"{too_long} of this server's `--max-audio-seconds`")
+        raise InputError(message, hint=error.hint) from error
+
+
+def _read_all(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
 def _from_base64(text: str, param: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncGenerator, Set
 from contextlib import suppress
@@ -122,10 +123,10 @@ class RequestMiddleware:
         self._in_flight += 1
         self._metrics.in_flight.set(self._in_flight)
         try:
-            body = await self._read_body(receive, headers)
+            body = replay(await self._read_body(receive, headers))
             if self._service.is_draining:
                 raise shutting_down()
-            await self._run(scope, replay(body), receive, send, exchange)
+            await self._run(scope, body, receive, send, exchange)
         finally:
             self._in_flight -= 1
             self._metrics.in_flight.set(self._in_flight)
@@ -177,11 +178,14 @@ class RequestMiddleware:
     async def _run(self, scope: Scope, body: Receive, receive: Receive, send: Send, exchange: Exchange) -> None:
         routes = asyncio.ensure_future(self._routes(scope, body, send))
         gone = asyncio.create_task(_until_hung_up(receive, exchange))
-        overrun_s = exchange.deadline_s - exchange.began_s - exchange.elapsed_s() + _OVERRUN_S
-        # A download takes as long as its client.
-        limit_s = None if scope["method"] == "GET" else overrun_s
         try:
-            await asyncio.wait({routes, gone}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            done, deadline_s = set[asyncio.Future[None]](), -math.inf
+            while not done and deadline_s < exchange.deadline_s:  # a route may lengthen it
+                deadline_s = exchange.deadline_s
+                overrun_s = deadline_s - exchange.began_s - exchange.elapsed_s() + _OVERRUN_S
+                # A download takes as long as its client.
+                limit_s = None if scope["method"] == "GET" else overrun_s
+                done, _ = await asyncio.wait({routes, gone}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 raise Disconnected
             if routes.done():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -21,6 +23,7 @@ from omni_cli.core.errors import (
 )
 from omni_cli.requests.contents import CallFile, ToolCallDelta, changed_items
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, PromptTokens, TextOutput, TokenLogprobs, VideoOutput
+from omni_cli.requests.shared_samples import SharedSamples, open_samples
 from omni_cli.stage.recording import RecordingCommand, RecordingReport
 
 T = TypeVar("T")
@@ -136,11 +139,14 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
+    """`heard_s` are the seconds of its sound that a transcription has come to, and those there are."""
+
     request_id: str
     done: int
     total: int | None
     unit: Literal["token", "step"]
     num_input_tokens: int = 0
+    heard_s: tuple[float, float] | None = None
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
@@ -215,7 +221,7 @@ Report = (
 DecodeError = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # Codes of msgpack's extension types, for what it has no type for.
-_ARRAY, _FILE, _FRACTION = range(3)
+_ARRAY, _FILE, _FRACTION, _SHARED = range(4)
 _Dtype = Literal["uint8", "int16", "int32", "int64", "float32", "float64"]
 
 
@@ -230,6 +236,8 @@ class _Array(msgspec.Struct, frozen=True):
 def _sendable(value: object) -> object:
     """Return a value that msgpack has no type for in a form that it can send."""
     match value:
+        case SharedSamples() if value.path is not None:
+            return msgspec.msgpack.Ext(_SHARED, _encode((str(value.path), len(value))))
         case np.ndarray():
             if value.dtype.name not in get_args(_Dtype):
                 raise TypeError(f"arrays of {value.dtype} are not sent")
@@ -254,6 +262,12 @@ def _value(code: int, data: memoryview) -> object:
         return np.require(array, requirements=["ALIGNED"])
     if code == _FILE:
         return _decode_file(data)
+    if code == _SHARED:
+        path, num_samples = _decode_shared(data)
+        # A request that was dropped meanwhile has no samples.
+        with suppress(OSError, ValueError), Path(path).open("rb") as file:
+            return open_samples(file, num_samples)
+        return np.empty(0, np.float32)
     if code == _FRACTION:
         return Fraction(*_decode_fraction(data))
     raise msgspec.ValidationError(f"there is no extension {code}")
@@ -261,6 +275,7 @@ def _value(code: int, data: memoryview) -> object:
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_sendable).encode
 _decode_array = msgspec.msgpack.Decoder(_Array).decode
+_decode_shared = msgspec.msgpack.Decoder(tuple[str, Annotated[int, msgspec.Meta(ge=1)]]).decode
 _decode_fraction = msgspec.msgpack.Decoder(tuple[int, Annotated[int, msgspec.Meta(ge=1)]]).decode
 _decode_file = msgspec.msgpack.Decoder(CallFile, ext_hook=_value).decode
 decode_command = msgspec.msgpack.Decoder(Command, ext_hook=_value).decode

@@ -104,7 +104,7 @@ class TranscriptionReferenceAlone:
         request = stage_request("0", **fields)
         reference = self._reference
         token_ids = reference.generate(request) if text is None else reference.tokens_of(request, text)
-        return token_ids, self.read(token_ids)
+        return token_ids, self.read(reference.said)
 
     def read(self, token_ids: list[int]) -> str:
         return self._reference.read(token_ids)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Reports of fast steps arrive together.
 _MIN_RATED_S = 0.1
+# Of longer sounds, a line tells each tenth that has been heard.
+_LONG_SOUND_S = 60.0
 
 
 class ProgressDisplay:
@@ -73,6 +75,7 @@ class LineProgress(ProgressDisplay):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._tenths: dict[str, int] = {}
 
     def handle(self, event: Event) -> None:
         super().handle(event)
@@ -80,6 +83,12 @@ class LineProgress(ProgressDisplay):
             self._write("\n".join(["memory, as planned:", *memory_lines(event.stages)]))
         elif isinstance(event, StageLoading):
             self._write(f"stage {event.name} ({event.kind}): {_loading_state(event)}")
+        elif isinstance(event, StageProgress) and event.heard_s is not None:
+            done_s, total_s = event.heard_s
+            tenth = int(10 * done_s / total_s)
+            if total_s >= _LONG_SOUND_S and self._tenths.get(event.request_id, 0) < tenth < 10:
+                self._tenths[event.request_id] = tenth
+                self._write(f"request {event.request_id}: {done_s:.0f} of {total_s:.0f} s heard")
         elif isinstance(event, RequestResult):
             self._write(f"request {event.request_id}: {'done' if event.error is None else 'failed'}")
 
@@ -100,6 +109,7 @@ class StageRow:
     done: dict[str, int] = field(default_factory=dict)
     totals: dict[str, int | None] = field(default_factory=dict)
     first: tuple[float, int] | None = None
+    heard_s: dict[str, tuple[float, float]] = field(default_factory=dict)
     last_at: float = 0.0
 
     def state(self, now: float) -> str:
@@ -108,9 +118,15 @@ class StageRow:
         return "waiting" if self.loading_since is None else f"loading {seconds(now - self.loading_since)}"
 
     def work(self) -> str:
-        """Format the work of all requests: `8/10 steps`, or `16 tokens`, whose total is only an upper limit."""
+        """Format the work of all requests: `8/10 steps`, or `16 tokens`, whose total is only an upper limit.
+
+        Of sounds that are transcribed it is `60/90 s heard`.
+        """
         if not self.done:
             return ""
+        if self.heard_s:
+            done_s, total_s = (sum(part) for part in zip(*self.heard_s.values(), strict=True))
+            return f"{done_s:.0f}/{total_s:.0f} s heard"
         done = sum(self.done.values())
         totals = list(self.totals.values())
         if self.unit == "token" or None in totals:
@@ -149,6 +165,8 @@ class StageBoard:
             row.unit = event.unit
             row.done[event.request_id] = event.done
             row.totals[event.request_id] = event.total
+            if event.heard_s is not None:
+                row.heard_s[event.request_id] = event.heard_s
             row.last_at = now
             if row.first is None:
                 row.first = (now, event.done)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -27,6 +27,11 @@ MAX_CHANNELS = 32
 MAX_SAMPLES = 600 * 48_000 * 2
 # Samples that are decoded, of all channels: 600 s of 48 kHz in 7.1.
 MAX_DECODED_SAMPLES = 600 * 48_000 * 8
+# A day: longer than any recording that is heard at once.
+MAX_SPEECH_S = 86_400.0
+# Longer speech is not kept as it is, but written to a file at the rate of all models that hear it.
+LONG_SPEECH_S = 60.0
+SPEECH_RATE_HZ = 16_000
 # A rate outside this range is more likely a broken header than intended.
 SAMPLE_RATE_RANGE_HZ = (1_000, 384_000)
 
@@ -35,6 +40,8 @@ SAMPLE_RATE_RANGE_HZ = (1_000, 384_000)
 _FOR_LIBSNDFILE = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM")
 # Less is a matter of how audio and video are packed.
 _MAX_OFFSET_S = 0.1
+# The header of an MP3 file that counts its frames is in the first of them.
+_MP3_HEAD_BYTES = 1024
 _HINT = "WAV, FLAC, MP3, Ogg, M4A, AAC and the sound of MP4, MOV, WebM, MKV and AVI can be read"
 # The headers of these formats give the exact number of samples; others give an estimate or a duration in other units.
 _EXACT_FORMATS = ("aiff", "au", "caf", "flac", "w64", "wav")
@@ -45,11 +52,15 @@ SPEECH_TEXTS = ("What is the capital of France?", "The train to the sea leaves a
 
 @dataclass(frozen=True)
 class DecodedAudio:
-    """Samples float32 (num_samples,), or (num_samples, channels); `notes` say what was changed or left out."""
+    """Samples float32 (num_samples,), or (num_samples, channels); `notes` say what was changed or left out.
+
+    Of long speech there are none: `num_written` are in a file.
+    """
 
     samples: np.ndarray
     sample_rate: int
     notes: tuple[str, ...] = ()
+    num_written: int = 0
 
 
 def decode_audio(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S, mono: bool = True) -> DecodedAudio:
@@ -58,14 +69,35 @@ def decode_audio(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S, mo
     Several channels are averaged, or with `mono` False kept. Of a video the sound is decoded. Raises `InputError` for
     anything that cannot be used.
     """
-    length = _Length(name, max_s, mono)
+    return _decode(content, _Length(name, max_s, mono))
+
+
+def decode_speech(content: BinaryIO, file: BinaryIO, name: str, *, max_s: float) -> DecodedAudio:
+    """Decode a sound to transcribe, as `decode_audio`, but of any length, and also if its end is missing or damaged.
+
+    One of more than `LONG_SPEECH_S` seconds is written to `file` while it is decoded.
+    """
+    return _decode(content, _Length(name, max_s, mono=True, file=file))
+
+
+def _decode(content: BinaryIO, length: _Length) -> DecodedAudio:
+    with length.keeping_a_beginning():
+        check_whole(content, length.name)
     if (audio := _decode_pcm(content, length)) is not None:
         return audio
-    with open_container(content, name, _HINT) as container:
+    content.seek(beginning(content)[0])
+    head = content.read(_MP3_HEAD_BYTES)
+    counts_frames = b"Xing" in head or b"Info" in head
+    with open_container(content, length.name, _HINT, is_checked=True) as container:
         stream = container.streams.best("audio")
         if stream is None:
-            raise InputError(f"the {name} has no audio stream")
-        return _decode_stream(container, stream, length)
+            raise InputError(f"the {length.name} has no audio stream")
+        audio = _decode_stream(container, stream, length)
+        declared_s = float((stream.duration or 0) * (stream.time_base or 0)) if counts_frames else 0.0
+    heard_s = (audio.num_written or len(audio.samples)) / audio.sample_rate
+    if length.file is None or heard_s > declared_s - 1:
+        return audio
+    return replace(audio, notes=(*audio.notes, f"the {length.name} is truncated: {heard_s:.1f} of {declared_s:.1f} s"))
 
 
 def decode_sound(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S) -> DecodedAudio | None:
@@ -83,7 +115,6 @@ def _decode_pcm(content: BinaryIO, length: _Length) -> DecodedAudio | None:
     start, head = beginning(content)
     if not head.startswith(_FOR_LIBSNDFILE):
         return None
-    check_whole(content, length.name)
     content.seek(start)
     if start:  # libsndfile skips tags, too, but then leaves out as many bytes at the end
         content = io.BytesIO(content.read())
@@ -102,10 +133,10 @@ def _decode_stream(container: av.container.InputContainer, stream: Any, length: 
     """
     import numpy as np
 
-    track = Track(container, stream, length.name)
+    track = Track(container, stream, length.name, is_speech=length.file is not None)
     expected = _declared_samples(container, stream)
     length.check(stream.codec_context.sample_rate, stream.codec_context.channels, expected)
-    audio = _collect(_parts(track), length, expected, _end_s(container, stream))
+    audio = _collect(length.up_to_a_fault(_parts(track)), length, expected, _end_s(container, stream))
     notes = track.notes()
     if (num_streams := len(container.streams.audio)) > 1:
         notes.append(f"the {length.name} has {num_streams} audio streams; only one is used")
@@ -114,11 +145,11 @@ def _decode_stream(container: av.container.InputContainer, stream: Any, length: 
     late_s, samples = begin_s - frames_s, audio.samples
     if abs(late_s) > _MAX_OFFSET_S:
         notes.append(f"the {length.name} begins {abs(late_s):.2f} s {'after' if late_s > 0 else 'before'} the frames")
-    if late_s > _MAX_OFFSET_S:
+    if late_s > _MAX_OFFSET_S and not audio.num_written:
         silence = round(late_s * audio.sample_rate)
         length.check(audio.sample_rate, 1, silence + len(samples))
         samples = np.pad(samples, [(silence, 0), (0, 0)][: samples.ndim])
-    return DecodedAudio(samples, audio.sample_rate, tuple(notes))
+    return DecodedAudio(samples, audio.sample_rate, (*notes, *audio.notes), audio.num_written)
 
 
 def _collect(parts: _Parts, length: _Length, expected: int = 0, end_s: Fraction | None = None) -> DecodedAudio:
@@ -126,24 +157,67 @@ def _collect(parts: _Parts, length: _Length, expected: int = 0, end_s: Fraction 
     import numpy as np
 
     name, mono = length.name, length.mono
-    samples, num_samples, sample_rate, channels, part = bytearray(), 0, 0, 1, np.empty((0, 1), np.float32)
+    kept, num_samples, sample_rate, channels, part = _Samples(length.file), 0, 0, 1, np.empty((0, 1), np.float32)
     for rate, part in parts:
         if num_samples and (rate != sample_rate or (part.shape[1] != channels and not mono)):
             raise InputError(f"the sample rate or the number of channels of the {name} changes in the middle")
         sample_rate, channels = rate, part.shape[1]
         num_samples += len(part)
         length.check(rate, channels, num_samples)
-        samples += (part.mean(axis=1, dtype=np.float32) if mono else part).tobytes()
+        kept.add(part.mean(axis=1, dtype=np.float32) if mono else part, rate)
+    cut = 0
     if end_s and 0 < (padding := num_samples - round(end_s * sample_rate)) < len(part):
-        del samples[-padding * 4 * (1 if mono else channels) :]
+        cut = padding * (1 if mono else channels)
     if num_samples < expected:
-        raise InputError(f"the {name} is truncated: {num_samples} of {expected} samples")
+        with length.keeping_a_beginning():
+            raise InputError(f"the {name} is truncated: {num_samples} of {expected} samples")
     if not num_samples:
         raise InputError(f"the {name} has no samples")
-    array = np.frombuffer(samples, np.float32)
-    if not np.isfinite(array).all():
+    array, num_written = kept.end(cut)
+    if not kept.are_finite:
         raise InputError(f"the {name} contains NaN or infinite samples")
-    return DecodedAudio(array if mono or channels == 1 else array.reshape(-1, channels), sample_rate)
+    array = array if mono or channels == 1 else array.reshape(-1, channels)
+    notes = [f"{note}; its first {num_samples / sample_rate:.1f} s are heard" for note in length.faults[:1]]
+    return DecodedAudio(array, SPEECH_RATE_HZ if num_written else sample_rate, tuple(notes), num_written)
+
+
+class _Samples:
+    """Samples as they are decoded: in memory, or with a `file` there, once they are many."""
+
+    def __init__(self, file: BinaryIO | None) -> None:
+        self.are_finite = True
+        self._file = file
+        self._bytes = bytearray()
+        self._resampler: Any = None
+        self._rate = 0
+
+    def add(self, part: np.ndarray, rate: int) -> None:
+        self.are_finite &= bool(np.isfinite(part).all())
+        self._rate = rate
+        if self._resampler is not None:
+            self._write(part)
+            return
+        self._bytes += part.tobytes()
+        if self._file is not None and len(self._bytes) > LONG_SPEECH_S * rate * 4:
+            import soxr
+
+            self._resampler = soxr.ResampleStream(rate, SPEECH_RATE_HZ, 1, dtype="float32")
+            self._write(np.frombuffer(self._bytes, np.float32))
+            self._bytes = bytearray()
+
+    def _write(self, part: np.ndarray, *, is_last: bool = False) -> None:
+        assert self._file is not None
+        self._file.write(self._resampler.resample_chunk(part, last=is_last).data)
+
+    def end(self, cut: int) -> tuple[np.ndarray, int]:
+        """Return the samples without the last `cut`, or the number of those in the file."""
+        if self._resampler is None or self._file is None:
+            del self._bytes[len(self._bytes) - 4 * cut :]
+            return np.frombuffer(self._bytes, np.float32), 0
+        self._write(np.empty(0, np.float32), is_last=True)
+        num_written = self._file.tell() // 4 - round(cut * SPEECH_RATE_HZ / self._rate)
+        self._file.truncate(4 * num_written)
+        return np.empty(0, np.float32), num_written
 
 
 def _parts(track: Track) -> Iterator[tuple[int, np.ndarray]]:
@@ -161,11 +235,40 @@ def _parts(track: Track) -> Iterator[tuple[int, np.ndarray]]:
 
 @dataclass(frozen=True)
 class _Length:
-    """The limits on one piece of audio."""
+    """The limits on one piece of audio.
+
+    With a `file` it is speech, of which a beginning is enough: `faults` say why there is no more.
+    """
 
     name: str
     max_s: float
     mono: bool
+    file: BinaryIO | None = None
+    faults: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def keeping_a_beginning(self) -> Iterator[None]:
+        """Note an `InputError` about missing samples, if a beginning is enough."""
+        try:
+            yield
+        except InputError as error:
+            if self.file is None:
+                raise
+            self.faults.append(error.message)
+
+    def up_to_a_fault(self, parts: _Parts) -> _Parts:
+        """Yield decoded parts up to a fault, if a beginning is enough."""
+        import av
+
+        is_begun = False
+        try:
+            for part in parts:
+                is_begun = True
+                yield part
+        except (av.error.FFmpegError, ValueError):
+            if self.file is None or not is_begun:
+                raise
+            self.faults.append(f"the {self.name} is damaged")
 
     def check(self, sample_rate: int, channels: int, num_samples: int) -> None:
         low, high = SAMPLE_RATE_RANGE_HZ
@@ -182,7 +285,7 @@ class _Length:
             (kept, MAX_SAMPLES, "samples"),
             (num_samples * channels, MAX_DECODED_SAMPLES, "samples in all channels"),
         ):
-            if number > maximum:
+            if number > maximum and self.file is None:
                 raise InputError(
                     f"the {self.name} has more than {maximum:,} {what}, the maximum",
                     hint="lower its sample rate, or cut it into shorter files",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn
@@ -49,14 +50,17 @@ _EBML_HEAD, _EBML_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
 @contextlib.contextmanager
-def open_container(content: BinaryIO, name: str, hint: str) -> Iterator[av.container.InputContainer]:
-    """Open a container; `name` identifies it in messages, `hint` lists formats.
+def open_container(
+    content: BinaryIO, name: str, hint: str, *, is_checked: bool = False
+) -> Iterator[av.container.InputContainer]:
+    """Open a container, of which `check_whole` has been called or is; `name` identifies it, `hint` lists formats.
 
     Every error of libav within the context becomes an `InputError`.
     """
     import av
 
-    check_whole(content, name)
+    if not is_checked:
+        check_whole(content, name)
     content.seek(0)
     options = {
         "format_whitelist": ",".join(FORMATS),
@@ -90,7 +94,14 @@ def _refuse_to_open(url: str, _flags: int, _options: dict[str, str]) -> NoReturn
 class Track:
     """The frames of one stream. `num_damaged` counts packets and frames that could not be decoded, or not wholly."""
 
-    def __init__(self, container: av.container.InputContainer, stream: Any, name: str) -> None:
+    def __init__(
+        self,
+        container: av.container.InputContainer,
+        stream: Any,
+        name: str,
+        *,
+        is_speech: bool = False,
+    ) -> None:
         import av
 
         if stream.codec_context is None or stream.codec_context.name not in (*AUDIO_DECODERS, *VIDEO_DECODERS):
@@ -102,13 +113,15 @@ class Track:
         self.num_damaged = 0
         self._container = container
         self._name = name
+        # What bounds a recording to transcribe is its length alone.
+        self._max_packets = math.inf if is_speech else MAX_PACKETS
 
     def packets(self) -> Iterator[av.Packet[Any]]:
         """Yield the packets that are not empty, as ffmpeg does, and last the empty one that ends decoding."""
         packet = None
         for index, packet in enumerate(self._container.demux(self.stream)):
-            if index > MAX_PACKETS:
-                raise InputError(f"the {self._name} has more than {MAX_PACKETS:,} packets, the maximum")
+            if index > self._max_packets:
+                raise InputError(f"the {self._name} has more than {self._max_packets:,} packets, the maximum")
             if packet.size:
                 yield packet
         if packet is not None:

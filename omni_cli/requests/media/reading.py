@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ from omni_cli.core.errors import InputError, OmniError
 from omni_cli.core.machine import count_usable_cores
 from omni_cli.requests.contents import Video
 from omni_cli.requests.files import open_input
-from omni_cli.requests.media.audio import MAX_AUDIO_S
+from omni_cli.requests.media.audio import MAX_AUDIO_S, MAX_SPEECH_S
 from omni_cli.requests.media.images import MAX_IMAGE_PIXELS
 from omni_cli.requests.media.video import MAX_VIDEO_PIXELS, MAX_VIDEO_S
 from omni_cli.requests.media.worker import (
@@ -38,6 +39,7 @@ from omni_cli.requests.media.worker import (
     receive_into,
     send,
 )
+from omni_cli.requests.shared_samples import new_file, share_samples
 
 Warn = Callable[[str], None]
 FrameChoice = tuple[Sequence[int], Mapping[str, Any]]
@@ -78,6 +80,11 @@ class MediaReader:
         header, samples = self._require(AudioJob(name, max_s, mono), content)
         return samples, int(header.rate)
 
+    def speech(self, content: BinaryIO, name: str, *, max_s: float = MAX_SPEECH_S) -> tuple[np.ndarray, int]:
+        """Decode a sound of any length to transcribe, as `audio`; a long one is read when it is needed."""
+        header, samples = self._require(AudioJob(name, max_s, max_cpu_s=20 + int(max_s / 60)), content, new_file())
+        return samples, int(header.rate)
+
     def sound(self, content: BinaryIO, name: str) -> tuple[np.ndarray, int] | None:
         """Decode the sound of a video, as `audio` with its channels; None if it has none."""
         decoded = self._decode(AudioJob(name, MAX_VIDEO_S, mono=False, of_video=True), content)
@@ -116,13 +123,13 @@ class MediaReader:
         self._warn(f"the model sees {count} frame{'s' * (count > 1)} of the {name}, {rate:.3g} per second, of {total}")
         return Video(frames, header.rate, total, tuple(metadata["frames_indices"]), metadata["do_sample_frames"])
 
-    def _require(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray]:
-        decoded = self._decode(job, content)
+    def _require(self, job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Decoded, np.ndarray]:
+        decoded = self._decode(job, content, file)
         assert decoded is not None
         return decoded
 
-    def _decode(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray] | None:
-        decoded = media_pool().decode(job, content, self._requester)
+    def _decode(self, job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Decoded, np.ndarray] | None:
+        decoded = media_pool().decode(job, content, self._requester, file)
         for note in () if decoded is None else decoded[0].notes:
             self._warn(note)
         return decoded
@@ -138,6 +145,12 @@ def load_audio(path: Path, warn: Warn, *, max_s: float = MAX_AUDIO_S, mono: bool
     """Read an audio file, as `MediaReader.audio`."""
     with open_input(path, "audio file") as file:
         return MediaReader(warn).audio(file, f"audio file `{path}`", max_s=max_s, mono=mono)
+
+
+def load_speech(path: Path, warn: Warn) -> tuple[np.ndarray, int]:
+    """Read an audio file, as `MediaReader.speech`."""
+    with open_input(path, "audio file") as file:
+        return MediaReader(warn).speech(file, f"audio file `{path}`")
 
 
 def load_video(path: Path, warn: Warn, choose: ChooseFrames | None = None) -> Video:
@@ -168,9 +181,9 @@ class MediaPool:
         self._num_ends = 0
 
     def decode(
-        self, job: Job, content: BinaryIO, requester: Requester | None = None
+        self, job: Job, content: BinaryIO, requester: Requester | None = None, file: BinaryIO | None = None
     ) -> tuple[Decoded, np.ndarray] | None:
-        """Decode a file; None is a video without sound.
+        """Decode a file; None is a video without sound. A long recording is written to `file`, if there is one.
 
         Raises `InputError` for a medium that cannot be used or exceeds a limit of `job`, `OmniError` once the requester
         is cancelled.
@@ -178,7 +191,7 @@ class MediaPool:
         kind = "video" if isinstance(job, VideoJob) else "other"
         worker = self._take(kind, requester or Requester())
         try:
-            return worker.decode(job, content)
+            return worker.decode(job, content, file)
         finally:
             self._give_back(kind, worker)
 
@@ -251,14 +264,18 @@ class _Worker:
                 start_new_session=True,  # Ctrl-C is for the command
             )
 
-    def decode(self, job: Job, content: BinaryIO) -> tuple[Decoded, np.ndarray] | None:
+    def decode(self, job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Decoded, np.ndarray] | None:
         self.is_usable = False  # an interrupt would leave half an answer in the channel
         self._channel.settimeout(_PATIENCE * (1 + job.max_cpu_s))
-        array = None
+        array: np.ndarray | None = None
         try:
-            send(self._channel, job, (content.fileno(),))
+            send(self._channel, job, (content.fileno(), *(() if file is None else (file.fileno(),))))
             reply = decode_reply(receive(self._channel))
-            if isinstance(reply, Decoded):
+            if isinstance(reply, Decoded) and reply.is_in_file:
+                if file is None:
+                    raise ValueError("an unexpected file")
+                array = share_samples(file, math.prod(reply.shape))
+            elif isinstance(reply, Decoded):
                 if reply.num_bytes > job.max_bytes:
                     raise ValueError(f"{reply.num_bytes} bytes of pixels or samples")
                 array = np.empty(reply.shape, reply.dtype)

@@ -5,6 +5,7 @@ It is started with the number of a connected socket as its only argument, and en
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
@@ -43,7 +44,10 @@ class ImageJob(msgspec.Struct, frozen=True, tag="image"):
 
 
 class AudioJob(msgspec.Struct, frozen=True, tag="audio"):
-    """Decode the audio of a file, or of a video (`of_video`), which may have none."""
+    """Decode the audio of a file, or of a video (`of_video`), which may have none.
+
+    For speech to transcribe a second file comes with it, into which a long one is written.
+    """
 
     name: str
     max_s: float
@@ -77,7 +81,7 @@ class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
     """The header of an array, whose bytes follow; `rate` is that of samples in Hz, or of frames per second.
 
     `notes` are sentences on what was changed or left out. `total_num_frames` and `frames_indices` as in
-    `omni_cli.requests.contents.Video`.
+    `omni_cli.requests.contents.Video`. With `is_in_file` the array is in the second file, and no bytes follow.
     """
 
     shape: tuple[int, ...]
@@ -86,6 +90,7 @@ class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
     rate: float = 0.0
     total_num_frames: int = 0
     frames_indices: tuple[int, ...] = ()
+    is_in_file: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -126,13 +131,13 @@ def receive(channel: socket.socket) -> bytes:
     return _exactly(channel, _length(_exactly(channel, _LENGTH.size)))
 
 
-def receive_with_descriptor(channel: socket.socket) -> tuple[bytes, int]:
-    """Receive a message and the descriptor sent with it."""
-    beginning, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, 1)
+def receive_with_descriptors(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a message and the one or two descriptors sent with it."""
+    beginning, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, 2)
     if not descriptors:
         raise EOFError
     beginning += _exactly(channel, _LENGTH.size - len(beginning))
-    return _exactly(channel, _length(beginning)), descriptors[0]
+    return _exactly(channel, _length(beginning)), descriptors
 
 
 def receive_into(channel: socket.socket, array: np.ndarray) -> None:
@@ -165,27 +170,30 @@ def main() -> None:
     threading.Thread(target=_end_with_the_other_side, args=(channel.fileno(),), daemon=True).start()
     while True:
         try:
-            message, descriptor = receive_with_descriptor(channel)
+            message, descriptors = receive_with_descriptors(channel)
         except EOFError:
             return
         try:
-            reply, array = _decode(decode_job(message), descriptor)
+            reply, array = _decode(decode_job(message), descriptors)
         finally:
-            os.close(descriptor)
+            for descriptor in descriptors:
+                os.close(descriptor)
         send(channel, reply)
         if array is not None:
             channel.sendall(array.reshape(-1).view(np.uint8).data)
 
 
-def _decode(job: Job, descriptor: int) -> tuple[Decoded | Nothing | Refused, np.ndarray | None]:
+def _decode(job: Job, descriptors: list[int]) -> tuple[Decoded | Nothing | Refused, np.ndarray | None]:
     try:
         # Before the limits, which are for the medium alone.
         importlib.import_module(f"omni_cli.requests.media.{_DECODERS[type(job)]}")
-        with open(descriptor, "rb", closefd=False) as content:
+        with contextlib.ExitStack() as stack:
+            content = stack.enter_context(open(descriptors[0], "rb", closefd=False))
+            others = [stack.enter_context(open(each, "r+b", closefd=False)) for each in descriptors[1:]]
             content.seek(0)
             _limit(job)
             try:
-                return _run(job, content)
+                return _run(job, content, *others)
             finally:
                 resource.setrlimit(resource.RLIMIT_DATA, (_NO_LIMIT, _NO_LIMIT))
     except InputError as error:
@@ -197,7 +205,7 @@ def _decode(job: Job, descriptor: int) -> tuple[Decoded | Nothing | Refused, np.
         return Refused(f"cannot read the {job.name}: {reason[:200]}", "is the file damaged?"), None
 
 
-def _run(job: Job, content: BinaryIO) -> tuple[Decoded | Nothing, np.ndarray | None]:
+def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Decoded | Nothing, np.ndarray | None]:
     match job:
         case ImageJob():
             from omni_cli.requests.media.images import decode_alpha, decode_image
@@ -206,14 +214,20 @@ def _run(job: Job, content: BinaryIO) -> tuple[Decoded | Nothing, np.ndarray | N
             image = decode(content, job.name, max_pixels=job.max_pixels)
             return _describe(image.pixels, image.notes)
         case AudioJob():
-            from omni_cli.requests.media.audio import decode_audio, decode_sound
+            from omni_cli.requests.media.audio import DecodedAudio, decode_audio, decode_sound, decode_speech
 
-            if job.of_video:
+            audio: DecodedAudio | None
+            if file is not None:
+                audio = decode_speech(content, file, job.name, max_s=job.max_s)
+            elif job.of_video:
                 audio = decode_sound(content, job.name, max_s=job.max_s)
             else:
                 audio = decode_audio(content, job.name, max_s=job.max_s, mono=job.mono)
             if audio is None:
                 return Nothing(), None
+            if audio.num_written:
+                shape = (audio.num_written,)
+                return Decoded(shape, "float32", audio.notes, audio.sample_rate, is_in_file=True), None
             return _describe(audio.samples, audio.notes, rate=audio.sample_rate)
         case VideoJob():
             from omni_cli.requests.media.video import decode_video

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptUsage
+from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptSegment, TranscriptUsage
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import Media, Segment, SpeechTask, TranscriptionOptions
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta
@@ -39,7 +39,7 @@ def transcription_routes(service: Service) -> APIRouter:
         """Write down a sound of any length."""
         _check_fields(body)
         exchange = Exchange.from_scope(request.scope)
-        generate = await _request(service, body, "transcribe")
+        generate = await _request(service, body, "transcribe", exchange)
         if body.stream:
             return await event_stream(_events(service, generate, exchange), exchange, service.log)
         return _reply(await service.result(generate, exchange), body, "transcribe")
@@ -51,8 +51,9 @@ def transcription_routes(service: Service) -> APIRouter:
     )
     async def audio_translations(body: Annotated[TranslationRequest, MULTIPART], request: Request) -> Response:
         """Translate a sound of any length to English text."""
-        generate = await _request(service, body, "translate")
-        return _reply(await service.result(generate, Exchange.from_scope(request.scope)), body, "translate")
+        exchange = Exchange.from_scope(request.scope)
+        generate = await _request(service, body, "translate", exchange)
+        return _reply(await service.result(generate, exchange), body, "translate")
 
     return router
 
@@ -66,11 +67,13 @@ def _check_fields(body: TranscriptionRequest) -> None:
     )
 
 
-async def _request(service: Service, body: TranslationRequest, task: SpeechTask) -> GenerateRequest:
+async def _request(service: Service, body: TranslationRequest, task: SpeechTask, exchange: Exchange) -> GenerateRequest:
     service.check_model(body.model)
     service.check_transcribes()
     service.check_prompt_length(len(body.prompt or ""))
     media = await service.decode(partial(_media, body))
+    ((samples, sample_rate),) = media["media"].audio
+    exchange.lengthen(len(samples) / sample_rate)
     return GenerateRequest(
         request_id=new_id("transcription"),
         lora=service.adapter(body.model),
@@ -84,7 +87,7 @@ async def _request(service: Service, body: TranslationRequest, task: SpeechTask)
 
 
 def _media(body: TranslationRequest, decoder: MediaDecoder) -> dict[str, Any]:
-    sound = decoder.audio(body.file.file, "file")
+    sound = decoder.speech(body.file.file, "file")
     return {"media": Media(audio=(sound,)), "notes": tuple(decoder.notes)}
 
 
@@ -120,19 +123,24 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
             "task": task,
             "language": transcript.language,
             "duration": round(transcript.duration_s, 3),
-            "segments": [
-                {
-                    "id": number,
-                    "start": segment.start_s,
-                    "end": segment.end_s,
-                    "text": segment.text,
-                    "tokens": list(segment.token_ids),
-                    "temperature": body.request_fields("sampling").get("temperature", 0.0),
-                }
-                for number, segment in enumerate(transcript.segments)
-            ],
+            "segments": [_segment(number, segment) for number, segment in enumerate(transcript.segments)],
         }
     return JSONResponse(reply)
+
+
+def _segment(number: int, segment: Segment) -> TranscriptSegment:
+    reply: TranscriptSegment = {
+        "id": number,
+        "start": segment.start_s,
+        "end": segment.end_s,
+        "text": segment.text,
+        "tokens": list(segment.token_ids),
+        "temperature": segment.temperature or 0.0,
+    }
+    for name in ("seek", "avg_logprob", "compression_ratio", "no_speech_prob"):
+        if (value := getattr(segment, name)) is not None:
+            reply[name] = value
+    return reply
 
 
 def _subtitles(segments: tuple[Segment, ...], form: Literal["srt", "vtt"]) -> Iterator[str]:

@@ -30,6 +30,9 @@ def test_formats_have_the_same_text(whisper_server: OmniServer) -> None:
     assert plain.text and (plain.usage.type, plain.usage.seconds) == ("duration", 9)
     assert transcribe(whisper_server, response_format="text") == f"{plain.text}\n"
     verbose = transcribe(whisper_server, response_format="verbose_json", timestamp_granularities=["segment"])
+    assert verbose.text == plain.text
+    assert all(part.avg_logprob < 0 and part.compression_ratio > 0 for part in verbose.segments)
+    assert all(0 < part.no_speech_prob < 1 for part in verbose.segments)
     assert (verbose.language, verbose.duration) == ("en", 9.0)
     assert verbose.segments and verbose.segments[0].tokens
     assert all(0 <= part.start <= part.end <= 9.0 and part.text for part in verbose.segments)
@@ -87,6 +90,7 @@ def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(whisp
         ({"response_format": "srt", "stream": True}, 400, "`stream`"),
         ({"response_format": "diarized_json"}, 400, "response_format"),
         ({"temperature": -1.0}, 400, "temperature"),
+        ({"extra_body": {"prompt_condition_type": "some"}}, 400, "prompt_condition_type"),
         ({"include": ["logprobs"]}, 400, "include"),
         ({"model": "another"}, 404, "`another`"),
     ],

@@ -48,6 +48,18 @@ def test_board_follows_loading() -> None:
     assert board.cells()[0] == ("thinker", "ar", "ready in 4.10 s", "", "")
 
 
+def test_a_long_sound_tells_the_seconds_that_were_heard() -> None:
+    board, stream = StageBoard(STAGES, 1, Clock()), io.StringIO()
+    lines = LineProgress(stream)
+    for heard_s in (20.0, 45.0, 58.0, 61.0, 600.0):
+        event = StageProgress("0", "thinker", int(heard_s), None, "token", heard_s=(heard_s, 600.0))
+        board.handle(event)
+        lines.handle(event)
+        lines.handle(StageProgress("1", "thinker", 3, None, "token", heard_s=(heard_s / 100, 6.0)))
+    assert board.cells()[0][3] == "600/600 s heard"
+    assert stream.getvalue() == "request 0: 61 of 600 s heard\n"
+
+
 @pytest.mark.parametrize("display", ["none", "lines", "live"])
 def test_every_display_prints_the_warnings_of_a_stage(display: str, capsys: pytest.CaptureFixture[str]) -> None:
     stream = {"none": io.StringIO(), "lines": io.StringIO(), "live": Terminal()}[display]

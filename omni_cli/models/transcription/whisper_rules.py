@@ -1,0 +1,106 @@
+"""Whisper's rules for the next token, transformers' own, and what is noted while a window is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+
+TIMESTAMPS = "timestamps"
+"""The key of `SamplingParams.extra_args` that turns the rules on; its value is true for a text with timestamps."""
+FIRST_IDS = "first_ids"
+"""The key of `SamplingParams.extra_args` for tokens that come first: those of the language and the task.
+
+They follow the token that begins a transcript, after which the model tells how probable silence is.
+"""
+WINDOW = "window"
+"""The key of `SamplingParams.extra_args` that names the window whose probabilities are noted."""
+
+
+@dataclass
+class Confidence:
+    """Measure of how sure the model is of a window's tokens, by the log-probabilities that the rules leave."""
+
+    _sum: torch.Tensor | float = 0.0
+    _next: torch.Tensor | None = None
+    _no_speech: torch.Tensor | None = None
+
+    def note_no_speech(self, probability: torch.Tensor) -> None:
+        self._no_speech = probability
+
+    def note(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+        """Note the logits of the token after `token_ids`."""
+        if token_ids and self._next is not None:
+            self._sum = self._sum + self._next[token_ids[-1]]
+        self._next = logits.float().log_softmax(-1)
+
+    def avg_logprob(self, token_ids: Sequence[int]) -> float | None:
+        """Return the mean over all tokens of a window, the end included."""
+        if self._next is None or not token_ids:
+            return None
+        return float(self._sum + self._next[token_ids[-1]]) / len(token_ids)
+
+    @property
+    def no_speech_prob(self) -> float | None:
+        return None if self._no_speech is None else float(self._no_speech)
+
+
+CONFIDENCES: dict[str, Confidence] = {}
+"""Of the windows that run in this process, by name."""
+
+
+class WhisperRules(AdapterLogitsProcessor):
+    """Applies transformers' rules to the requests that transcribe: tokens that are left out, then those for times."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        super().__init__(vllm_config, device, is_pin_memory)
+        settings = GenerationConfig.from_pretrained(vllm_config.model_config.model)
+        # transformers' processors look for these tokens in the whole vocabulary, for each token that is written.
+        always = set(settings.suppress_tokens or ())
+        at_begin = always | set(settings.begin_suppress_tokens or ())
+        vocab_size = vllm_config.model_config.get_vocab_size()
+        self._left_out, self._left_out_at_begin = (
+            torch.tensor([each for each in ids if each < vocab_size], dtype=torch.long, device=device)
+            for ids in (always, at_begin)
+        )
+        # The token of silence is the one before.
+        self._no_timestamps: int | None = getattr(settings, "no_timestamps_token_id", None)
+        if self._no_timestamps is not None:
+            self._rules_of_times = WhisperTimeStampLogitsProcessor(settings, 0)
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(
+        self, params: SamplingParams
+    ) -> Callable[[Sequence[int], torch.Tensor], torch.Tensor] | None:
+        extra = params.extra_args or {}
+        timestamps = extra.get(TIMESTAMPS)
+        if timestamps is None:
+            return None
+        confidence = CONFIDENCES.get(extra.get(WINDOW, ""))
+        first_ids: Sequence[int] = extra.get(FIRST_IDS, ())
+
+        def apply(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+            if not token_ids and confidence is not None and self._no_timestamps is not None:
+                confidence.note_no_speech(logits.float().softmax(-1)[self._no_timestamps - 1])
+            if len(token_ids) < len(first_ids):
+                only = torch.full_like(logits, -torch.inf)
+                only[first_ids[len(token_ids)]] = 0.0
+                return only
+            own = token_ids[len(first_ids) :]
+            allowed = logits.index_fill(0, self._left_out if own else self._left_out_at_begin, -torch.inf)
+            if timestamps:
+                ids = torch.tensor([own], dtype=torch.long, device=logits.device)
+                allowed = self._rules_of_times(ids, allowed[None])[0]
+            if confidence is not None:
+                confidence.note(own, allowed)
+            return allowed
+
+        return apply

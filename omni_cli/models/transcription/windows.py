@@ -1,0 +1,81 @@
+"""The windows of a sound that is transcribed, and what came of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProcessor
+
+from omni_cli.models.transcription.seeking import Seeker
+from omni_cli.requests.contents import Segment
+from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.stage.messages import Progress, RequestDone, TextChunk
+
+
+@dataclass
+class SoundWindow:
+    """A part of a sound that fits the model's window; its text waits for that of the pieces before it.
+
+    `reader` leaves out what the model writes before the transcript. One that `overlaps` begins before the end of the
+    piece before.
+    """
+
+    start_s: float
+    samples: np.ndarray
+    reader: StreamingTranscriptionPostProcessor
+    overlaps: bool = False
+    text: str = ""
+    chunks: list[TextChunk] = field(default_factory=list)
+    done: RequestDone | None = None
+    num_settled: int = 0
+    segments: tuple[Segment, ...] = ()
+
+    def read_whole(self) -> TextChunk:
+        """Return the text of a piece that has ended as one chunk."""
+        read, chunks = self.reader.process_delta, self.chunks
+        text = "".join([*(read(chunk.text, False) for chunk in chunks), read("", True)])
+        self.reader = StreamingTranscriptionPostProcessor()
+        counts = (chunks[-1].num_input_tokens, chunks[-1].num_output_tokens) if chunks else (0, 0)
+        return TextChunk("", text, *counts, tuple(row for chunk in chunks for row in chunk.logprobs or ()))
+
+
+@dataclass
+class Transcription:
+    """A request with the pieces of its sound; with a `seeker` they follow from one another."""
+
+    request: GenerateRequest
+    pieces: list[SoundWindow]
+    language: str | None
+    added_s: float
+    samples: np.ndarray
+    sample_rate: int
+    seeker: Seeker | None = None
+    text: str = ""
+    num_sent: int = 0
+    num_admitted: int = 0
+
+    def progress(self) -> Progress:
+        """Return what the pieces that have ended have."""
+        traces = [piece.done.trace for piece in self.pieces if piece.done is not None]
+        num_output, num_input = (sum(trace[f"num_{way}_tokens"] for trace in traces) for way in ("output", "input"))
+        total_s = len(self.samples) / self.sample_rate
+        if self.seeker is not None:
+            heard_s = total_s * self.seeker.begin / self.seeker.sound.num_frames
+        else:
+            heard_s = sum(len(piece.samples) for piece in self.pieces if piece.done is not None) / self.sample_rate
+        heard = (min(heard_s, total_s), total_s)
+        return Progress(self.request.request_id, num_output, None, "token", num_input, heard)
+
+
+def without_first(done: RequestDone, number: int) -> RequestDone:
+    """Count the first tokens of an answer, which were forced, to its prompt."""
+    if done.text is None or not number:
+        return done
+    trace = dict(done.trace)
+    for name in ("output_token_ids", "token_times_s", "output_logprobs"):
+        trace[name] = trace[name] and trace[name][number:]
+    trace["num_input_tokens"] += number
+    trace["num_output_tokens"] -= number
+    return msgspec.structs.replace(done, trace=trace, text=replace(done.text, token_ids=done.text.token_ids[number:]))
