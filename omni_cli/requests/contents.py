@@ -200,12 +200,13 @@ class TranscriptionOptions:
     """The text to make of speech: in its language, or in English with the task `translate`.
 
     `language` (ISO 639-1) is the language of the speech, None if the model detects it. With `timestamps` the text has
-    the times of its parts.
+    the times of its parts. `asked` of a model that chats as well, this is what to make of a request's sound.
     """
 
     language: str | None = None
     task: SpeechTask = "transcribe"
     timestamps: bool = False
+    asked: bool = False
 
 
 @dataclass(frozen=True)

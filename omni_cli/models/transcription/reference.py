@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor, VoxtralProcessor
+from vllm.engine.arg_utils import EngineArgs
 
+from omni_cli.backends.vllm.registry import resolve_in_process
+from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
+from omni_cli.models.transcription.prompts import SpeechPrompts
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -124,3 +129,38 @@ class TranscriptionReference:
         tokens = force_tokens(output.tokens[self._name])
         self.generate(output.request, len(tokens.token_ids), tokens)
         return Expected({self._name: tokens.scores}, num_input_tokens=self.num_input_tokens)
+
+
+class ListenerReference(LanguageModelReference):
+    """A language model of transformers, with vLLM's prompts for transcripts."""
+
+    def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        super().__init__(folder, config, way)
+        self._prompts = read_prompts(folder, config)
+
+    def inputs(self, request: GenerateRequest) -> Any:
+        if not request.transcription.asked:
+            return super().inputs(request)
+        return prompted_inputs(self._processor, self._prompts, request)
+
+
+def read_prompts(folder: Path, config: EngineConfig) -> SpeechPrompts:
+    """Return vLLM's prompts for a checkpoint."""
+    resolve_in_process(read_model_kind(folder))
+    arguments = EngineArgs(model=str(folder), dtype="float32", trust_remote_code=config.trust_remote_code)
+    return SpeechPrompts.of(arguments.create_model_config())
+
+
+def prompted_inputs(processor: Any, prompts: SpeechPrompts, request: GenerateRequest) -> Any:
+    """Return the inputs of a model of transformers for vLLM's prompt. Raises `NoReferenceError` for several windows."""
+    hearing = prompts.hearing
+    rate = int(hearing.sample_rate)
+    ((samples, own_rate),) = request.media.audio
+    samples = resample(samples, own_rate, rate)
+    if hearing.allow_audio_chunking and len(samples) > (hearing.max_audio_clip_s or 0) * rate:
+        raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
+    prompt = prompts.make(request, prompts.choose_language(request), samples)
+    # Ids stand as they are; vLLM adds the special tokens of the tokenizer to a text.
+    text = prompt["prompt"] if "prompt" in prompt else processor.tokenizer.decode(prompt["prompt_token_ids"])
+    special = {"add_special_tokens": "prompt" in prompt}
+    return processor(text=[text], audio=[samples], sampling_rate=rate, return_tensors="pt", **special)

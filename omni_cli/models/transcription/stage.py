@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from transformers import GenerationConfig
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     SuppressTokensAtBeginLogitsProcessor,
@@ -21,19 +20,17 @@ from transformers.generation.logits_process import (
 )
 from vllm import SamplingParams
 from vllm.config import VllmConfig
-from vllm.config.speech_to_text import SpeechToTextParams
-from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProcessor
 from vllm.multimodal.audio import split_audio
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.tokenizers.mistral import MistralTokenizer
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.family import OWN_MODELS
+from omni_cli.models.transcription.prompts import SpeechPrompts, read_own
 from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
@@ -49,7 +46,7 @@ class WhisperRules(AdapterLogitsProcessor):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         super().__init__(vllm_config, device, is_pin_memory)
-        settings = GenerationConfig.from_pretrained(vllm_config.model_config.model)
+        settings = read_own(vllm_config.model_config.model)
         rules = LogitsProcessorList()
         if settings.begin_suppress_tokens is not None:
             rules.append(SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, 0, str(device)))
@@ -125,20 +122,23 @@ class TranscriptionStage(TextStage):
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
         self._config = self.engine.vllm_config.model_config
-        self._model: Any = get_model_cls(self._config)
-        self._hearing = self._model.get_speech_to_text_config(self._config, "transcribe")
+        self._speech = SpeechPrompts.of(self._config)
+        self._model, self._hearing = self._speech.model, self._speech.hearing
         # Whisper's tokens of a prompt name the language, the task and whether times are wanted.
-        self._has_marks: bool = self._config.is_encoder_decoder
+        self._has_marks: bool = self._model.supports_explicit_language_detection
         if self._has_marks:
             # A prompt of text that came before begins with another token than vLLM's start, which it would add.
             self.engine.renderer.get_mm_processor().skip_decoder_start_token = True
-        # Mistral's prompt of a transcript has the sound and its language, and nothing else.
-        self._names_language_only = isinstance(self.engine.renderer.get_tokenizer(), MistralTokenizer)
-        self._own = GenerationConfig.from_pretrained(self._config.model)
+        self._own = read_own(self._config.model)
         self._transcriptions: dict[str, Transcription] = {}
 
+    @property
+    def _chats(self) -> bool:
+        role = self.spec.family.role(self.spec.stage.name)
+        return role is not None and role.chats
+
     def engine_args(self) -> dict[str, object]:
-        arguments = {**super().engine_args(), "logits_processors": [WhisperRules]}
+        arguments = {**super().engine_args(), **({} if self._chats else {"logits_processors": [WhisperRules]})}
         if own := OWN_MODELS.get(self.spec.architecture):
             arguments["hf_overrides"] = {"architectures": [own]}
         return arguments
@@ -151,7 +151,10 @@ class TranscriptionStage(TextStage):
         )
 
     def add(self, request: GenerateRequest) -> None:
-        self._check(request)
+        if self._chats and not request.transcription.asked:
+            super().add(request)
+            return
+        language = self._check(request)
         ((samples, sample_rate),) = request.media.audio
         rate = int(self._hearing.sample_rate)
         samples = resample(samples, sample_rate, rate)
@@ -163,7 +166,6 @@ class TranscriptionStage(TextStage):
         pieces = [
             SoundWindow(float(start_s), part, new_reader()) for start_s, part in zip(starts_s, parts, strict=False)
         ]
-        language = request.transcription.language if self._is_multilingual else "en"
         transcription = Transcription(request, pieces, language, time.perf_counter())
         self._transcriptions[request.request_id] = transcription
         try:
@@ -193,8 +195,8 @@ class TranscriptionStage(TextStage):
     def _is_multilingual(self) -> bool:
         return bool(getattr(self._own, "is_multilingual", True))
 
-    def _check(self, request: GenerateRequest) -> None:
-        """Raise `InputError` for a request that the model cannot run."""
+    def _check(self, request: GenerateRequest) -> str | None:
+        """Return the language; raise `InputError` for a request that the model cannot run."""
         text, media, asked = request.text, request.media, request.transcription
         if request.messages or text.prompt_token_ids is not None or text.raw or text.reply is not None:
             raise InputError("this model transcribes speech: it does not chat")
@@ -202,15 +204,9 @@ class TranscriptionStage(TextStage):
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
         if asked.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`")
-        if self._names_language_only and request.prompt:
-            raise InputError("this model takes no words before the transcript", hint="drop `prompt`")
-        if self._names_language_only and asked.task == "translate":
-            raise InputError("this model does not translate", hint="drop `task`")
         if not self._is_multilingual and (asked.language not in (None, "en") or asked.task == "translate"):
             raise InputError("this model hears English only: it takes no other `language` and does not translate")
-        if asked.language is not None and asked.language not in self._model.supported_languages:
-            known = ", ".join(self._model.supported_languages)
-            raise InputError(f"unknown `language`: {asked.language}", hint=f"choose from: {known}")
+        return self._speech.choose_language(request) if self._is_multilingual else "en"
 
     def _admit_all(self, transcription: Transcription) -> None:
         for number in range(len(transcription.pieces)):
@@ -223,6 +219,8 @@ class TranscriptionStage(TextStage):
         self.admit(ActiveRequest(request, time.perf_counter(), context=context))
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+        if "transcription" not in active.context:
+            return super().render(active)
         transcription: Transcription = active.context["transcription"]
         number, request = active.context["piece"], transcription.request
         tokenizer = self.engine.renderer.get_tokenizer()
@@ -231,20 +229,10 @@ class TranscriptionStage(TextStage):
             allowed = self._model.get_language_token_ids(tokenizer)
             params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=allowed)
             return parse_model_prompt(self._config, prompt), params
-        prompt = self._model.get_generation_prompt(
-            SpeechToTextParams(
-                audio=transcription.pieces[number].samples,
-                stt_config=self._hearing,
-                model_config=self._config,
-                language=transcription.language,
-                task_type=request.transcription.task,
-                to_language="en" if request.transcription.task == "translate" else None,
-                request_prompt=request.prompt or "",
-            )
-        )
-        prompt = parse_model_prompt(self._config, prompt)
+        prompt = self._speech.make(request, transcription.language, transcription.pieces[number].samples)
+        greedy = {"temperature": 0.0} if self._chats and "temperature" not in request.sampling else {}
         if not self._has_marks:
-            return prompt, self.sampling_params(request)
+            return prompt, self.sampling_params(request, **greedy)
         prompt["decoder_prompt"]["prompt"] = self._decoder_prompt(prompt["decoder_prompt"]["prompt"], request)
         return prompt, self.sampling_params(request, extra_args={TIMESTAMPS: request.transcription.timestamps})
 
@@ -257,6 +245,8 @@ class TranscriptionStage(TextStage):
         return before + start + (rest.removesuffix("<|notimestamps|>") if request.transcription.timestamps else rest)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
+        if "transcription" not in active.context:
+            return super().output(active, output)
         transcription: Transcription = active.context["transcription"]
         number = active.context["piece"]
         if number is None:
@@ -343,8 +333,10 @@ class TranscriptionStage(TextStage):
 
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
         """Yield the parts of a piece's text between its timestamps; without timestamps it is one part."""
-        first_id = self._own.no_timestamps_token_id + 1 if transcription.request.transcription.timestamps else math.inf
-        second = math.ceil(getattr(self._config.hf_config, "max_source_positions", 0) / self._hearing.max_audio_clip_s)
+        has_times = transcription.request.transcription.timestamps
+        first_id = self._own.no_timestamps_token_id + 1 if has_times else math.inf
+        positions = self._config.hf_config.max_source_positions if has_times else 0
+        second = math.ceil(positions / (self._hearing.max_audio_clip_s or 1))
         end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
         start_s, ids = piece.start_s, list[int]()
         for token_id in (*text.token_ids, None):
@@ -360,12 +352,18 @@ class TranscriptionStage(TextStage):
             start_s, ids = time_s, []
 
     def get_request_id(self, active: ActiveRequest) -> str:
-        transcription: Transcription = active.context["transcription"]
-        return transcription.request.request_id
+        transcription: Transcription | None = active.context.get("transcription")
+        return active.request.request_id if transcription is None else transcription.request.request_id
+
+    def tokenize_params(self, request: GenerateRequest) -> Any:
+        # As vLLM's own server: its prompts are no chat template's.
+        return super().tokenize_params(request) if self._chats and not request.transcription.asked else None
 
     def abort(self, request_id: str) -> None:
         transcription = self._transcriptions.pop(request_id, None)
-        if transcription is not None:
+        if transcription is None:
+            super().abort(request_id)
+        else:
             for number in (None, *range(len(transcription.pieces))):
                 super().abort(_piece_id(transcription, number))
 
