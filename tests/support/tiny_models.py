@@ -16,7 +16,7 @@ from omni_cli.checkpoints.tokenizer import training_text
 
 _NUM_WORDS = 700
 _PIXELS = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
-_DECODER = {
+DECODER = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -73,7 +73,7 @@ def make_tokenizer(special: Sequence[str] = (), *, bos: bool = False, template: 
     )
 
 
-def _ids(tokenizer: Any) -> dict[str, int]:
+def ids_of(tokenizer: Any) -> dict[str, int]:
     return {
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
@@ -82,8 +82,8 @@ def _ids(tokenizer: Any) -> dict[str, int]:
     }
 
 
-def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.0) -> Path:
-    """Random weights large enough that an answer is not one token over and over."""
+def draw_weights(model: Any, *, embedding_std: float = 1.0) -> Any:
+    """Draw weights large enough that an answer is not one token over and over."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -93,7 +93,11 @@ def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.
             else:
                 fan_in = weight.shape[-1] if weight.ndim <= 3 else weight[0].numel()
                 weight.copy_(noise * (embedding_std if "embed" in name else 1.5 / fan_in**0.5))
-    model.float().save_pretrained(folder)
+    return model.float()
+
+
+def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.0) -> Path:
+    draw_weights(model, embedding_std=embedding_std).save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
 
@@ -101,7 +105,7 @@ def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.
 def _causal(name: str, tokenizer: Any, **config: Any) -> Any:
     """A language model of transformers: `{name}ForCausalLM`."""
     kind = getattr(transformers, f"{name}ForCausalLM")
-    return kind(kind.config_class(**{**_DECODER, **_ids(tokenizer), **config}))
+    return kind(kind.config_class(**{**DECODER, **ids_of(tokenizer), **config}))
 
 
 def qwen3(folder: Path) -> Path:
@@ -179,9 +183,9 @@ def qwen3_moe(folder: Path) -> Path:
 def conditional(
     folder: Path, name: str, tokenizer: Any, config: dict[str, Any], processor: dict[str, Any], std: float = 1.0
 ) -> Path:
-    """Save `{name}ForConditionalGeneration`, whose text has the sizes of `_DECODER`, and its processor."""
+    """Save `{name}ForConditionalGeneration`, whose text has the sizes of `DECODER`, and its processor."""
     kind = getattr(transformers, f"{name}ForConditionalGeneration")
-    text = {**_DECODER, **_ids(tokenizer), **config.pop("text_config", {})}
+    text = {**DECODER, **ids_of(tokenizer), **config.pop("text_config", {})}
     made = kind(kind.config_class(text_config=text, **config))
     make_processor = getattr(transformers, f"{name}Processor")
     media = make_processor(tokenizer=tokenizer, chat_template=tokenizer.chat_template, **processor)
@@ -245,7 +249,7 @@ def _qwen_vl(folder: Path, name: str, rope: dict[str, object], vision: dict[str,
         "text_config": {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5], **rope}
         },
-        "vision_config": {**sizes, "out_hidden_size": _DECODER["hidden_size"], **vision},
+        "vision_config": {**sizes, "out_hidden_size": DECODER["hidden_size"], **vision},
         **dict(zip(names, tokenizer.convert_tokens_to_ids(special), strict=True)),
         "tie_word_embeddings": False,
     }
@@ -286,7 +290,7 @@ def whisper(folder: Path) -> Path:
     )
     tokenizer.add_tokens([AddedToken(f"<|{step * 0.02:.2f}|>", special=False) for step in range(201)])
     number = tokenizer.convert_tokens_to_ids
-    ids = {"decoder_start_token_id": number("<|startoftranscript|>"), **_ids(tokenizer)}
+    ids = {"decoder_start_token_id": number("<|startoftranscript|>"), **ids_of(tokenizer)}
     sizes = {
         f"{side}_{name}": value
         for side in ("encoder", "decoder")

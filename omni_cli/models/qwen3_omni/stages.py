@@ -47,7 +47,7 @@ class Qwen3ThinkerStage(TranscriptionStage, OmniThinkerStage):
         return {**super().engine_args(), "hf_overrides": {"architectures": [THINKER]}}
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
-        super().on_prepared(active, engine_input)
+        OmniThinkerStage.on_prepared(self, active, engine_input)  # sounds of a request are encoded together
         num_tokens = len(engine_input["prompt_token_ids"])
         for placeholders in engine_input.get("mm_placeholders", {}).values():
             # vLLM counts positions from the tokens around a placeholder, and fails if there are none.

@@ -7,9 +7,15 @@ import importlib.util
 import re
 from pathlib import Path
 
+from omni_cli.checkpoints.files import read_object
+
 _INTERFACE = "SupportsTranscription"
 # vLLM's table of the models that take media and generate; those beside it pool.
 _TABLE = re.compile(r"^_MULTIMODAL_MODELS = \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+# Imported with the module, when a function is called, or asked for by transformers.
+_IMPORT = re.compile(
+    r'(?:^(?:import|from)|LazyLoader\("\w+", globals\(\),|requires_backends\(self, \[)\s*"?(\w+)', re.MULTILINE
+)
 _NOTHING_ELSE = re.compile(r"^    supports_transcription_only\b[^=\n]*= True", re.MULTILINE)
 
 
@@ -23,10 +29,16 @@ def also_transcribes(architecture: str) -> bool:
     return bool(_transcriber(architecture)) and not only_transcribes(architecture)
 
 
-def missing_package(architecture: str) -> str | None:
-    """Return a package that vLLM's module of an architecture imports and that is not installed."""
-    found = _find(architecture)
-    names = [] if found is None else re.findall(r"^(?:import|from) (\w+)", _read(found[0]), re.MULTILINE)
+def missing_package(folder: Path) -> str | None:
+    """Return a package that a checkpoint needs to hear, and that is not installed."""
+    config = read_object(folder / "config.json")
+    found = _find(config["architectures"][0])
+    sources = [] if found is None else [_read(found[0])]
+    for name in re.findall(r"vllm\.transformers_utils\.processors\.(\w+)", "".join(sources)):
+        sources.append(_read(name, "vllm", "transformers_utils", "processors"))
+    kind = str(config.get("model_type")).removesuffix("_plus")
+    sources.append(_read(f"feature_extraction_{kind}", "transformers", "models", kind))
+    names = (match[1] for source in sources for match in _IMPORT.finditer(source))
     return next((name for name in names if importlib.util.find_spec(name) is None), None)
 
 
@@ -58,8 +70,8 @@ def _bodies(module: str, name: str) -> list[str]:
 
 
 @functools.cache
-def _read(module: str) -> str:
-    vllm = importlib.util.find_spec("vllm")
-    folders = [] if vllm is None else vllm.submodule_search_locations or []
-    files = (Path(folder, "model_executor", "models", f"{module}.py") for folder in folders)
+def _read(module: str, package: str = "vllm", *folders: str) -> str:
+    spec = importlib.util.find_spec(package)
+    roots = [] if spec is None else spec.submodule_search_locations or []
+    files = (Path(root, *(folders or ("model_executor", "models")), f"{module}.py") for root in roots)
     return next((file.read_text() for file in files if file.is_file()), "")

@@ -11,7 +11,8 @@ from omni_cli.models.language_model.family import FAMILY as LANGUAGE_MODEL
 _HERE = "omni_cli.models.transcription"
 # Our class for each architecture that is more than vLLM's.
 QWEN3_ASR = "OmniQwen3ASR"
-OWN_MODELS = {"Qwen3ASRForConditionalGeneration": QWEN3_ASR}
+KIMI_AUDIO = "OmniKimiAudio"
+OWN_MODELS = {"Qwen3ASRForConditionalGeneration": QWEN3_ASR, "MoonshotKimiaForCausalLM": KIMI_AUDIO}
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 ROLE = StageRole(
     name="transcriber",
@@ -28,6 +29,7 @@ FAMILY = Family(
     title="a speech recognition model",
     architectures=("WhisperForConditionalGeneration", "Qwen3ASRForConditionalGeneration"),
     claims=f"{_HERE}.architectures:only_transcribes",
+    missing_package=f"{_HERE}.architectures:missing_package",
     roles=(ROLE,),
     vllm_models={QWEN3_ASR: f"{_HERE}.qwen3_asr:Qwen3ASR"},
     profile=f"{_HERE}.family:derive_stages",

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import GenerationConfig
 from vllm.config import ModelConfig
 from vllm.config.speech_to_text import SpeechToTextConfig, SpeechToTextParams
 from vllm.model_executor.model_loader import get_model_cls
+from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from omni_cli.core.errors import InputError
@@ -22,6 +24,19 @@ def read_own(folder: str) -> GenerationConfig:
         return GenerationConfig.from_pretrained(folder)
     except OSError:
         return GenerationConfig()
+
+
+def encode_apart(engine_input: Any) -> None:
+    """Have the sounds of a preprocessed prompt encoded with sounds of their length alone.
+
+    vLLM would fill up shorter ones of a step, and some encoders see what is filled in. It batches only sounds whose
+    shared fields are equal.
+    """
+    sounds = [sound for sound in engine_input.get("mm_kwargs", {}).get("audio", ()) if sound is not None]
+    for sound in sounds:
+        tensors = [part.data for part in sound.values() if isinstance(part.data, torch.Tensor)]
+        shape = torch.tensor(max(tensors, key=torch.numel).shape) if tensors else torch.zeros(1)
+        (sound["_shape"],) = MultiModalFieldConfig.shared("audio", 1, keep_on_cpu=True).build_elems("_shape", shape)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor, VoxtralProcessor
+import transformers
+from transformers import (
+    AutoModelForSpeechSeq2Seq,
+    AutoProcessor,
+    Qwen3ASRProcessor,
+    VoxtralProcessor,
+    WhisperProcessor,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 from vllm.engine.arg_utils import EngineArgs
 
 from omni_cli.backends.vllm.registry import resolve_in_process
-from omni_cli.checkpoints.files import read_model_kind
+from omni_cli.checkpoints.files import read_model_kind, read_object
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model
@@ -29,12 +37,15 @@ class TranscriptionReference:
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
         (stage,) = config.stages
+        check_class(folder)
         self._folder = str(folder)
         self._name = stage.name
         self._limits = get_limits(config, stage.name)
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
         self._processor: Any = AutoProcessor.from_pretrained(folder, **trust)
         self._tokenizer: Any = self._processor.tokenizer
+        has_prompts = isinstance(self._processor, WhisperProcessor | VoxtralProcessor | Qwen3ASRProcessor)
+        self._prompts = None if has_prompts else read_prompts(folder, config)
         self._mark: int | None = self._tokenizer.get_vocab().get(_TRANSCRIPT_MARK)
         self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
         assert isinstance(stage, ARStageConfig)
@@ -54,14 +65,14 @@ class TranscriptionReference:
         extractor = self._processor.feature_extractor
         ((samples, sample_rate),) = request.media.audio
         samples = resample(samples, sample_rate, extractor.sampling_rate)
-        is_long = len(samples) > extractor.chunk_length * extractor.sampling_rate
+        is_long = self._prompts is None and len(samples) > extractor.chunk_length * extractor.sampling_rate
         if is_long and not isinstance(self._processor, VoxtralProcessor):
             raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
         arguments: dict[str, Any] = {**self._limits, "do_sample": False}
         if max_tokens is not None:
             arguments["max_new_tokens"] = max_tokens
         with torch.no_grad(), led_by(self._model, tokens):
-            if self._model.config.is_encoder_decoder:
+            if isinstance(self._processor, WhisperProcessor):
                 return self._of_whisper(request, samples, arguments)
             inputs = self._inputs(request, samples).to(self._model.device, self._model.dtype)
             self.num_input_tokens = inputs["input_ids"].shape[1]
@@ -72,6 +83,8 @@ class TranscriptionReference:
     def _inputs(self, request: GenerateRequest, samples: np.ndarray) -> Any:
         """Return the processor's inputs for a prompt in the form of the model's own transcription requests."""
         processor, language = self._processor, request.transcription.language
+        if self._prompts is not None:
+            return prompted_inputs(processor, self._prompts, request)
         if isinstance(processor, VoxtralProcessor):
             rate = processor.feature_extractor.sampling_rate
             sound: dict[str, Any] = {"audio": samples, "sampling_rate": rate, "format": ["wav"]}
@@ -135,6 +148,7 @@ class ListenerReference(LanguageModelReference):
     """A language model of transformers, with vLLM's prompts for transcripts."""
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        check_class(folder)
         super().__init__(folder, config, way)
         self._prompts = read_prompts(folder, config)
 
@@ -142,6 +156,13 @@ class ListenerReference(LanguageModelReference):
         if not request.transcription.asked:
             return super().inputs(request)
         return prompted_inputs(self._processor, self._prompts, request)
+
+
+def check_class(folder: Path) -> None:
+    """Raise `NoReferenceError` for a model that transformers does not have."""
+    kind, config = read_model_kind(folder), read_object(folder / "config.json")
+    if not hasattr(transformers, kind) and config.get("model_type") not in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
+        raise NoReferenceError(f"transformers has no {kind}")
 
 
 def read_prompts(folder: Path, config: EngineConfig) -> SpeechPrompts:

@@ -30,7 +30,7 @@ from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.family import OWN_MODELS
-from omni_cli.models.transcription.prompts import SpeechPrompts, read_own
+from omni_cli.models.transcription.prompts import SpeechPrompts, encode_apart, read_own
 from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
@@ -350,6 +350,10 @@ class TranscriptionStage(TextStage):
             if words:
                 yield Segment(round(start_s, 3), round(time_s, 3), words, tuple(ids))
             start_s, ids = time_s, []
+
+    def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
+        super().on_prepared(active, engine_input)
+        encode_apart(engine_input)
 
     def get_request_id(self, active: ActiveRequest) -> str:
         transcription: Transcription | None = active.context.get("transcription")
