@@ -289,7 +289,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "models.kimi_audio:KimiAudioForConditionalGeneration.embed_input_ids(multimodal_embeddings, is_multimodal)": (
             "is overridden: it takes the first sound of a step alone"
         ),
-        "models.interfaces:SupportsTranscription(supports_transcription_only, supported_languages, validate_language)": (
+        "models.interfaces:SupportsTranscription(supports_transcription_only, validate_language)": (
             "tells who transcribes, and in which languages"
         ),
         "models.registry:_MULTIMODAL_MODELS": "is read as text for an architecture's module and class",
