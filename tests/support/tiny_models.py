@@ -181,13 +181,19 @@ def qwen3_moe(folder: Path) -> Path:
 
 
 def conditional(
-    folder: Path, name: str, tokenizer: Any, config: dict[str, Any], processor: dict[str, Any], std: float = 1.0
+    folder: Path,
+    name: str,
+    tokenizer: Any,
+    config: dict[str, Any],
+    processor: dict[str, Any],
+    std: float = 1.0,
+    processor_of: str = "",
 ) -> Path:
     """Save `{name}ForConditionalGeneration`, whose text has the sizes of `DECODER`, and its processor."""
     kind = getattr(transformers, f"{name}ForConditionalGeneration")
     text = {**DECODER, **ids_of(tokenizer), **config.pop("text_config", {})}
     made = kind(kind.config_class(text_config=text, **config))
-    make_processor = getattr(transformers, f"{name}Processor")
+    make_processor = getattr(transformers, f"{processor_of or name}Processor")
     media = make_processor(tokenizer=tokenizer, chat_template=tokenizer.chat_template, **processor)
     return _save(folder, made, media, embedding_std=std)
 

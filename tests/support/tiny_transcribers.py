@@ -82,20 +82,26 @@ def qwen3_asr_realtime(folder: Path) -> Path:
     return folder
 
 
-def granite_speech(folder: Path, name: str = "GraniteSpeech") -> Path:
+def granite_speech(folder: Path, name: str = "GraniteSpeech", **encoder: Any) -> Path:
     tokenizer = make_tokenizer(["<|audio|>"], template=template_of(audio="<|audio|>"))
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    width = 64 * (1 + len(encoder.get("cat_hidden_layers", ())))
+    own = {"num_layers": 2, "hidden_dim": 64, "num_heads": 2, "output_dim": 16, "context_size": 50, **encoder}
     config: dict[str, Any] = {
         "text_config": {"model_type": "granite"},
-        "encoder_config": {"num_layers": 2, "hidden_dim": 64, "num_heads": 2, "output_dim": 16, "context_size": 50},
-        "projector_config": {**sizes, "encoder_hidden_size": 64, "vocab_size": 16},
+        "encoder_config": own,
+        "projector_config": {**sizes, "encoder_hidden_size": width, "vocab_size": 16},
         "audio_token_index": tokenizer.convert_tokens_to_ids("<|audio|>"),
         "has_lora_adapter": False,
         "tie_word_embeddings": False,
     }
-    return conditional(
-        folder, name, tokenizer, config, {"audio_processor": transformers.GraniteSpeechFeatureExtractor()}, std=0.3
-    )
+    processor = {"audio_processor": transformers.GraniteSpeechFeatureExtractor()}
+    return conditional(folder, name, tokenizer, config, processor, std=0.3, processor_of="GraniteSpeech")
+
+
+def granite_speech_plus(folder: Path) -> Path:
+    """Granite Speech with the rows of a further layer of the encoder."""
+    return granite_speech(folder, "GraniteSpeechPlus", cat_hidden_layers=[1])
 
 
 def fire_red_asr2(folder: Path) -> Path:
@@ -127,7 +133,9 @@ def _plain_linear(input_size: int, output_size: int, bias: bool = True, **_: Any
 
 
 BUILDERS: dict[str, Callable[[Path], Path]] = {
-    builder.__name__: builder for builder in (fire_red_asr2, glm_asr, granite_speech, kimi_audio, qwen3_asr_realtime)
+    builder.__name__: builder
+    for builder in (fire_red_asr2, glm_asr, granite_speech, granite_speech_plus, kimi_audio, qwen3_asr_realtime)
 }
 # Packages that are no part of an installation on a CPU.
 NEEDS = {"fire_red_asr2": ("kaldi_native_fbank",), "granite_speech": ("torchaudio",)}
+NEEDS["granite_speech_plus"] = NEEDS["granite_speech"]

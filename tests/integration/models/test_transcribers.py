@@ -26,13 +26,17 @@ ALONE = ("fire_red_asr2", "kimi_audio")
 
 
 @pytest.mark.filterwarnings("ignore:`rope_config_validation` is deprecated:FutureWarning")
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize(
+    "name",
+    # Kimi-Audio has the 151,680 tokens of the release.
+    [pytest.param(name, marks=[pytest.mark.nightly] if name == "kimi_audio" else []) for name in BUILDERS],
+)
 def test_a_transcriber(name: str, tmp_path: Path) -> None:
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
     folder = BUILDERS[name](tmp_path / name)
     requests = [{**request, "asked": True} for request in REQUESTS]
-    chats = read_family(folder).roles[0].chats
+    chats = read_family(folder).roles[0].chats and name not in ALONE
     others = [{"seed": 0, "prompt": "What is it?"}] if chats else []
     answers = answer_of("transcriptions", {"folder": str(folder), "requests": [*requests, *others]}, tmp_path)
     found = answers["alone"][: len(requests)]
