@@ -144,6 +144,8 @@ class TranscriptionStage(TextStage):
         return arguments
 
     def warm_up_request(self) -> GenerateRequest | None:
+        if self._chats:
+            return super().warm_up_request()
         return GenerateRequest(
             "",
             media=Media(audio=((np.zeros(16_000, np.float32), 16_000),)),
