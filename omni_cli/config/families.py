@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -62,7 +63,8 @@ class StageRole:
     gets one. `takes` names request fields that affect it, beside those that follow from `makes`. Where the call of a
     pipeline decides both, `takes` is instead a function that returns the `PipelineCall` for a checkpoint's name; it is
     called in a process that has the libraries of the stage imported. With `transcribes`, a request is a sound, and a
-    prompt only helps to understand it. `clones` is set where the stage clones voices. `settings` declares the stage's
+    prompt only helps to understand it; if the stage `chats` as well, so is a request that asks for a transcript, or
+    that has a sound and no prompt. `clones` is set where the stage clones voices. `settings` declares the stage's
     own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no
     others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names begin with
     each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
@@ -80,6 +82,7 @@ class StageRole:
     makes: Modality | None = None
     takes: tuple[str, ...] | Reference = ()
     transcribes: bool = False
+    chats: bool = False
     clones: Cloning | None = None
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
@@ -117,11 +120,13 @@ class Machine:
 class Family:
     """One architecture under all its names in checkpoints.
 
-    `entry_file` contains the name in a checkpoint. A family without `architectures` takes all that no other family
-    names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name of a
-    built-in checkpoint to a function of an output folder and a seed; a built checkpoint is kept until a module beside
-    that function's, or of `omni_cli.checkpoints`, changes. `profile` is a function of a checkpoint folder and a
-    `Machine`; it returns the keys of a profile's stages, by name; `kind`, `backend` and `input` follow from the roles.
+    `entry_file` contains the name in a checkpoint. `claims` is a function of a name, true for those that the family
+    takes beside its `architectures`. A family without either takes all that no other family does. `missing_package` is
+    a function of a checkpoint's folder: a package that it needs and that is not installed. `vllm_models` maps an
+    architecture's name to the model class that vLLM lacks. `builtins` maps the name of a built-in checkpoint to a
+    function of an output folder and a seed; a built checkpoint is kept until a module beside that function's, or of
+    `omni_cli.checkpoints`, changes. `profile` is a function of a checkpoint folder and a `Machine`; it returns the keys
+    of a profile's stages, by name; `kind`, `backend` and `input` follow from the roles.
     `inner_architectures` are those that vLLM looks up while it builds one of `vllm_models`. `published` maps repo ids
     of the Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text around the words of a
     generated prompt, for models that need the tokens of a conversation's turns. `unsaved_parts` are those that a
@@ -135,6 +140,8 @@ class Family:
     title: str
     roles: tuple[StageRole, ...]
     architectures: tuple[str, ...] = ()
+    claims: Reference | None = None
+    missing_package: Reference | None = None
     entry_file: EntryFile = "config.json"
     vllm_models: Mapping[str, Reference] = field(default_factory=dict)
     builtins: Mapping[str, Reference] = field(default_factory=dict)
@@ -145,6 +152,11 @@ class Family:
     prompt_frame: tuple[str, str] = ("", "")
     unsaved_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reference: Reference | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """False for the family that takes what no other does."""
+        return bool(self.architectures or self.claims)
 
     def role(self, name: str) -> StageRole | None:
         """Return the role of a stage of that name; None if the chain has none. An only stage may have any name."""
@@ -185,7 +197,7 @@ def published_needs(model: str) -> CheckpointNeeds | None:
 
 def _claims(family: Family) -> list[str]:
     """Return the names that only one family can have."""
-    architectures = family.architectures or (f"any architecture in {family.entry_file}",)
+    architectures = family.architectures if family.is_named else (f"any architecture in {family.entry_file}",)
     return [*architectures, *(BUILTIN_PREFIX + name for name in family.builtins), f"the name `{family.name}`"]
 
 
@@ -222,10 +234,12 @@ def get_family(architecture: str, entry_file: EntryFile = "config.json") -> Fami
     """Return the family of a checkpoint's architecture, which `entry_file` names."""
     candidates = [family for family in families().values() if family.entry_file == entry_file]
     named = [family for family in candidates if architecture in family.architectures]
-    anything = [family for family in candidates if not family.architectures]
-    if not named and not anything:
+    claimed = (family for family in candidates if not named and family.claims and load(family.claims)(architecture))
+    anything = (family for family in candidates if not family.is_named)
+    found = next(itertools.chain(named, claimed, anything), None)
+    if found is None:
         raise OmniError(f"no model family for {architecture} is installed", hint="install omni-cli again")
-    return (named or anything)[0]
+    return found
 
 
 def get_family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
@@ -240,7 +254,7 @@ def get_family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | N
 
     def rank(family: Family) -> tuple[bool, bool, bool]:
         names = {role.name for role in family.roles}
-        return family is not builder, not all(shape.name in names for shape in shapes), bool(family.architectures)
+        return family is not builder, not all(shape.name in names for shape in shapes), family.is_named
 
     return min(fitting, key=rank, default=None)
 

@@ -27,8 +27,8 @@ class Capabilities:
     """`modalities` are the profile's outputs in stage order; `fields` the request fields that affect it.
 
     `call` is that of a pipeline, if the first stage is one, and `preset` the arguments that the profile gives it;
-    `check` is the family's own check of a request. If it `transcribes`, a request is a sound and needs no prompt.
-    `cloning` is None for a profile that clones no voices.
+    `check` is the family's own check of a request. If it `transcribes`, a request is a sound and needs no prompt; if it
+    `hears`, one may be. `cloning` is None for a profile that clones no voices.
     """
 
     config: EngineConfig
@@ -38,6 +38,7 @@ class Capabilities:
     preset: frozenset[str] = frozenset()
     check: Callable[[GenerateRequest, EngineConfig], None] | None = None
     transcribes: bool = False
+    hears: bool = False
     cloning: Cloning | None = None
 
     @classmethod
@@ -67,13 +68,16 @@ class Capabilities:
             assert role is not None  # or the family would not fit
             modalities += [] if role.makes is None else [role.makes]
             denoises: Taker | None = "diffusion" if stage.kind == "diffusion" else None
-            fields |= set(role.takes) | _fields_of("transcription" if role.transcribes else role.makes, denoises)
+            makes = None if role.transcribes and not role.chats else role.makes
+            fields |= set(role.takes) | _fields_of(makes, denoises, "transcription" if role.transcribes else None)
         check = None if family.check is None else load(family.check)
-        transcribes = any(role is not None and role.transcribes for role in roles)
+        hearing = [role for role in roles if role is not None and role.transcribes]
+        transcribes, hears = any(not role.chats for role in hearing), bool(hearing)
         cloning = next((role.clones for role in roles if role is not None and role.clones is not None), None)
         if cloning is not None and cloning.text != "unused":
             fields |= {"ref_text"}
-        return cls(config, tuple(modalities), fields, check=check, transcribes=transcribes, cloning=cloning)
+        heard = (transcribes, hears)
+        return cls(config, tuple(modalities), fields, None, frozenset(), check, *heard, cloning)
 
     @property
     def profile(self) -> str:
@@ -98,6 +102,10 @@ class Capabilities:
     def needs_prompt(self) -> bool:
         """Return True if a request must have a prompt, whatever else it has."""
         return "prompt" in self._get_missing({}) if self.call is not None else not self.transcribes
+
+    def lacks_prompt(self, fields: Mapping[str, Any]) -> bool:
+        """Return True if a request with these fields, and without a prompt, must have one."""
+        return self.needs_prompt and not (self.hears and fields.get("audio"))
 
     def takes_prompt(self, fields: Mapping[str, Any]) -> bool:
         """Return True if a prompt would be part of a request with these fields, whose `arg` may have one in tensors."""

@@ -92,12 +92,27 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word of a transcript with the punctuation beside it, and its times in seconds from the sound's beginning."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Transcript:
-    """A transcribed sound; `language` is its ISO 639-1 code, the request's or the one that the model detected."""
+    """A transcribed sound; `language` is its ISO 639-1 code, the request's or the one that the model detected.
+
+    `language_name` is its English name in lower case, `unknown` if the model does not tell. `words` are None unless
+    they were asked for.
+    """
 
     language: str | None
     duration_s: float
     segments: tuple[Segment, ...]
+    words: tuple[Word, ...] | None = None
+    language_name: str = "unknown"
 
 
 @dataclass(frozen=True)
@@ -211,15 +226,18 @@ class TranscriptionOptions:
     """The text to make of speech: in its language, or in English with the task `translate`.
 
     `language` (ISO 639-1) is the language of the speech, None if the model detects it. With `timestamps` the text has
-    the times of its parts. Of a long sound, the prompt comes before the first window, or with
-    `prompt_condition_type` before all of them, and with `condition_on_prev_tokens` also the text so far.
+    the times of its parts, with `word_timestamps` those of its words. Of a long sound, the prompt comes before the
+    first window, or with `prompt_condition_type` before all of them, and with `condition_on_prev_tokens` also the text
+    so far. `asked` of a model that chats as well, this is what to make of a request's sound.
     """
 
     language: str | None = None
     task: SpeechTask = "transcribe"
     timestamps: bool = False
+    word_timestamps: bool = False
     condition_on_prev_tokens: bool = False
     prompt_condition_type: PromptCondition = "first-segment"
+    asked: bool = False
 
 
 @dataclass(frozen=True)

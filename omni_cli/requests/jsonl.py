@@ -44,7 +44,7 @@ def read_requests(
             if "arg" in defaults:
                 merged["arg"] = {**defaults["arg"], **checked.get("arg", {})}
             merged = {name: value for name, value in merged.items() if name in KEYS}
-            if "prompt" not in merged and capabilities.needs_prompt:
+            if "prompt" not in merged and capabilities.lacks_prompt(merged):
                 raise InputError("the key `prompt` is missing")
             capabilities.check_together(merged, _label)
             requests.append(get_spec(merged, request_id=request_id, folder=path.parent, place=place))

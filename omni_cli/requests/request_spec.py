@@ -129,12 +129,15 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
     def values_of(part: Part) -> dict[str, Any]:
         return {name: checked[name] for name in _fields_in(part) if name in checked}
 
+    heard = values_of("transcription")
+    # A model that chats as well is asked by an option, or by a sound alone.
+    asked = bool(heard) or bool(checked.get("audio") and not checked.get("prompt"))
     request = GenerateRequest(
-        **values_of("request") | {"request_id": request_id},
+        **({"modalities": frozenset({"text"})} if asked else {}) | values_of("request") | {"request_id": request_id},
         text=TextOptions(**values_of("text")),
         sampling={**checked.get("sampling", {}), **values_of("sampling")},
         speech=SpeechOptions(**values_of("speech"), speaker=None if recordings or not voices else voices[0]),
-        transcription=TranscriptionOptions(**values_of("transcription")),
+        transcription=TranscriptionOptions(**heard, asked=asked),
         diffusion={**{name: value for name, value in arguments.items() if name not in files}, **values_of("diffusion")},
     )
     if checked.get("speak") and request.prompt is not None:

@@ -130,8 +130,8 @@ class Service:
         return APIError(404, f"profile `{self.config.name}` {reason}", code="unsupported_endpoint")
 
     def check_transcribes(self) -> None:
-        """Raise `APIError` (404) unless this is a model for speech recognition."""
-        if not self.capabilities.transcribes:
+        """Raise `APIError` (404) unless this model can transcribe speech."""
+        if not self.capabilities.hears:
             raise self._refuse_unsupported("does not transcribe speech: serve a model that does, such as Whisper")
 
     def check_clones(self) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from omni_cli.checkpoints.files import read_family
 from omni_cli.config.families import builtins, load
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
 from omni_cli.models.scores import Way
-from omni_cli.models.transcription.reference import TranscriptionReference
 from omni_cli.requests.contents import Media
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
 from support.media_samples import clip, image_of, tone
@@ -91,7 +91,7 @@ class TranscriptionReferenceAlone:
     def __init__(self, folder: Path) -> None:
         stages = {"transcriber": {"kind": "ar"}}
         config = reference_config(folder, stages)
-        self._reference = TranscriptionReference(folder, config, WAY)
+        self._reference = load(str(read_family(folder).reference))(folder, config, WAY)
 
     def tokens(self, **fields: Any) -> tuple[list[int], int]:
         """Return the transcript's token ids, and the number of those of the prompt."""
@@ -107,11 +107,13 @@ class TranscriptionReferenceAlone:
         return token_ids, self.read(reference.said)
 
     def read(self, token_ids: list[int]) -> str:
-        return self._reference.read(token_ids)
+        text: str = self._reference.read(token_ids)
+        return text
 
     @property
     def ends(self) -> list[int]:
-        return self._reference.ends
+        ends: list[int] = self._reference.ends
+        return ends
 
 
 def assert_spoken(result: RequestResult, reference: SpokenResult, *, atol: float) -> None:

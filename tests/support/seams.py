@@ -193,7 +193,6 @@ SEAMS: dict[str, dict[str, str]] = {
             "are changed for a prompt that is only tokenized"
         ),
         "sequence:IntermediateTensors(tensors, __getitem__)": "is what pipeline ranks send, with our rows",
-        "tokenizers.mistral:MistralTokenizer(decode)": "shows that a transcription's prompt is Mistral's",
         "tool_parsers:ToolParser(adjust_request)": "forces calls by a grammar, as JSON",
         "tool_parsers:ToolParserManager(list_registered)": "names the parsers of calls",
         "transformers_utils.processor:get_video_processor_cls_name_from_config(processor_name, revision)": (
@@ -293,6 +292,16 @@ SEAMS: dict[str, dict[str, str]] = {
             "is overridden: positions come with the request, else are those of text"
         ),
         "models.interfaces:SupportsPP(supports_pp, forward)": "marks models for pipeline ranks",
+        "models.kimi_audio:KimiAudioForConditionalGeneration.__init__(vllm_config, prefix)": (
+            "is extended: nothing is loaded into its encoder's bias of keys"
+        ),
+        "models.kimi_audio:KimiAudioForConditionalGeneration.embed_input_ids(multimodal_embeddings, is_multimodal)": (
+            "is overridden: it takes the first sound of a step alone"
+        ),
+        "models.interfaces:SupportsTranscription(supports_transcription_only, validate_language)": (
+            "tells who transcribes, and in which languages"
+        ),
+        "models.registry:_MULTIMODAL_MODELS": "is read as text for an architecture's module and class",
         "models.llama:LlamaDecoderLayer.__init__(vllm_config, prefix, config)": "is the talker's layer",
         "models.llama:LlamaDecoderLayer.forward(positions, hidden_states, residual)": "runs with parts of two modules",
         "models.llama:LlamaMLP.__init__(hidden_size, intermediate_size, hidden_act, quant_config, bias, prefix)": (

@@ -16,7 +16,7 @@ from omni_cli.checkpoints.tokenizer import training_text
 
 _NUM_WORDS = 700
 _PIXELS = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
-_DECODER = {
+DECODER = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -37,13 +37,13 @@ _PARTS = (
 )
 
 
-def _template(**marks: str) -> str:
+def template_of(**marks: str) -> str:
     """A template that takes parts, and writes a mark for each medium."""
     branches = "".join(f"{{% elif c['type'] == '{kind}' %}}{mark}" for kind, mark in marks.items())
     return _PARTS.replace("IMAGEAUDIOVIDEO", branches)
 
 
-def _tokenizer(special: Sequence[str] = (), *, bos: bool = False, template: str = _CHAT) -> Any:
+def make_tokenizer(special: Sequence[str] = (), *, bos: bool = False, template: str = _CHAT) -> Any:
     words = ["<|pad|>", "<|begin|>", "<|start|>", "<|end|>", *special]
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -73,7 +73,7 @@ def _tokenizer(special: Sequence[str] = (), *, bos: bool = False, template: str 
     )
 
 
-def _ids(tokenizer: Any) -> dict[str, int]:
+def ids_of(tokenizer: Any) -> dict[str, int]:
     return {
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
@@ -82,8 +82,8 @@ def _ids(tokenizer: Any) -> dict[str, int]:
     }
 
 
-def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.0) -> Path:
-    """Random weights large enough that an answer is not one token over and over."""
+def draw_weights(model: Any, *, embedding_std: float = 1.0) -> Any:
+    """Draw weights large enough that an answer is not one token over and over."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -93,7 +93,11 @@ def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.
             else:
                 fan_in = weight.shape[-1] if weight.ndim <= 3 else weight[0].numel()
                 weight.copy_(noise * (embedding_std if "embed" in name else 1.5 / fan_in**0.5))
-    model.float().save_pretrained(folder)
+    return model.float()
+
+
+def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.0) -> Path:
+    draw_weights(model, embedding_std=embedding_std).save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
 
@@ -101,12 +105,12 @@ def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.
 def _causal(name: str, tokenizer: Any, **config: Any) -> Any:
     """A language model of transformers: `{name}ForCausalLM`."""
     kind = getattr(transformers, f"{name}ForCausalLM")
-    return kind(kind.config_class(**{**_DECODER, **_ids(tokenizer), **config}))
+    return kind(kind.config_class(**{**DECODER, **ids_of(tokenizer), **config}))
 
 
 def qwen3(folder: Path) -> Path:
     """With a repetition penalty of its own, as the models of Qwen have."""
-    tokenizer = _tokenizer()
+    tokenizer = make_tokenizer()
     model = _causal("Qwen3", tokenizer, tie_word_embeddings=False)
     model.generation_config.repetition_penalty = 1.3
     return _save(folder, model, tokenizer)
@@ -124,7 +128,7 @@ _TOOLS = (
 
 def tool_caller(folder: Path) -> Path:
     """With marks for reasoning, which its template can switch off, and for calls of tools, in the format of Qwen3."""
-    tokenizer = _tokenizer(template=_TOOLS)
+    tokenizer = make_tokenizer(template=_TOOLS)
     marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
     return _save(folder, _causal("Qwen3", tokenizer, tie_word_embeddings=False), tokenizer)
@@ -132,7 +136,7 @@ def tool_caller(folder: Path) -> Path:
 
 def llama(folder: Path, **changes: int) -> Path:
     """With a beginning-of-sequence token that both the tokenizer and the template write."""
-    tokenizer = _tokenizer(bos=True)
+    tokenizer = make_tokenizer(bos=True)
     return _save(folder, _causal("Llama", tokenizer, **changes), tokenizer)
 
 
@@ -164,7 +168,7 @@ def llama_int8(folder: Path) -> Path:
 
 def gemma3(folder: Path) -> Path:
     """Sliding and full attention by turns."""
-    tokenizer = _tokenizer(bos=True)
+    tokenizer = make_tokenizer(bos=True)
     layers = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
     # The embeddings are the last layer as well: large ones would repeat the last token.
     return _save(folder, _causal("Gemma3", tokenizer, **layers), tokenizer, embedding_std=0.05)
@@ -172,18 +176,24 @@ def gemma3(folder: Path) -> Path:
 
 def qwen3_moe(folder: Path) -> Path:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
-    tokenizer = _tokenizer()
+    tokenizer = make_tokenizer()
     return _save(folder, _causal("Qwen3Moe", tokenizer, **experts, tie_word_embeddings=False), tokenizer)
 
 
-def _conditional(
-    folder: Path, name: str, tokenizer: Any, config: dict[str, Any], processor: dict[str, Any], std: float = 1.0
+def conditional(
+    folder: Path,
+    name: str,
+    tokenizer: Any,
+    config: dict[str, Any],
+    processor: dict[str, Any],
+    std: float = 1.0,
+    processor_of: str = "",
 ) -> Path:
-    """Save `{name}ForConditionalGeneration`, whose text has the sizes of `_DECODER`, and its processor."""
+    """Save `{name}ForConditionalGeneration`, whose text has the sizes of `DECODER`, and its processor."""
     kind = getattr(transformers, f"{name}ForConditionalGeneration")
-    text = {**_DECODER, **_ids(tokenizer), **config.pop("text_config", {})}
+    text = {**DECODER, **ids_of(tokenizer), **config.pop("text_config", {})}
     made = kind(kind.config_class(text_config=text, **config))
-    make_processor = getattr(transformers, f"{name}Processor")
+    make_processor = getattr(transformers, f"{processor_of or name}Processor")
     media = make_processor(tokenizer=tokenizer, chat_template=tokenizer.chat_template, **processor)
     return _save(folder, made, media, embedding_std=std)
 
@@ -192,7 +202,7 @@ def idefics3(folder: Path, **encoder: int) -> Path:
     """Images, each as tiles. `encoder` are sizes of its own for the encoder."""
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     special = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *tiles]
-    tokenizer = _tokenizer(special, template=_template(image="<image>"))
+    tokenizer = make_tokenizer(special, template=template_of(image="<image>"))
     vision = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -213,12 +223,12 @@ def idefics3(folder: Path, **encoder: int) -> Path:
     images = transformers.Idefics3ImageProcessor(
         size={"longest_edge": 128}, max_image_size={"longest_edge": 64}, do_image_splitting=True
     )
-    return _conditional(folder, "Idefics3", tokenizer, config, {"image_processor": images, "image_seq_len": 4})
+    return conditional(folder, "Idefics3", tokenizer, config, {"image_processor": images, "image_seq_len": 4})
 
 
 def qwen2_audio(folder: Path) -> Path:
     special = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
-    tokenizer = _tokenizer(special, template=_template(audio="<|audio_bos|><|AUDIO|><|audio_eos|>"))
+    tokenizer = make_tokenizer(special, template=template_of(audio="<|audio_bos|><|AUDIO|><|audio_eos|>"))
     audio = {
         "d_model": 64,
         "encoder_layers": 2,
@@ -232,25 +242,25 @@ def qwen2_audio(folder: Path) -> Path:
         "audio_token_index": tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
     }
     extractor = transformers.WhisperFeatureExtractor(feature_size=80)
-    return _conditional(folder, "Qwen2Audio", tokenizer, config, {"feature_extractor": extractor})
+    return conditional(folder, "Qwen2Audio", tokenizer, config, {"feature_extractor": extractor})
 
 
 def _qwen_vl(folder: Path, name: str, rope: dict[str, object], vision: dict[str, object], videos: Any) -> Path:
     marks = {kind: f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")}
     special = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
-    tokenizer = _tokenizer(special, template=_template(**marks))
+    tokenizer = make_tokenizer(special, template=template_of(**marks))
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     sizes = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "patch_size": 8}
     config = {
         "text_config": {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5], **rope}
         },
-        "vision_config": {**sizes, "out_hidden_size": _DECODER["hidden_size"], **vision},
+        "vision_config": {**sizes, "out_hidden_size": DECODER["hidden_size"], **vision},
         **dict(zip(names, tokenizer.convert_tokens_to_ids(special), strict=True)),
         "tie_word_embeddings": False,
     }
     images = transformers.Qwen2VLImageProcessor(patch_size=8, merge_size=2, size=_PIXELS)
-    return _conditional(folder, name, tokenizer, config, {"image_processor": images, "video_processor": videos})
+    return conditional(folder, name, tokenizer, config, {"image_processor": images, "video_processor": videos})
 
 
 def qwen2_5_vl(folder: Path) -> Path:
@@ -275,7 +285,7 @@ def whisper(folder: Path) -> Path:
     languages = [f"<|{code}|>" for code in ISO639_1_SUPPORTED_LANGS]
     tasks = ["<|translate|>", "<|transcribe|>"]
     special = ["<|startoftranscript|>", *languages, *tasks, "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
-    backend = json.loads(_tokenizer().backend_tokenizer.to_str())["model"]
+    backend = json.loads(make_tokenizer().backend_tokenizer.to_str())["model"]
     # All special tokens come after the words, and the times after them.
     words = [word for word in backend["vocab"] if not word.startswith("<|")]
     tokenizer = transformers.WhisperTokenizer(
@@ -286,7 +296,7 @@ def whisper(folder: Path) -> Path:
     )
     tokenizer.add_tokens([AddedToken(f"<|{step * 0.02:.2f}|>", special=False) for step in range(201)])
     number = tokenizer.convert_tokens_to_ids
-    ids = {"decoder_start_token_id": number("<|startoftranscript|>"), **_ids(tokenizer)}
+    ids = {"decoder_start_token_id": number("<|startoftranscript|>"), **ids_of(tokenizer)}
     sizes = {
         f"{side}_{name}": value
         for side in ("encoder", "decoder")
@@ -316,9 +326,9 @@ def whisper(folder: Path) -> Path:
 def qwen3_asr(folder: Path) -> Path:
     """Qwen3-ASR, whose answer begins with the language that it heard."""
     special = ["<|audio_start|>", "<|audio_pad|>", "<|audio_end|>", "<|im_start|>", "<|im_end|>"]
-    template = _template(audio="<|audio_start|><|audio_pad|><|audio_end|>")
+    template = template_of(audio="<|audio_start|><|audio_pad|><|audio_end|>")
     template = template.replace("<|start|>", "<|im_start|>").replace("<|end|>", "<|im_end|>")
-    tokenizer = _tokenizer(special, template=template)
+    tokenizer = make_tokenizer(special, template=template)
     names = ("audio_bos_token", "audio_token", "audio_eos_token")
     tokenizer._set_model_specific_special_tokens(dict(zip(names, special[:3], strict=True)))
     tokenizer.add_tokens([AddedToken("<asr_text>", special=False)])
@@ -340,7 +350,7 @@ def qwen3_asr(folder: Path) -> Path:
         "eos_token_id": [tokenizer.eos_token_id, number("<|im_end|>")],
     }
     extractor = transformers.Qwen3ASRFeatureExtractor()
-    return _conditional(folder, "Qwen3ASR", tokenizer, config, {"feature_extractor": extractor}, std=0.3)
+    return conditional(folder, "Qwen3ASR", tokenizer, config, {"feature_extractor": extractor}, std=0.3)
 
 
 BUILDERS: dict[str, Callable[[Path], Path]] = {

@@ -25,6 +25,9 @@ def answer(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     stage.run_warm_up()
     made = [stage_request(str(number), **request) for number, request in enumerate(requests)]
     alone = [_read(end) for request in made for end in run_requests(stage, [request])]
+    stage.engine.reset_prefix_cache()
+    stage.engine.reset_mm_cache()
+    stage.engine.reset_encoder_cache()
     once = [_read(end) for end in run_requests(stage, made)]
     left = [len(stage.active), len(stage._transcriptions)]
     stage.close()
@@ -35,12 +38,15 @@ def _read(end: str | list[Any]) -> str | dict[str, Any]:
     if isinstance(end, str):
         return end
     *chunks, done = end
+    transcript = done.text.transcript
     return {
         "token_ids": list(done.text.token_ids),
         "text": done.text.text,
         "chunks": "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk)),
-        "language": done.text.transcript.language,
-        "segments": [[part.start_s, part.end_s, part.text] for part in done.text.transcript.segments],
+        "language": None if transcript is None else transcript.language,
+        "segments": None
+        if transcript is None
+        else [[part.start_s, part.end_s, part.text] for part in transcript.segments],
         "num_input_tokens": done.trace["num_input_tokens"],
     }
 

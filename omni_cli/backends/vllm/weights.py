@@ -123,7 +123,9 @@ def naming_missing_weights(spec: StageSpec) -> Iterator[None]:
     role = spec.family.role(spec.stage.name)
     needed = () if role is None else role.needed_weights
     prefix = os.path.commonprefix(needed).rpartition("/")[2]  # noqa: RUF071 - of names, by characters
-    find = functools.partial(find_fault, Path(spec.model), spec.family.architectures, prefix)
+    # Those of a family are of one form; what it claims beside them has another.
+    known = spec.family.architectures if spec.architecture in spec.family.architectures else ()
+    find = functools.partial(find_fault, Path(spec.model), known, prefix)
     try:
         yield
     except Exception as error:

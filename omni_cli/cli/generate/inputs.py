@@ -105,7 +105,7 @@ def _read_prompt(fields: Mapping[str, Any], capabilities: Capabilities) -> str |
     content = b"" if is_missing else sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     # An empty prompt, which some pipelines allow, has to be meant.
     if is_missing or (prompt is None and not content):
-        if not capabilities.needs_prompt:
+        if not capabilities.lacks_prompt(fields):
             return None
         example = "a red cube" if "image" in capabilities.modalities else "hello"
         raise UsageError("there is no prompt", hint=f'give one, as `omni generate "{example}"`, or pipe it in')

@@ -25,17 +25,15 @@ def default_requests(capabilities: Capabilities) -> tuple[GenerateRequest, ...]:
     if capabilities.call is not None or "image" in capabilities.modalities:
         return _of_pipeline(capabilities)
     sampling = {"max_tokens": MAX_TOKENS} if "max_tokens" in capabilities.fields else {}
+    hears = capabilities.transcribes or (capabilities.hears and len(capabilities.modalities) == 1)
+    # With a language, Qwen3-ASR writes nothing but the transcript.
+    options = TranscriptionOptions(language="en", asked=True)
+    speech = tuple(
+        GenerateRequest(f"speech {number}", media=Media(audio=(sound,)), transcription=options, sampling=sampling)
+        for number, sound in enumerate(read_speech() if hears else ())
+    )
     if capabilities.transcribes:
-        # With a language, Qwen3-ASR writes nothing but the transcript.
-        return tuple(
-            GenerateRequest(
-                f"speech {number}",
-                media=Media(audio=(speech,)),
-                transcription=TranscriptionOptions(language="en"),
-                sampling=sampling,
-            )
-            for number, speech in enumerate(read_speech())
-        )
+        return speech
     texts = [GenerateRequest(f"text {number}", text) for number, text in enumerate(_TEXTS)]
     media = {
         "image": Media(images=(draw_image(0),)),
@@ -45,7 +43,7 @@ def default_requests(capabilities: Capabilities) -> tuple[GenerateRequest, ...]:
     }
     taken = {name: files for name, files in media.items() if name.split()[-1].rstrip("s") in capabilities.fields}
     others = [GenerateRequest(name, "What is it?", media=files) for name, files in taken.items()]
-    return tuple(replace(request, sampling=sampling) for request in (*texts, *others))
+    return tuple(replace(request, sampling=sampling) for request in (*texts, *others, *speech))
 
 
 def _of_pipeline(capabilities: Capabilities) -> tuple[GenerateRequest, ...]:

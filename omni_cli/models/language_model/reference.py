@@ -39,7 +39,7 @@ class LanguageModelReference:
         is_multimodal = any((folder / name).is_file() for name in names)
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
         self._processor: Any = (AutoProcessor if is_multimodal else AutoTokenizer).from_pretrained(folder, **trust)
-        self._num_input_tokens = 0
+        self.num_input_tokens = 0
         self._model = load_model(
             AutoModelForMultimodalLM if is_multimodal else AutoModelForCausalLM, folder, way, config
         )
@@ -49,20 +49,23 @@ class LanguageModelReference:
 
     def generate(self, request: GenerateRequest, max_tokens: int, tokens: ForcedTokens | None = None) -> list[int]:
         """Return the ids of the greedy answer, or those of `tokens`."""
-        inputs = processor_inputs(self._processor, request, self._stage.system_prompt).to(get_device())
-        inputs = inputs.to(self._model.dtype)
+        inputs = self.inputs(request).to(get_device()).to(self._model.dtype)
         use_adapter(self._model, self._stage, request)
         limits = {**self._limits, "max_new_tokens": max_tokens}
         with torch.no_grad(), led_by(self._model, tokens):
             output = self._model.generate(**inputs, do_sample=False, **limits)
-        self._num_input_tokens = inputs["input_ids"].shape[1]
-        answer: list[int] = output[0, self._num_input_tokens :].tolist()
+        self.num_input_tokens = inputs["input_ids"].shape[1]
+        answer: list[int] = output[0, self.num_input_tokens :].tolist()
         return answer
+
+    def inputs(self, request: GenerateRequest) -> Any:
+        """Return the model's inputs for a request."""
+        return processor_inputs(self._processor, request, self._stage.system_prompt)
 
     def expected(self, output: EngineOutput) -> Expected:
         tokens = force_tokens(output.tokens[self._stage.name])
         self.generate(output.request, len(tokens.token_ids), tokens)
-        return Expected({self._stage.name: tokens.scores}, num_input_tokens=self._num_input_tokens)
+        return Expected({self._stage.name: tokens.scores}, num_input_tokens=self.num_input_tokens)
 
 
 def _follow_videos(get_rope_index: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:

@@ -149,10 +149,14 @@ class Qwen2_5OmniReference:
     def inputs(self, request: GenerateRequest) -> Any:
         if request.text.reply is not None:
             raise NoReferenceError("its text is given, and not an answer")
-        inputs = processor_inputs(self.processor, request, self._thinker.system_prompt).to(get_device())
+        inputs = self.process_request(request).to(get_device())
         use_adapter(self.model.thinker, self._thinker, request)
         self._num_input_tokens = inputs["input_ids"].shape[1]
         return inputs.to(self.model.dtype)
+
+    def process_request(self, request: GenerateRequest) -> Any:
+        """Return the processor's inputs for a request."""
+        return processor_inputs(self.processor, request, self._thinker.system_prompt)
 
     @contextlib.contextmanager
     def _noise(self, request: GenerateRequest) -> Iterator[None]:

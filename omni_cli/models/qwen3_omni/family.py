@@ -26,6 +26,8 @@ FAMILY = Family(
             backend="vllm",
             stage=f"{_HERE}.stages:Qwen3ThinkerStage",
             makes="text",
+            transcribes=True,
+            chats=True,
             decoder="thinker_config",
             needed_files=(
                 ("tokenizer.json", "vocab.json"),

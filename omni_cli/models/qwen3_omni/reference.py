@@ -20,6 +20,7 @@ from omni_cli.models.reference import (
     record_calls,
 )
 from omni_cli.models.scores import Way
+from omni_cli.models.transcription.reference import prompted_inputs, read_prompts
 from omni_cli.requests.outputs import GenerateRequest
 
 
@@ -30,12 +31,18 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
         self.config, self._way = config, way
+        self._prompts = read_prompts(folder, config)
         self.processor = Qwen3OmniMoeProcessor.from_pretrained(folder)
         self.model = load_model(Qwen3OmniMoeForConditionalGeneration, folder, way, config)
         self._load_adapters()
         # transformers 5.19 reads the audio encoder's window from the talker's configuration, which has none.
         if self.model.has_talker:
             self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config
+
+    def process_request(self, request: GenerateRequest) -> Any:
+        if request.transcription.asked:
+            return prompted_inputs(self.processor, self._prompts, request)
+        return super().process_request(request)
 
     def speak(
         self,

@@ -25,6 +25,7 @@ from omni_cli.models.qwen3_omni.connectors import (
 from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.model import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
+from omni_cli.models.transcription.stage import TranscriptionStage
 from omni_cli.models.voices import note_on_voice
 from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import GenerateRequest
@@ -34,7 +35,7 @@ from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import EmbeddedPrompt
 
 
-class Qwen3ThinkerStage(OmniThinkerStage):
+class Qwen3ThinkerStage(TranscriptionStage, OmniThinkerStage):
     """Takes text, audio, images and video; makes text, and for the talker its tokens and the rows of media."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
@@ -46,7 +47,7 @@ class Qwen3ThinkerStage(OmniThinkerStage):
         return {**super().engine_args(), "hf_overrides": {"architectures": [THINKER]}}
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
-        super().on_prepared(active, engine_input)
+        OmniThinkerStage.on_prepared(self, active, engine_input)  # sounds of a request are encoded together
         num_tokens = len(engine_input["prompt_token_ids"])
         for placeholders in engine_input.get("mm_placeholders", {}).values():
             # vLLM counts positions from the tokens around a placeholder, and fails if there are none.

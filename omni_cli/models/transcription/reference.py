@@ -8,11 +8,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor, VoxtralProcessor
+import transformers
+from transformers import (
+    AutoModelForSpeechSeq2Seq,
+    AutoProcessor,
+    Qwen3ASRProcessor,
+    VoxtralProcessor,
+    WhisperProcessor,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+from vllm.engine.arg_utils import EngineArgs
 
+from omni_cli.backends.vllm.registry import resolve_in_process
+from omni_cli.checkpoints.files import read_model_kind, read_object
 from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model, replace_attribute
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
+from omni_cli.models.transcription.prompts import SpeechPrompts
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -29,12 +42,15 @@ class TranscriptionReference:
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
         (stage,) = config.stages
+        check_class(folder)
         self._folder = str(folder)
         self._name = stage.name
         self._limits = get_limits(config, stage.name)
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
         self._processor: Any = AutoProcessor.from_pretrained(folder, **trust)
         self._tokenizer: Any = self._processor.tokenizer
+        has_prompts = isinstance(self._processor, WhisperProcessor | VoxtralProcessor | Qwen3ASRProcessor)
+        self._prompts = None if has_prompts else read_prompts(folder, config)
         self._mark: int | None = self._tokenizer.get_vocab().get(_TRANSCRIPT_MARK)
         self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
         assert isinstance(stage, ARStageConfig)
@@ -56,8 +72,8 @@ class TranscriptionReference:
         extractor = self._processor.feature_extractor
         ((samples, sample_rate),) = request.media.audio
         samples = resample(samples, sample_rate, extractor.sampling_rate)
-        is_long = len(samples) > extractor.chunk_length * extractor.sampling_rate
-        is_whisper = self._model.config.is_encoder_decoder
+        is_whisper = isinstance(self._processor, WhisperProcessor)
+        is_long = self._prompts is None and len(samples) > extractor.chunk_length * extractor.sampling_rate
         if is_long and not is_whisper and not isinstance(self._processor, VoxtralProcessor):
             raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
         arguments: dict[str, Any] = {**self._limits, "do_sample": False}
@@ -78,6 +94,8 @@ class TranscriptionReference:
     def _inputs(self, request: GenerateRequest, samples: np.ndarray) -> Any:
         """Return the processor's inputs for a prompt in the form of the model's own transcription requests."""
         processor, language = self._processor, request.transcription.language
+        if self._prompts is not None:
+            return prompted_inputs(processor, self._prompts, request)
         if isinstance(processor, VoxtralProcessor):
             rate = processor.feature_extractor.sampling_rate
             sound: dict[str, Any] = {"audio": samples, "sampling_rate": rate, "format": ["wav"]}
@@ -161,3 +179,46 @@ class TranscriptionReference:
         tokens = force_tokens(output.tokens[self._name])
         self.generate(output.request, len(tokens.token_ids), tokens)
         return Expected({self._name: tokens.scores}, num_input_tokens=self.num_input_tokens)
+
+
+class ListenerReference(LanguageModelReference):
+    """A language model of transformers, with vLLM's prompts for transcripts."""
+
+    def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
+        check_class(folder)
+        super().__init__(folder, config, way)
+        self._prompts = read_prompts(folder, config)
+
+    def inputs(self, request: GenerateRequest) -> Any:
+        if not request.transcription.asked:
+            return super().inputs(request)
+        return prompted_inputs(self._processor, self._prompts, request)
+
+
+def check_class(folder: Path) -> None:
+    """Raise `NoReferenceError` for a model that transformers does not have."""
+    kind, config = read_model_kind(folder), read_object(folder / "config.json")
+    if not hasattr(transformers, kind) and config.get("model_type") not in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
+        raise NoReferenceError(f"transformers has no {kind}")
+
+
+def read_prompts(folder: Path, config: EngineConfig) -> SpeechPrompts:
+    """Return vLLM's prompts for a checkpoint."""
+    resolve_in_process(read_model_kind(folder))
+    arguments = EngineArgs(model=str(folder), dtype="float32", trust_remote_code=config.trust_remote_code)
+    return SpeechPrompts.of(arguments.create_model_config())
+
+
+def prompted_inputs(processor: Any, prompts: SpeechPrompts, request: GenerateRequest) -> Any:
+    """Return the inputs of a model of transformers for vLLM's prompt. Raises `NoReferenceError` for several windows."""
+    hearing = prompts.hearing
+    rate = int(hearing.sample_rate)
+    ((samples, own_rate),) = request.media.audio
+    samples = resample(samples, own_rate, rate)
+    if hearing.allow_audio_chunking and len(samples) > (hearing.max_audio_clip_s or 0) * rate:
+        raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
+    prompt = prompts.make(request, prompts.choose_language(request), samples)
+    # Ids stand as they are; vLLM adds the special tokens of the tokenizer to a text.
+    text = prompt["prompt"] if "prompt" in prompt else processor.tokenizer.decode(prompt["prompt_token_ids"])
+    special = {"add_special_tokens": "prompt" in prompt}
+    return processor(text=[text], audio=[samples], sampling_rate=rate, return_tensors="pt", **special)

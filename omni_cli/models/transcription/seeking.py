@@ -59,6 +59,10 @@ class Seeker:
         """Frames of the sound in the current window; none after the last one."""
         return max(0, min(self.traits.size, self.sound.num_frames - self.begin))
 
+    def get_samples(self) -> tuple[int, int]:
+        """Return the first sample of the current window, and the one behind its last."""
+        return self.begin * self.sound.hop, (self.begin + self.num_frames) * self.sound.hop
+
     @property
     def temperature(self) -> float:
         return self.thresholds.temperatures[self.attempt]

@@ -24,6 +24,7 @@ class Spectrogram:
         self._samples = np.pad(samples, (0, padding)) if padding else samples
         self._num_all = len(self._samples) // extractor.hop_length
         self._extractor = extractor
+        self.hop: int = extractor.hop_length
         self._filters = torch.from_numpy(extractor.mel_filters).to(torch.float32).T
         self._window = torch.hann_window(extractor.n_fft)
         pieces = range(0, self._num_all, _PIECE)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
-from transformers import GenerationConfig
 from vllm import SamplingParams
-from vllm.config.speech_to_text import SpeechToTextParams
-from vllm.model_executor.model_loader import get_model_cls
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.tokenizers.mistral import MistralTokenizer
 
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.cutting import Cut, cut, find_seam
 from omni_cli.models.transcription.family import OWN_MODELS
-from omni_cli.models.transcription.long_form import Thresholds, TimeTokens, compression_ratio
-from omni_cli.models.transcription.seeking import Seeker, WindowTraits
-from omni_cli.models.transcription.spectrogram import Spectrogram
+from omni_cli.models.transcription.prompts import SpeechPrompts, encode_apart, read_own
+from omni_cli.models.transcription.seeking import Seeker
+from omni_cli.models.transcription.timed_model import TimedModel
 from omni_cli.models.transcription.whisper_rules import (
     CONFIDENCES,
     FIRST_IDS,
@@ -56,44 +52,35 @@ class TranscriptionStage(TextStage):
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
         self._config = self.engine.vllm_config.model_config
-        self._model: Any = get_model_cls(self._config)
-        self._hearing = self._model.get_speech_to_text_config(self._config, "transcribe")
+        self._speech = SpeechPrompts.of(self._config)
+        self._model, self._hearing = self._speech.model, self._speech.hearing
+        self._own = read_own(self._config.model)
         # Whisper's tokens of a prompt name the language, the task and whether times are wanted.
-        self._has_marks: bool = self._config.is_encoder_decoder
+        self._has_marks: bool = self._model.supports_explicit_language_detection
+        self._timed: TimedModel | None = None
         if self._has_marks:
+            renderer = self.engine.renderer
+            processor = renderer.get_mm_processor()
             # A prompt of text that came before begins with another token than vLLM's start, which it would add.
-            self.engine.renderer.get_mm_processor().skip_decoder_start_token = True
-        # Mistral's prompt of a transcript has the sound and its language, and nothing else.
-        self._names_language_only = isinstance(self.engine.renderer.get_tokenizer(), MistralTokenizer)
-        self._own = GenerationConfig.from_pretrained(self._config.model)
-        self._clock, self._thresholds = self._get_clock(), Thresholds.of(self._own)
+            processor.skip_decoder_start_token = True
+            if getattr(self._own, "no_timestamps_token_id", None) is not None:
+                self._timed = TimedModel(self.engine.vllm_config, self._own, processor, renderer.get_tokenizer())
         self._transcriptions: dict[str, Transcription] = {}
 
-    def _get_clock(self) -> TimeTokens | None:
-        """Return the times that the model writes; None for a model that writes none."""
-        no_times: int | None = getattr(self._own, "no_timestamps_token_id", None)
-        if not self._has_marks or no_times is None:
-            return None
-        self._extractor = self.engine.renderer.get_mm_processor().info.get_feature_extractor()
-        config, tokenizer = self._config.hf_config, self.engine.renderer.get_tokenizer()
-        ends = self._own.eos_token_id
-        frames_per_step = self._extractor.nb_max_frames // config.max_source_positions
-        self._traits = WindowTraits(
-            self._extractor.nb_max_frames,
-            config.max_target_positions,
-            config.vocab_size,
-            frozenset([ends] if isinstance(ends, int) else ends),
-            tokenizer.convert_tokens_to_ids("<|startofprev|>"),
-        )
-        return TimeTokens(no_times + 1, frames_per_step, self._extractor.hop_length / self._extractor.sampling_rate)
+    @property
+    def _chats(self) -> bool:
+        role = self.spec.family.role(self.spec.stage.name)
+        return role is not None and role.chats
 
     def engine_args(self) -> dict[str, object]:
-        arguments = {**super().engine_args(), "logits_processors": [WhisperRules]}
+        arguments = {**super().engine_args(), **({} if self._chats else {"logits_processors": [WhisperRules]})}
         if own := OWN_MODELS.get(self.spec.architecture):
             arguments["hf_overrides"] = {"architectures": [own]}
         return arguments
 
     def warm_up_request(self) -> GenerateRequest | None:
+        if self._chats:
+            return super().warm_up_request()
         return GenerateRequest(
             "",
             media=Media(audio=((np.zeros(16_000, np.float32), 16_000),)),
@@ -101,22 +88,26 @@ class TranscriptionStage(TextStage):
         )
 
     def add(self, request: GenerateRequest) -> None:
-        self._check(request)
+        if self._chats and not request.transcription.asked:
+            super().add(request)
+            return
+        language = self._check(request)
         ((samples, sample_rate),) = request.media.audio
         rate = int(self._hearing.sample_rate)
         samples = resample(samples, sample_rate, rate)
         if len(samples) < _MIN_SAMPLES:
             raise InputError(f"the sound is empty: it has {len(samples)} samples at {rate} Hz")
-        language = request.transcription.language if self._is_multilingual else "en"
         transcription = Transcription(request, [], language, time.perf_counter(), samples, rate)
-        if self._clock is None:
-            hearing, whole = self._hearing, Cut(0, len(samples))
-            pieces = cut(samples, rate, hearing.max_audio_clip_s) if hearing.allow_audio_chunking else [whole]
+        if self._timed is None:
+            hearing = self._hearing
+            is_cut = hearing.allow_audio_chunking and hearing.max_audio_clip_s
+            pieces = cut(samples, rate, hearing.max_audio_clip_s) if is_cut else [Cut(0, len(samples))]
             for piece in pieces:
                 window = self._window(piece.begin / rate, samples[piece.begin : piece.end])
                 transcription.pieces.append(replace(window, overlaps=piece.overlaps))
         else:
-            transcription.seeker = self._seeker(request, samples, self._clock)
+            asked = request.sampling.get("temperature", self.spec.ar.sampling.temperature)
+            transcription.seeker = self._timed.new_seeker(request, samples, float(asked or 0.0))
             self._add_window(transcription, transcription.seeker)
         self._transcriptions[request.request_id] = transcription
         try:
@@ -128,30 +119,21 @@ class TranscriptionStage(TextStage):
             self.abort(request.request_id)
             raise
 
-    def _seeker(self, request: GenerateRequest, samples: np.ndarray, clock: TimeTokens) -> Seeker:
-        prompt_ids: list[int] = []
-        if words := (request.prompt or "").strip():
-            prompt_ids = self.engine.renderer.get_tokenizer().encode(f" {words}", add_special_tokens=False)
-        asked = request.sampling.get("temperature", self.spec.ar.sampling.temperature)
-        thresholds = replace(self._thresholds, temperatures=(float(asked),)) if asked else self._thresholds
-        sound = Spectrogram(samples, self._extractor)
-        return Seeker(sound, clock, self._traits, thresholds, request.transcription, prompt_ids)
-
     def _window(self, start_s: float, samples: np.ndarray) -> SoundWindow:
         return SoundWindow(start_s, samples, self._model.get_streaming_post_processor_cls()())
 
     def _add_window(self, transcription: Transcription, seeker: Seeker) -> None:
         """Add the window that a sound has come to."""
-        hop = self._extractor.hop_length
-        part = transcription.samples[seeker.begin * hop : (seeker.begin + seeker.num_frames) * hop]
-        transcription.pieces.append(self._window(seeker.begin * hop / self._extractor.sampling_rate, part))
+        begin, end = seeker.get_samples()
+        start_s = begin / self._hearing.sample_rate
+        transcription.pieces.append(self._window(start_s, transcription.samples[begin:end]))
 
     @property
     def _is_multilingual(self) -> bool:
         return bool(getattr(self._own, "is_multilingual", True))
 
-    def _check(self, request: GenerateRequest) -> None:
-        """Raise `InputError` for a request that the model cannot run."""
+    def _check(self, request: GenerateRequest) -> str | None:
+        """Return the language; raise `InputError` for a request that the model cannot run."""
         text, media, asked = request.text, request.media, request.transcription
         if request.messages or text.prompt_token_ids is not None or text.raw or text.reply is not None:
             raise InputError("this model transcribes speech: it does not chat")
@@ -159,15 +141,12 @@ class TranscriptionStage(TextStage):
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
         if asked.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`")
-        if self._names_language_only and request.prompt:
-            raise InputError("this model takes no words before the transcript", hint="drop `prompt`")
-        if self._names_language_only and asked.task == "translate":
-            raise InputError("this model does not translate", hint="drop `task`")
+        if asked.word_timestamps and not (self._timed and self._timed.has_words):
+            lacks = "its generation_config.json has no `alignment_heads`" if self._timed else "it writes no times"
+            raise InputError(f"this model tells no times of words: {lacks}", hint="drop `word_timestamps`")
         if not self._is_multilingual and (asked.language not in (None, "en") or asked.task == "translate"):
             raise InputError("this model hears English only: it takes no other `language` and does not translate")
-        if asked.language is not None and asked.language not in self._model.supported_languages:
-            known = ", ".join(self._model.supported_languages)
-            raise InputError(f"unknown `language`: {asked.language}", hint=f"choose from: {known}")
+        return self._speech.choose_language(request) if self._is_multilingual else "en"
 
     def _admit_all(self, transcription: Transcription) -> None:
         for number in range(len(transcription.pieces)):
@@ -183,6 +162,8 @@ class TranscriptionStage(TextStage):
         self.admit(ActiveRequest(request, time.perf_counter(), context=context))
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+        if "transcription" not in active.context:
+            return super().render(active)
         transcription: Transcription = active.context["transcription"]
         number, request = active.context["piece"], transcription.request
         tokenizer = self.engine.renderer.get_tokenizer()
@@ -192,20 +173,12 @@ class TranscriptionStage(TextStage):
             params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=allowed)
             detection = parse_model_prompt(self._config, prompt)
             return detection if transcription.seeker is None else transcription.seeker.name_sound(detection), params
-        prompt = self._model.get_generation_prompt(
-            SpeechToTextParams(
-                audio=transcription.pieces[number].samples,
-                stt_config=self._hearing,
-                model_config=self._config,
-                language=transcription.language,
-                task_type=request.transcription.task,
-                to_language="en" if request.transcription.task == "translate" else None,
-                request_prompt="" if transcription.seeker else request.prompt or "",
-            )
-        )
-        prompt = parse_model_prompt(self._config, prompt)
+        # A prompt comes before windows by the seeker's rules.
+        asked = request if transcription.seeker is None else replace(request, prompt=None)
+        prompt = self._speech.make(asked, transcription.language, transcription.pieces[number].samples)
         if not self._has_marks:
-            return prompt, self.sampling_params(request)
+            greedy = {"temperature": 0.0} if self._chats and "temperature" not in request.sampling else {}
+            return prompt, self.sampling_params(request, **greedy)
         text = prompt["decoder_prompt"]["prompt"].replace("<|prev|>", "<|startofprev|> ", 1)
         seeker, (before, start, rest) = transcription.seeker, text.rpartition("<|startoftranscript|>")
         rest = rest if self._is_multilingual else "<|notimestamps|>"
@@ -215,7 +188,7 @@ class TranscriptionStage(TextStage):
         marks = tokenizer.encode(start + rest.removesuffix("<|notimestamps|>"), add_special_tokens=False)
         prompt["decoder_prompt"] = {"prompt_token_ids": [*seeker.before(), marks[0]]}
         CONFIDENCES[active.request.request_id] = Confidence()
-        active.context["num_forced"] = len(marks) - 1
+        active.context.update(num_forced=len(marks) - 1, prompt_ids=[*seeker.before(), *marks])
         notes = {TIMESTAMPS: True, WINDOW: active.request.request_id, FIRST_IDS: marks[1:]}
         params = self.sampling_params(request, temperature=seeker.temperature, extra_args=notes)
         if params.max_tokens is not None:
@@ -224,13 +197,19 @@ class TranscriptionStage(TextStage):
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         """Put in the frames of the whole sound for those that vLLM made of a window alone."""
-        seeker: Seeker | None = active.context["transcription"].seeker
-        if seeker is not None:
-            (item,) = engine_input["decoder_prompt"]["mm_kwargs"]["audio"]
-            frames = item["input_features"]
-            frames.data = seeker.sound.window(seeker.begin, self._traits.size).to(frames.data.dtype)
+        super().on_prepared(active, engine_input)
+        transcription: Transcription | None = active.context.get("transcription")
+        if transcription is None or transcription.seeker is None:
+            encode_apart(engine_input)
+            return
+        seeker = transcription.seeker
+        (item,) = engine_input["decoder_prompt"]["mm_kwargs"]["audio"]
+        frames = item["input_features"]
+        frames.data = seeker.sound.window(seeker.begin, seeker.traits.size).to(frames.data.dtype)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
+        if "transcription" not in active.context:
+            return super().output(active, output)
         transcription: Transcription = active.context["transcription"]
         number = active.context["piece"]
         if number is None:
@@ -245,58 +224,48 @@ class TranscriptionStage(TextStage):
                 piece.chunks.append(report)
             elif isinstance(report, RequestDone):
                 piece.done = without_first(report, active.context.get("num_forced", 0))
-        if transcription.seeker is not None:
-            self._seek(transcription, transcription.seeker, active)
+        if transcription.seeker is not None and self._timed is not None:
+            self._seek(transcription, transcription.seeker, self._timed, active)
         reports = self._reports(transcription)
         if piece.done is not None and transcription.request.request_id in self._transcriptions:
             reports.append(transcription.progress())
         return reports
 
-    def _seek(self, transcription: Transcription, seeker: Seeker, active: ActiveRequest) -> None:
+    def _seek(self, transcription: Transcription, seeker: Seeker, timed: TimedModel, active: ActiveRequest) -> None:
         """Note the text of the current window that stays; at its end go on to the next one, or hear it again."""
         piece, token_ids = transcription.pieces[-1], active.token_ids[active.context["num_forced"] :]
         if piece.done is None:
-            self._settle(piece, active, seeker.clock.count_settled(token_ids) if seeker.thresholds.are_off else 0)
+            end = seeker.clock.count_settled(token_ids) if seeker.thresholds.are_off else 0
+            self._settle(piece, active, timed, end)
             return
         noted = CONFIDENCES.pop(active.request.request_id)
         begin, temperature = seeker.begin, seeker.temperature
-        avg_logprob, no_speech = noted.avg_logprob(token_ids), noted.no_speech_prob
-        parts = seeker.take(token_ids, avg_logprob, no_speech)
+        confidence = noted.avg_logprob(token_ids), noted.no_speech_prob
+        parts = seeker.take(token_ids, *confidence)
         if parts is None:
             piece.done = None
             self._admit(transcription, len(transcription.pieces) - 1)
             return
-        words = self._decode([token_id for part in parts for token_id in part.token_ids])
-        ratio = compression_ratio(words.encode()) if words else None
-        about = (begin, temperature, avg_logprob, ratio, no_speech)
         end_s = len(transcription.samples) / self._hearing.sample_rate
-        piece.segments = tuple(
-            # The last window is longer than the sound, and so may be its last part.
-            Segment(round(min(part.start_s, end_s), 3), round(min(part.end_s, end_s), 3), text, part.token_ids, *about)
-            for part in parts
-            if (text := self._decode(part.token_ids).strip())
-        )
-        self._settle(piece, active, sum(len(part.token_ids) for part in parts))
+        piece.segments = tuple(timed.make_segments(parts, end_s, begin, temperature, confidence))
+        if transcription.request.transcription.word_timestamps:
+            language = self._name_language(transcription.language)
+            found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
+            piece.words = tuple(found)
+        self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
         if seeker.num_frames:
             self._add_window(transcription, seeker)
             self._admit(transcription, len(transcription.pieces) - 1)
 
-    def _settle(self, piece: SoundWindow, active: ActiveRequest, end: int) -> None:
+    def _settle(self, piece: SoundWindow, active: ActiveRequest, timed: TimedModel, end: int) -> None:
         """Pass on the text of a window's tokens up to `end`."""
         num_forced = active.context["num_forced"]
-        text = self._decode(active.token_ids[num_forced:][piece.num_settled : end])
+        text = timed.decode(active.token_ids[num_forced:][piece.num_settled : end])
         if text:
             counts = (0 if piece.done is None else piece.done.trace["num_input_tokens"], end)
             chunk = TextChunk("", text, *counts, tuple(active.logprobs[num_forced:][piece.num_settled : end]))
             piece.chunks.append(chunk)
         piece.num_settled = max(end, piece.num_settled)
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        """Return the words of tokens, without times."""
-        assert self._clock is not None
-        words = [token_id for token_id in token_ids if token_id < self._clock.first_id]
-        text: str = self.engine.renderer.get_tokenizer().decode(words, skip_special_tokens=True)
-        return text
 
     def _reports(self, transcription: Transcription) -> list[Report]:
         """Return the text that nothing is missing before, and the end of a request whose pieces all have ended."""
@@ -369,9 +338,15 @@ class TranscriptionStage(TextStage):
             "output_logprobs": [item for each in traces for item in each["output_logprobs"] or ()] or None,
         }
         language = transcription.language or self._get_language(texts[0].text)
-        transcript = Transcript(language, duration_s, segments)
+        words = tuple(word for piece in transcription.pieces for word in piece.words)
+        has_words = transcription.request.transcription.word_timestamps
+        named = self._name_language(language)
+        transcript = Transcript(language, duration_s, segments, words if has_words else None, named)
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text)
+
+    def _name_language(self, code: str | None) -> str:
+        return str(self._model.supported_languages.get(code, "unknown")).lower()
 
     def _get_language(self, text: str) -> str | None:
         """Return the code of the language that a model names before its transcript."""
@@ -383,18 +358,25 @@ class TranscriptionStage(TextStage):
         """Yield a piece's text as one part; a model that writes times has noted its own."""
         end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
         words = piece.text.strip()
-        if words and self._clock is None:
+        if words and self._timed is None:
             temperature = transcription.request.sampling.get("temperature")
             yield Segment(round(piece.start_s, 3), round(end_s, 3), words, text.token_ids, temperature=temperature)
 
     def get_request_id(self, active: ActiveRequest) -> str:
-        transcription: Transcription = active.context["transcription"]
-        return transcription.request.request_id
+        transcription: Transcription | None = active.context.get("transcription")
+        return active.request.request_id if transcription is None else transcription.request.request_id
+
+    def tokenize_params(self, request: GenerateRequest) -> Any:
+        # As vLLM's own server: its prompts are no chat template's.
+        return super().tokenize_params(request) if self._chats and not request.transcription.asked else None
 
     def abort(self, request_id: str) -> None:
         if request_id in self.active:  # the failure of a piece is that of the whole
             request_id = self.get_request_id(self.active[request_id])
         transcription = self._transcriptions.pop(request_id, None)
-        for active in [each for each in self.active.values() if each.context["transcription"] is transcription]:
+        if transcription is None:
+            super().abort(request_id)
+            return
+        for active in [each for each in self.active.values() if each.context.get("transcription") is transcription]:
             CONFIDENCES.pop(active.request.request_id, None)
             super().abort(active.request.request_id)

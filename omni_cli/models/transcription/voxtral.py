@@ -12,6 +12,7 @@ FAMILY = replace(
     family.FAMILY,
     name="voxtral",
     architectures=("VoxtralForConditionalGeneration",),
+    claims=None,
     vllm_models={},
     roles=(replace(family.ROLE, needed_files=_FILES),),
 )

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import GenerationConfig
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+
+from omni_cli.models.transcription.prompts import read_own
 
 TIMESTAMPS = "timestamps"
 """The key of `SamplingParams.extra_args` that turns the rules on; its value is true for a text with timestamps."""
@@ -60,7 +61,7 @@ class WhisperRules(AdapterLogitsProcessor):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         super().__init__(vllm_config, device, is_pin_memory)
-        settings = GenerationConfig.from_pretrained(vllm_config.model_config.model)
+        settings = read_own(vllm_config.model_config.model)
         # transformers' processors look for these tokens in the whole vocabulary, for each token that is written.
         always = set(settings.suppress_tokens or ())
         at_begin = always | set(settings.begin_suppress_tokens or ())

@@ -76,10 +76,11 @@ async def _request(service: Service, body: TranslationRequest, task: SpeechTask,
     exchange.lengthen(len(samples) / sample_rate)
     return GenerateRequest(
         request_id=new_id("transcription"),
+        modalities=frozenset({"text"}),
         lora=service.adapter(body.model),
         prompt=body.prompt or None,
         transcription=TranscriptionOptions(
-            task=task, timestamps=body.has_times, **body.request_fields("transcription")
+            task=task, timestamps=body.has_times, asked=True, **body.request_fields("transcription")
         ),
         sampling=body.request_fields("sampling"),
         **media,

@@ -1,0 +1,77 @@
+"""Architectures of vLLM that transcribe speech, read from its sources: importing them would take seconds."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from pathlib import Path
+
+from omni_cli.checkpoints.files import read_object
+
+_INTERFACE = "SupportsTranscription"
+# vLLM's table of the models that take media and generate; those beside it pool.
+_TABLE = re.compile(r"^_MULTIMODAL_MODELS = \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+# Imported with the module, when a function is called, or asked for by transformers.
+_IMPORT = re.compile(
+    r'(?:^(?:import|from)|LazyLoader\("\w+", globals\(\),|requires_backends\(self, \[)\s*"?(\w+)', re.MULTILINE
+)
+_NOTHING_ELSE = re.compile(r"^    supports_transcription_only\b[^=\n]*= True", re.MULTILINE)
+
+
+def only_transcribes(architecture: str) -> bool:
+    """True for a model that does nothing else."""
+    return any(_NOTHING_ELSE.search(body) for body in _transcriber(architecture))
+
+
+def also_transcribes(architecture: str) -> bool:
+    """True for a model that answers prompts as well."""
+    return bool(_transcriber(architecture)) and not only_transcribes(architecture)
+
+
+def missing_package(folder: Path) -> str | None:
+    """Return a package that a checkpoint needs to hear, and that is not installed."""
+    config = read_object(folder / "config.json")
+    found = _find(config["architectures"][0])
+    sources = [] if found is None else [_read(found[0])]
+    for name in re.findall(r"vllm\.transformers_utils\.processors\.(\w+)", "".join(sources)):
+        sources.append(_read(name, "vllm", "transformers_utils", "processors"))
+    kind = str(config.get("model_type")).removesuffix("_plus")
+    sources.append(_read(f"feature_extraction_{kind}", "transformers", "models", kind))
+    names = (match[1] for source in sources for match in _IMPORT.finditer(source))
+    return next((name for name in names if importlib.util.find_spec(name) is None), None)
+
+
+@functools.cache
+def _transcriber(architecture: str) -> tuple[str, ...]:
+    """Return the statements of an architecture's class and its bases; none for one that does not transcribe."""
+    found = _find(architecture)
+    bodies = () if found is None else tuple(_bodies(*found))
+    return bodies if any(re.search(rf"\b{_INTERFACE}\b", body.partition(":\n")[0]) for body in bodies) else ()
+
+
+def _find(architecture: str) -> tuple[str, str] | None:
+    """Return the module and the class of an architecture."""
+    table = _TABLE.search(_read("registry"))
+    row = re.search(rf'"{re.escape(architecture)}": \(\s*"(\w+)",\s*"(\w+)"', table[1]) if table else None
+    return None if row is None else (row[1], row[2])
+
+
+def _bodies(module: str, name: str) -> list[str]:
+    source = _read(module)
+    own = re.search(rf"^class {name}\b(.*?)(?=^\S(?!:)|\Z)", source, re.MULTILINE | re.DOTALL)
+    if own is None:
+        # Imported from a neighbour, `from .module import (...)` or by vLLM's whole name.
+        place = rf"^from (?:vllm\.model_executor\.models)?\.(\w+) import (?:\([^)]*?\b{name}\b|[^(\n]*\b{name}\b)"
+        origin = re.search(place, source, re.MULTILINE)
+        return [] if origin is None else _bodies(origin[1], name)
+    bases = re.findall(r"\w+", own[1].partition(":\n")[0])
+    return [own[1], *(body for base in bases if base != _INTERFACE for body in _bodies(module, base))]
+
+
+@functools.cache
+def _read(module: str, package: str = "vllm", *folders: str) -> str:
+    spec = importlib.util.find_spec(package)
+    roots = [] if spec is None else spec.submodule_search_locations or []
+    files = (Path(root, *(folders or ("model_executor", "models")), f"{module}.py") for root in roots)
+    return next((file.read_text() for file in files if file.is_file()), "")

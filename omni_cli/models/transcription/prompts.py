@@ -1,0 +1,91 @@
+"""Prompts for transcripts, by vLLM's interface for models that make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+from vllm.config import ModelConfig
+from vllm.config.speech_to_text import SpeechToTextConfig, SpeechToTextParams
+from vllm.model_executor.model_loader import get_model_cls
+from vllm.multimodal.inputs import MultiModalFieldConfig
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+from omni_cli.core.errors import InputError
+from omni_cli.requests.outputs import GenerateRequest
+
+
+def read_own(folder: str) -> GenerationConfig:
+    """Return a checkpoint's own settings; the library's defaults for one without any."""
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:
+        return GenerationConfig()
+
+
+def encode_apart(engine_input: Any) -> None:
+    """Have the sounds of a preprocessed prompt encoded with sounds of their length alone.
+
+    vLLM would fill up shorter ones of a step, and some encoders see what is filled in. It batches only sounds whose
+    shared fields are equal.
+    """
+    sounds = [sound for sound in engine_input.get("mm_kwargs", {}).get("audio", ()) if sound is not None]
+    for sound in sounds:
+        tensors = [part.data for part in sound.values() if isinstance(part.data, torch.Tensor)]
+        shape = torch.tensor(max(tensors, key=torch.numel).shape) if tensors else torch.zeros(1)
+        (sound["_shape"],) = MultiModalFieldConfig.shared("audio", 1, keep_on_cpu=True).build_elems("_shape", shape)
+
+
+@dataclass(frozen=True)
+class SpeechPrompts:
+    """A model of vLLM, and how it hears."""
+
+    config: ModelConfig
+    model: Any
+    hearing: SpeechToTextConfig
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> SpeechPrompts:
+        model: Any = get_model_cls(config)
+        return cls(config, model, model.get_speech_to_text_config(config, "transcribe"))
+
+    def make(self, request: GenerateRequest, language: str | None, samples: np.ndarray) -> Any:
+        """Return vLLM's prompt for a request with these samples, at the rate that the model hears."""
+        task = request.transcription.task
+        params = SpeechToTextParams(
+            audio=samples,
+            stt_config=self.hearing,
+            model_config=self.config,
+            language=language,
+            task_type=task,
+            to_language="en" if task == "translate" else None,
+            request_prompt=request.prompt or "",
+        )
+        return parse_model_prompt(self.config, self.model.get_generation_prompt(params))
+
+    def choose_language(self, request: GenerateRequest) -> str | None:
+        """Return the language of a request, None for one to detect; raise `InputError` for what the model ignores."""
+        asked = request.transcription
+        try:
+            language: str | None = self.model.validate_language(asked.language)
+        except ValueError as error:
+            known = ", ".join(self.model.supported_languages)
+            raise InputError(f"unknown `language`: {asked.language}", hint=f"choose from: {known}") from error
+        if request.prompt and not self._heeds(request, language, prompt=None):
+            raise InputError("this model takes no words before the transcript", hint="drop `prompt`")
+        plain = replace(asked, task="transcribe")
+        if asked.task == "translate" and not self._heeds(request, language, transcription=plain):
+            raise InputError("this model does not translate", hint="drop `task`")
+        return language
+
+    def _heeds(self, request: GenerateRequest, language: str | None, **without: Any) -> bool:
+        """True if the prompt is another without a part of the request."""
+        second = np.zeros(int(self.hearing.sample_rate), np.float32)
+        # A model that detects the language has none yet.
+        language = language or "en"
+        return str(self.make(request, language, second)) != str(
+            self.make(replace(request, **without), language, second)
+        )

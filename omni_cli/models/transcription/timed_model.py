@@ -1,0 +1,99 @@
+"""A model that writes the times of what it hears: its windows, its segments and the times of its words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import GenerationConfig
+from vllm.config import VllmConfig
+
+from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens, compression_ratio
+from omni_cli.models.transcription.seeking import Seeker, WindowTraits
+from omni_cli.models.transcription.spectrogram import Spectrogram
+from omni_cli.requests.contents import Segment, Word
+from omni_cli.requests.outputs import GenerateRequest
+
+if TYPE_CHECKING:
+    from omni_cli.models.transcription.word_times import WordAligner
+
+
+class TimedModel:
+    """Whisper, by its sizes and its generation config; `processor` is vLLM's."""
+
+    def __init__(self, config: VllmConfig, own: GenerationConfig, processor: Any, tokenizer: Any) -> None:
+        self.extractor = processor.info.get_feature_extractor()
+        self.has_words = bool(getattr(own, "alignment_heads", None))
+        self._config, self._tokenizer = config, tokenizer
+        self._thresholds = Thresholds.of(own)
+        sizes, ends = config.model_config.hf_config, own.eos_token_id
+        self.traits = WindowTraits(
+            self.extractor.nb_max_frames,
+            sizes.max_target_positions,
+            sizes.vocab_size,
+            frozenset([ends] if isinstance(ends, int) else ends),
+            tokenizer.convert_tokens_to_ids("<|startofprev|>"),
+        )
+        frames_per_step = self.extractor.nb_max_frames // sizes.max_source_positions
+        frame_s = self.extractor.hop_length / self.extractor.sampling_rate
+        self._clock = TimeTokens(own.no_timestamps_token_id + 1, frames_per_step, frame_s)
+        self._aligner: WordAligner | None = None
+
+    def new_seeker(self, request: GenerateRequest, samples: np.ndarray, temperature: float) -> Seeker:
+        """Begin a sound; `temperature` other than 0 is that of all windows."""
+        prompt_ids: list[int] = []
+        if words := (request.prompt or "").strip():
+            prompt_ids = self._tokenizer.encode(f" {words}", add_special_tokens=False)
+        thresholds = replace(self._thresholds, temperatures=(temperature,)) if temperature else self._thresholds
+        sound = Spectrogram(samples, self.extractor)
+        return Seeker(sound, self._clock, self.traits, thresholds, request.transcription, prompt_ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the words of tokens, without times."""
+        words = [token_id for token_id in token_ids if token_id < self._clock.first_id]
+        text: str = self._tokenizer.decode(words, skip_special_tokens=True)
+        return text
+
+    def make_segments(
+        self,
+        parts: Sequence[HeardPart],
+        end_s: float,
+        begin: int,
+        temperature: float,
+        confidence: tuple[float | None, float | None],
+    ) -> Iterator[Segment]:
+        """Yield the parts of a window that have words; `confidence` is the mean log-probability of its tokens, and the
+        probability that nothing is said."""
+        words = self.decode([token_id for part in parts for token_id in part.token_ids])
+        ratio = compression_ratio(words.encode()) if words else None
+        for part in parts:
+            text = self.decode(part.token_ids)
+            if text.strip():
+                # The last window is longer than the sound, and so may be its last part.
+                first_s, last_s = (round(min(time_s, end_s), 3) for time_s in (part.start_s, part.end_s))
+                about = (begin, temperature, confidence[0], ratio, confidence[1])
+                yield Segment(first_s, last_s, text, part.token_ids, *about)
+
+    def find_words(
+        self,
+        seeker: Seeker,
+        begin: int,
+        parts: Sequence[HeardPart],
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        language: str,
+    ) -> Iterator[Word]:
+        """Yield the words of the parts of a window that begins at a frame, `token_ids` being all that it wrote."""
+        if self._aligner is None:
+            from omni_cli.models.transcription.word_times import WordAligner
+
+            config, device = self._config.model_config, self._config.device_config.device
+            self._aligner = WordAligner(config.model, config.dtype, device, self._tokenizer)
+        sound = seeker.sound
+        frames, start_s = sound.window(begin, self.traits.size), begin * self._clock.frame_s
+        times_s = self._aligner.align(frames, sound.num_frames - begin, prompt_ids, token_ids)
+        for part in parts:
+            yield from self._aligner.read_words(part.token_ids, times_s, start_s, language)
+            times_s = times_s[len(part.token_ids) :]

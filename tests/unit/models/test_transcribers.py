@@ -1,0 +1,95 @@
+"""Models that transcribe, found in vLLM's sources, and the requests that ask them to."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_cli.config.families import get_family
+from omni_cli.config.loader import load_profile
+from omni_cli.config.schema import EngineConfig
+from omni_cli.core.errors import CheckpointError, UsageError
+from omni_cli.engine.checkpoint_fit import check_fit
+from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.request_spec import check_fields, get_spec
+
+_PROFILE = {"version": 1, "name": "a", "model": "b", "dtype": "float32"}
+LISTENER = EngineConfig.model_validate({**_PROFILE, "stages": {"listener": {"kind": "ar"}}})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family"),
+    [
+        ("WhisperForConditionalGeneration", "transcription"),
+        ("CohereAsrForConditionalGeneration", "transcription"),
+        ("FunASRForConditionalGeneration", "transcription"),
+        ("FireRedASR2ForConditionalGeneration", "transcription"),
+        ("MossTranscribeDiarizeForConditionalGeneration", "transcription"),
+        ("VoxtralForConditionalGeneration", "voxtral"),
+        ("GlmAsrForConditionalGeneration", "listener"),
+        ("GraniteSpeechPlusForConditionalGeneration", "listener"),  # from a base in another module
+        ("Gemma3nForConditionalGeneration", "listener"),
+        ("MoonshotKimiaForCausalLM", "listener"),
+        ("Qwen3OmniMoeForConditionalGeneration", "qwen3_omni"),
+        # A base of theirs transcribes, and they pool.
+        ("Qwen3ASRForcedAlignerForTokenClassification", "language_model"),
+        ("Qwen3ForCausalLM", "language_model"),
+        ("Qwen2AudioForConditionalGeneration", "language_model"),
+        ("Qwen2_5_VLForConditionalGeneration", "language_model"),
+        ("NoSuchModel", "language_model"),
+    ],
+)
+def test_the_family_of_an_architecture(architecture: str, family: str) -> None:
+    assert get_family(architecture).name == family
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"audio": ["a.wav"]}, True),
+        ({"audio": ["a.wav"], "prompt": "Who speaks?"}, False),
+        ({"audio": ["a.wav"], "prompt": "names", "language": "de"}, True),
+        ({"prompt": "hello"}, False),
+    ],
+)
+def test_what_asks_for_a_transcript(fields: dict[str, Any], asked: bool) -> None:
+    for config in (LISTENER, load_profile("tiny-qwen3-omni")):
+        capabilities = Capabilities.of(config)
+        assert (capabilities.transcribes, capabilities.hears) == (False, True)
+        checked = check_fields(fields, capabilities, str)
+        capabilities.check_together(checked, str)
+        request = get_spec(checked, request_id="0", folder=Path()).request
+        assert request.transcription.asked == asked
+        assert request.modalities == (frozenset({"text"}) if asked else None), "a transcript is not spoken"
+        assert capabilities.lacks_prompt({}) and not capabilities.lacks_prompt(
+            {"audio": fields.get("audio", ["a.wav"])}
+        )
+
+
+def test_a_language_model_has_no_options_of_transcripts() -> None:
+    config = EngineConfig.model_validate({**_PROFILE, "stages": {"model": {"kind": "ar"}}})
+    with pytest.raises(UsageError, match="has no effect"):
+        check_fields({"language": "de", "audio": ["a.wav"]}, Capabilities.of(config), str)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "package"),
+    [
+        ("FireRedASR2ForConditionalGeneration", "fireredasr2", "kaldi_native_fbank"),
+        ("FunASRForConditionalGeneration", "funasr", "torchaudio"),
+        ("GraniteSpeechForConditionalGeneration", "granite_speech", "torchaudio"),
+    ],
+)
+def test_a_missing_package_is_named_before_anything_starts(
+    architecture: str, kind: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": kind}))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(CheckpointError) as caught:
+        check_fit(LISTENER, tmp_path)
+    assert caught.value.message == f"`{tmp_path}` is a {architecture}, which needs the package `{package}`"
