@@ -269,6 +269,12 @@ class TranscriptSegment(TypedDict):
     temperature: float
 
 
+class TranscriptWord(TypedDict):
+    word: str
+    start: float
+    end: float
+
+
 class TranscriptReply(TypedDict):
     """The other fields are those of `verbose_json`; `language` is an ISO 639-1 code."""
 
@@ -278,6 +284,7 @@ class TranscriptReply(TypedDict):
     language: NotRequired[str | None]
     duration: NotRequired[float]
     segments: NotRequired[list[TranscriptSegment]]
+    words: NotRequired[list[TranscriptWord]]
 
 
 class TranscriptEvent(TypedDict):

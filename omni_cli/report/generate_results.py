@@ -225,7 +225,9 @@ def _transcript(transcript: Transcript) -> dict[str, object]:
     segments = [
         {"start_s": segment.start_s, "end_s": segment.end_s, "text": segment.text} for segment in transcript.segments
     ]
-    return {"language": transcript.language, "duration_s": round(transcript.duration_s, 3), "segments": segments}
+    words = {} if transcript.words is None else {"words": [dataclasses.asdict(word) for word in transcript.words]}
+    duration_s = round(transcript.duration_s, 3)
+    return {"language": transcript.language, "duration_s": duration_s, "segments": segments, **words}
 
 
 def _video(output: VideoOutput, path: Path) -> dict[str, object]:

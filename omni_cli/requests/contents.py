@@ -81,12 +81,25 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word of a transcript with the punctuation beside it, and its times in seconds from the sound's beginning."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Transcript:
-    """A transcribed sound; `language` is its ISO 639-1 code, the request's or the one that the model detected."""
+    """A transcribed sound; `language` is its ISO 639-1 code, the request's or the one that the model detected.
+
+    `words` are None unless they were asked for.
+    """
 
     language: str | None
     duration_s: float
     segments: tuple[Segment, ...]
+    words: tuple[Word, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -200,12 +213,13 @@ class TranscriptionOptions:
     """The text to make of speech: in its language, or in English with the task `translate`.
 
     `language` (ISO 639-1) is the language of the speech, None if the model detects it. With `timestamps` the text has
-    the times of its parts.
+    the times of its parts, with `word_timestamps` those of its words.
     """
 
     language: str | None = None
     task: SpeechTask = "transcribe"
     timestamps: bool = False
+    word_timestamps: bool = False
 
 
 @dataclass(frozen=True)

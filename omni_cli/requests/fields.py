@@ -130,6 +130,10 @@ _ROWS = (
         "timestamps", checks.check_flag, part="transcription", takers=("transcription",),
         option=Option("--timestamps", None, "Transcribe with the times of the text's parts."), type=bool,
     ),
+    RequestField(
+        "word_timestamps", checks.check_flag, part="transcription", takers=("transcription",),
+        option=Option("--word-timestamps", None, "Transcribe with the times of each word (Whisper)."), type=bool,
+    ),
     # Its option belongs to every command that loads a profile.
     RequestField(
         "seed", checks.whole_number(bounds.MIN_SEED, bounds.MAX_SEED), takers=("any",), lines=_BOTH,

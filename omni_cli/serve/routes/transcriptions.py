@@ -76,7 +76,10 @@ async def _request(service: Service, body: TranslationRequest, task: SpeechTask)
         lora=service.adapter(body.model),
         prompt=body.prompt or None,
         transcription=TranscriptionOptions(
-            task=task, timestamps=body.has_times, **body.request_fields("transcription")
+            task=task,
+            timestamps=body.has_times,
+            word_timestamps="word" in body.granularities,
+            **body.request_fields("transcription"),
         ),
         sampling=body.request_fields("sampling"),
         **media,
@@ -116,11 +119,9 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
         "usage": {"type": "duration", "seconds": math.ceil(transcript.duration_s)},
     }
     if body.response_format == "verbose_json":
-        reply |= {
-            "task": task,
-            "language": transcript.language,
-            "duration": round(transcript.duration_s, 3),
-            "segments": [
+        reply |= {"task": task, "language": transcript.language, "duration": round(transcript.duration_s, 3)}
+        if "segment" in body.granularities:
+            reply["segments"] = [
                 {
                     "id": number,
                     "start": segment.start_s,
@@ -130,8 +131,11 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
                     "temperature": body.request_fields("sampling").get("temperature", 0.0),
                 }
                 for number, segment in enumerate(transcript.segments)
-            ],
-        }
+            ]
+        if transcript.words is not None:
+            reply["words"] = [
+                {"word": word.text, "start": word.start_s, "end": word.end_s} for word in transcript.words
+            ]
     return JSONResponse(reply)
 
 
