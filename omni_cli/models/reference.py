@@ -65,6 +65,10 @@ class ForcedTokens(LogitsProcessor):
         self._gaps: list[float] = []
         self._margins: list[float] = []
 
+    @property
+    def is_at_end(self) -> bool:
+        return len(self._top_ids) == len(self.token_ids)
+
     def note_logits(self, logits: torch.Tensor) -> None:
         """Note logits (1, num_positions, vocab_size), of which the last position counts."""
         self._raw = logits[0, -1]
@@ -117,8 +121,8 @@ def replace_attribute(owner: Any, name: str, value: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def led_by(model: Any, tokens: ForcedTokens | None) -> Iterator[None]:
-    """Make `model.generate` follow tokens, and end with them; without any, leave it as it is."""
+def led_by(model: Any, tokens: ForcedTokens | None, *, ends: bool = True) -> Iterator[None]:
+    """Make `model.generate` follow tokens, and end with them if it `ends`; without any, leave it as it is."""
     if tokens is None:
         yield
         return
@@ -127,7 +131,9 @@ def led_by(model: Any, tokens: ForcedTokens | None) -> Iterator[None]:
     @functools.wraps(generate)
     def lead_generate(*args: Any, **kwargs: Any) -> Any:
         tokens.suppressed += kwargs.get("suppress_tokens") or []
-        led_kwargs = {"max_new_tokens": len(tokens.token_ids), "logits_processor": LogitsProcessorList([tokens])}
+        led_kwargs: dict[str, Any] = {"logits_processor": LogitsProcessorList([tokens])}
+        if ends:
+            led_kwargs["max_new_tokens"] = len(tokens.token_ids)
         return generate(*args, **{**kwargs, **led_kwargs})
 
     def note(_model: Any, _args: Any, output: Any) -> None:

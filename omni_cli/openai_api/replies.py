@@ -261,12 +261,18 @@ class TranscriptUsage(TypedDict, total=False):
 
 
 class TranscriptSegment(TypedDict):
+    """`seek` and the last three are 0 if the model does not tell them."""
+
     id: int
+    seek: int
     start: float
     end: float
     text: str
     tokens: list[int]
     temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
 
 
 class TranscriptWord(TypedDict):
@@ -276,12 +282,12 @@ class TranscriptWord(TypedDict):
 
 
 class TranscriptReply(TypedDict):
-    """The other fields are those of `verbose_json`; `language` is an ISO 639-1 code."""
+    """The other fields are those of `verbose_json`; `language` is a name, such as `english`."""
 
     text: str
     usage: TranscriptUsage
     task: NotRequired[Literal["transcribe", "translate"]]
-    language: NotRequired[str | None]
+    language: NotRequired[str]
     duration: NotRequired[float]
     segments: NotRequired[list[TranscriptSegment]]
     words: NotRequired[list[TranscriptWord]]

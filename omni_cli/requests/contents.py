@@ -26,6 +26,7 @@ class CallFile:
 
 
 SpeechTask = Literal["transcribe", "translate"]
+PromptCondition = Literal["first-segment", "all-segments"]
 T = TypeVar("T")
 NestedCall: TypeAlias = (
     "T | list[NestedCall[T]] | tuple[NestedCall[T], ...] | dict[Any, NestedCall[T]] | str | float | None"
@@ -72,12 +73,22 @@ class ReferenceVoice:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a transcript, with its times in seconds from the beginning of the sound."""
+    """A part of a transcript, with its times in seconds from the beginning of the sound.
+
+    The rest is about the window in which it was heard, None if the model tells it not: where the window begins
+    (`seek`, in frames of the spectrogram), its temperature, how sure the model is (the mean log-probability of its
+    tokens), how far its text can be compressed, and the probability that nothing is said.
+    """
 
     start_s: float
     end_s: float
     text: str
     token_ids: tuple[int, ...]
+    seek: int | None = None
+    temperature: float | None = None
+    avg_logprob: float | None = None
+    compression_ratio: float | None = None
+    no_speech_prob: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,13 +104,14 @@ class Word:
 class Transcript:
     """A transcribed sound; `language` is its ISO 639-1 code, the request's or the one that the model detected.
 
-    `words` are None unless they were asked for.
+    `language_name` is its English name in lower case, `unknown` if the model does not tell. `words` are None unless they were asked for.
     """
 
     language: str | None
     duration_s: float
     segments: tuple[Segment, ...]
     words: tuple[Word, ...] | None = None
+    language_name: str = "unknown"
 
 
 @dataclass(frozen=True)
@@ -213,13 +225,17 @@ class TranscriptionOptions:
     """The text to make of speech: in its language, or in English with the task `translate`.
 
     `language` (ISO 639-1) is the language of the speech, None if the model detects it. With `timestamps` the text has
-    the times of its parts, with `word_timestamps` those of its words.
+    the times of its parts, with `word_timestamps` those of its words. Of a long sound, the prompt comes before the
+    first window, or with `prompt_condition_type` before all of them, and with `condition_on_prev_tokens` also the text
+    so far.
     """
 
     language: str | None = None
     task: SpeechTask = "transcribe"
     timestamps: bool = False
     word_timestamps: bool = False
+    condition_on_prev_tokens: bool = False
+    prompt_condition_type: PromptCondition = "first-segment"
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,11 @@ SEAMS: dict[str, dict[str, str]] = {
     "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe:Qwen3OmniMoeTalkerCodePredictorDecoderLayer.": {
         "forward(hidden_states, attention_mask, past_key_values, position_embeddings)": "is the code predictor's layer",
     },
+    "transformers.models.whisper.generation_whisper:WhisperGenerationMixin.": {
+        "_retrieve_compression_ratio(tokens, vocab_size)": "is what ours is compared with",
+        "_retrieve_segment(seek_sequence, seek_num_frames, time_offset)": "is what ours is compared with",
+        "generate_with_fallback(decoder_input_ids, seek, logits_processor, stopping_criteria)": "runs a window",
+    },
     "transformers.models.vibevoice.modeling_vibevoice:": {
         "VibeVoiceDiffusionHead.forward(noisy_images, timesteps, condition)": "denoises latents",
         "VibeVoiceModel.get_audio_features(input_values)": "is done with a generator of the request's",
@@ -170,6 +175,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "reasoning:ReasoningParser(reasoning_start_str, vocab, count_reasoning_tokens)": "counts tokens of reasoning",
         "reasoning:ReasoningParser.count_reasoning_tokens(token_ids)": "is called for all tokens that were generated",
         "reasoning:ReasoningParserManager(list_registered)": "names the parsers of reasoning",
+        "inputs.llm:TextPrompt(multi_modal_data, multi_modal_uuids)": "names a window of a sound",
         "renderers.base:BaseRenderer.get_mm_processor": "is called for what the model takes",
         "renderers.base:BaseRenderer.render_cmpl(prompts, tok_params)": "is called to tokenize and preprocess a prompt",
         "renderers.base:BaseRenderer.render_messages(messages, params)": "is called for the chat template",
@@ -353,6 +359,7 @@ SEAMS: dict[str, dict[str, str]] = {
             "cuts a long sound in pauses"
         ),
         "hasher:MultiModalHasher.hash_kwargs(algorithm, kwargs)": "is called for ids of media with a request's salt",
+        "inputs:MultiModalFieldElem(data)": "holds the frames of a window, which are put in",
         "inputs:MultiModalFieldConfig.build_elems(key, batch)": "is called for that",
         "inputs:MultiModalFieldConfig.shared(modality, batch_size, keep_on_cpu)": (
             "has vLLM batch no audio of different padding"

@@ -1,7 +1,8 @@
-"""transformers' `generate` as the reference of speech recognition, for sounds that fit the model's window."""
+"""transformers' `generate` as the reference of speech recognition: of Whisper for sounds of any length."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import torch
 from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor, VoxtralProcessor
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
-from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model
+from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model, replace_attribute
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest
 
 # Of Qwen3-ASR, after the language.
 _TRANSCRIPT_MARK = "<asr_text>"
+
+
+class _EndOfSoundError(Exception):
+    """All frames of the sound have been heard."""
 
 
 class TranscriptionReference:
@@ -50,14 +55,17 @@ class TranscriptionReference:
         ((samples, sample_rate),) = request.media.audio
         samples = resample(samples, sample_rate, extractor.sampling_rate)
         is_long = len(samples) > extractor.chunk_length * extractor.sampling_rate
-        if is_long and not isinstance(self._processor, VoxtralProcessor):
+        is_whisper = self._model.config.is_encoder_decoder
+        if is_long and not is_whisper and not isinstance(self._processor, VoxtralProcessor):
             raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
         arguments: dict[str, Any] = {**self._limits, "do_sample": False}
+        if is_whisper and tokens is not None:
+            max_tokens = request.sampling.get("max_tokens")  # of each window
         if max_tokens is not None:
             arguments["max_new_tokens"] = max_tokens
-        with torch.no_grad(), led_by(self._model, tokens):
-            if self._model.config.is_encoder_decoder:
-                return self._of_whisper(request, samples, arguments)
+        with torch.no_grad(), led_by(self._model, tokens, ends=not is_whisper):
+            if is_whisper:
+                return self._of_whisper(request, samples, arguments, tokens)
             inputs = self._inputs(request, samples).to(self._model.device, self._model.dtype)
             self.num_input_tokens = inputs["input_ids"].shape[1]
             longest = {"max_new_tokens": self._max_length - self.num_input_tokens}
@@ -73,29 +81,48 @@ class TranscriptionReference:
             return processor.apply_transcription_request(**sound, language=language, model_id=self._folder)
         return processor.apply_transcription_request(samples, language=language, prompt=request.prompt or None)
 
-    def _of_whisper(self, request: GenerateRequest, samples: np.ndarray, arguments: dict[str, Any]) -> list[int]:
-        extractor, own = self._processor.feature_extractor, self._model.generation_config
-        inputs = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+    def _of_whisper(
+        self, request: GenerateRequest, samples: np.ndarray, arguments: dict[str, Any], tokens: ForcedTokens | None
+    ) -> list[int]:
+        """Return the tokens of all windows, each with its end; words before a transcript come before the first only."""
+        extractor, own, asked = self._processor.feature_extractor, self._model.generation_config, request.transcription
+        is_long = len(samples) > extractor.n_samples
+        form = {"truncation": False, "padding": "longest"} if is_long else {}
+        inputs = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **form)
         features = inputs["input_features"].to(self._model.device, self._model.dtype)
-        is_multilingual = getattr(own, "is_multilingual", True)
-        if is_multilingual:
-            arguments |= {"task": request.transcription.task, "language": request.transcription.language}
+        num_frames = max(1, len(samples) // extractor.hop_length)
+        if getattr(own, "is_multilingual", True):
+            arguments |= {"task": asked.task, "language": asked.language}
+        num_words = 0
         if request.prompt:
             prompt_ids = self._processor.get_prompt_ids(request.prompt, return_tensors="pt")
-            arguments["prompt_ids"] = prompt_ids.to(self._model.device)
-        # The tokens of one window, with the prompt before them and the end after them.
-        output = self._model.generate(
-            features,
-            return_timestamps=request.transcription.timestamps,
-            force_unique_generate_call=True,
-            return_dict_in_generate=True,
-            **arguments,
-        )
-        ids: list[int] = output.sequences[0].tolist()
-        # The start, language and task of a model that has several, and the mark of a text without timestamps.
-        length = 1 + 2 * is_multilingual + (not request.transcription.timestamps)
-        self.num_input_tokens = ids.index(own.decoder_start_token_id) + length
-        return ids[self.num_input_tokens :]
+            arguments["prompt_ids"], num_words = prompt_ids.to(self._model.device), len(prompt_ids)
+        windows: list[list[int]] = []
+        self.num_input_tokens = 0
+        run_window = self._model.generate_with_fallback
+
+        def note_window(**given: Any) -> Any:
+            if int(given["seek"][0]) >= num_frames or (tokens is not None and tokens.is_at_end):
+                raise _EndOfSoundError  # transformers would go on in the silence that fills a short sound up
+            if windows:
+                given["decoder_input_ids"] = given["decoder_input_ids"][:, num_words:]
+                for rule in given["logits_processor"]:
+                    if hasattr(rule, "set_begin_index"):
+                        rule.set_begin_index(given["decoder_input_ids"].shape[1])
+            if tokens is not None:
+                given["stopping_criteria"] = [lambda ids, _scores: torch.full((len(ids),), tokens.is_at_end)]
+            outputs = run_window(**given)
+            length = given["decoder_input_ids"].shape[1]
+            self.num_input_tokens += length
+            windows.append(outputs[1][0][length:].tolist())
+            return outputs
+
+        with (
+            replace_attribute(self._model, "generate_with_fallback", note_window),
+            contextlib.suppress(_EndOfSoundError),
+        ):
+            self._model.generate(features, return_timestamps=True, **arguments)
+        return [token_id for window in windows for token_id in window]
 
     def tokens_of(self, request: GenerateRequest, text: str) -> list[int]:
         """Return the ids of a server's transcript: the reference's own while they say the same, then the rest's."""
@@ -111,7 +138,7 @@ class TranscriptionReference:
         if rest and not texts[num_same] and words and self._tokenizer.decode(words[:1]).startswith(" "):
             rest = f" {rest}"
         found = [*words[:num_same], *self._tokenizer.encode(rest, add_special_tokens=False), *self.ends[:1]]
-        return found[: self._max_length - self.num_input_tokens]
+        return found[: max(len(own), self._max_length - self.num_input_tokens)]
 
     def read(self, token_ids: list[int]) -> str:
         """Return what tokens say, without what Qwen3-ASR writes before a transcript."""

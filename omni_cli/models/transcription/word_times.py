@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase, WhisperFeatureExtractor, WhisperForConditionalGeneration
+from transformers import WhisperForConditionalGeneration
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
 
@@ -15,10 +15,9 @@ from omni_cli.requests.contents import Word
 
 
 class WordAligner:
-    """transformers' model of the same checkpoint; vLLM's keeps no attention."""
+    """transformers' model of the same checkpoint, because vLLM's keeps no attention."""
 
-    def __init__(self, folder: str, dtype: torch.dtype, device: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    def __init__(self, folder: str, dtype: torch.dtype, device: torch.device, tokenizer: Any) -> None:
         # The other implementations of attention return no weights.
         self._model: Any = WhisperForConditionalGeneration.from_pretrained(
             folder, dtype=dtype, attn_implementation="eager"
@@ -26,38 +25,35 @@ class WordAligner:
         self._model.to(device).eval()
         self._tokenizer = tokenizer
 
-    def align(
-        self, samples: np.ndarray, prompt_ids: Sequence[int], token_ids: Sequence[int], start_s: float, language: str
-    ) -> Iterator[Word]:
-        """Yield the words of a window, with the punctuation beside them.
-
-        `samples` (float32, at the model's rate) begin at `start_s` of the sound; `token_ids` are what the model wrote
-        after `prompt_ids`, timestamps included. A word begins where the token before it ends, as in transformers'
-        pipeline.
-        """
-        times = self._token_times(samples, prompt_ids, token_ids)
-        first_special = self._tokenizer.eos_token_id
-        texts = [number for number, token_id in enumerate(token_ids) if token_id < first_special]
-        words, _, indices = _combine_tokens_into_words(self._tokenizer, [token_ids[at] for at in texts], language)
-        for word, parts in zip(words, indices, strict=True):
-            first, last = texts[parts[0]], texts[parts[-1]]
-            begin_s = times[first - 1] if first else 0.0
-            yield Word(round(start_s + begin_s, 2), round(start_s + times[last], 2), word.strip())
-
     @torch.inference_mode()
-    def _token_times(self, samples: np.ndarray, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
-        """Return where each token ends, in seconds from the window's beginning."""
-        model, extractor = self._model, self._extractor
-        inputs = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+    def align(
+        self, frames: torch.Tensor, num_frames: int, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> list[float]:
+        """Return where each token begins in seconds: the first at 0, the others where the one before ends, and the end.
+
+        `frames` (num_mels, window size) are the window's spectrogram, of which `num_frames` are sound; `token_ids` are
+        what the model wrote after `prompt_ids`, timestamps included, without the end.
+        """
+        model = self._model
         ids = torch.tensor([[*prompt_ids, *token_ids]], device=model.device)
-        output = model(
-            inputs["input_features"].to(model.device, model.dtype), decoder_input_ids=ids,
-            output_attentions=True, use_cache=False,
-        )  # fmt: skip
+        features = frames[None].to(model.device, model.dtype)
+        output = model(features, decoder_input_ids=ids, output_attentions=True, use_cache=False)
         times = model._extract_token_timestamps(
             GenerateEncoderDecoderOutput(sequences=ids, cross_attentions=(output.cross_attentions,)),
             model.generation_config.alignment_heads,
-            num_frames=np.array([len(samples) // extractor.hop_length]),
+            num_frames=np.array([num_frames]),
             num_input_ids=len(prompt_ids),
         )
-        return [float(time_s) for time_s in times[0][len(prompt_ids) :]]
+        # transformers repeats the last one.
+        return [0.0, *times[0][len(prompt_ids) : -1].tolist()]
+
+    def read_words(
+        self, token_ids: Sequence[int], times_s: Sequence[float], start_s: float, language: str
+    ) -> Iterator[Word]:
+        """Yield the words of tokens that begin at `times_s` of a window, with the punctuation beside them."""
+        places = [place for place, token_id in enumerate(token_ids) if token_id < self._tokenizer.eos_token_id]
+        ids = [token_ids[place] for place in places]
+        words, _, parts = _combine_tokens_into_words(self._tokenizer, ids, language)
+        for word, part in zip(words, parts, strict=True):
+            begin_s, end_s = times_s[places[part[0]]], times_s[places[part[-1]] + 1]
+            yield Word(round(start_s + begin_s, 2), round(start_s + end_s, 2), word.strip())

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptUsage
+from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptSegment, TranscriptUsage
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import Media, Segment, SpeechTask, TranscriptionOptions
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta
@@ -119,24 +119,30 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
         "usage": {"type": "duration", "seconds": math.ceil(transcript.duration_s)},
     }
     if body.response_format == "verbose_json":
-        reply |= {"task": task, "language": transcript.language, "duration": round(transcript.duration_s, 3)}
+        reply |= {"task": task, "language": transcript.language_name, "duration": round(transcript.duration_s, 3)}
         if "segment" in body.granularities:
-            reply["segments"] = [
-                {
-                    "id": number,
-                    "start": segment.start_s,
-                    "end": segment.end_s,
-                    "text": segment.text,
-                    "tokens": list(segment.token_ids),
-                    "temperature": body.request_fields("sampling").get("temperature", 0.0),
-                }
-                for number, segment in enumerate(transcript.segments)
-            ]
+            reply["segments"] = [_segment(number, segment) for number, segment in enumerate(transcript.segments)]
         if transcript.words is not None:
             reply["words"] = [
                 {"word": word.text, "start": word.start_s, "end": word.end_s} for word in transcript.words
             ]
     return JSONResponse(reply)
+
+
+def _segment(number: int, segment: Segment) -> TranscriptSegment:
+    """Return a segment with all of OpenAI's fields, which are required: 0 where the model does not tell."""
+    return {
+        "id": number,
+        "seek": segment.seek or 0,
+        "start": segment.start_s,
+        "end": segment.end_s,
+        "text": segment.text,
+        "tokens": list(segment.token_ids),
+        "temperature": segment.temperature or 0.0,
+        "avg_logprob": segment.avg_logprob or 0.0,
+        "compression_ratio": segment.compression_ratio or 0.0,
+        "no_speech_prob": segment.no_speech_prob or 0.0,
+    }
 
 
 def _subtitles(segments: tuple[Segment, ...], form: Literal["srt", "vtt"]) -> Iterator[str]:
@@ -145,7 +151,7 @@ def _subtitles(segments: tuple[Segment, ...], form: Literal["srt", "vtt"]) -> It
     for number, segment in enumerate(segments, start=1):
         times = f"{_clock(segment.start_s)} --> {_clock(segment.end_s)}"
         yield f"{number}\n{times.replace('.', ',')}\n" if form == "srt" else f"{times}\n"
-        yield f"{segment.text}\n\n"
+        yield f"{segment.text.strip()}\n\n"
 
 
 def _clock(seconds: float) -> str:

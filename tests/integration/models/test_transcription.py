@@ -26,8 +26,6 @@ from support.spoken_sentences import SENTENCES, has_espeak, speak  # noqa: E402
 from support.tiny_models import qwen3_asr, whisper  # noqa: E402
 from transformers.models.whisper.modeling_whisper import sinusoids  # noqa: E402
 
-from omni_cli.models.transcription.stage import SoundWindow  # noqa: E402
-
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"seed": 0},
     {"seed": 1, "language": "fr"},
@@ -39,8 +37,9 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"seed": 7, "language": "es", "prompt": "grey skies", "timestamps": True},
 )
 LONG: tuple[dict[str, Any], ...] = (
-    {"seed": 8, "seconds": 11.3, "language": "en"},
-    {"seed": 9, "seconds": 9.0, "timestamps": True},
+    {"seed": 8, "seconds": 6.0, "language": "en"},
+    {"seed": 9, "seconds": 4.5, "timestamps": True},
+    {"seed": 10, "seconds": 5.0, "language": "de", "prompt": "the long road home", "max_tokens": 40},
 )
 REFUSED: dict[str, dict[str, Any]] = {
     "this model transcribes one sound per request, not 0": {"language": "en"},
@@ -149,27 +148,17 @@ def test_a_model_in_the_files_of_mistral(tmp_path: Path) -> None:
     assert ended.code == 2 and "has no consolidated.safetensors, which stage `transcriber` needs" in ended.err
 
 
-@pytest.mark.parametrize("size", range(1, 12))
-def test_a_timestamp_is_left_out_however_it_is_split(size: int) -> None:
-    """vLLM holds back characters that a stop string may begin with."""
-    piece = SoundWindow(0.0, np.zeros(1, np.float32), reader=None)
-    text = "<|0.00|>a <|4.00|>b<c <|<|12.50|> 3|> d<|"
-    parts = [text[start : start + size] for start in range(0, len(text), size)]
-    found = [piece.without_timestamps(part, is_last=False) for part in parts]
-    assert "".join([*found, piece.without_timestamps("", is_last=True)]) == "a b<c <| 3|> d<|"
-
-
-def test_a_long_sound_is_cut_into_windows_whose_texts_are_joined(answers: dict[str, Any]) -> None:
-    for way in ("alone", "once"):
-        plain, timed = answers[way][len(REQUESTS) : len(REQUESTS) + len(LONG)]
-        starts_s, ends_s, _ = zip(*plain["segments"], strict=True)
-        assert starts_s == (0, *ends_s[:-1]) and ends_s[-1] == 11.3
-        assert len(ends_s) == 4 and all(0.75 < cut_s % 1 < 1 for cut_s in ends_s[:-1]), "windows end in pauses"
-        # A stream leaves out a character whose last bytes never come, which random weights write.
-        joined = " ".join(text.rstrip("\ufffd") for _, _, text in plain["segments"])
-        assert plain["text"] == joined
-        assert timed["segments"] and all(0 <= start_s <= end_s <= 9.0 for start_s, end_s, _ in timed["segments"])
-        assert all(answer["chunks"] == answer["text"] and "<|" not in answer["text"] for answer in (plain, timed))
+def test_a_long_sound_goes_on_from_the_last_time_as_in_transformers(folder: Path, answers: dict[str, Any]) -> None:
+    reference = TranscriptionReferenceAlone(folder)
+    for number, request in enumerate(LONG, start=len(REQUESTS)):
+        token_ids, num_input_tokens = reference.tokens(**request)
+        assert sum(token_id in reference.ends for token_id in token_ids) > 1 or len(token_ids) > 12, "several windows"
+        for way in ("alone", "once"):
+            answer = answers[way][number]
+            assert (answer["token_ids"], answer["num_input_tokens"]) == (token_ids, num_input_tokens)
+            assert answer["chunks"] == answer["text"] and "<|" not in answer["text"]
+            times = [time_s for start_s, end_s, _ in answer["segments"] for time_s in (start_s, end_s)]
+            assert times and times == sorted(times) and times[0] >= 0 and times[-1] <= request["seconds"]
     assert answers["alone"] == answers["once"]
 
 

@@ -1,0 +1,101 @@
+"""The way through a sound of a model that writes times: which window is next, what is before it and what is kept."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens, compression_ratio, token_bytes
+from omni_cli.models.transcription.spectrogram import Spectrogram
+from omni_cli.requests.contents import TranscriptionOptions
+
+# After a window that was heard at a higher temperature, the next one begins anew.
+_MAX_CONDITION_TEMPERATURE = 0.5
+# Tokens of room for a window behind a long prompt and earlier text.
+_MIN_ROOM = 64
+
+
+@dataclass(frozen=True)
+class WindowTraits:
+    """What a model's windows have in common.
+
+    `size` is in frames, `max_tokens` bounds those of the prompt and the text of one window, `end_ids` end it, and
+    `before_id` is written before text that came earlier.
+    """
+
+    size: int
+    max_tokens: int
+    vocab_size: int
+    end_ids: frozenset[int]
+    before_id: int
+
+
+@dataclass
+class Seeker:
+    """One sound, window after window; `heard` are the tokens of the parts that are kept.
+
+    `key` names the current window, at any temperature, for vLLM's cache of encoded sounds.
+    """
+
+    sound: Spectrogram
+    clock: TimeTokens
+    traits: WindowTraits
+    thresholds: Thresholds
+    asked: TranscriptionOptions
+    prompt_ids: list[int]
+    begin: int = 0
+    attempt: int = 0
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    heard: list[tuple[int, ...]] = field(default_factory=list)
+    _without_prompt: bool = False
+    _is_sure: bool = True
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the sound in the current window; none after the last one."""
+        return max(0, min(self.traits.size, self.sound.num_frames - self.begin))
+
+    @property
+    def temperature(self) -> float:
+        return self.thresholds.temperatures[self.attempt]
+
+    def before(self) -> list[int]:
+        """Return the tokens before the one that begins the current window's transcript."""
+        limit = self.traits.max_tokens // 2 - 1
+        prompt_ids, has_all = self.prompt_ids[-limit:], self.asked.prompt_condition_type == "all-segments"
+        heard: list[int] = []
+        if self.asked.condition_on_prev_tokens and self._is_sure:
+            heard = self.clock.tokens_before(self.heard, limit)
+            if not has_all:
+                ids = (prompt_ids + heard)[-limit:]
+                return [self.traits.before_id, *ids] if ids and not self._without_prompt else []
+            room = min(limit, 2 * limit - _MIN_ROOM - len(prompt_ids))
+            heard = heard[-room:] if room > 0 else []
+        elif self.begin and not has_all:
+            return []
+        ids = prompt_ids + heard
+        return [self.traits.before_id, *ids] if ids and not self._without_prompt else []
+
+    def take(
+        self, token_ids: Sequence[int], avg_logprob: float | None, no_speech: float | None
+    ) -> list[HeardPart] | None:
+        """Return what is kept of the current window's tokens, and go on; None if it is to be heard again."""
+        ids = [token_id for token_id in token_ids if token_id not in self.traits.end_ids]
+        if self.before() and all(token_id >= self.clock.first_id for token_id in ids):
+            # An unrelated text before it made the model stop at once.
+            self._without_prompt = True
+            return None
+        ratio = compression_ratio(token_bytes(token_ids, self.traits.vocab_size)) if token_ids else 0.0
+        verdict = self.thresholds.judge(ratio, avg_logprob, no_speech)
+        if verdict == "again" and self.attempt + 1 < len(self.thresholds.temperatures):
+            self.attempt += 1
+            return None
+        parts, step = self.clock.read_window(ids, self.begin, self.num_frames) if ids else ([], self.num_frames)
+        if verdict == "skip":
+            parts, step = [], self.num_frames
+        self._is_sure = self.temperature < _MAX_CONDITION_TEMPERATURE
+        self.heard += [part.token_ids for part in parts]
+        self.begin += step or self.num_frames
+        self.attempt, self._without_prompt, self.key = 0, False, uuid.uuid4().hex
+        return parts
