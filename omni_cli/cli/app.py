@@ -247,7 +247,7 @@ def _usage_error(error: Any) -> UsageError:
         return UsageError(f"unknown option `{error.option_name}`", hint=_option_hint(error.option_name, context))
     typed = re.match(r"No such command '(\w+)'", getattr(error, "message", ""))
     meant = _SUBCOMMANDS.get(typed[1]) if typed else None
-    if typed and meant in getattr(context and context.command, "commands", {}):
+    if typed and context is not None and meant in getattr(context.command, "commands", {}):
         hint = f"did you mean `{context.command_path} {meant}`?"
         return UsageError(f"unknown command `{typed[1]}` of `{context.command_path}`", hint=hint)
     return UsageError(_message(error), hint=_help_hint(context))

@@ -104,7 +104,8 @@ class Word:
 class Transcript:
     """A transcribed sound; `language` is its ISO 639-1 code, the request's or the one that the model detected.
 
-    `language_name` is its English name in lower case, `unknown` if the model does not tell. `words` are None unless they were asked for.
+    `language_name` is its English name in lower case, `unknown` if the model does not tell. `words` are None unless
+    they were asked for.
     """
 
     language: str | None

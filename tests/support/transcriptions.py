@@ -41,6 +41,7 @@ def _read(end: str | list[Any]) -> str | dict[str, Any]:
         "chunks": "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk)),
         "language": done.text.transcript.language,
         "segments": [[part.start_s, part.end_s, part.text] for part in done.text.transcript.segments],
+        "words": [[word.text, word.start_s, word.end_s] for word in done.text.transcript.words or ()],
         "num_input_tokens": done.trace["num_input_tokens"],
     }
 

@@ -23,7 +23,7 @@ from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.family import OWN_MODELS
-from omni_cli.models.transcription.long_form import Part, Thresholds, TimeTokens, compression_ratio
+from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens, compression_ratio
 from omni_cli.models.transcription.seeking import Seeker, WindowTraits
 from omni_cli.models.transcription.spectrogram import Spectrogram
 from omni_cli.models.transcription.whisper_rules import CONFIDENCES, TIMESTAMPS, WINDOW, Confidence, WhisperRules
@@ -296,7 +296,12 @@ class TranscriptionStage(TextStage):
             self._admit(transcription, len(transcription.pieces) - 1)
 
     def _align(
-        self, transcription: Transcription, sound: Spectrogram, begin: int, active: ActiveRequest, parts: list[Part]
+        self,
+        transcription: Transcription,
+        sound: Spectrogram,
+        begin: int,
+        active: ActiveRequest,
+        parts: list[HeardPart],
     ) -> Iterator[Word]:
         """Yield the words of a window's parts."""
         if self._aligner is None:
@@ -305,10 +310,8 @@ class TranscriptionStage(TextStage):
             tokenizer = self.engine.renderer.get_tokenizer()
             device = self.engine.vllm_config.device_config.device
             self._aligner = WordAligner(self._config.model, self._config.dtype, device, tokenizer)
-        ids = [token_id for token_id in active.token_ids if token_id not in self._traits.end_ids]
-        times_s = self._aligner.align(
-            sound.window(begin, self._traits.size), sound.num_frames - begin, active.context["prompt_ids"], ids
-        )
+        frames, prompt_ids = sound.window(begin, self._traits.size), active.context["prompt_ids"]
+        times_s = self._aligner.align(frames, sound.num_frames - begin, prompt_ids, active.token_ids)
         start_s, language = transcription.pieces[-1].start_s, self._name_language(transcription.language)
         for part in parts:
             yield from self._aligner.read_words(part.token_ids, times_s, start_s, language)

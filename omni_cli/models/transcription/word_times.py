@@ -32,10 +32,11 @@ class WordAligner:
         """Return where each token begins in seconds: the first at 0, the others where the one before ends, and the end.
 
         `frames` (num_mels, window size) are the window's spectrogram, of which `num_frames` are sound; `token_ids` are
-        what the model wrote after `prompt_ids`, timestamps included, without the end.
+        what the model wrote after `prompt_ids`, timestamps and the end included. The last one, which no step follows,
+        ends where it begins.
         """
         model = self._model
-        ids = torch.tensor([[*prompt_ids, *token_ids]], device=model.device)
+        ids = torch.tensor([[*prompt_ids, *token_ids[:-1]]], device=model.device)
         features = frames[None].to(model.device, model.dtype)
         output = model(features, decoder_input_ids=ids, output_attentions=True, use_cache=False)
         times = model._extract_token_timestamps(
@@ -44,8 +45,7 @@ class WordAligner:
             num_frames=np.array([num_frames]),
             num_input_ids=len(prompt_ids),
         )
-        # transformers repeats the last one.
-        return [0.0, *times[0][len(prompt_ids) : -1].tolist()]
+        return [0.0, *times[0][len(prompt_ids) :].tolist()]
 
     def read_words(
         self, token_ids: Sequence[int], times_s: Sequence[float], start_s: float, language: str
