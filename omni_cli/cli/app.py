@@ -46,12 +46,19 @@ _SYNONYMS = {
     "--cfg-scale": "--guidance-scale", "--guidance": "--guidance-scale", "--output": "--output-dir",
     "--out": "--output-dir", "--max-new-tokens": "--max-tokens", "--temp": "--temperature",
     "--negative": "--negative-prompt", "--length": "--duration", "--seconds": "--duration", "--frame-rate": "--fps",
-    "--input": "--requests", "--tts": "--speak", "--size": "--width", "--true-cfg-scale": "--arg",
+    "-m": "--model", "--input": "--requests", "--tts": "--speak", "--size": "--width", "--true-cfg-scale": "--arg",
 }  # fmt: skip
 _USAGES = {"--size": "`--width PIXELS --height PIXELS`", "--true-cfg-scale": "`--arg true_cfg_scale=VALUE`"}
 
 
+_SUBCOMMANDS = {"ls": "list", "rm": "remove", "delete": "remove", "download": "pull"}
+
+
 class _Commands(LazyGroup):
+    synonyms: ClassVar[dict[str, str]] = {
+        "list": "omni models list", "ls": "omni models list", "rm": "omni models remove", "pull": "omni models pull",
+        "run": "omni generate", "version": "omni --version", "help": "omni --help",
+    }  # fmt: skip
     lazy_commands: ClassVar[dict[str, LazyCommand]] = {
         "generate": LazyCommand(
             "omni_cli.cli.generate.command:generate", "Run a model end to end and write its text, audio and images."
@@ -238,6 +245,11 @@ def _usage_error(error: Any) -> UsageError:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoSuchOption":
         return UsageError(f"unknown option `{error.option_name}`", hint=_option_hint(error.option_name, context))
+    typed = re.match(r"No such command '(\w+)'", getattr(error, "message", ""))
+    meant = _SUBCOMMANDS.get(typed[1]) if typed else None
+    if typed and context is not None and meant in getattr(context.command, "commands", {}):
+        hint = f"did you mean `{context.command_path} {meant}`?"
+        return UsageError(f"unknown command `{typed[1]}` of `{context.command_path}`", hint=hint)
     return UsageError(_message(error), hint=_help_hint(context))
 
 

@@ -27,9 +27,10 @@ class LazyCommand:
 
 
 class LazyGroup(TyperGroup):
-    """Lists its commands from a table; a subclass sets `lazy_commands`."""
+    """Lists its commands from a table; a subclass sets `lazy_commands`, and `synonyms` with what is meant."""
 
     lazy_commands: ClassVar[dict[str, LazyCommand]] = {}
+    synonyms: ClassVar[dict[str, str]] = {}
 
     def list_commands(self, ctx: object) -> list[str]:
         return list(self.lazy_commands)
@@ -44,9 +45,9 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.lazy_commands and not args[0].startswith("-"):
-            raise UsageError(
-                f"unknown command `{args[0]}`", hint=suggest(args[0], self.lazy_commands) or "see `omni --help`"
-            )
+            meant = self.synonyms.get(args[0])
+            hint = f"did you mean `{meant}`?" if meant else suggest(args[0], self.lazy_commands)
+            raise UsageError(f"unknown command `{args[0]}`", hint=hint or "see `omni --help`")
         return super().resolve_command(ctx, args)
 
 

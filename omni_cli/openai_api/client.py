@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -192,8 +193,10 @@ class Target:
 
 
 def parse_url(text: str) -> str:
-    """Return a server's address without a trailing `/v1`. Raises `UsageError`."""
+    """Return a server's address without a trailing `/v1`; `HOST:PORT` is one of http. Raises `UsageError`."""
     shown = visible(text, 120)
+    if "://" not in text and re.search(r"[^:]:\d", text):
+        text = f"http://{text}"
     hint = "for example `omni loadtest http://127.0.0.1:8000`"
     try:
         parts = urlsplit(text)

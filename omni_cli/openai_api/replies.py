@@ -261,29 +261,36 @@ class TranscriptUsage(TypedDict, total=False):
 
 
 class TranscriptSegment(TypedDict):
-    """The last three, and `seek`, are there if the model tells them."""
+    """`seek` and the last three are 0 if the model does not tell them."""
 
     id: int
+    seek: int
     start: float
     end: float
     text: str
     tokens: list[int]
     temperature: float
-    seek: NotRequired[int]
-    avg_logprob: NotRequired[float]
-    compression_ratio: NotRequired[float]
-    no_speech_prob: NotRequired[float]
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class TranscriptWord(TypedDict):
+    word: str
+    start: float
+    end: float
 
 
 class TranscriptReply(TypedDict):
-    """The other fields are those of `verbose_json`; `language` is an ISO 639-1 code."""
+    """The other fields are those of `verbose_json`; `language` is a name, such as `english`."""
 
     text: str
     usage: TranscriptUsage
     task: NotRequired[Literal["transcribe", "translate"]]
-    language: NotRequired[str | None]
+    language: NotRequired[str]
     duration: NotRequired[float]
     segments: NotRequired[list[TranscriptSegment]]
+    words: NotRequired[list[TranscriptWord]]
 
 
 class TranscriptEvent(TypedDict):

@@ -187,7 +187,8 @@ def get_limits(gate: GateResult | None, pairs: Sequence[Pair]) -> LimitList | No
 def _get_cases(result: ComparisonResult, failure: Note | None) -> tuple[Case, ...]:
     """Return a case per limit, or a single one if there is no limit or no comparison.
 
-    A regression is a failure, an inconclusive limit is skipped, a limit that was not judged is an error.
+    A regression is a failure. A limit that is inconclusive or was not judged is an error, because dashboards count
+    what is skipped as passed.
     """
     gate = result.gate
     if gate is None or gate.verdict in ("failed", "not comparable"):
@@ -199,7 +200,7 @@ def _get_cases(result: ComparisonResult, failure: Note | None) -> tuple[Case, ..
     cases = [_limit_case(item) for item in limits.rows] if limits else []
     if gate.max_abs_diff is not None or (gate.reasons and not gate.quality):
         differ = gate.verdict == "output mismatch"
-        outcome = "failure" if differ else "skipped" if gate.reasons else None
+        outcome = "failure" if differ else "error" if gate.reasons else None
         word = "output mismatch" if differ else "inconclusive"
         name = "outputs" if gate.max_abs_diff is not None else "variants"
         cases.append(Case("omni.gate", name, outcome, word, "; ".join(gate.reasons)))
@@ -207,10 +208,10 @@ def _get_cases(result: ComparisonResult, failure: Note | None) -> tuple[Case, ..
 
 
 def _limit_case(item: Limit) -> Case:
-    outcome: Outcome | None = "skipped" if item.verdict == "inconclusive" else "failure"
+    outcome: Outcome | None = "error" if item.verdict == "inconclusive" else "failure"
     text = f"{item.a} -> {item.b}, {item.change}, limit {item.limit}" if item.a else item.change
-    if outcome == "skipped" and item.reason:
-        text += f": {item.reason}"
+    if outcome == "error":
+        text = f"neither a pass nor a regression: {text}" + (f": {item.reason}" if item.reason else "")
     return Case("omni.gate", item.case, None if item.verdict == "pass" else outcome, item.verdict, text)
 
 

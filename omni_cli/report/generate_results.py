@@ -223,9 +223,12 @@ def _output(written: WrittenOutput) -> dict[str, object]:
 
 def _transcript(transcript: Transcript) -> dict[str, object]:
     segments = [
-        {"start_s": segment.start_s, "end_s": segment.end_s, "text": segment.text} for segment in transcript.segments
+        {"start_s": segment.start_s, "end_s": segment.end_s, "text": segment.text.strip()}
+        for segment in transcript.segments
     ]
-    return {"language": transcript.language, "duration_s": round(transcript.duration_s, 3), "segments": segments}
+    words = {} if transcript.words is None else {"words": [dataclasses.asdict(word) for word in transcript.words]}
+    duration_s = round(transcript.duration_s, 3)
+    return {"language": transcript.language, "duration_s": duration_s, "segments": segments, **words}
 
 
 def _video(output: VideoOutput, path: Path) -> dict[str, object]:

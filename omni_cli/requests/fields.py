@@ -131,6 +131,10 @@ _ROWS = (
         option=Option("--timestamps", None, "Transcribe with the times of the text's parts."), type=bool,
     ),
     RequestField(
+        "word_timestamps", checks.check_flag, part="transcription", takers=("transcription",),
+        option=Option("--word-timestamps", None, "Transcribe with the times of each word (Whisper)."), type=bool,
+    ),
+    RequestField(
         "condition_on_prev_tokens", checks.check_flag, part="transcription", takers=("transcription",),
         option=Option(
             "--condition-on-prev-tokens", None, "Put the text so far before each window of a long sound (Whisper)."

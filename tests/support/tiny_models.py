@@ -316,6 +316,7 @@ def whisper(folder: Path) -> Path:
         no_timestamps_token_id=number("<|notimestamps|>"),
         prev_sot_token_id=number("<|startofprev|>"),
         max_initial_timestamp_index=50,
+        alignment_heads=[[0, 1], [1, 0]],
         suppress_tokens=[*range(20, 60), *number(special)],
         begin_suppress_tokens=[*range(60, 200), tokenizer.eos_token_id],
     )

@@ -17,7 +17,7 @@ LINES = {
     "engine": 4_250,
     "measure": 11_200,
     "models": 11_150,
-    "openai_api": 1_550,
+    "openai_api": 1_600,
     "records": 2_750,
     "report": 4_250,
     "requests": 4_750,

@@ -80,7 +80,11 @@ async def _request(service: Service, body: TranslationRequest, task: SpeechTask,
         lora=service.adapter(body.model),
         prompt=body.prompt or None,
         transcription=TranscriptionOptions(
-            task=task, timestamps=body.has_times, asked=True, **body.request_fields("transcription")
+            task=task,
+            timestamps=body.has_times,
+            asked=True,
+            word_timestamps="word" in body.granularities,
+            **body.request_fields("transcription"),
         ),
         sampling=body.request_fields("sampling"),
         **media,
@@ -120,28 +124,30 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
         "usage": {"type": "duration", "seconds": math.ceil(transcript.duration_s)},
     }
     if body.response_format == "verbose_json":
-        reply |= {
-            "task": task,
-            "language": transcript.language,
-            "duration": round(transcript.duration_s, 3),
-            "segments": [_segment(number, segment) for number, segment in enumerate(transcript.segments)],
-        }
+        reply |= {"task": task, "language": transcript.language_name, "duration": round(transcript.duration_s, 3)}
+        if "segment" in body.granularities:
+            reply["segments"] = [_segment(number, segment) for number, segment in enumerate(transcript.segments)]
+        if transcript.words is not None:
+            reply["words"] = [
+                {"word": word.text, "start": word.start_s, "end": word.end_s} for word in transcript.words
+            ]
     return JSONResponse(reply)
 
 
 def _segment(number: int, segment: Segment) -> TranscriptSegment:
-    reply: TranscriptSegment = {
+    """Return a segment with all of OpenAI's fields, which are required: 0 where the model does not tell."""
+    return {
         "id": number,
+        "seek": segment.seek or 0,
         "start": segment.start_s,
         "end": segment.end_s,
         "text": segment.text,
         "tokens": list(segment.token_ids),
         "temperature": segment.temperature or 0.0,
+        "avg_logprob": segment.avg_logprob or 0.0,
+        "compression_ratio": segment.compression_ratio or 0.0,
+        "no_speech_prob": segment.no_speech_prob or 0.0,
     }
-    for name in ("seek", "avg_logprob", "compression_ratio", "no_speech_prob"):
-        if (value := getattr(segment, name)) is not None:
-            reply[name] = value
-    return reply
 
 
 def _subtitles(segments: tuple[Segment, ...], form: Literal["srt", "vtt"]) -> Iterator[str]:
@@ -150,7 +156,7 @@ def _subtitles(segments: tuple[Segment, ...], form: Literal["srt", "vtt"]) -> It
     for number, segment in enumerate(segments, start=1):
         times = f"{_clock(segment.start_s)} --> {_clock(segment.end_s)}"
         yield f"{number}\n{times.replace('.', ',')}\n" if form == "srt" else f"{times}\n"
-        yield f"{segment.text}\n\n"
+        yield f"{segment.text.strip()}\n\n"
 
 
 def _clock(seconds: float) -> str:

@@ -99,17 +99,25 @@ class TranslationRequest(ModelBody, Form):
     def has_times(self) -> bool:
         return self.response_format in ("srt", "vtt", "verbose_json")
 
+    @property
+    def granularities(self) -> Sequence[str]:
+        return ("segment",)
+
 
 @with_fields_of("transcriptions")
 class TranscriptionRequest(TranslationRequest):
     stream: bool | None = Field(None, description="Send the text as events while it is made.")
-    timestamp_granularities: Items[Literal["segment"]] = Field(
+    timestamp_granularities: Items[Literal["segment", "word"]] = Field(
         default=[],
         alias="timestamp_granularities[]",
-        description="With `verbose_json`; times of words are not supported.",
+        description="With `verbose_json`: times of parts, of words (Whisper), or of both. Default: of parts.",
     )
 
     chunking_strategy: Annotated[object, Only("auto")] = None
     include: Annotated[object, Only()] = Field(None, alias="include[]")
     known_speaker_names: Annotated[object, Only()] = Field(None, alias="known_speaker_names[]")
     known_speaker_references: Annotated[object, Only()] = Field(None, alias="known_speaker_references[]")
+
+    @property
+    def granularities(self) -> Sequence[str]:
+        return self.timestamp_granularities or ("segment",)

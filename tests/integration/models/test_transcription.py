@@ -24,7 +24,10 @@ from support.omni_process import run_omni  # noqa: E402
 from support.references import TranscriptionReferenceAlone  # noqa: E402
 from support.spoken_sentences import SENTENCES, has_espeak, speak  # noqa: E402
 from support.tiny_models import qwen3_asr, whisper  # noqa: E402
+from support.transcriptions import voice  # noqa: E402
 from transformers.models.whisper.modeling_whisper import sinusoids  # noqa: E402
+
+from omni_cli.requests.encoding import resample  # noqa: E402
 
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"seed": 0},
@@ -37,8 +40,8 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"seed": 7, "language": "es", "prompt": "grey skies", "timestamps": True},
 )
 LONG: tuple[dict[str, Any], ...] = (
-    {"seed": 8, "seconds": 6.0, "language": "en"},
-    {"seed": 9, "seconds": 4.5, "timestamps": True},
+    {"seed": 8, "seconds": 6.0, "language": "en", "word_timestamps": True},
+    {"seed": 9, "seconds": 4.5, "language": "fr", "timestamps": True, "word_timestamps": True},
     {"seed": 10, "seconds": 5.0, "language": "de", "prompt": "the long road home", "max_tokens": 40},
 )
 REFUSED: dict[str, dict[str, Any]] = {
@@ -146,6 +149,32 @@ def test_a_model_in_the_files_of_mistral(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "sound.wav", np.zeros(16_000), 16_000)
     ended = run_omni(tmp_path, "generate", "--model", str(folder), "--audio", "sound.wav")
     assert ended.code == 2 and "has no consolidated.safetensors, which stage `transcriber` needs" in ended.err
+
+
+def test_times_of_words_are_those_of_transformers(folder: Path, answers: dict[str, Any]) -> None:
+    processor = transformers.WhisperProcessor.from_pretrained(folder)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    all_words = []
+    for number, request in enumerate(LONG[:2], start=len(REQUESTS)):
+        samples, rate = voice(request["seed"], request["seconds"])
+        whole = {"truncation": False, "padding": "longest", "return_attention_mask": True, "return_tensors": "pt"}
+        inputs = processor(resample(samples, rate, 16_000), sampling_rate=16_000, **whole)
+        made = model.generate(
+            **inputs, language=request["language"], task="transcribe", max_new_tokens=12,
+            return_timestamps=True, return_token_timestamps=True, return_segments=True,
+        )  # fmt: skip
+        names = ("tokens", "token_timestamps")
+        joined = {name: torch.cat([part[name] for part in made["segments"][0]])[None] for name in names}
+        _, read = processor.tokenizer._decode_asr(
+            [joined], return_timestamps="word", return_language=None, time_precision=0.02
+        )
+        expected = [[word["text"].strip(), *word["timestamp"]] for word in read["chunks"]]
+        for way in ("alone", "once"):
+            found = answers[way][number]["words"]
+            # transformers goes on in the silence that fills up the last window.
+            assert found == expected[: len(found)]
+        all_words += found
+    assert len({start_s for _, start_s, _ in all_words}) > 1
 
 
 def test_a_long_sound_goes_on_from_the_last_time_as_in_transformers(folder: Path, answers: dict[str, Any]) -> None:

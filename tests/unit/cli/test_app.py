@@ -95,6 +95,11 @@ def test_no_command_shows_the_help_as_a_usage_error(run: Run) -> None:
     [
         (["profils"], "unknown command `profils`", "did you mean `profiles`?"),
         (["xyz"], "unknown command `xyz`", "see `omni --help`"),
+        (["list"], "unknown command `list`", "did you mean `omni models list`?"),
+        (["version"], "unknown command `version`", "did you mean `omni --version`?"),
+        (["generate", "-m", "x"], "unknown option `-m`", "did you mean `--model`?"),
+        (["models", "rm", "x"], "unknown command `rm` of `omni models`", "did you mean `omni models remove`?"),
+        (["profiles", "ls"], "unknown command `ls` of `omni profiles`", "did you mean `omni profiles list`?"),
         (["--versoin"], "unknown option `--versoin`", "did you mean `--version`?"),
         (["--json"], "unknown option `--json`", "options of a command follow its name; see `omni --help`"),
         (["fail", "ok", "--sed", "1"], "unknown option `--sed`", "did you mean `--seed`?"),

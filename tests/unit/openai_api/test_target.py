@@ -16,6 +16,8 @@ from omni_cli.openai_api.client import parse_url
         ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000"),
         ("https://example.org/proxy/v1/", "https://example.org/proxy"),
         ("http://[::1]:9000", "http://[::1]:9000"),
+        ("localhost:8000/v1", "http://localhost:8000"),
+        ("10.0.0.1:80", "http://10.0.0.1:80"),
     ],
 )
 def test_addresses(text: str, url: str) -> None:
@@ -25,7 +27,7 @@ def test_addresses(text: str, url: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "127.0.0.1:8000", "localhost", "", "ftp://a", "http://", "http://:80", "http://a:port", "http://a:99999",
+        "127.0.0.1", "localhost", "", "ftp://a", "http://", "http://:80", "http://a:port", "http://a:99999",
         "http://a:0", "http://a?x=1", "http://a#x", "http://[::1", "file:///etc/passwd",
     ],
 )  # fmt: skip

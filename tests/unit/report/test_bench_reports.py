@@ -173,7 +173,7 @@ def test_markdown_starts_with_the_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "tag", "count"), [(1.0, None, 0), (1.2, "failure", 1), (1.05, "skipped", 1)], ids=str
+    ("slowdown", "tag", "count"), [(1.0, None, 0), (1.2, "failure", 1), (1.05, "error", 1)], ids=str
 )
 def test_junit(slowdown: float, tag: str | None, count: int) -> None:
     found = compare_within(record(*pair(40, slowdown, cv=0.01)), limits=GateLimits({"e2e_s": 0.05}, 0.0))

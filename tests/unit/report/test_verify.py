@@ -14,7 +14,7 @@ from omni_cli.cli.report_documents import load_view
 from omni_cli.records.record_file import save_record
 from omni_cli.records.verify_record import Row, TokenProbability
 from omni_cli.report.html.page import render_page
-from omni_cli.report.renderers import to_markdown, to_text
+from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.verify_view import probabilities_text, verify_view
 
 
@@ -32,6 +32,12 @@ def test_the_text_has_a_line_per_row_with_its_details() -> None:
     assert lines[-1] == "6 rows: 3 different, 1 near tie, 1 equal, 1 not checked (12.0 s)"
     markdown = to_markdown(verify_view(verify_record()))
     assert markdown.count("\n| ") == len(VERIFY_ROWS) + 2 and "\\<script>" in markdown
+
+
+def test_a_run_that_decided_nothing_is_no_passed_suite() -> None:
+    unchecked = [row for row in VERIFY_ROWS if row.verdict == "not checked"]
+    assert 'errors="1"' in to_junit(verify_view(verify_record(tuple(unchecked))), "x")
+    assert 'errors="0"' in to_junit(verify_view(verify_record()), "x")
 
 
 def test_the_page_shows_differences_in_texts_images_and_sound(tmp_path: Path) -> None:
