@@ -192,9 +192,8 @@ def _get_cases(result: ComparisonResult, failure: Note | None) -> tuple[Case, ..
     """
     gate = result.gate
     if gate is None or gate.verdict in ("failed", "not comparable"):
-        is_broken = bool(result.failures) or not result.is_comparable
-        outcome: Outcome | None = "error" if is_broken else None
-        word = "failed" if result.failures else "not comparable"
+        outcome: Outcome | None = "error" if failure else None
+        word = "failed" if result.failures else "inconclusive" if result.is_comparable else "not comparable"
         return (Case("omni.gate", "gate" if gate else "comparable", outcome, word, failure.message if failure else ""),)
     limits = get_limits(gate, result.pairs)
     cases = [_limit_case(item) for item in limits.rows] if limits else []
