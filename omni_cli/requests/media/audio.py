@@ -31,6 +31,8 @@ MAX_DECODED_SAMPLES = 600 * 48_000 * 8
 MAX_SPEECH_S = 86_400.0
 # Longer speech is not kept as it is, but written to a file at the rate of all models that hear it.
 LONG_SPEECH_S = 60.0
+# Shorter speech has not one frame of a spectrogram.
+MIN_SPEECH_S = 0.025
 SPEECH_RATE_HZ = 16_000
 # A rate outside this range is more likely a broken header than intended.
 SAMPLE_RATE_RANGE_HZ = (1_000, 384_000)
@@ -77,7 +79,11 @@ def decode_speech(content: BinaryIO, file: BinaryIO, name: str, *, max_s: float)
 
     One of more than `LONG_SPEECH_S` seconds is written to `file` while it is decoded.
     """
-    return _decode(content, _Length(name, max_s, mono=True, file=file))
+    audio = _decode(content, _Length(name, max_s, mono=True, file=file))
+    heard_s = (audio.num_written or len(audio.samples)) / audio.sample_rate
+    if heard_s < MIN_SPEECH_S:
+        raise InputError(f"the {name} is too short to be speech: {heard_s * 1000:.3g} ms")
+    return audio
 
 
 def _decode(content: BinaryIO, length: _Length) -> DecodedAudio:

@@ -90,6 +90,7 @@ def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(whisp
     [
         ({"file": ("a.wav", b"not a sound")}, 400, "`file`"),
         ({"file": wav(0, 0.0)}, 400, "`file`"),
+        ({"file": wav(0, 0.02)}, 400, "audio in `file` is too short to be speech: 20 ms"),
         ({"language": "klingon"}, 400, "`language`"),
         (
             {"timestamp_granularities": ["letter"], "response_format": "verbose_json"},

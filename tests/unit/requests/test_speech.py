@@ -53,6 +53,12 @@ def hear(content: bytes, *, max_s: float = 1000.0) -> tuple[np.ndarray, DecodedA
     return (open_samples(file, audio.num_written) if audio.num_written else audio.samples), audio
 
 
+def test_a_sound_that_is_too_short_is_named() -> None:
+    with pytest.raises(InputError, match="the sound is too short to be speech: 20 ms"):
+        hear(wav(noise(0.02)))
+    assert len(hear(wav(noise(0.026)))[0]) == 573
+
+
 def test_long_speech_is_written_to_a_file_as_it_would_be_resampled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = noise(7.3)
     short, kept = hear(wav(samples))
