@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from omni_cli.core.errors import ExitCode, OmniError
-from omni_cli.records.metrics import E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, higher_is_better
+from omni_cli.records.metrics import E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, WORD_ERRORS, higher_is_better
 from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters
 from omni_cli.records.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
 from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks, shared_metrics
@@ -90,7 +90,10 @@ def compare_variants(
     names = shared_metrics(a, b) if metrics is None else metrics
     compared = (_compare(a, b, name, paired, sampling, margin) for name in names)
     found = tuple(comparison for comparison in compared if comparison is not None)
-    return found if paired or doubt is None else tuple(_withhold(item, doubt) for item in found)
+    if paired or doubt is None:
+        return found
+    # What slows a machine down changes no words.
+    return tuple(item if item.result.metric in WORD_ERRORS else _withhold(item, doubt) for item in found)
 
 
 def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
@@ -130,6 +133,9 @@ def _compare(
     if pairs.floor:
         estimate = of_counts(estimate, pairs.floor)
     result = _judge(empty, estimate, level)
+    if pairs.num_blocks is not None and estimate.units < MIN_BLOCKS:
+        reason = f"{len(pairs.a)} different sentences; a verdict needs {MIN_BLOCKS}"
+        result = msgspec.structs.replace(result, reason=reason, blocks_needed=None)
     if pairs.is_lone_queue:
         reason = "requests that were all sent at once are one measurement, comparable with 10 or more others, as many"
         result = msgspec.structs.replace(result, reason=reason, blocks_needed=None)
