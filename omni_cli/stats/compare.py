@@ -35,6 +35,8 @@ REACH = 3.0
 """Width of the interval to either side in standard deviations: one comparison of equal code in several hundred
 exceeds it."""
 
+_FARTHEST = 69.0  # about the logarithm of 1e30, up to which records have ratios
+
 PREPARATION = ("capture_s", "compile_s")
 """Counters of seconds that are spent once, so that later runs are faster."""
 
@@ -182,8 +184,8 @@ def _judge(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
 
 
 def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
-    """Convert an interval of log ratios to ratios; None if the bootstrap could not bound it."""
-    if not all(math.isfinite(bound) and abs(bound) < 100 for bound in interval):
+    """Convert an interval of log ratios to ratios; None if it is not bounded, or too wide."""
+    if not all(abs(bound) < _FARTHEST for bound in interval):
         return None
     return math.exp(interval[0]), math.exp(interval[1])
 
