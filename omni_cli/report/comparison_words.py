@@ -175,7 +175,8 @@ def comparison_notes(result: ComparisonResult) -> list[Note]:
         how = "repeat both, and compare again" if result.tool else f"measure both interleaved: `omni {command}`"
         notes.append(Note(message, f"to rule that out, {how}"))
     pairs = [(item, item.reason) for pair in result.pairs for item in pair.comparisons if is_energy(item.metric)]
-    notes += [Note(f"no {item.metric}: {one_line(reason)}") for item, reason in pairs if reason and not item.blocks]
+    absent = [f"no {item.metric}: {one_line(reason)}" for item, reason in pairs if reason and not item.blocks]
+    notes += map(Note, dict.fromkeys(absent))
     return notes + [_disturbance(item, 0) for pair in result.pairs for item in pair.unequal]
 
 
@@ -322,6 +323,9 @@ def get_failure(result: ComparisonResult) -> Note:
         note = gate_failure(result.gate)
     elif not result.is_comparable:
         note = not_comparable(result.mismatches)
+    elif result.comparisons and all(item.reason and not item.blocks for item in result.comparisons):
+        reasons = dict.fromkeys(one_line(item.reason) for item in result.comparisons)
+        note = Note("no verdict: " + "; ".join(reasons))
     else:
         note = Note("no verdict: too noisy, or too few blocks", "measure more: raise `--time-budget` or `--num-iters`")
     if result.tool and note.hint:

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from omni_cli.core.errors import ExitCode, OmniError
-from omni_cli.records.metrics import E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, higher_is_better
+from omni_cli.records.metrics import E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, WORD_ERRORS, higher_is_better
 from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters
 from omni_cli.records.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
 from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks, shared_metrics
@@ -34,6 +34,8 @@ LOAD_NOISE_BYTES = 2**20
 REACH = 3.0
 """Width of the interval to either side in standard deviations: one comparison of equal code in several hundred
 exceeds it."""
+
+_FARTHEST = 69.0  # about the logarithm of 1e30, up to which records have ratios
 
 PREPARATION = ("capture_s", "compile_s")
 """Counters of seconds that are spent once, so that later runs are faster."""
@@ -90,7 +92,10 @@ def compare_variants(
     names = shared_metrics(a, b) if metrics is None else metrics
     compared = (_compare(a, b, name, paired, sampling, margin) for name in names)
     found = tuple(comparison for comparison in compared if comparison is not None)
-    return found if paired or doubt is None else tuple(_withhold(item, doubt) for item in found)
+    if paired or doubt is None:
+        return found
+    # What slows a machine down changes no words.
+    return tuple(item if item.result.metric in WORD_ERRORS else _withhold(item, doubt) for item in found)
 
 
 def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
@@ -130,6 +135,9 @@ def _compare(
     if pairs.floor:
         estimate = of_counts(estimate, pairs.floor)
     result = _judge(empty, estimate, level)
+    if pairs.num_blocks is not None and estimate.units < MIN_BLOCKS:
+        reason = f"{len(pairs.a)} different sentences; a verdict needs {MIN_BLOCKS}"
+        result = msgspec.structs.replace(result, reason=reason, blocks_needed=None)
     if pairs.is_lone_queue:
         reason = "requests that were all sent at once are one measurement, comparable with 10 or more others, as many"
         result = msgspec.structs.replace(result, reason=reason, blocks_needed=None)
@@ -176,8 +184,8 @@ def _judge(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
 
 
 def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
-    """Convert an interval of log ratios to ratios; None if the bootstrap could not bound it."""
-    if not all(math.isfinite(bound) and abs(bound) < 100 for bound in interval):
+    """Convert an interval of log ratios to ratios; None if it is not bounded, or too wide."""
+    if not all(abs(bound) < _FARTHEST for bound in interval):
         return None
     return math.exp(interval[0]), math.exp(interval[1])
 

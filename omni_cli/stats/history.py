@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from omni_cli.records.history_folder import Kept
-from omni_cli.records.metrics import GATED_MEMORY, higher_is_better
+from omni_cli.records.metrics import GATED_MEMORY, RESOLUTION, higher_is_better
 from omni_cli.records.record import Variant
 from omni_cli.records.results import (
     Bounds,
@@ -334,15 +334,15 @@ def _differences(a: tuple[Kept, Variant], b: tuple[Kept, Variant], allowed: Coll
 
 
 def _points(group: _Group, metric: str) -> tuple[HistoryPoint, ...]:
-    """Return the runs that have the metric; a value of 0 was not measured."""
+    """Return the runs that have the metric; a value of 0 was not measured, unless it is usually 0."""
     points = []
     for item, variant in group.runs:
         median, ci95 = _median(variant, metric)
-        if median:
+        if median or (median is not None and metric in RESOLUTION):
             points.append(
                 HistoryPoint(record=item.name, created=item.created, median=median, ci95=ci95, commit=_commit(item))
             )
-    return tuple(points)
+    return tuple(points) if any(point.median for point in points) else ()
 
 
 def _median(variant: Variant, metric: str) -> tuple[float | None, Bounds | None]:
@@ -354,8 +354,10 @@ def _median(variant: Variant, metric: str) -> tuple[float | None, Bounds | None]
 
 
 def _series(group: _Group, metric: str, points: tuple[HistoryPoint, ...], threshold: float) -> HistorySeries:
-    logs = np.log([point.median for point in points])
-    halves = [math.log(high / low) / 2 for low, high in (point.ci95 for point in points if point.ci95) if low > 0]
+    least = RESOLUTION.get(metric, 0.0)
+    logs = np.log([max(point.median, least) for point in points])
+    bounds = [[max(bound, least) for bound in point.ci95] for point in points if point.ci95]
+    halves = [math.log(high / low) / 2 for low, high in bounds if low > 0]
     noise = math.sqrt(sum(half**2 for half in halves) / len(halves)) / Z95 if halves else 0.0
     days = np.array([datetime.fromisoformat(point.created).toordinal() for point in points])
     steps = find_steps(logs, noise, math.log1p(MARGIN), threshold, days)

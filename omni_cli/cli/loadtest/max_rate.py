@@ -72,19 +72,19 @@ def find_max_rate(
     command = ("omni", *without_key(sys.argv[1:]))
     began_s = time.monotonic()
 
-    def left_s() -> float | None:
-        return None if options.timeout is None else max(options.timeout - (time.monotonic() - began_s), 0.001)
+    def waited_s() -> float:
+        return time.monotonic() - began_s
 
-    _check_alone(alone, options, target, left_s)
+    _check_alone(alone, options, target, waited_s)
     warmup = 1 if first is None else options.num_iters_warmup  # the outline has warmed up the server
-    search = RateSearch(_outline(plan, options, target, left_s) if first is None else first)
+    search = RateSearch(_outline(plan, options, target, waited_s) if first is None else first)
     record = MaxRateRecord(command=command, attainment=target)
     stopped: OmniError | None = None
     while stopped is None and (rate := search.next_rate()) is not None:
         limits = _limits(options, target, size(rate), rate, 1 if search.trials else warmup)
         try:
             with plan(rate) as planned:
-                trial, stopped = _try(planned, rate, target, options, limits, left_s())
+                trial, stopped = _try(planned, rate, target, options, limits, waited_s())
                 source = planned.builder.record()
             if trial.reason is not None:
                 with plan(rate):  # asks the server: if it has ended, the rate is not the reason
@@ -117,11 +117,11 @@ def _check_alone(
     alone: Callable[[], AbstractContextManager[Plan]],
     options: LoadtestOptions,
     target: float,
-    left_s: Callable[[], float | None],
+    waited_s: Callable[[], float],
 ) -> None:
     """Raise `OmniError` if requests are not answered, or not within the SLO, where each has the server to itself."""
     with alone() as planned:
-        trial, stopped = _try(planned, 0.0, target, options, RunLimits(1, 0, None), left_s())
+        trial, stopped = _try(planned, 0.0, target, options, RunLimits(1, 0, None), waited_s())
         (variant,) = planned.builder.record().variants
     if stopped is not None:
         raise stopped
@@ -142,7 +142,7 @@ def _check_alone(
         )
 
 
-def _outline(plan: RatePlan, options: LoadtestOptions, target: float, left_s: Callable[[], float | None]) -> float:
+def _outline(plan: RatePlan, options: LoadtestOptions, target: float, waited_s: Callable[[], float]) -> float:
     """Return a rate near the highest, from one window each of rates that grow, or fall, until the answer changes.
 
     Raises `OmniError` for an early end, and if the server answers none of the first requests.
@@ -150,7 +150,7 @@ def _outline(plan: RatePlan, options: LoadtestOptions, target: float, left_s: Ca
     rate, grows = _FIRST, None
     while True:
         with plan(rate) as planned:
-            trial, stopped = _try(planned, rate, target, options, RunLimits(1, 0, None), left_s())
+            trial, stopped = _try(planned, rate, target, options, RunLimits(1, 0, None), waited_s())
         if stopped is not None:
             raise stopped
         if grows is None and trial.reason is not None:
@@ -175,13 +175,16 @@ def _limits(options: LoadtestOptions, target: float, size: int, rate: float, war
 
 
 def _try(
-    plan: Plan, rate: float, target: float, options: LoadtestOptions, limits: RunLimits, timeout_s: float | None
+    plan: Plan, rate: float, target: float, options: LoadtestOptions, limits: RunLimits, waited_s: float
 ) -> tuple[RateTrial, OmniError | None]:
-    """Measure one rate; the second value is the reason for an early end. A server that answers nothing misses it."""
+    """Measure one rate; the second value is the reason for an early end. A server that answers nothing misses it.
+
+    `waited_s` of `--timeout` are over.
+    """
     spec = AttainmentSpec(target=target)
     progress = BenchProgress(sys.stderr, spec, quiet=options.quiet, verbose=options.verbose)
     benchmark = Benchmark(plan, spec, limits, progress)
-    work, stopped = asyncio.run(run_until_stopped(benchmark.run(), timeout_s))
+    work, stopped = asyncio.run(run_until_stopped(benchmark.run(), options.timeout, waited_s))
     progress.hide()
     trial = spec.judge(plan.builder.record(), rate)
     failure = None if stopped is not None else work.exception()

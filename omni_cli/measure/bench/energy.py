@@ -52,6 +52,9 @@ class _Account:
                 images = round(sample.metrics.get("images_per_second", 0.0) * lasted_s(sample))
                 self.work.update({**sample.work, "images": images})
 
+    def add_figures(self, measured: Measured) -> None:
+        measured.add_metrics(get_energy(self.joules, self.work, self.count))
+
 
 class EnergyLedger:
     """Attributes joules to variants: those of `meter` during their turns, and those that windows of servers report.
@@ -118,12 +121,25 @@ class EnergyLedger:
             await self.end_turn()
         if all(account.seconds >= SHORTEST_S for account in self._accounts):
             for measured, account in zip(self._measured, self._accounts, strict=True):
-                measured.add_metrics(get_energy(account.joules, account.work, account.count))
+                account.add_figures(measured)
             self._accounts = [_Account() for _ in self._measured]
+        self._note_absent()
+
+    def interrupted(self) -> None:
+        """Add figures to variants that have none yet; the turn that was interrupted is in no figure."""
+        for measured, account in zip(self._measured, self._accounts, strict=True):
+            if account.seconds >= SHORTEST_S and not _has_figure(measured):
+                account.add_figures(measured)
+        self._note_absent()
+
+    def _note_absent(self) -> None:
         for measured in self._measured:
             counters = self._counters or measured.energy
             if counters is not None:
-                has_figure = any(ENERGY in sample.metrics for sample in measured.samples)
                 lost = None if self._meter is None else self._meter.absent
-                absent = lost or (None if has_figure else counters.absent or _TOO_SHORT)
+                absent = lost or (None if _has_figure(measured) else counters.absent or _TOO_SHORT)
                 measured.energy = msgspec.structs.replace(counters, absent=absent)
+
+
+def _has_figure(measured: Measured) -> bool:
+    return any(ENERGY in sample.metrics for sample in measured.samples)

@@ -217,7 +217,11 @@ class Harness:
         """Run block after block."""
         started_s = time.monotonic()
         for block in range(schedule.blocks):
-            await run_block(block, schedule)
+            try:
+                await run_block(block, schedule)
+            except (asyncio.CancelledError, VariantError):
+                self._energy.interrupted()
+                raise
             await self._energy.block_ended()
             elapsed_s = time.monotonic() - started_s
             self.sampler.block_ended()

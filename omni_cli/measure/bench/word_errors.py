@@ -6,6 +6,8 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -64,11 +66,21 @@ def _hash(answer: Utterance) -> str:
 
 
 def _keep_quiet() -> None:
-    """Keep what libraries print out of the command's output."""
+    """Keep what libraries print out of the command's output, and leave signals to the command: it has answers left."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     prepare_libraries()
+
+
+def _end_with_parent() -> None:
+    """End if the command was killed: its end of the queue is open in this process, too, which would wait for good."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 @cache

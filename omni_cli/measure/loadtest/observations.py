@@ -86,7 +86,8 @@ def parallel_limit(burst: Sequence[Outcome]) -> int | None:
     """Return how many requests of a burst were served at once, if the next began only when one of them ended.
 
     A server that is slow to begin requests, one after another, has no such step: its waits grow evenly. One that has
-    to warm up for several requests begins the next ones long after that end.
+    to warm up for several requests begins the next ones long after that end. Of the waits for an end, the lower half
+    counts: a machine that stalls makes some of them longer.
     """
     times = _service_times(burst)
     firsts = sorted(first for _, first, _ in times)
@@ -97,7 +98,9 @@ def parallel_limit(burst: Sequence[Outcome]) -> int | None:
     if not 0 < served < len(firsts):
         return None
     step_s, pause_s, answer_s = firsts[served] - firsts[served - 1], firsts[0] - began_s, ended_s - firsts[0]
-    has_waited = _SAME_PAUSE * pause_s <= firsts[served] - ended_s <= _LONGEST_PAUSE * pause_s + answer_s
+    ends = sorted(end for _, _, end in times)
+    waited_s = statistics.median_low(first - end for first, end in zip(firsts[served:], ends, strict=False))
+    has_waited = _SAME_PAUSE * pause_s <= waited_s <= _LONGEST_PAUSE * pause_s + answer_s
     return served if has_waited and step_s > answer_s / 2 else None
 
 

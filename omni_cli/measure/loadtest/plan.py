@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -223,18 +223,19 @@ class ServerVariant:
             await self._ask_canaries()
         before = await self._energy.read()
         sent = await self._send_window(requests, number)
-        after = await self._energy.read()
-        window = await _to_the_end(lambda: replace(sent, outcomes=tuple(map(check_sound, sent.outcomes))))
+        after = await _to_the_end(self._energy.read())
         if self.judge is not None:
-            await self._judge_words(self.judge, window.outcomes)
+            # No request runs while words are counted; an interrupt ends those that are in no window.
+            with suppress(asyncio.CancelledError):
+                await self.rest()
+        window = await _to_the_end(self._check(sent))
         if not window.answers:
             raise self._no_answer(window, when)
         if number == 0:
             check_limits_apply(window.rows(), row_limits(self._workload.slos), f"`{self.name}`")
-        ran = await _to_the_end(lambda: self._ran(window, outputs))
-        # Other requests are in flight at the edges of a closed loop's window.
-        used = self._energy.get_used(before, after, window.span_s if window.clients else None)
-        ran = msgspec.structs.replace(ran, used=used if self.reads_energy else None)
+        ran = await _to_the_end(asyncio.to_thread(self._ran, window, outputs))
+        if self.reads_energy:
+            ran = msgspec.structs.replace(ran, used=self._energy.get_used(before, after, window.get_part))
         # The time of hearing the answers, too, which the budget has to have.
         lasted_s = time.perf_counter() - sent.began_s
         return ran if self.judge is None else msgspec.structs.replace(ran, lasted_s=lasted_s)
@@ -287,13 +288,15 @@ class ServerVariant:
         """Close the client. Safe to call twice."""
         await self._stack.aclose()
 
-    async def _judge_words(self, judge: WordJudge, outcomes: Sequence[Outcome]) -> None:
-        """Count the wrong words of each answer while no request runs."""
-        await self.rest()
-        answers = [outcome.answer for outcome in outcomes if outcome.answer is not None]
-        found = await asyncio.to_thread(judge.judge, [get_utterance(answer) for answer in answers])
-        for answer, errors in zip(answers, found, strict=True):
-            answer.word_errors = errors
+    async def _check(self, sent: Window) -> Window:
+        """Read the sounds of a window, and count the wrong words of each answer."""
+        window = replace(sent, outcomes=await asyncio.to_thread(lambda: tuple(map(check_sound, sent.outcomes))))
+        if self.judge is not None:
+            said = [get_utterance(answer) for answer in window.answers]
+            found = await asyncio.to_thread(self.judge.judge, said)
+            for answer, errors in zip(window.answers, found, strict=True):
+                answer.word_errors = errors
+        return window
 
     async def _ask_canaries(self) -> None:
         async def post(body: Mapping[str, object]) -> Outcome:
@@ -335,9 +338,9 @@ class ServerVariant:
         )
 
 
-async def _to_the_end(work: Callable[[], T]) -> T:
-    """Work in a thread, also if this task is cancelled meanwhile: nothing measured is lost."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Work, also if this task is cancelled meanwhile: nothing measured is lost."""
+    task = asyncio.ensure_future(work)
     while not task.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait({task})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 
 from omni_cli.core.energy import SHORTEST_S, EnergyReading
 from omni_cli.measure.bench.protocol import Used
@@ -35,10 +36,10 @@ class ServerEnergy:
         """Read the counters; without joules if there are none."""
         return (await self._read())[0] if self.counters.sources else EnergyReading(0.0, {})
 
-    def get_used(self, before: EnergyReading, after: EnergyReading, span_s: float | None) -> Used:
-        """Return the energy between two readings; with `span_s`, the part of requests that took this time of it."""
+    def get_used(self, before: EnergyReading, after: EnergyReading, get_part: Callable[[float], float]) -> Used:
+        """Return the energy between two readings; `get_part(seconds)` of it is that of the answered requests."""
         seconds, joules = after.since(before)
-        part = span_s / seconds if span_s is not None and joules else 1.0
+        part = get_part(seconds) if joules else 1.0
         return Used(self.counters, seconds, {device: value * part for device, value in joules.items()})
 
     async def _read(self) -> tuple[EnergyReading, dict[str, str]]:

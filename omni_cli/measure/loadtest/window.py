@@ -79,14 +79,31 @@ class Window:
         Where an interrupt cut the window, a closed loop's requests in flight count by the share of the mean time that
         they have had, and an open loop's as if they were served, unless they have waited longer than any answer took.
         """
-        times, waits = [outcome.done_s - outcome.due_s for outcome in self.outcomes], self.unanswered_s or ()
+        times, waits = self._times_s, self.unanswered_s or ()
         if self.clients is not None:
-            shares = sum(min(1.0, wait_s * len(times) / sum(times)) for wait_s in waits)
-            return (sum(times) + sum(waits)) / self.clients * len(times) / (len(times) + shares)
+            return (sum(times) + sum(waits)) / self.clients * self._answered_share
         if self.offered_s is not None:
             served = len(times) + sum(wait_s <= max(times) for wait_s in waits)
             return self.offered_s * (1 + self.backlog_growth) * len(times) / served
         return self.ended_s - self.began_s
+
+    def get_part(self, seconds: float) -> float:
+        """Return the part that the answers of the window have of what a server did in the `seconds` around it.
+
+        Other requests are in flight at the edges of a closed loop's window, and where an interrupt cut one.
+        """
+        return self._answered_share if self.clients is None else self.span_s / seconds
+
+    @property
+    def _times_s(self) -> list[float]:
+        return [outcome.done_s - outcome.due_s for outcome in self.outcomes]
+
+    @property
+    def _answered_share(self) -> float:
+        """The answered requests over those and the unanswered ones, by the share of the mean time that they had."""
+        times = self._times_s
+        shares = sum(min(1.0, wait_s * len(times) / sum(times)) for wait_s in self.unanswered_s or ())
+        return len(times) / (len(times) + shares)
 
     @property
     def backlog_growth(self) -> float:

@@ -518,6 +518,14 @@ def test_a_server_that_ends_misses_no_rate(loadtest: LoadTest) -> None:
     assert code == 6 and err.startswith("error: cannot reach")
 
 
+def test_the_time_limit_of_a_search_is_the_one_that_was_given(loadtest: LoadTest) -> None:
+    """The server hangs after two windows of eight requests, each sent when the last one was answered."""
+    options = ("--find-max-rate", "80%", "--slo", "e2e:30s", "--request-rate", "500", "--num-requests", "8")
+    with PlannedServer(lambda n: Plan(first_s=0.0 if n < 16 else 5.0)) as server:
+        code, _, err = loadtest(server.url, *options, "--timeout", "3")
+    assert code != 0 and "error: the run did not finish within 3 s" in err
+
+
 def test_a_server_that_never_meets_the_limit_has_no_highest_rate(loadtest: LoadTest) -> None:
     options = ("--find-max-rate", "80%", "--slo", "e2e:1ms", "--request-rate", "8000", "--num-requests", "8")
     with PlannedServer(lambda _: Plan(first_s=0.002)) as server:

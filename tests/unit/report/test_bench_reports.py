@@ -17,9 +17,9 @@ from omni_cli.records.results import RecordOrigin
 from omni_cli.report import units
 from omni_cli.report.bench_view import smaller_is_better_json, variant_section
 from omni_cli.report.comparison_view import compare_document, comparison_view
-from omni_cli.report.comparison_words import Labels, comparison_notes, gate_failure
+from omni_cli.report.comparison_words import Labels, comparison_notes, gate_failure, get_failure
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
-from omni_cli.report.view import Verdict, View
+from omni_cli.report.view import Note, Verdict, View
 from omni_cli.stats.blocks import summarise
 from omni_cli.stats.verdicts import ComparisonResult, compare_within
 
@@ -126,8 +126,10 @@ def test_energy_that_was_asked_for_and_is_not_there_has_a_reason() -> None:
     a, b = pair(20)
     assert not [note for note in comparison_notes(compare_within(record(a, b))) if "energy" in note.message]
     b = msgspec.structs.replace(b, energy=Energy(absent="no NVIDIA device with a counter, and no RAPL"))
-    (note,) = comparison_notes(compare_within(record(a, b), metrics=["energy_j"]))
+    found = compare_within(record(a, b, msgspec.structs.replace(b, name="c")), metrics=["energy_j"])
+    (note,) = comparison_notes(found)
     assert note.message == "no energy_j: no NVIDIA device with a counter, and no RAPL"
+    assert get_failure(found) == Note("no verdict: no NVIDIA device with a counter, and no RAPL")
 
 
 def test_an_undecided_pair_names_the_missing_blocks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,13 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.bench_records import ABBA, correlated, pair, variant
+from support.bench_records import ABBA, correlated, pair, record, variant
 
-from omni_cli.records.record import Sample, StoppingPlan, Variant
+from omni_cli.records.record import Sample, StoppingPlan, Variant, load_record
+from omni_cli.records.record_file import save_record
 from omni_cli.records.results import Comparison
 from omni_cli.stats.compare import MARGIN, compare_variants, get_verdict
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import plan_looks
+from omni_cli.stats.verdicts import ComparisonSpec
 
 MIRROR = {"faster": "slower", "slower": "faster"}
 
@@ -224,3 +227,15 @@ def test_a_planned_run_has_wider_intervals_at_its_early_looks() -> None:
     assert planned.level < plain.level == StoppingPlan().alpha
     wide, narrow = planned.result.ci95, plain.result.ci95
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+def test_an_interval_that_is_too_wide_is_none_and_its_record_can_be_read(tmp_path: Path) -> None:
+    """A server that was cold in its first windows: few blocks, of which each is like the one before."""
+    a = variant("a", np.full((8, 2), 0.1), slots=(0, 3))
+    intervals = {}
+    for steepness in (2.0, 22.0):
+        b = variant("b", 0.1 * np.exp(np.linspace(steepness, 0, 8)[:, None] * [1, 1]), slots=(1, 2))
+        report = ComparisonSpec().report(record(a, b))
+        save_record(report.complete_record(), tmp_path / "r.json")
+        intervals[steepness] = load_record(tmp_path / "r.json").comparisons[0].ci95
+    assert intervals[2.0] is not None and intervals[22.0] is None

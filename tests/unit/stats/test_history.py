@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,21 @@ def test_a_step_is_still_there_only_if_the_newest_nights_are_worse_than_before_i
     (change,) = e2e(kept).series[0].changes
     assert change.verdict == "slower" and not change.is_open
     assert judge_history(e2e(kept)).verdict != "regression"
+
+
+def test_what_is_usually_0_is_a_series_from_its_first_night() -> None:
+    """Words that are wrong: none for 25 nights, then 5 %; compared as if they were at least 1 %."""
+    kept = []
+    for number, share in enumerate([0.0] * 25 + [0.05] * 10):
+        one, metrics = night(number, 0.1).record, {"wer": share, "stutter_s": 0.0}
+        samples = [msgspec.structs.replace(s, metrics=metrics) for s in one.variants[0].samples]
+        variants = (msgspec.structs.replace(one.variants[0], samples=tuple(samples)),)
+        kept.append(replace(night(number, 0.1), record=msgspec.structs.replace(one, variants=variants)))
+    (series,) = get_history(kept, "history", ["wer"]).series
+    assert [point.median for point in series.points] == [0.0] * 25 + [0.05] * 10
+    (change,) = series.changes
+    assert change.at == 25 and change.is_open and change.ratio == pytest.approx(5.0)
+    assert get_history(kept, "history", ["stutter_s"]).series == (), "what was never there is no series"
 
 
 def test_limits_and_dates_decide_as_in_a_gate() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from omni_cli.report.comparison_words import Labels, words_sentence
 from omni_cli.report.units import word_for
 from omni_cli.stats.blocks import get_summaries
 from omni_cli.stats.comparable import work_differences
-from omni_cli.stats.compare import Compared, compare_variants
+from omni_cli.stats.compare import Compared, Doubt, compare_variants
 from omni_cli.stats.verdicts import Pair
 from omni_cli.stats.word_errors import count_word_errors
 
@@ -105,6 +107,22 @@ def test_a_sentence_that_comes_again_counts_once() -> None:
     none = np.zeros_like(once)
     assert compare(none, once, sentences=10).result.verdict == "inconclusive"
     assert compare(none, once).result.verdict == "slower", "as 160 sentences they would prove it"
+
+
+def test_too_few_sentences_are_named_as_such() -> None:
+    """More windows of the same two sentences would not help."""
+    none = np.zeros((16, 10), int)
+    result = compare(none, none + 1, sentences=2).result
+    assert (result.verdict, result.reason) == ("inconclusive", "2 different sentences; a verdict needs 8")
+    assert result.blocks_needed is None
+
+
+def test_a_disturbed_machine_leaves_words_as_they_are() -> None:
+    a, b = speaker("a", noise(0)), speaker("b", noise(0) + 2)
+    doubt = Doubt(math.inf, math.inf, "a disturbed machine")
+    compared = compare_variants(a, b, same_record=False, metrics=["wer", "requests_per_second"], doubt=doubt)
+    words, rate = (item.result for item in compared)
+    assert words.verdict == "slower" and (rate.verdict, rate.reason) == ("inconclusive", "a disturbed machine")
 
 
 def test_the_total_is_of_all_words() -> None:

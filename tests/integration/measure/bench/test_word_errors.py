@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from aiohttp import web
 from support.omni_process import run_omni
@@ -34,6 +40,31 @@ def test_words_are_compared_after_whispers_normalisation() -> None:
     words = [(item["words"], item["wer"], item["deletions"]) for item in found]
     assert words == [(5, 0, 0), (2, 0.5, 0.5), (2, 0.5, 0.5)]
     assert len(judge.known) == 2, "equal answers are looked at once"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_stops_the_command_lets_its_last_answers_be_judged(number: signal.Signals) -> None:
+    """Ctrl-C in a terminal and `timeout` send their signal to all of the command's processes."""
+    with start_word_judge("") as judge:
+        assert judge is not None
+        (process,) = multiprocessing.active_children()
+        os.kill(process.pid or 0, number)
+        assert judge.judge([("a cat", "cat")])[0]["wer"] == 0.5
+    assert not process.is_alive()
+
+
+def test_the_process_ends_with_a_command_that_is_killed() -> None:
+    code = (
+        "import multiprocessing, os, signal\n"
+        "from omni_cli.measure.bench.word_errors import start_word_judge\n"
+        "if __name__ == '__main__':\n"
+        "    with start_word_judge(''):\n"
+        "        print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False).stdout
+    psutil.wait_procs([psutil.Process(pid) for pid in map(int, printed.split()) if psutil.pid_exists(pid)], timeout=20)
+    assert printed and not any(psutil.pid_exists(pid) for pid in map(int, printed.split()))
 
 
 @contextmanager

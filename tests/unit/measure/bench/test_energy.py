@@ -179,3 +179,31 @@ def test_windows_of_a_server_have_joules_of_their_own(tmp_path: Path, typical_s:
             "energy_per_audio_second_j": 25.25, "energy_per_image_j": 202 / 6,
         }
     )  # fmt: skip
+
+
+def test_an_interrupt_keeps_the_joules_so_far(tmp_path: Path) -> None:
+    """Of the second server, an interrupt left too little."""
+    builder = RecordBuilder(
+        [VariantConfig("s"), VariantConfig("t")], command=(), environment={}, workload={}, folder=tmp_path
+    )
+    ledger = energy.EnergyLedger(builder.measured, None, {0: 1.5, 1: 1.5})
+    counters = Energy(sources={"gpu0": "NVML counter"})
+    for position, (variant, seconds) in enumerate([(0, 1.5), (1, 1.5), (0, 1.5)]):
+        ran = Ran(0.1, {}, WORK, None, {}, {}, used=Used(counters, seconds, {"gpu0": 100.0 * seconds}))
+        ledger.add(variant, builder.add_sample(variant, position, ran, block=0, position=position), ran.used)
+    ledger.interrupted()
+    first, second = builder.record().variants
+    assert [sample.metrics.get("energy_j") for sample in first.samples] == [None, 150.0]
+    assert first.samples[1].metrics["energy_per_request_j"] == 75.0 and first.energy == counters
+    assert second.energy == msgspec.structs.replace(counters, absent=energy._TOO_SHORT)
+    assert "energy_j" not in second.samples[0].metrics
+
+
+def test_an_interrupted_turn_is_in_no_figure(tmp_path: Path, machine: Machine) -> None:
+    builder = RecordBuilder([VariantConfig("A")], command=(), environment={}, workload={}, folder=tmp_path)
+    ledger = energy.EnergyLedger(builder.measured, machine, {0: 3.0})  # type: ignore[arg-type] # reads like a meter
+    asyncio.run(ledger.begin(0))
+    machine.spend(2.5, 100.0)
+    ledger.interrupted()
+    (measured,) = builder.measured
+    assert measured.samples == [] and measured.energy is not None and measured.energy.absent == energy._TOO_SHORT

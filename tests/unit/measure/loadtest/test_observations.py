@@ -64,6 +64,7 @@ def burst(*firsts: float, answer_s: float = 0.03) -> list[Outcome]:
         ((0.02, 0.021, 0.022, 0.02), None),
         ((0.02, 0.021, 0.071, 0.072), 2),
         ((0.02, 0.07, 0.12, 0.17), 1),
+        ((0.02, 0.32, 0.37, 0.42), 1),  # a machine that stalled once
         ((0.02, 0.03, 0.04, 0.06), None),  # one after another
         ((0.02, 0.32, 0.32, 0.32), None),  # the others are late for another reason
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,18 @@ import pytest
 from omni_cli.core.energy import EnergyMeter, EnergyReading, count_millijoules, integrate_milliwatts
 from omni_cli.measure.loadtest import server_energy
 from omni_cli.measure.loadtest.server_energy import ServerEnergy
-from omni_cli.openai_api.client import RequestFailure
+from omni_cli.measure.loadtest.window import Window
+from omni_cli.openai_api.client import Outcome, RequestFailure
+from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.serve.metrics import Metrics
+
+
+def outcome(due_s: float, done_s: float) -> Outcome:
+    return Outcome(due_s, due_s, done_s, ServerAnswer())
+
+
+def window(*outcomes: Outcome, clients: int | None = 1, offered_s: float | None = None) -> Window:
+    return Window(outcomes, 0.0, 4.0, clients, offered_s)
 
 
 class Served:
@@ -57,14 +68,18 @@ def test_a_server_without_counters_is_asked_once(metrics: Metrics | None, monkey
     energy, served = opened(metrics, monkeypatch)
     reading = asyncio.run(energy.read())
     assert reading.joules == {} and served.asked == 1
-    used = energy.get_used(reading, reading, 1.0)
+    used = energy.get_used(reading, reading, window(outcome(0.0, 1.0)).get_part)
     assert used.joules == {} and "has no omni_energy_joules_total" in str(used.counters.absent)
 
 
-def test_requests_have_their_part_of_a_closed_loop() -> None:
-    """Of 200 J in 4 s, requests that took 3 s of them; of an open loop, all."""
+def test_answers_have_their_part() -> None:
+    """Of 200 J in 4 s, requests that took 3 s of them; of an open loop, all but what unanswered ones have had."""
+    closed = window(*[outcome(0.0, 3.0)] * 4, clients=4)
+    opened = window(*[outcome(0.0, 3.0)] * 4, clients=None, offered_s=2.0)
+    cut = replace(opened, unanswered_s=(9.0, 1.5, 1.5))  # as much as two answers
     energy = ServerEnergy(Served(None))  # type: ignore[arg-type] # asked for nothing
     before, after = EnergyReading(10.0, {"gpu0": 100.0}), EnergyReading(14.0, {"gpu0": 300.0})
-    assert energy.get_used(before, after, 3.0).joules == {"gpu0": 150.0}
-    assert energy.get_used(before, after, None).joules == {"gpu0": 200.0}
-    assert energy.get_used(after, before, None).joules == {}
+    assert energy.get_used(before, after, closed.get_part).joules == {"gpu0": 150.0}
+    assert energy.get_used(before, after, opened.get_part).joules == {"gpu0": 200.0}
+    assert energy.get_used(before, after, cut.get_part).joules == pytest.approx({"gpu0": 200.0 * 4 / 6})
+    assert energy.get_used(after, before, opened.get_part).joules == {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -12,8 +16,11 @@ import pytest
 from omni_cli.cli.loadtest.options import LoadtestOptions
 from omni_cli.cli.loadtest.reading import find_recogniser
 from omni_cli.core.errors import InputError, UsageError
+from omni_cli.measure.bench.protocol import Ran
 from omni_cli.measure.bench.slo import SLO
 from omni_cli.measure.loadtest.dataset import Dataset, read_dataset
+from omni_cli.measure.loadtest.plan import SendingTurn, ServerVariant
+from omni_cli.measure.loadtest.traffic import ClosedLoop
 from omni_cli.measure.loadtest.window import Window, get_utterance, window_metrics, window_work
 from omni_cli.measure.loadtest.workload import Endpoint, EndpointName, RequestMaker, ServerWorkload
 from omni_cli.openai_api.choices import AnswerChoice
@@ -49,6 +56,32 @@ def test_good_is_in_time_and_right() -> None:
     assert window_work(window)["words"] == 50
     columns = window.columns()
     assert columns["words"] == (10.0,) * 5 + (None,) and columns["wer"][:3] == (0.0, 0.1, 0.2)
+
+
+def test_an_interrupt_while_answers_are_heard_keeps_their_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, has_begun = {"words": 2.0, "wer": 0.5}, threading.Event()
+
+    class Slow:
+        def judge(self, answers: list[Any]) -> list[dict[str, float]]:
+            has_begun.set()
+            time.sleep(0.2)
+            return [heard] * len(answers)
+
+    sent = Window((outcome(0.5, "a b", "a"),), 0.0, 0.5, 1)
+    target, limits = Target("http://a", "m", {}), dict(api_key=None, request_timeout_s=1.0)
+    workload, turn = ServerWorkload(TRANSCRIPTS, 3, 8, None, 0, {}), SendingTurn()
+
+    async def measure() -> tuple[Ran, int]:
+        variant = ServerVariant("a", target, workload, ClosedLoop(1), turn, **limits)  # type: ignore[arg-type]
+        variant.judge = Slow()  # type: ignore[assignment]
+        monkeypatch.setattr(variant, "_send_window", AsyncMock(return_value=sent))
+        task = asyncio.create_task(variant.run(1, when="now"))
+        await asyncio.to_thread(has_begun.wait)
+        task.cancel()
+        return await task, task.cancelling()
+
+    ran, requests_to_end = asyncio.run(measure())
+    assert ran.metrics["wer"] == 0.5 and ran.requests["words"] == (2.0,) and requests_to_end == 1
 
 
 def test_the_share_is_of_all_words_and_not_of_sentences() -> None:
