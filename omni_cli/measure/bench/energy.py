@@ -125,7 +125,7 @@ class EnergyLedger:
             self._accounts = [_Account() for _ in self._measured]
         self._note_absent()
 
-    def interrupted(self) -> None:
+    def end_early(self) -> None:
         """Add figures to variants that have none yet; the turn that was interrupted is in no figure."""
         for measured, account in zip(self._measured, self._accounts, strict=True):
             if account.seconds >= SHORTEST_S and not _has_figure(measured):

@@ -220,7 +220,7 @@ class Harness:
             try:
                 await run_block(block, schedule)
             except (asyncio.CancelledError, VariantError):
-                self._energy.interrupted()
+                self._energy.end_early()
                 raise
             await self._energy.block_ended()
             elapsed_s = time.monotonic() - started_s

@@ -191,7 +191,7 @@ def test_an_interrupt_keeps_the_joules_so_far(tmp_path: Path) -> None:
     for position, (variant, seconds) in enumerate([(0, 1.5), (1, 1.5), (0, 1.5)]):
         ran = Ran(0.1, {}, WORK, None, {}, {}, used=Used(counters, seconds, {"gpu0": 100.0 * seconds}))
         ledger.add(variant, builder.add_sample(variant, position, ran, block=0, position=position), ran.used)
-    ledger.interrupted()
+    ledger.end_early()
     first, second = builder.record().variants
     assert [sample.metrics.get("energy_j") for sample in first.samples] == [None, 150.0]
     assert first.samples[1].metrics["energy_per_request_j"] == 75.0 and first.energy == counters
@@ -204,6 +204,6 @@ def test_an_interrupted_turn_is_in_no_figure(tmp_path: Path, machine: Machine) -
     ledger = energy.EnergyLedger(builder.measured, machine, {0: 3.0})  # type: ignore[arg-type] # reads like a meter
     asyncio.run(ledger.begin(0))
     machine.spend(2.5, 100.0)
-    ledger.interrupted()
+    ledger.end_early()
     (measured,) = builder.measured
     assert measured.samples == [] and measured.energy is not None and measured.energy.absent == energy._TOO_SHORT
