@@ -31,8 +31,9 @@ class Noise:
     arrays: Mapping[str, float] = field(default_factory=dict)
 
     def get_array_limit(self, stage: str) -> float:
-        """Return how far an engine's arrays of a stage may be from the reference's."""
-        return SIDES * (self.arrays.get(stage, 0.0) + ROUNDING)
+        """Return how far the arrays of two runs of a stage may be apart; 0 where the reference has no noise."""
+        own = self.arrays.get(stage, 0.0)
+        return SIDES * (own + ROUNDING) if own else 0.0
 
 
 def get_noise(ways: Sequence[Sequence[Expected | str]]) -> Noise:

@@ -100,7 +100,7 @@ def judge_arrays(outputs: Sequence[EngineOutput], ways: Sequence[Sequence[Expect
         expected = ways[1][number] if wide.is_exact and len(ways) > 1 else wide
         if isinstance(expected, str):
             continue
-        limit = 0.0 if wide.is_exact else noise.get_array_limit(wide.stage)
+        limit = 0.0 if wide.is_exact else max(noise.get_array_limit(wide.stage), SIDES * ROUNDING)
         rows += [
             compare_arrays("reference", wide.stage, output, name, made, limit)
             for name in output.arrays

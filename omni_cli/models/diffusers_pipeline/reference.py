@@ -33,6 +33,8 @@ class PipelineReference:
     """
 
     takes_adapters = True
+    # Whatever the processor: sums are not rougher on one side.
+    has_kernels_of_stage = True
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
         self._stage = get_diffusion_stage(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,17 +17,17 @@ from transformers import (
     WhisperProcessor,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
-from vllm.engine.arg_utils import EngineArgs
 
-from omni_cli.backends.vllm.registry import resolve_in_process
 from omni_cli.checkpoints.files import read_model_kind, read_object
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model, replace_attribute
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
-from omni_cli.models.transcription.prompts import SpeechPrompts
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest
+
+if TYPE_CHECKING:
+    from omni_cli.models.transcription.prompts import SpeechPrompts
 
 # Of Qwen3-ASR, after the language.
 _TRANSCRIPT_MARK = "<asr_text>"
@@ -204,6 +204,12 @@ def check_class(folder: Path) -> None:
 
 def read_prompts(folder: Path, config: EngineConfig) -> SpeechPrompts:
     """Return vLLM's prompts for a checkpoint."""
+    # vLLM registers configurations of its own in transformers, which are not the reference's.
+    from vllm.engine.arg_utils import EngineArgs
+
+    from omni_cli.backends.vllm.registry import resolve_in_process
+    from omni_cli.models.transcription.prompts import SpeechPrompts
+
     resolve_in_process(read_model_kind(folder))
     arguments = EngineArgs(model=str(folder), dtype="float32", trust_remote_code=config.trust_remote_code)
     return SpeechPrompts.of(arguments.create_model_config())
