@@ -9,7 +9,7 @@ it. The mean ratio of the times shows whether it matters which variant is loaded
 
 With `--planted` the two differ, the second one being slower; every second run loads them in the other order. Each run
 has to say so. `--results FILE` keeps what was measured: a run that ended there is not repeated, so that a series can be
-continued. `--unfilled` is for comparison: omni without what evens out the order of loading.
+continued.
 """
 
 from __future__ import annotations
@@ -30,12 +30,6 @@ from omni_cli.stats.compare import memory_peaks
 MIB = 2**20
 MARGIN = 0.02
 OMNI = (sys.executable, "-m", "omni_cli")
-UNFILLED = (
-    sys.executable,
-    "-c",
-    "from omni_cli.measure.bench import scattered_memory; scattered_memory.MAX_SHARE = 0\n"
-    "from omni_cli.__main__ import main; main()",
-)
 
 
 def main() -> int:
@@ -45,7 +39,6 @@ def main() -> int:
     parser.add_argument("--num-iters", type=int, default=3)
     parser.add_argument("--planted", metavar="KEY=FAST,SLOW", help="a setting, the second value being slower")
     parser.add_argument("--results", type=Path, help="JSON lines, one a run; added to")
-    parser.add_argument("--unfilled", action="store_true")
     options = parser.parse_args()
     text = options.results.read_text() if options.results and options.results.exists() else ""
     runs = [json.loads(line) for line in text.splitlines()]
@@ -108,7 +101,7 @@ def _run(options: argparse.Namespace, *, is_reversed: bool) -> dict[str, Any]:
 
 def _measure(options: argparse.Namespace, vary: str, path: Path) -> Record:
     command = [
-        *(UNFILLED if options.unfilled else OMNI), "bench", "--profile", options.profile, "--vary", vary, "--num-iters",
+        *OMNI, "bench", "--profile", options.profile, "--vary", vary, "--num-iters",
         str(options.num_iters), "--num-iters-warmup", "1", "--output-json", str(path), "--quiet",
     ]  # fmt: skip
     # 3 (inconclusive), because a few iterations do not decide about times.

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 from functools import partial
 from typing import Literal, Protocol
@@ -28,7 +28,6 @@ from omni_cli.measure.bench.device_load import RunSpans, run_a_turn
 from omni_cli.measure.bench.energy import EnergyLedger
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
-from omni_cli.measure.bench.scattered_memory import filling
 from omni_cli.measure.bench.schedule import TURN_S, BlockSchedule, RunLimits, schedule_for_count, schedule_for_time
 from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_process import VariantError, VariantRunner
@@ -128,9 +127,7 @@ class Harness:
     async def _run(self) -> None:
         await self._energy.measure_idle()
         before = self.read_free()
-        is_even = self._count == 1 or bool(before.devices) or self.load(self._first) is None
-        with filling(0 if is_even else before.host) as filled_bytes:
-            reason = await self._load_all(before, filled_bytes)
+        reason = await self._load_all(before)
         if not self._processes:
             return
         try:
@@ -144,7 +141,7 @@ class Harness:
         finally:
             self._note_load()
 
-    async def _load_all(self, before: Free, filled_bytes: int) -> str | None:
+    async def _load_all(self, before: Free) -> str | None:
         """Load the variants; return the reason why all but the first one have to wait for its end."""
         await self._prepare(0)
         while self._first in self._dropped:
@@ -152,7 +149,7 @@ class Harness:
             if self._first == self._count:
                 return None
             await self._prepare(self._first)
-        reason = await self._memory_shortage(before, filled_bytes)
+        reason = await self._memory_shortage(before)
         if reason is None:
             for variant in range(self._first + 1, self._count):
                 await self._prepare(variant)
@@ -237,13 +234,12 @@ class Harness:
             if elapsed_s + elapsed_s / done / 2 > self._budget_s(elapsed_s / done / schedule.rounds):
                 return
 
-    async def _memory_shortage(self, before: Free, filled_bytes: int) -> str | None:
+    async def _memory_shortage(self, before: Free) -> str | None:
         """Return the reason why the other variants cannot be loaded beside the first one; None if they can."""
         pid = self._processes[self._first].pid
         if self._count == 1 or pid is None:
             return None
         after = self.read_free()
-        after = replace(after, host=after.host + filled_bytes)
         host = await asyncio.to_thread(private_bytes, pid)
         devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
         return lacking(Free(host, devices), after, self._count - 1)
