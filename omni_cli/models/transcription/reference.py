@@ -16,6 +16,7 @@ from transformers import (
     VoxtralProcessor,
     WhisperProcessor,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
 from omni_cli.checkpoints.files import read_model_kind, read_object
@@ -47,12 +48,15 @@ class TranscriptionReference:
         self._name = stage.name
         self._limits = get_limits(config, stage.name)
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
-        self._processor: Any = AutoProcessor.from_pretrained(folder, **trust)
+        # vLLM registers configurations of its own under the same names, in whichever process imported it.
+        with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):
+            self._processor: Any = AutoProcessor.from_pretrained(folder, **trust)
         self._tokenizer: Any = self._processor.tokenizer
         has_prompts = isinstance(self._processor, WhisperProcessor | VoxtralProcessor | Qwen3ASRProcessor)
         self._prompts = None if has_prompts else read_prompts(folder, config)
         self._mark: int | None = self._tokenizer.get_vocab().get(_TRANSCRIPT_MARK)
-        self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
+        with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):
+            self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
         assert isinstance(stage, ARStageConfig)
         end = self._model.generation_config.eos_token_id
         self.ends: list[int] = [end] if isinstance(end, int) else list(end or ())
