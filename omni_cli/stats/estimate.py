@@ -74,6 +74,25 @@ def get_centre(values: np.ndarray, inflation: float = 1.0, trim: float = TRIM) -
     return Estimate(resampled.centre, inflation * math.sqrt(resampled.variance), len(values), np.sort(np.abs(errors)))
 
 
+def even_halves(values: np.ndarray, is_second: np.ndarray, trim: float = TRIM) -> tuple[np.ndarray, float]:
+    """Return float64 (n,) with both halves moved to the mean of their centres, so that what adds to one and is taken
+    from the other cancels and widens nothing; and the factor of the standard error, above 1 for unequal halves."""
+    sides = [values[~is_second], values[is_second]]
+    sizes = [len(side) for side in sides]
+    if min(sizes) == 0 or len(values) < 3:
+        return values, 1.0
+    first, second = (_trimmed_mean(side, trim) for side in sides)
+    count = len(values)
+    # Each half has a centre of its own, which takes a degree of freedom.
+    factor = count / (2 * math.sqrt(sizes[0] * sizes[1])) * math.sqrt((count - 1) / (count - 2))
+    return values + np.where(is_second, first - second, second - first) / 2, factor
+
+
+def _trimmed_mean(values: np.ndarray, trim: float) -> float:
+    cut = int(trim * len(values))
+    return float(np.sort(values)[cut : len(values) - cut].mean())
+
+
 def of_counts(estimate: Estimate, floor: float) -> Estimate:
     """Return an estimate of counts: a standard error of at least `floor`, and normal deviations, because the bootstrap
     has no bound while most blocks are equal."""
