@@ -6,22 +6,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.planned_variants import PlannedRunner, compare_times, measure_planned
 
-from omni_cli.measure.bench.harness import Harness
-from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
-from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.schedule import Halves, RunLimits
-from omni_cli.measure.bench.utilisation import Counters, GpuState, MachineCounters, UtilisationSampler
-from omni_cli.measure.bench.variant_configs import VariantConfig
+from omni_cli.measure.bench.utilisation import Counters, GpuState, MachineCounters
 from omni_cli.records.record import Record
-from omni_cli.records.results import Comparison
 from omni_cli.stats.comparable import disturbances
-from omni_cli.stats.compare import compare_variants
 
 BIAS, NOISE = 0.02, 0.004
 COUNT, MINUTE = RunLimits(64, 1, None), RunLimits(None, 1, 60.0)
@@ -44,25 +38,22 @@ class Machine(MachineCounters):
         return Counters(at_s=time.monotonic(), busy_s=0, own_s=0, stolen_s=0, gpus=gpus)
 
 
-class Process:
+class Process(PlannedRunner):
     pid: int | None = os.getpid()
 
     def __init__(self, name: str, machine: Machine, slowdown: float) -> None:
-        self.name, self._machine, self._slowdown = name, machine, slowdown
+        super().__init__(name)
+        self._machine, self._slowdown = machine, slowdown
 
     async def start(self) -> None:
         self._machine.living.append(self)
         self._machine.loads.append(self.name)
 
-    async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded:
-        return Loaded(())
-
-    async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
+    async def took_s(self, number: int, when: str) -> float:
         if when == self._machine.interrupted:
             raise asyncio.CancelledError
         bias = BIAS if self is self._machine.living[0] else 0.0
-        took_s = 0.5 * self._slowdown * (1 + bias) * (1 + NOISE * self._machine.noise.standard_normal())
-        return Ran(e2e_s=took_s, metrics={}, work={}, output_sha256=None, accounted={}, memory={})
+        return 0.5 * self._slowdown * (1 + bias) * (1 + NOISE * self._machine.noise.standard_normal())
 
     async def close(self) -> None:
         self._machine.living.remove(self)
@@ -72,39 +63,20 @@ class Server(Process):
     pid = None
 
 
-class Quiet:
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_: None
-
-
 def measure(
     tmp_path: Path, limits: RunLimits, machine: Machine, *, kind: type[Process] = Process, slowdown: float = 1.0
 ) -> Record:
     """Measure `a` and `b`, which takes `slowdown` times as long, until the interval decides."""
-    builder = RecordBuilder(
-        [VariantConfig("a"), VariantConfig("b")], command=(), environment={}, workload={}, folder=tmp_path
-    )
-    measurement = Harness(
-        builder,
-        launch=lambda index: kind("ab"[index], machine, slowdown if index else 1.0),
-        load=lambda index: None,
-        limits=limits,
-        decided=lambda record: e2e(record).verdict != "inconclusive",
-        watcher=Quiet(),
-        sampler=UtilisationSampler(lambda: machine, interval_s=0.001),
+    record = measure_planned(
+        tmp_path,
+        lambda name: kind(name, machine, slowdown if name == "b" else 1.0),
+        machine,
+        limits,
+        decided=lambda record: compare_times(record).verdict != "inconclusive",
         both_orders=True,
     )
-    try:
-        asyncio.run(measurement.run())
-    except asyncio.CancelledError:
-        assert machine.interrupted
     assert machine.living == [], "whatever was loaded has ended"
-    return builder.record()
-
-
-def e2e(record: Record) -> Comparison:
-    (found,) = compare_variants(*record.variants, same_record=True, sampling=[record.sampling], metrics=["e2e_s"])
-    return found.result
+    return record
 
 
 def orders(record: Record) -> int | None:
@@ -120,7 +92,7 @@ def test_what_the_order_adds_cancels_and_widens_nothing(tmp_path: Path) -> None:
     record = measure(tmp_path, COUNT, machine)
     assert machine.loads == ["a", "b", "b", "a"]
     assert (num_blocks(record), record.sampling.reversed_from, orders(record)) == (32, 16, 2)
-    found = e2e(record)
+    found = compare_times(record)
     assert found.verdict == "no difference" and abs(found.ratio - 1) < 0.002
     assert found.ci95[1] - found.ci95[0] < 0.01 < BIAS
     assert disturbances(record) == ()
@@ -131,7 +103,7 @@ def test_a_run_that_is_decided_early_has_as_many_blocks_of_either_order(tmp_path
     record = measure(tmp_path, MINUTE, machine, slowdown=1.1)
     assert machine.loads == ["a", "b", "b", "a"]
     assert (num_blocks(record), record.sampling.reversed_from, record.sampling.looks) == (18, 9, (18, 28))
-    assert e2e(record).ratio == pytest.approx(1.1, rel=0.003) and e2e(record).verdict == "slower"
+    assert compare_times(record).ratio == pytest.approx(1.1, rel=0.003) and compare_times(record).verdict == "slower"
 
 
 @pytest.mark.parametrize(("block", "loaded", "reversed_from"), [(9, ["a", "b"], None), (22, ["a", "b", "b", "a"], 16)])
@@ -143,7 +115,7 @@ def test_an_interrupt_keeps_what_either_half_has(
     assert machine.loads == loaded and num_blocks(record) == block
     assert (record.sampling.reversed_from or None) == reversed_from and orders(record) == len(loaded) // 2
     biased = 1 / (1 + BIAS) if reversed_from is None else 1.0
-    assert e2e(record).ratio == pytest.approx(biased, rel=0.003), "sixteen blocks count as much as six"
+    assert compare_times(record).ratio == pytest.approx(biased, rel=0.003), "sixteen blocks count as much as six"
     assert [(item.kind, item.variant) for item in disturbances(record)] == [("one order", "a")] * (not reversed_from)
 
 
