@@ -19,7 +19,7 @@ from omni_cli.stats.compare import compare_variants
 
 
 class PlannedRunner:
-    """Starts nothing; a subclass says how long an iteration takes."""
+    """Starts nothing; a subclass knows how long an iteration takes."""
 
     pid: int | None = None
 

@@ -66,6 +66,13 @@ def test_a_bias_of_the_order_of_loading_cancels_and_widens_no_interval(first: in
     assert covered >= 54, "95 % of 60, less twice what chance takes"
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_halves_that_differ_by_more_than_any_order_adds_widen_the_interval(seed: int) -> None:
+    found, blind = halves(seed, 0.25, 8, 8)
+    assert found.verdict == blind.verdict == "inconclusive"
+    assert found.ci95 is None or found.ci95[1] - found.ci95[0] > 0.4
+
+
 def test_a_half_without_blocks_changes_nothing() -> None:
     for found, plain in (halves(0, 0.01, 16, 0), halves(0, 0.01, 0, 16)):
         assert found == plain
