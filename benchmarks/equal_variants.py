@@ -1,13 +1,13 @@
 """A/A runs of `omni bench`: two variants that differ in nothing, what the verdicts are, and the spread between loads.
 
     .venv/bin/python benchmarks/equal_variants.py --runs 20 --num-iters 100
-    .venv/bin/python benchmarks/equal_variants.py --runs 20 --num-iters 100 --planted image.num_inference_steps=8,9
+    .venv/bin/python benchmarks/equal_variants.py --runs 20 --num-iters 200 --planted image.num_inference_steps=8,9
 
 No run may call one of them larger, smaller, faster or slower. The spread of the memory is what
 `omni_cli/stats/compare.py` is calibrated by: the standard deviation of the peak of loading, and of what running adds to
-it. The mean ratio of the times shows whether it matters which variant is loaded first.
+it. The mean ratio of the times, and of either half, in which another one was loaded first, shows what the order does.
 
-With `--planted` the two differ, the second one being slower; every second run loads them in the other order. Each run
+With `--planted` the two differ, the second one being slower; every second run begins with the other order. Each run
 has to say so. `--results FILE` keeps what was measured: a run that ended there is not repeated, so that a series can be
 continued.
 """
@@ -20,12 +20,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from omni_cli.records.metrics import E2E, HOST_RSS
 from omni_cli.records.record import Record, Variant, load_record
-from omni_cli.stats.compare import memory_peaks
+from omni_cli.stats.compare import compare_variants, memory_peaks
 
 MIB = 2**20
 MARGIN = 0.02
@@ -70,6 +73,8 @@ def _summarise(runs: list[dict[str, Any]], planted: str | None) -> int:
     _say(f"wrong verdicts on memory: {wrong} of {len(runs)}   goal: 0")
     _say(f"wrong verdicts on time: {called} of {len(runs)}   goal: 0")
     _say_mean("time, second by first loaded", [run["ratio"] for run in runs])
+    for number, name in enumerate(("before half time", "after it, loaded in the other order")):
+        _say_mean(f"  {name}", [run["halves"][number] for run in runs if run.get("halves")])
     for stage in runs[0]["peaks_mib"] if runs else ():
         _print_spread(stage, [peaks for run in runs for peaks in run["peaks_mib"][stage]])
     return int(wrong + called > 0)
@@ -80,23 +85,43 @@ def _run(options: argparse.Namespace, *, is_reversed: bool) -> dict[str, Any]:
     if is_reversed:
         key, _, values = vary.partition("=")
         vary = f"{key}={','.join(reversed(values.split(',')))}"
+    began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         record = _measure(options, vary, Path(folder) / "record.json")
     a, b = record.variants
     peak = next(item for item in memory_peaks(a, b, MARGIN) if item.metric == HOST_RSS)
-    time = next(item for item in record.comparisons if item.metric == E2E)
-    assert isinstance(time.ratio, float) and isinstance(time.a_median, float)
+    times = next(item for item in record.comparisons if item.metric == E2E)
+    assert isinstance(times.ratio, float) and isinstance(times.a_median, float)
     return {
         "is_reversed": is_reversed,
-        "ratio": time.ratio,
-        "verdict": time.verdict,
-        "a_s": time.a_median,
+        "commit": record.environment["code"].get("commit", "unknown")[:8],
+        "took_s": round(time.monotonic() - began_s, 1),
+        "ratio": times.ratio,
+        "halves": _halves(record),
+        "verdict": times.verdict,
+        "a_s": times.a_median,
         "memory_mib": peak.a_bytes / MIB,
         "memory_ratio": peak.ratio,
         "memory_bounds": peak.bounds or (peak.ratio, peak.ratio),
         "memory_verdict": peak.verdict,
         "peaks_mib": {stage: [_peaks_mib(variant, stage) for variant in (a, b)] for stage in a.memory.stages},
     }
+
+
+def _halves(record: Record) -> list[float] | None:
+    """Return the ratio before and after half time; None if nothing was loaded again."""
+    start = record.sampling.reversed_from
+    if not isinstance(start, int):
+        return None
+    ratios = []
+    for is_second in (False, True):
+        a, b = (
+            structs.replace(item, samples=tuple(s for s in item.samples if (s.block >= start) == is_second))
+            for item in record.variants
+        )
+        (found,) = compare_variants(a, b, same_record=True, metrics=[E2E])
+        ratios.append(found.result.ratio)
+    return ratios
 
 
 def _measure(options: argparse.Namespace, vary: str, path: Path) -> Record:

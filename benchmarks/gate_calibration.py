@@ -1,6 +1,7 @@
 """Error rates of the gate: false alarms of A against A, and missed slowdowns.
 
     python benchmarks/gate_calibration.py                        # simulated noise
+    python benchmarks/gate_calibration.py --order-bias 0.02      # and a bias of the order of loading
     python benchmarks/gate_calibration.py --measure 600 --save noise.json
     python benchmarks/gate_calibration.py --record noise.json    # replays of a measurement
     python benchmarks/gate_calibration.py --measure-loads 16 --save loads.json
@@ -23,6 +24,8 @@ Sources of slowdowns:
   its variants, interleaved in an order that is drawn again for every block. Replays are all ordered pairs of them, A
   against A: false alarms show whatever makes two loads of the same code differ, which no single process reveals.
 
+With `--order-bias`, the variants of any source are loaded again in the other order at half time, as on a CPU.
+
 Rates are printed with the 95 % Wilson interval of a proportion.
 """
 
@@ -38,14 +41,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 from common import machine, machine_line, wilson
+from msgspec import UNSET, structs
 
 from omni_cli.config.gate_limits import GateLimits
+from omni_cli.measure.bench.schedule import Halves
 from omni_cli.records.record import Record, Sample, StoppingPlan, Variant, load_record, workload_fingerprint
 from omni_cli.records.record_file import save_record
 from omni_cli.stats.compare import compare_variants
@@ -116,6 +121,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--replays", type=int, default=400)
     parser.add_argument("--limit", type=float, default=0.02, help="the gate's limit (0.02 is 2 %%)")
     parser.add_argument("--budget-s", type=float, default=60.0)
+    parser.add_argument("--order-bias", type=float, help="load in both orders; the first-loaded is slower by this")
     parser.add_argument("--run-s", type=float, nargs="*", default=[0.02, 0.084, 0.25])
     parser.add_argument("--record", type=Path, nargs="*", default=[])
     parser.add_argument("--measure", type=float, metavar="SECONDS", help="record real noise for this long")
@@ -136,7 +142,8 @@ def _calibrate(title: str, replays: Iterator[tuple[str, Variant, Variant]], opti
     counts: dict[tuple[str, bool], list[Outcome]] = {}
     for scenario, a, b in replays:
         for gated in (False, True):
-            counts.setdefault((scenario, gated), []).append(_run(a, b, options.limit if gated else None))
+            outcome = _run(a, b, options.limit if gated else None, options.order_bias)
+            counts.setdefault((scenario, gated), []).append(outcome)
     _say(options, f"\n{title}")
     result = {"rates": {}, "goals": []}
     for (scenario, gated), outcomes in sorted(counts.items()):
@@ -163,23 +170,36 @@ def _goal(scenario: str, wanted: tuple[str, ...], bound: float, upper: bool, out
     return {"scenario": scenario, "verdicts": list(wanted), "rate": rate, "bound": bound, "met": met}
 
 
-def _run(a: Variant, b: Variant, limit: float | None) -> Outcome:
-    """Add blocks until a look decides; the variants hold all blocks that the budget allows."""
-    total = 1 + max(sample.block for sample in a.samples)
-    sampling = StoppingPlan(looks=plan_looks(total))
-    verdict, look = "inconclusive", 0
-    for look in sampling.looks:
-        seen = [_first_blocks(variant, look) for variant in (a, b)]
+def _run(a: Variant, b: Variant, limit: float | None, order_bias: float | None = None) -> Outcome:
+    """Add blocks until a look decides; the variants hold all blocks that the budget allows.
+
+    With an `order_bias`, they are loaded again in the other order at half time, and the first-loaded is slower by it.
+    """
+    total, has_two = 1 + max(sample.block for sample in a.samples), order_bias is not None
+    halves = Halves(total, plan_looks(total, orders=2 if has_two else 1), None if has_two else 0)
+    for done in range(1, total + 1):
+        is_over = halves.is_over(done, 0.0)
+        if not is_over and not halves.is_look(done):
+            continue
+        start = halves.reversed_from or None
+        sampling = StoppingPlan(looks=halves.looks, reversed_from=UNSET if start is None else start)
+        first, second = range(done if start is None else start), range(total if start is None else start, done)
+        seen = [_slowed(a, done, first, order_bias), _slowed(b, done, second, order_bias)]
         (found,) = compare_variants(*seen, same_record=True, sampling=[sampling], metrics=["e2e_s"])
         limits = None if limit is None else GateLimits({"e2e_s": limit})
         verdict = found.result.verdict if limits is None else judge(limits, [found], [], {}).verdict
-        if verdict != "inconclusive":
-            break
-    return Outcome(verdict, look)
+        if halves.reversed_from is not None and (is_over or verdict != "inconclusive"):
+            return Outcome(verdict, done)
+        if is_over or verdict != "inconclusive":
+            halves = replace(halves, reversed_from=done)
+    raise AssertionError("a run ends with its blocks")
 
 
-def _first_blocks(variant: Variant, blocks: int) -> Variant:
-    return Variant(name=variant.name, samples=tuple(s for s in variant.samples if s.block < blocks))
+def _slowed(variant: Variant, num_blocks: int, blocks: range, bias: float | None) -> Variant:
+    """Return the first blocks of a variant, of which these are slower."""
+    samples = (sample for sample in variant.samples if sample.block < num_blocks)
+    slower = (structs.replace(s, e2e_s=s.e2e_s * (1 + (bias or 0.0) * (s.block in blocks))) for s in samples)
+    return Variant(name=variant.name, samples=tuple(slower))
 
 
 def _simulated(run_s: float, options: argparse.Namespace) -> Iterator[tuple[str, Variant, Variant]]:

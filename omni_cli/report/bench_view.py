@@ -97,6 +97,7 @@ def _heading(record: Record, num_warmup: int) -> str:
     blocks`."""
     conditions = record.environment.get("conditions", {})
     turns = _INTERLEAVING.get(conditions.get("interleaving", ""), "").format(turn_s=conditions.get("turn_s"))
+    turns += ", loaded in both orders" if conditions.get("loading_orders") == 2 else ""
     runs, blocks = _amounts(record)
     if is_of_server(record):
         runs += f" of {count(record.workload['num_requests'], 'request')}"

@@ -73,7 +73,8 @@ class PairedBlocks:
     `is_paired`: item i of both belongs together. `medians` are those of all samples, `floor` is the least standard
     error of counts, `trim` the share of blocks at either end that may be outliers. `is_lone_queue`: one side is a
     queue of requests, and the other side has none like it. `missing` is the reason if there are no blocks. Differences
-    below `margin` are none. `num_blocks` is the number of blocks where items are something else.
+    below `margin` are none. `blocks` are the numbers of each side's blocks; `num_blocks` is how many there are where
+    items are something else.
     """
 
     a: np.ndarray
@@ -86,6 +87,7 @@ class PairedBlocks:
     missing: str
     margin: float = 0.0
     num_blocks: int | None = None
+    blocks: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return min(len(self.a), len(self.b)) if self.num_blocks is None else self.num_blocks
@@ -109,17 +111,18 @@ def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> Pa
     if places is not None and has_places:
         logs_a, logs_b = 0 * places, places
     elif interleaved:
-        _, in_a, in_b = np.intersect1d(blocks_a, blocks_b, return_indices=True)
-        logs_a, logs_b = logs_a[in_a], logs_b[in_b]
+        common, in_a, in_b = np.intersect1d(blocks_a, blocks_b, return_indices=True)
+        blocks_a, blocks_b, logs_a, logs_b = common, common, logs_a[in_a], logs_b[in_b]
     # `numpy.median` would import NumPy's masked arrays.
-    medians = [statistics.median(value for _, value in values) if values else None for values in pairs]
+    first, second = (statistics.median(value for _, value in values) if values else None for values in pairs)
     reasons = (item.energy.absent for item in (a, b) if is_energy(metric) and item.energy)
     return PairedBlocks(
-        logs_a, logs_b, (medians[0], medians[1]), interleaved or has_places, math.hypot(floor_a, floor_b),
+        logs_a, logs_b, (first, second), interleaved or has_places, math.hypot(floor_a, floor_b),
         # The few windows in which requests failed are no outliers.
         0.0 if has_places or is_counted(a, metric) else TRIM,
         places is not None and not has_places and max(len(a.samples), len(b.samples)) > 1,
         next(reasons, None) or "no block has both",
+        blocks=None if has_places else (blocks_a, blocks_b),
     )  # fmt: skip
 
 
@@ -324,12 +327,8 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
     if not pairs:
         return None
     values = np.array([value for _, value in pairs])
-    summary = Summary(
-        n=len(values),
-        median=float(np.median(values)),
-        minimum=float(values.min()),
-        maximum=float(values.max()),
-    )
+    low, high = float(values.min()), float(values.max())
+    summary = Summary(n=len(values), median=float(np.median(values)), minimum=low, maximum=high)
     if is_counted(variant, metric):
         rate, ci95 = _total(variant, metric)
         return msgspec.structs.replace(summary, median=rate, ci95=ci95)
@@ -369,8 +368,8 @@ def _total(variant: Variant, metric: str) -> tuple[float, Bounds | None]:
 
 def get_summaries(variant: Variant) -> dict[str, Summary]:
     """Summarise all metrics of a variant, in the order of the record."""
-    summaries = {metric: summarise(variant, metric) for metric in metric_names(variant)}
-    return {metric: summary for metric, summary in summaries.items() if summary is not None}
+    found = ((metric, summarise(variant, metric)) for metric in metric_names(variant))
+    return {metric: summary for metric, summary in found if summary is not None}
 
 
 def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float]]) -> tuple[float, float] | None:

@@ -20,6 +20,7 @@ from omni_cli.records.record import GpuUtilisation, Record, Utilisation, Variant
 from omni_cli.records.results import Difference
 from omni_cli.stats.blocks import get_values, request_values
 from omni_cli.stats.compare import MARGIN, Doubt
+from omni_cli.stats.estimate import MIN_BLOCKS
 
 # The subject of the measurement (omni's version and commit), and conditions that cannot be chosen (load, clocks).
 EXEMPT = frozenset({"code", "conditions"})
@@ -68,11 +69,12 @@ Kind = Literal[
     "late client", "no usage", "bursts", "short answers", "assumed rate", "busy client", "neighbour", "stolen", "quota",
     "slow processor", "throttled device", "repeated prompts", "seen prompts", "warming up", "estimated tpot",
     "prompt tokens", "answer tokens", "bundled", "parallel limit", "cut window", "silent", "power limit",
-    "unequal clocks",
+    "unequal clocks", "one order",
 ]  # fmt: skip
 # The measured work itself, or what no time depends on.
 _NOT_SLOWER = (
     "no usage", "bursts", "short answers", "assumed rate", "cut window", "silent", "power limit", "unequal clocks",
+    "one order",
 )  # fmt: skip
 _OWN_LIMIT = "power_cap"
 
@@ -229,6 +231,10 @@ def disturbances(record: Record) -> tuple[Disturbance, ...]:
         for other in others
         for device, (a, b) in _unequal_clocks((record, record), (first, other)).items()
     )
+    conditions = record.environment.get("conditions")
+    if isinstance(conditions, Mapping) and conditions.get("loading_orders") == 1:
+        has_verdict = len({sample.block for sample in first.samples}) >= MIN_BLOCKS
+        of_machine += (Disturbance("one order", 1.0, 1, variant=first.name),) * has_verdict
     if not is_of_server(record):
         return of_machine
     of_client = [item for variant in record.variants for item in _client_disturbances(record, variant)]

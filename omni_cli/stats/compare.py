@@ -14,8 +14,8 @@ from omni_cli.core.errors import ExitCode, OmniError
 from omni_cli.records.metrics import E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, WORD_ERRORS, higher_is_better
 from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters
 from omni_cli.records.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
-from omni_cli.stats.blocks import PairedBlocks, are_interleaved, independent_units, pair_blocks, shared_metrics
-from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, get_centre, get_difference, of_counts
+from omni_cli.stats.blocks import PairedBlocks, Units, are_interleaved, independent_units, pair_blocks, shared_metrics
+from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, even_halves, get_centre, get_difference, of_counts
 from omni_cli.stats.sequential import ALPHA, blocks_needed, level_at, minimum_detectable
 
 MARGIN = 0.02
@@ -131,7 +131,7 @@ def _compare(
     if not np.isfinite(pairs.a).all() or not np.isfinite(pairs.b).all() or blocks == 0:
         reason = "some values are 0" if blocks else pairs.missing
         return Compared(msgspec.structs.replace(empty, reason=reason), level)
-    estimate = _estimate(pairs)
+    estimate = _estimate(pairs, sampling)
     if pairs.floor:
         estimate = of_counts(estimate, pairs.floor)
     result = _judge(empty, estimate, level)
@@ -157,11 +157,21 @@ def _withhold(compared: Compared, doubt: Doubt) -> Compared:
     return replace(compared, result=doubted)
 
 
-def _estimate(pairs: PairedBlocks) -> Estimate:
+def _estimate(pairs: PairedBlocks, sampling: Sequence[StoppingPlan] = ()) -> Estimate:
+    """Estimate the log ratio; the halves of a record before and after it was loaded again count the same."""
+
+    def units_of(values: np.ndarray, side: int) -> Units:
+        start = sampling[min(side, len(sampling) - 1)].reversed_from if sampling else UNSET
+        if start is UNSET or pairs.blocks is None:
+            return independent_units(values)
+        even, factor = even_halves(values, pairs.blocks[side] >= start, pairs.trim)
+        units = independent_units(even)
+        return replace(units, inflation=factor * units.inflation)
+
     if pairs.is_paired:
-        units = independent_units(pairs.b - pairs.a)
+        units = units_of(pairs.b - pairs.a, 0)
         return get_centre(units.values, units.inflation, pairs.trim)
-    a, b = independent_units(pairs.a), independent_units(pairs.b)
+    a, b = units_of(pairs.a, 0), units_of(pairs.b, 1)
     return get_difference(a.values, b.values, (a.inflation, b.inflation), pairs.trim)
 
 

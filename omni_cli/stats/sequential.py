@@ -28,14 +28,16 @@ _GRID = 161
 _REACH = 8.0  # standard deviations; no statistic lies beyond
 
 
-def plan_looks(max_blocks: int) -> tuple[int, ...]:
+def plan_looks(max_blocks: int, orders: int = 1) -> tuple[int, ...]:
     """Return the numbers of blocks after which to look: `max_blocks` last, each 1.5 times the one before, none below
-    `MIN_BLOCKS`; a single look if `max_blocks` is not above that. Raises `ValueError` below 1."""
+    `MIN_BLOCKS`; a single look if `max_blocks` is not above that. Raises `ValueError` below 1.
+
+    Of several `orders` of loading, each has that many blocks, and an equal share of those before the last look."""
     if max_blocks < 1:
         raise ValueError(f"a plan of {max_blocks} blocks")
     looks = [max_blocks]
-    while looks[-1] / GROWTH >= MIN_BLOCKS:
-        looks.append(math.floor(looks[-1] / GROWTH))
+    while looks[-1] / GROWTH >= MIN_BLOCKS * orders:
+        looks.append(math.floor(looks[-1] / GROWTH / orders) * orders)
     return tuple(reversed(looks))
 
 

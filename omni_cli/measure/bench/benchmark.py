@@ -73,6 +73,7 @@ class Benchmark:
                 sampler=UtilisationSampler(),
                 read_free=self.read_free,
                 meter=meter,
+                both_orders=True,
             ).run()
             self._builder.check()
         finally:

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from typing import Literal, Protocol
@@ -28,7 +28,15 @@ from omni_cli.measure.bench.device_load import RunSpans, run_a_turn
 from omni_cli.measure.bench.energy import EnergyLedger
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
-from omni_cli.measure.bench.schedule import TURN_S, BlockSchedule, RunLimits, schedule_for_count, schedule_for_time
+from omni_cli.measure.bench.schedule import (
+    FEW_BLOCKS,
+    TURN_S,
+    BlockSchedule,
+    Halves,
+    RunLimits,
+    schedule_loads,
+    schedule_rounds,
+)
 from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_process import VariantError, VariantRunner
 from omni_cli.records.record import Record, Sample, StoppingPlan
@@ -37,8 +45,6 @@ from omni_cli.stats.sequential import plan_looks
 HANG_FACTOR = 20
 MIN_HANG_S = 60.0
 """An iteration that takes longer than this, and than `HANG_FACTOR` times the longest so far, is considered hung."""
-
-MIN_PER_LOAD, MAX_PER_LOAD = 4, 32
 
 Interleaving = Literal["iterations", "turns", "loads", "none"]
 
@@ -80,7 +86,8 @@ class Watcher(Protocol):
 @dataclass
 class Harness:
     """One measurement. `launch(index)` makes the runner of a variant, `load(index)` its first request;
-    `decided(record)` is asked at planned looks only."""
+    `decided(record)` is asked at planned looks only. `both_orders`: on a processor, where the first-loaded of equal
+    variants is slower, interleaved ones are loaded again in the other order at half time."""
 
     builder: RecordBuilder
     _: KW_ONLY
@@ -93,6 +100,7 @@ class Harness:
     read_free: Callable[[], Free] = read_free
     meter: EnergyMeter | None = None
     on_failure: OnFailure = OnFailure.ABORT
+    both_orders: bool = False
     interleaving: Interleaving = field(default="none", init=False)
 
     def __post_init__(self) -> None:
@@ -133,22 +141,24 @@ class Harness:
         try:
             with self.sampler:
                 await self._plan_turns()
-                run_block, schedule = self._interleave() if reason is None else self._one_at_a_time()
+                run_block, schedule = self._plan(are_together=reason is None)
                 self.builder.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
+                halves = await self._plan_halves(schedule.blocks)
                 if self.limits.num_iters is None:
-                    self.builder.sampling = StoppingPlan(looks=plan_looks(schedule.blocks), alpha=self.limits.alpha)
-                await self._sample(run_block, schedule)
+                    self.builder.sampling = StoppingPlan(looks=halves.looks, alpha=self.limits.alpha)
+                await self._sample(run_block, schedule, halves)
         finally:
             self._note_load()
 
     async def _load_all(self, before: Free) -> str | None:
         """Load the variants; return the reason why all but the first one have to wait for its end."""
-        await self._prepare(0)
-        while self._first in self._dropped:
-            self._first += 1
-            if self._first == self._count:
-                return None
-            await self._prepare(self._first)
+        for variant in range(self._count):
+            self._first = variant
+            await self._prepare(variant)
+            if variant not in self._dropped:
+                break
+        else:
+            return None
         reason = await self._memory_shortage(before)
         if reason is None:
             for variant in range(self._first + 1, self._count):
@@ -194,6 +204,26 @@ class Harness:
         self.sampler.restart()
         return any(has_reached)
 
+    async def _plan_halves(self, blocks: int) -> Halves:
+        """Plan to load again if the order matters here and either order gets enough blocks."""
+        matters = self.both_orders and self.interleaving in ("iterations", "turns")
+        matters = matters and all(process.pid is not None for process in self._processes.values())
+        matters = matters and not await asyncio.to_thread(self.sampler.has_devices)
+        if matters:
+            self.builder.note(loading_orders=1)
+        has_two = matters and blocks >= FEW_BLOCKS
+        looks = plan_looks(blocks, orders=2 if has_two else 1) if self.limits.num_iters is None else ()
+        return Halves(blocks, looks, None if has_two else 0)
+
+    async def _load_again(self, block: int) -> float:
+        """End the variants and load them in the other order, before this block; return the seconds."""
+        began_s, order = time.monotonic(), [*reversed(self._processes)]
+        await self.close()
+        for variant in order:
+            await self._prepare(variant)
+        self.builder.loaded_again(block)
+        return time.monotonic() - began_s
+
     async def _prepare(self, variant: int) -> None:
         async with self._may_fail(variant):
             await self._load(variant)
@@ -210,11 +240,13 @@ class Harness:
             if variant in self._processes:
                 await self._processes.pop(variant).close()
 
-    async def _sample(self, run_block: _Block, schedule: BlockSchedule) -> None:
-        """Run block after block."""
+    async def _sample(self, run_block: _Block, schedule: BlockSchedule, halves: Halves) -> None:
+        """Run block after block, with the variants loaded again at half time."""
         started_s = time.monotonic()
         for block in range(schedule.blocks):
             try:
+                if block and block == halves.reversed_from:
+                    started_s += await self._load_again(block)
                 await run_block(block, schedule)
             except (asyncio.CancelledError, VariantError):
                 self._energy.end_early()
@@ -227,12 +259,15 @@ class Harness:
             state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self.builder.record())
             # In a thread, so that writing a record and computing an interval does not delay an interrupt.
             await asyncio.to_thread(self.watcher.block_done, state)
+            budget_s = self.limits.budget_s(elapsed_s / done / schedule.rounds)
+            is_over = halves.is_over(done, (elapsed_s + elapsed_s / done / 2) / budget_s)
             # The decision to stop early may depend on the data only at the planned looks.
-            looks = self.builder.sampling.looks
-            if done in looks and await asyncio.to_thread(self.decided, state.record):
+            if not is_over and halves.is_look(done):
+                is_over = await asyncio.to_thread(self.decided, state.record)
+            if is_over and halves.reversed_from is not None:
                 return
-            if elapsed_s + elapsed_s / done / 2 > self._budget_s(elapsed_s / done / schedule.rounds):
-                return
+            if is_over:
+                halves = replace(halves, reversed_from=done)
 
     async def _memory_shortage(self, before: Free) -> str | None:
         """Return the reason why the other variants cannot be loaded beside the first one; None if they can."""
@@ -243,20 +278,6 @@ class Harness:
         host = await asyncio.to_thread(private_bytes, pid)
         devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
         return lacking(Free(host, devices), after, self._count - 1)
-
-    def _interleave(self) -> tuple[_Block, BlockSchedule]:
-        """Keep all variants loaded, and interleave their iterations."""
-        round_s = sum(self._typical_s.values())
-        limits = self.limits
-        if limits.num_iters is None and limits.time_budget_s is not None:
-            return self._interleaved_block, schedule_for_time(round_s, self._budget_s(round_s), self._turn)
-        num_iters = limits.num_iters or self._per_load(self._start_s)
-        return self._interleaved_block, schedule_for_count(num_iters, round_s, self._turn)
-
-    def _budget_s(self, round_s: float) -> float:
-        """Return the time for measuring, if a round takes `round_s`; infinite without a limit."""
-        limits = self.limits
-        return math.inf if limits.time_budget_s is None else max(limits.time_budget_s, limits.min_rounds * round_s)
 
     async def _interleaved_block(self, block: int, schedule: BlockSchedule) -> None:
         places = itertools.groupby(enumerate(schedule.block(block, self._count)), key=lambda item: item[1])
@@ -271,25 +292,17 @@ class Harness:
         for position in [None] * (self._turn - len(positions)) + [*positions]:
             await self._iterate(variant, block, position)
 
-    def _per_load(self, load_s: float) -> int:
-        """Return the iterations that take about as long as loading, within bounds."""
-        return min(max(round(load_s / self._typical_s[self._first]), MIN_PER_LOAD), MAX_PER_LOAD)
-
-    def _one_at_a_time(self) -> tuple[_Block, BlockSchedule]:
-        """Load one variant at a time, for several iterations, in reverse order from block to block."""
-        limits = self.limits
-        if limits.num_iters is None and limits.time_budget_s is None:
-            per_load = self._per_load(self._start_s)
-            return self._load_block, BlockSchedule(1, per_load, per_load)
+    def _plan(self, *, are_together: bool) -> tuple[_Block, BlockSchedule]:
+        """Interleave the variants, which are loaded; or load one at a time, for several iterations, in reverse order
+        from block to block."""
+        limits, iteration_s = self.limits, self._typical_s[self._first]
+        if are_together:
+            round_s = sum(self._typical_s.values())
+            return self._interleaved_block, schedule_rounds(limits, self._start_s, iteration_s, round_s, self._turn)
+        is_unlimited = limits.num_iters is None and limits.time_budget_s is None
         load_s = max(sum(stage.load_s for stage in self.builder.measured[self._first].stages), 0.1)
-        per_load = self._per_load(load_s)
-        if limits.num_iters is not None:
-            return self._load_block, BlockSchedule(-(-limits.num_iters // per_load), per_load, limits.num_iters)
-        block_s = (
-            self._count * max(per_load, self._turn) * self._typical_s[self._first] + (self._count - 1) * 2 * load_s
-        )
-        blocks = max(1, int(self._budget_s(block_s / per_load) / block_s))
-        return self._load_block, BlockSchedule(blocks, per_load, blocks * per_load)
+        load_s = self._start_s if is_unlimited else load_s
+        return self._load_block, schedule_loads(limits, load_s, iteration_s, self._count, self._turn)
 
     async def _load_block(self, block: int, schedule: BlockSchedule) -> None:
         iterations = min(schedule.rounds, schedule.total_rounds - block * schedule.rounds)

@@ -134,6 +134,11 @@ class RecordBuilder:
             "conditions": {**self.environment.get("conditions", {}), **conditions},
         }
 
+    def loaded_again(self, block: int) -> None:
+        """Note that the variants were loaded in the other order before this block."""
+        self.sampling = msgspec.structs.replace(self.sampling, reversed_from=block)
+        self.note(loading_orders=2)
+
     def output_file(self, variant: int, number: int) -> Path | None:
         """Return the file for the outputs of iteration `number`; None for those that are only hashed."""
         return self.folder / f"{variant}-{number}.npz" if number < MAX_OUTPUT_FILES else None

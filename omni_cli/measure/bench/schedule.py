@@ -12,6 +12,8 @@ from omni_cli.stats.sequential import ALPHA
 MIN_BLOCK_S = 0.5
 """Minimum length of a block: noise lasts longer than a short iteration, and each block ends with a written record."""
 
+MIN_PER_LOAD, MAX_PER_LOAD = 4, 32
+
 FEW_BLOCKS = 2 * MIN_BLOCKS
 
 TURN_S = 1.5
@@ -33,6 +35,10 @@ class RunLimits:
     alpha: float = ALPHA
     min_rounds: int = 0
     turn_s: float | None = None
+
+    def budget_s(self, round_s: float) -> float:
+        """Return the time for measuring, if a round takes `round_s`; infinite without a limit."""
+        return math.inf if self.time_budget_s is None else max(self.time_budget_s, self.min_rounds * round_s)
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,30 @@ class BlockSchedule:
                 yield from [variant] * min(self.turn, rounds - begin)
 
 
+@dataclass(frozen=True)
+class Halves:
+    """The end of a measurement, and half time, when the variants are loaded again in the other order: after half of the
+    blocks or of the time, or when a look at the first half decides. Then the first look is after as many blocks again.
+
+    `reversed_from` is the first block after half time; None if that is still to come, and 0 if there is none.
+    """
+
+    blocks: int
+    looks: tuple[int, ...] = ()
+    reversed_from: int | None = 0
+
+    def is_look(self, done: int) -> bool:
+        """True if what was measured may end this half after so many blocks."""
+        if self.reversed_from is None:
+            return any(look // 2 == done for look in self.looks)
+        return done in self.looks and done >= 2 * self.reversed_from
+
+    def is_over(self, done: int, share_of_time: float) -> bool:
+        """True if the blocks or the time of this half are over."""
+        part = 0.5 if self.reversed_from is None else 1.0
+        return done >= part * self.blocks or share_of_time > part
+
+
 def schedule_for_time(round_s: float, budget_s: float, turn: int = 1) -> BlockSchedule:
     """Plan as many blocks as fit into `budget_s`, at least one; a round takes about `round_s`.
 
@@ -87,3 +117,31 @@ def schedule_for_count(num_iters: int, round_s: float, turn: int = 1) -> BlockSc
     if turn > 1:
         rounds = max(1, min(turn, num_iters // FEW_BLOCKS))
     return BlockSchedule(math.ceil(num_iters / rounds), rounds, num_iters, turn)
+
+
+def per_load(load_s: float, iteration_s: float) -> int:
+    """Return the iterations that take about as long as loading, within bounds."""
+    return min(max(round(load_s / iteration_s), MIN_PER_LOAD), MAX_PER_LOAD)
+
+
+def schedule_rounds(
+    limits: RunLimits, load_s: float, iteration_s: float, round_s: float, turn: int = 1
+) -> BlockSchedule:
+    """Plan interleaved blocks for the time or the number; without both, iterations of a variant for `load_s`."""
+    if limits.num_iters is None and limits.time_budget_s is not None:
+        return schedule_for_time(round_s, limits.budget_s(round_s), turn)
+    return schedule_for_count(limits.num_iters or per_load(load_s, iteration_s), round_s, turn)
+
+
+def schedule_loads(
+    limits: RunLimits, load_s: float, iteration_s: float, num_variants: int, turn: int = 1
+) -> BlockSchedule:
+    """Plan blocks in which each variant is loaded for several iterations; a single block without number and time."""
+    each = per_load(load_s, iteration_s)
+    if limits.num_iters is not None:
+        return BlockSchedule(-(-limits.num_iters // each), each, limits.num_iters)
+    if limits.time_budget_s is None:
+        return BlockSchedule(1, each, each)
+    block_s = num_variants * max(each, turn) * iteration_s + (num_variants - 1) * 2 * load_s
+    blocks = max(1, int(limits.budget_s(block_s / each) / block_s))
+    return BlockSchedule(blocks, each, blocks * each)

@@ -225,6 +225,8 @@ class TranscriptionStage(TextStage):
             elif isinstance(report, RequestDone):
                 piece.done = without_first(report, active.context.get("num_forced", 0))
         if transcription.seeker is not None and self._timed is not None:
+            stop = output.outputs[0].stop_reason
+            active.context["stop"] = stop if isinstance(stop, str) else None
             self._seek(transcription, transcription.seeker, self._timed, active)
         reports = self._reports(transcription)
         if piece.done is not None and transcription.request.request_id in self._transcriptions:
@@ -253,7 +255,7 @@ class TranscriptionStage(TextStage):
             found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
             piece.words = tuple(found)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
-        if seeker.num_frames:
+        if seeker.num_frames and active.context["stop"] is None:
             self._add_window(transcription, seeker)
             self._admit(transcription, len(transcription.pieces) - 1)
 
@@ -261,6 +263,8 @@ class TranscriptionStage(TextStage):
         """Pass on the text of a window's tokens up to `end`."""
         num_forced = active.context["num_forced"]
         text = timed.decode(active.token_ids[num_forced:][piece.num_settled : end])
+        if (stop := active.context["stop"]) is not None:
+            text = text.split(stop)[0]
         if text:
             counts = (0 if piece.done is None else piece.done.trace["num_input_tokens"], end)
             chunk = TextChunk("", text, *counts, tuple(active.logprobs[num_forced:][piece.num_settled : end]))

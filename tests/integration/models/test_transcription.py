@@ -191,6 +191,16 @@ def test_a_long_sound_goes_on_from_the_last_time_as_in_transformers(folder: Path
     assert answers["alone"] == answers["once"]
 
 
+def test_a_stop_string_ends_the_answer_before_it(folder: Path, answers: dict[str, Any], tmp_path: Path) -> None:
+    asked = [*zip((REQUESTS[0], LONG[0]), (answers["alone"][0], answers["alone"][len(REQUESTS)]), strict=True)]
+    stops = [whole["text"][len(whole["text"]) // 3 :][:2] for _, whole in asked]
+    requests = [{**request, "stop": [stop]} for (request, _), stop in zip(asked, stops, strict=True)]
+    stopped = answer_of("transcriptions", {"folder": str(folder), "requests": requests}, tmp_path)
+    for way in ("alone", "once"):
+        for (_, whole), stop, answer in zip(asked, stops, stopped[way], strict=True):
+            assert answer["text"] == answer["chunks"] == whole["text"].split(stop)[0]
+
+
 def test_what_cannot_be_transcribed_is_one_error(answers: dict[str, Any]) -> None:
     assert answers["alone"][-len(REFUSED) :] == [f"InputError: {message}" for message in REFUSED]
     assert answers["left"] == [0, 0], "requests of the stage that have ended"

@@ -34,7 +34,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    written = msgspec.structs.replace(record(*pair(3)), sampling=StoppingPlan(looks=(8, 12)))
+    written = msgspec.structs.replace(record(*pair(3)), sampling=StoppingPlan(looks=(8, 12), reversed_from=6))
     path = tmp_path / "new" / "run.json"
     save_record(written, path)
     assert msgspec.structs.replace(load_record(path), digest=None) == written

@@ -44,6 +44,40 @@ def with_times(source: Variant, change) -> Variant:
     )
 
 
+def halves(seed: int, bias: float, first: int, second: int) -> tuple[Comparison, Comparison]:
+    """Compare equal variants with a bias that changes its sign, with and without a plan that reports it."""
+    noise = np.random.default_rng(seed).standard_normal(first + second)
+    times = np.exp(0.01 * noise + np.repeat([-bias, bias], [first, second]))
+    a, b = (
+        Variant(name=name, samples=tuple(Sample(block=i, position=p, e2e_s=float(t)) for i, t in enumerate(column)))
+        for p, (name, column) in enumerate((("a", np.ones(first + second)), ("b", times)))
+    )
+    return e2e(a, b, sampling=[StoppingPlan(reversed_from=first)]), e2e(a, b, sampling=[StoppingPlan()])
+
+
+@pytest.mark.parametrize(("first", "second"), [(8, 8), (9, 8), (24, 8), (8, 30)])
+def test_a_bias_of_the_order_of_loading_cancels_and_widens_no_interval(first: int, second: int) -> None:
+    pairs = [[halves(seed, bias, first, second) for bias in (0.0, 0.02)] for seed in range(60)]
+    for (plain, _), (biased, blind) in pairs:
+        assert biased.ratio == pytest.approx(plain.ratio, rel=1e-9) and biased.ci95 == pytest.approx(plain.ci95)
+        if abs(first - second) < 2:
+            assert blind.ci95[1] - blind.ci95[0] > plain.ci95[1] - plain.ci95[0]
+    covered = sum(plain.ci95[0] <= 1 <= plain.ci95[1] for (plain, _), _ in pairs)
+    assert covered >= 54, "95 % of 60, less twice what chance takes"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_halves_that_differ_by_more_than_any_order_adds_widen_the_interval(seed: int) -> None:
+    found, blind = halves(seed, 0.25, 8, 8)
+    assert found.verdict == blind.verdict == "inconclusive"
+    assert found.ci95 is None or found.ci95[1] - found.ci95[0] > 0.4
+
+
+def test_a_half_without_blocks_changes_nothing() -> None:
+    for found, plain in (halves(0, 0.01, 16, 0), halves(0, 0.01, 0, 16)):
+        assert found == plain
+
+
 @pytest.mark.slow
 @given(noisy_pairs, st.sampled_from([1e-6, 0.5, 3.0, 1e4]), st.booleans())
 @settings(max_examples=60, deadline=None)

@@ -34,6 +34,14 @@ def test_a_plan_of_no_blocks() -> None:
         plan_looks(0)
 
 
+@pytest.mark.parametrize("blocks", [16, 17, 23, 24, 30, 61, 120, 1001])
+def test_looks_at_two_orders_of_loading_have_as_many_blocks_of_either(blocks: int) -> None:
+    looks = plan_looks(blocks, orders=2)
+    assert looks[-1] == blocks and list(looks) == sorted(set(looks))
+    assert all(look % 2 == 0 and look >= 2 * MIN_BLOCKS for look in looks[:-1])
+    assert len(looks) > 1 or blocks < 3 * MIN_BLOCKS
+
+
 def test_published_bounds_of_the_pocock_type_spending_function() -> None:
     """Lan and DeMets, five equally spaced looks, two-sided 5 %."""
     assert bounds((20, 40, 60, 80, 100)) == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=0.003)

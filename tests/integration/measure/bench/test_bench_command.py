@@ -156,6 +156,8 @@ def test_a_against_a_is_no_change_and_has_equal_outputs(tmp_path: Path) -> None:
     # By design, the verdict is wrong in some runs; outputs must be equal in all.
     assert 0.5 < comparison["ratio"] < 2
     assert comparison["outputs"] == {"identical": True, "max_abs_diff": 0.0}
+    assert ended.document["sampling"]["reversed_from"] == 10, "loaded again in the other order, of 20 blocks"
+    assert ended.document["environment"]["conditions"]["loading_orders"] == 2
 
 
 @pytest.mark.nightly

@@ -143,7 +143,7 @@ class Notes:
 def test_variants_that_do_not_fit_together_are_loaded_alternately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omni_cli.measure.bench.harness.MAX_PER_LOAD", 2)
+    monkeypatch.setattr("omni_cli.measure.bench.schedule.MAX_PER_LOAD", 2)
     config = load_profile("tiny-image")
     session = RecordBuilder(
         [VariantConfig("a"), VariantConfig("b")],

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.planned_variants import PlannedRunner, compare_times, measure_planned
 
 from omni_cli.measure.bench import device_load
 from omni_cli.measure.bench.device_load import RunSpans
-from omni_cli.measure.bench.harness import Harness
-from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
-from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.utilisation import Counters, GpuState, MachineCounters, UtilisationSampler
-from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.records.record import DeviceLoad, Record
-from omni_cli.stats.compare import compare_variants
 
 RUN_S = 0.1
 TRUE_RATIO = 1.175
@@ -59,54 +54,26 @@ class NoDevice(Device):
         return replace(super().read(), gpus=())
 
 
-class Runner:
-    pid = None
-
-    def __init__(self, name: str, device: Device, slowdown: float) -> None:
-        self.name = name
-        self._device, self._slowdown = device, slowdown
+class Runner(PlannedRunner):
+    def __init__(self, name: str, device: Device) -> None:
+        super().__init__(name)
+        self._device, self._slowdown = device, 1.0 if name == "a" else TRUE_RATIO
         self.numbers: list[int] = []
 
-    async def start(self) -> None: ...
-
-    async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded:
-        return Loaded(())
-
-    async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
+    async def took_s(self, number: int, when: str) -> float:
         await asyncio.sleep(0.002 if when == "warming up" else self._device.pause_s)
         self.numbers.append(number)
-        took_s = self._device.run(self._slowdown)
-        return Ran(e2e_s=took_s, metrics={}, work={}, output_sha256=None, accounted={}, memory={})
-
-    async def close(self) -> None: ...
+        return self._device.run(self._slowdown)
 
 
-class Quiet:
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_: None
-
-
-def measure(tmp_path: Path, device: Device, limits: RunLimits) -> tuple[Record, list[Runner]]:
-    runners = [Runner("zeros", device, 1.0), Runner("random", device, TRUE_RATIO)]
-    builder = RecordBuilder(
-        [VariantConfig(runner.name) for runner in runners], command=(), environment={}, workload={}, folder=tmp_path
-    )
-    measurement = Harness(
-        builder,
-        launch=lambda index: runners[index],
-        load=lambda index: None,
-        limits=limits,
-        decided=lambda record: False,
-        watcher=Quiet(),
-        sampler=UtilisationSampler(lambda: device, interval_s=0.001),
-    )
-    asyncio.run(measurement.run())
-    return builder.record(), runners
+def measure(tmp_path: Path, device: Device, limits: RunLimits) -> tuple[Record, dict[str, Runner]]:
+    """Measure zeros (`a`) and random numbers."""
+    runners = {name: Runner(name, device) for name in "ab"}
+    return measure_planned(tmp_path, runners.__getitem__, device, limits), runners
 
 
 def ratio(record: Record) -> float:
-    (found,) = compare_variants(*record.variants, same_record=True, sampling=[record.sampling], metrics=["e2e_s"])
-    return found.result.ratio
+    return compare_times(record).ratio or 0.0
 
 
 MINUTE = RunLimits(None, 1, 60.0)
@@ -134,7 +101,7 @@ def test_single_iterations_alternate_below_the_limit(tmp_path: Path, device: Dev
     assert conditions["interleaving"] == "iterations" and "turn_s" not in conditions
     assert [sample.position for sample in record.variants[0].samples[:4]] == [0, 3, 4, 7]
     if not device.gpu_names:
-        assert max(runners[0].numbers) == len(record.variants[0].samples), "nothing runs without being counted"
+        assert max(runners["a"].numbers) == len(record.variants[0].samples), "nothing runs without being counted"
 
 
 def test_of_a_small_number_the_last_ones_of_each_turn_count(tmp_path: Path) -> None:
