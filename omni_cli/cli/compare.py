@@ -112,7 +112,8 @@ def _compare(
     from omni_cli.records.importers.files import load_newest
     from omni_cli.records.results import RecordOrigin
     from omni_cli.report.comparison_view import comparison_view
-    from omni_cli.report.comparison_words import Labels, disturbance_warnings
+    from omni_cli.report.comparison_words import Labels
+    from omni_cli.report.disturbance_words import disturbance_warnings
     from omni_cli.report.view import Note
     from omni_cli.stats.comparable import disturbances
     from omni_cli.stats.gate import check_limits

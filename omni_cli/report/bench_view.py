@@ -22,7 +22,8 @@ from omni_cli.records.record import Record, Variant, get_counters, get_failures,
 from omni_cli.records.results import SelfCheck, Summary
 from omni_cli.report.bench_figures import latency_parts, memory_figure, utilisation_figure, waterfall_figure
 from omni_cli.report.comparison_view import comparison_parts, comparison_verdict, get_mismatches, get_pairs
-from omni_cli.report.comparison_words import Labels, comparison_notes, disturbance_warnings
+from omni_cli.report.comparison_words import Labels, comparison_notes
+from omni_cli.report.disturbance_words import disturbance_warnings
 from omni_cli.report.shared_parts import energy_text, get_device, mapping, origin_sections, output_parts, workload_title
 from omni_cli.report.units import count, one_line, percent, quantity, quantity_interval, ratio, title
 from omni_cli.report.view import Element, Note, Paragraph, Section, Table, Verdict, View

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from omni_cli.core.errors import ExitCode
-from omni_cli.records.metrics import E2E
+from omni_cli.records.metrics import E2E, higher_is_better
 from omni_cli.records.record import Variant
 from omni_cli.records.results import (
     MEASURES,
@@ -21,6 +21,7 @@ from omni_cli.records.results import (
 from omni_cli.report.comparison_words import (
     Labels,
     break_even_sentence,
+    compared_values,
     comparison_notes,
     format_change,
     format_distances,
@@ -33,7 +34,18 @@ from omni_cli.report.comparison_words import (
     words_sentence,
     work_sentence,
 )
-from omni_cli.report.units import count, limit, metric_title, one_line, quantity, ratio, size_change, title, word_for
+from omni_cli.report.units import (
+    count,
+    limit,
+    metric_title,
+    one_line,
+    percent,
+    quantity,
+    ratio,
+    size_change,
+    title,
+    word_for,
+)
 from omni_cli.report.view import (
     Case,
     Changes,
@@ -166,19 +178,21 @@ def get_limits(gate: GateResult | None, pairs: Sequence[Pair]) -> LimitList | No
     nothing."""
     if gate is None:
         return None
-    values: dict[tuple[str, str, str], tuple[float | None, float | None]] = {}
+    values: dict[tuple[str, str, str], tuple[str, str]] = {}
     for pair in pairs:
-        values |= {(item.metric, item.a, item.b): (item.a_median, item.b_median) for item in pair.comparisons}
-        values |= {(peak.metric, peak.a, peak.b): (peak.a_bytes, peak.b_bytes) for peak in pair.memory}
+        values |= {(item.metric, item.a, item.b): compared_values(item) for item in pair.comparisons}
+        values |= {(peak.metric, peak.a, peak.b): _sizes(peak) for peak in pair.memory}
     several = len({(metric.a, metric.b) for metric in gate.metrics if metric.b}) > 1
     rows = []
     for metric in gate.metrics:
         case = f"{metric.b}: {title(metric.metric)}" if metric.b else title(metric.metric)
-        a, b = values.get((metric.metric, metric.a, metric.b), (None, None))
-        shown = quantity(metric.metric, a), quantity(metric.metric, b, a)
+        shown = values.get((metric.metric, metric.a, metric.b), ("-", "-"))
+        change = format_change(metric)
+        if higher_is_better(metric.metric) and metric.change is not None:
+            change = f"{percent(1 / (1 + metric.change) - 1)}, worse by {change}"
         bound = f"+{limit(metric.limit)}"
         name = case if several else title(metric.metric)
-        rows.append(Limit(name, case, *shown, format_change(metric), bound, metric.verdict, open_end(metric)))
+        rows.append(Limit(name, case, *shown, change, bound, metric.verdict, open_end(metric)))
     for item in gate.quality or ():
         rows.append(Limit(item.limit, f"{item.b}: {item.limit}", "", "", format_quality(item), "", item.verdict))
     return LimitList("The gate, limit by limit", tuple(rows), gate.reasons) if rows or gate.reasons else None
@@ -224,13 +238,12 @@ def _gate_sentence(gate: GateResult) -> str:
 
 
 def _pair_table(pair: Pair, labels: Labels) -> Table:
-    """List both medians, ratio with interval and verdict of each metric; then memory and outputs."""
+    """List both values, their ratio with interval and verdict of each metric; then memory and outputs."""
     names = name_a, name_b = labels.of(pair)
     rows: list[tuple[str, ...]] = [
         (
             metric_title(item.metric),
-            quantity(item.metric, item.a_median),
-            quantity(item.metric, item.b_median, item.a_median),
+            *compared_values(item),
             ratio(item.ratio, item.ci95),
             word_for(item.metric, item.verdict),
         )
@@ -240,17 +253,20 @@ def _pair_table(pair: Pair, labels: Labels) -> Table:
         change = f"{peak.ratio:.3f} ({size_change(peak.a_bytes, peak.b_bytes)})"
         if peak.bounds:
             change = ratio(peak.ratio, peak.bounds)
-        values = quantity(peak.metric, peak.a_bytes), quantity(peak.metric, peak.b_bytes)
-        rows.append((title(peak.metric), *values, change, peak.verdict))
+        rows.append((title(peak.metric), *_sizes(peak), change, peak.verdict))
     if pair.outputs.identical is not None:
         rows.append(("outputs", "", "", "", "identical" if pair.outputs.identical else "differ"))
     caption = f"{name_b} (B) against {name_a} (A)"
     for item in pair.comparisons[:1]:
         how = "interleaved" if item.interleaved else "one after the other"
-        caption += f", {count(item.blocks, 'block')} each, measured {how}"
+        caption += f", centres of {count(item.blocks, 'block')} each, measured {how}"
     columns = ("A", "B") if max(map(len, names)) > _LONG_NAME else names  # the caption names them
     head = ("Metric", *columns, "B / A [95% CI]", "Verdict")
     return Table(caption, head, tuple(rows), frozenset({1, 2}), lead=caption)
+
+
+def _sizes(peak: MemoryPeak) -> tuple[str, str]:
+    return quantity(peak.metric, peak.a_bytes), quantity(peak.metric, peak.b_bytes)
 
 
 def _pair_notes(pair: Pair, result: ComparisonResult) -> list[Element]:
@@ -301,7 +317,8 @@ def _forest(pairs: Sequence[Pair], labels: Labels) -> Figure | None:
         return None
     margin = next(item.margin for pair in pairs for item in pair.comparisons)
     text = (
-        "Each diamond is the ratio of the medians, the bar its 95% interval. Within the shaded band, "
+        "Each diamond is the ratio, B over A, of centres of the same blocks where both ran interleaved; the bar is its "
+        "95% interval. Within the shaded band, "
         f"{limit(margin)} to either side of 1, a ratio counts as no difference."
     )
     table = Table("Ratios", ("Pair", "Metric", "Ratio [95% CI]", "Verdict"), tuple(numbers), frozenset({2}))

@@ -25,7 +25,8 @@ from omni_cli.records.record import get_failures, load_record
 from omni_cli.records.record_file import with_digest
 from omni_cli.report.bench_view import LABELS, bench_view
 from omni_cli.report.comparison_view import comparison_view
-from omni_cli.report.comparison_words import disturbance_warnings, get_failure, not_comparable
+from omni_cli.report.comparison_words import get_failure, not_comparable
+from omni_cli.report.disturbance_words import disturbance_warnings
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.shared_parts import short_title
 from omni_cli.report.units import quantity, ratio, seconds

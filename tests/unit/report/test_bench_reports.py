@@ -50,7 +50,7 @@ def test_the_table_of_a_comparison() -> None:
     )
     found = compare_within(record(eager, graph), limits=GateLimits({"e2e_s": 0.03, "peak_allocated_bytes": 0.02}))
     assert text_of(found).splitlines() == [
-        "cudagraph (B) against eager (A), 30 blocks each, measured interleaved",
+        "cudagraph (B) against eager (A), centres of 30 blocks each, measured interleaved",
         "  Metric             eager  cudagraph  B / A [95% CI]        Verdict",
         "  e2e              1.842 s    1.616 s  0.877 [0.877, 0.877]  faster",
         "  peak allocated  27.0 GiB   28.0 GiB  1.037 (+1.0 GiB)      more memory",
@@ -132,24 +132,27 @@ def test_energy_that_was_asked_for_and_is_not_there_has_a_reason() -> None:
     assert get_failure(found) == Note("no verdict: no NVIDIA device with a counter, and no RAPL")
 
 
-def test_an_undecided_pair_names_the_missing_blocks() -> None:
+def test_an_undecided_pair_names_the_missing_time() -> None:
     measured = record(*pair(12, 1.02, seed=0))
     found = compare_within(measured)
     text = text_of(found)
-    needed: Any = found.comparisons[0].blocks_needed
-    assert needed > 1
+    item: Any = found.comparisons[0]
+    # A block of this record runs each variant twice, in about 0.1 s.
+    assert item.blocks_needed > 1 and item.seconds_needed == pytest.approx(0.4 * item.blocks_needed, rel=0.05)
     change = units.percent(found.comparisons[0].ratio - 1)
-    assert f"b against a is undecided: {change}, about {needed} more blocks would decide" in text
+    assert f"b against a is undecided: {change}, about {units.duration(item.seconds_needed)} more would decide" in text
 
 
-def test_an_inconclusive_gate_names_only_its_own_missing_blocks() -> None:
+def test_an_inconclusive_gate_names_only_its_own_missing_time() -> None:
     found = compare_within(record(*pair(12, 1.02, seed=0)), limits=GateLimits({"e2e_s": 0.03}))
     change = units.percent(found.comparisons[0].ratio - 1)
-    # Whether the two are equal is another question, with another number of missing blocks.
-    assert "more blocks would decide" not in text_of(found)
+    # Whether the two are equal is another question, with another number.
+    assert "more would decide" not in text_of(found)
     note = gate_failure(found.gate)
     assert note.message.startswith(f"gate inconclusive: e2e {change} [")
-    assert note.hint.startswith(f"measure about {found.gate.blocks_needed} more block")
+    needed: Any = found.gate.seconds_needed
+    assert note.hint.startswith(f"measure about {units.duration(needed)} more: ")
+    assert "about" not in note.message
     assert "--time-budget" in note.hint
 
 
