@@ -320,7 +320,8 @@ class HistorySeries(msgspec.Struct, frozen=True, kw_only=True):
 
     `differences` are those between its first record and the first of the variant's earlier series. `detectable` is the
     smallest worsening that would have been found within the newest points in 80 % of the cases; None if there are too
-    few. `is_current`: it goes on, as the newest record of this variant and workload is its.
+    few. `is_current`: it goes on, as the newest record of this variant and workload is its. `label` is the variant with
+    what tells this series from its others.
     """
 
     variant: str
@@ -330,6 +331,12 @@ class HistorySeries(msgspec.Struct, frozen=True, kw_only=True):
     detectable: float | None = None
     differences: tuple[Difference, ...] = ()
     is_current: bool = True
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The variant, told from others of the same name."""
+        return self.label or self.variant
 
 
 class HistoryFailure(msgspec.Struct, frozen=True, kw_only=True):

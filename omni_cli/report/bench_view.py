@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from omni_cli.core.text import visible
+from omni_cli.records.labels import get_facts
 from omni_cli.records.metrics import (
     ALLOCATED,
     E2E,
@@ -61,6 +62,7 @@ def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: 
         title=workload_title(record.workload),
         details=" · ".join([*_conditions(record), runs + each, blocks]),
         created=record.created,
+        facts=get_facts(record, record.created, record.variants),
         verdict=_verdict(record, results, summaries),
         heading="" if num_warmup is None else _heading(record, num_warmup),
         notes=(*notes, *map(Note, missing)),

@@ -65,6 +65,7 @@ from omni_cli.report.view import (
     Trades,
     Verdict,
     View,
+    changes_sentence,
     sentence,
 )
 from omni_cli.stats.output_quality import get_worst
@@ -85,6 +86,8 @@ def comparison_view(result: ComparisonResult, labels: Labels, notes: Sequence[No
         verdict = Verdict(word or "failed", "bad", tuple(map(sentence, result.failures)))
     elif not result.is_comparable and failure is not None:
         verdict = Verdict("not comparable", "open", (f"{failure.message}.",))
+    if result.differences or any(pair.a.name == pair.b.name for pair in result.pairs):  # of two records
+        verdict = replace(verdict, sentences=(*verdict.sentences, f"{changes_sentence(_changed_rows(result))}."))
     headline = f"omni {word}" if word else "omni compare"
     if result.gate is None and failure is not None and (result.failures or not result.is_comparable):
         headline += ": failed" if result.failures else ": not comparable"
@@ -138,7 +141,7 @@ def get_pairs(comparisons: Sequence[Comparison], memory: Sequence[MemoryPeak] = 
 
 def comparison_verdict(gate: GateResult | None, pairs: Sequence[Pair], labels: Labels) -> Verdict | None:
     """Return the gate's verdict, or without a gate that of the end-to-end times. None if nothing is compared."""
-    found = [text for pair in pairs for text in _sentences(pair, labels)]
+    found = [text for pair in pairs for text in _sentences(pair, labels.of_all(pairs))]
     sentences = tuple(f"{text}." for text in found if text)
     if gate is not None:
         return Verdict(
@@ -160,7 +163,7 @@ def comparison_parts(result: ComparisonResult, labels: Labels) -> list[Element |
     """Return the limits, the forest plot of all pairs, and per pair a table, its differences and its sentences."""
     if not result.is_comparable:
         return []
-    pairs = result.pairs
+    pairs, labels = result.pairs, labels.of_all(result.pairs)
     parts: list[Element | None] = [get_limits(result.gate, pairs), _forest(pairs, labels)]
     parts += _quality_figures(pairs, labels)
     for pair in pairs:
@@ -265,6 +268,15 @@ def _pair_table(pair: Pair, labels: Labels) -> Table:
     return Table(caption, head, tuple(rows), frozenset({1, 2}), lead=caption)
 
 
+def _changed_rows(result: ComparisonResult, *pairs: Pair) -> tuple[tuple[str, str, str], ...]:
+    """List what differs within a pair, or within all, and between the records."""
+    found = [item for pair in pairs or result.pairs for item in pair.differences]
+    differences = dict.fromkeys(
+        (item.field, one_line(item.a), one_line(item.b)) for item in (*found, *result.differences)
+    )
+    return tuple((one_line(field), a, b) for field, a, b in differences)
+
+
 def _sizes(peak: MemoryPeak) -> tuple[str, str]:
     return quantity(peak.metric, peak.a_bytes), quantity(peak.metric, peak.b_bytes)
 
@@ -274,8 +286,7 @@ def _pair_notes(pair: Pair, result: ComparisonResult) -> list[Element]:
     parts: list[Element] = [Paragraph(". ".join(reasons), only="page")] if reasons else []
     if by := format_distances(pair.outputs):
         parts.append(Paragraph(f"Outputs differ: {by}"))
-    differences = (*pair.differences, *result.differences)
-    rows = tuple((one_line(item.field), one_line(item.a), one_line(item.b)) for item in differences)
+    rows = _changed_rows(result, pair)
     parts.append(Changes(rows, only=None if pair.differences else "text"))
     if work := work_sentence(pair):
         parts.append(Paragraph(work))

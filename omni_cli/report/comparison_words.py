@@ -39,13 +39,20 @@ from omni_cli.stats.verdicts import ComparisonResult, Pair
 
 @dataclass(frozen=True)
 class Labels:
-    """Names of the two sides of a comparison, for variants of the same name."""
+    """Names of the two sides of a comparison, for variants of the same name; with that name if there are `several`."""
 
     a: str
     b: str
+    several: bool = False
 
     def of(self, pair: Pair) -> tuple[str, str]:
-        return (self.a, self.b) if pair.a.name == pair.b.name else (pair.a.name, pair.b.name)
+        if pair.a.name != pair.b.name:
+            return pair.a.name, pair.b.name
+        return (f"{self.a}, {pair.a.name}", f"{self.b}, {pair.a.name}") if self.several else (self.a, self.b)
+
+    def of_all(self, pairs: Sequence[Pair]) -> Labels:
+        """Return the names for these pairs, of which no two have the same."""
+        return replace(self, several=len(pairs) > 1)
 
 
 def compared_values(item: Comparison, show: Callable[[float | None], str] | None = None) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What disturbed a measurement, in words: one sentence per kind, and what to do."""
+"""Disturbances of a measurement in words: one sentence per kind, and what to do."""
 
 from __future__ import annotations
 

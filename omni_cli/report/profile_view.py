@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from omni_cli.records.labels import get_facts
 from omni_cli.records.metrics import E2E
 from omni_cli.records.profile_record import (
     Budget,
@@ -68,6 +69,7 @@ def profile_view(profile: Profile) -> View:
         title=workload_title(profile.workload),
         details=" · ".join(filter(None, [device, f"{count(profile.num_iters, 'iteration')}{warm}"])),
         created=profile.created,
+        facts=get_facts(profile, profile.created),
         verdict=_verdict(profile),
         heading=_heading(profile, device),
         notes=tuple(Note(f"{where}{hint.message}", hint.advice, "Hint") for where, hint in hints),

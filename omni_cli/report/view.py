@@ -6,7 +6,7 @@ One function per kind of record makes its view; `renderers` and `html.page` show
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -302,7 +302,7 @@ class View:
     """One record. `kind` is its kind (`Benchmark`), `title` the measured subject, `details` the conditions.
 
     A text begins with `heading` and ends with `closing`; Markdown begins with `headline`, and with `failure`, the
-    reason of an exit code other than 0.
+    reason of an exit code other than 0. `facts` tell it from others of the same title.
     """
 
     kind: str
@@ -318,12 +318,19 @@ class View:
     notes: tuple[Note, ...] = ()
     sections: Sequence[Section] = ()
     cases: tuple[Case, ...] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
 
     def sections_for(self, output: Output) -> list[tuple[Section, list[Element]]]:
         """Return the sections that an output shows, each with its parts; none without parts."""
         sections = [(item, item.parts) for item in self.sections if item.only in (None, output)]
         found = [(item, [part for part in parts if part and part.only in (None, output)]) for item, parts in sections]
         return [(section, parts) for section, parts in found if parts]
+
+
+def changes_sentence(rows: Iterable[tuple[str, str, str]], arrow: str = "->") -> str:
+    """Format `Differs only in: settings.steps (2 -> 8), code.commit (a1 -> b2)`."""
+    listed = ", ".join(f"{field} ({before} {arrow} {after})" for field, before, after in rows)
+    return f"Differs only in: {listed}" if listed else "No setting differs"
 
 
 def sentence(text: str) -> str:

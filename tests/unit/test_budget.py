@@ -18,7 +18,7 @@ LINES = {
     "measure": 11_200,
     "models": 11_150,
     "openai_api": 1_600,
-    "records": 2_750,
+    "records": 2_850,
     "report": 4_400,
     "requests": 4_750,
     "serve": 6_000,

@@ -21,7 +21,7 @@ from omni_cli.report.comparison_words import Labels, comparison_notes, gate_fail
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.view import Note, Verdict, View
 from omni_cli.stats.blocks import summarise
-from omni_cli.stats.verdicts import ComparisonResult, compare_within
+from omni_cli.stats.verdicts import ComparisonResult, compare_records, compare_within
 
 LABELS = Labels("a.json", "b.json")
 
@@ -242,3 +242,13 @@ def test_changes_and_ratios() -> None:
     assert [units.title(name) for name in ("e2e_s", "thinker.ttft_s", "images_per_second")] == [
         "e2e", "thinker.ttft", "images per second",
     ]  # fmt: skip
+
+
+def test_pairs_of_two_records_have_names_of_their_own() -> None:
+    a, b = pair(20, 1.2)
+    found = compare_records(record(a, b), record(a, b))
+    lines = [line for line in text_of(found).splitlines() if " (B) against " in line]
+    assert [line.partition(", centres")[0] for line in lines] == [
+        "b.json, a (B) against a.json, a (A)",
+        "b.json, b (B) against a.json, b (A)",
+    ]

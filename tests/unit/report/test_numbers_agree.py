@@ -1,4 +1,4 @@
-"""Every ratio and every percentage that stands beside two values follows from them, in all that is printed."""
+"""Every ratio and every percentage beside two values follows from them, in all that is printed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_document_has_the_values_of_its_ratios() -> None:
     assert any(abs(item.ratio_of_medians / item.ratio - 1) > 0.01 for item in result.comparisons)
 
 
-def test_a_document_without_centres_says_which_values_it_has() -> None:
+def test_a_document_without_centres_shows_medians_as_such() -> None:
     """Medians, 662.3 and 807.6 ms, of which the ratio of 1.066 is none."""
     result = compare_within(drifting(1, 1.066))
     (pair,) = result.pairs
