@@ -1,4 +1,4 @@
-"""Names for things that stand in one list: those that are alike are told apart by what differs."""
+"""Names for things that stand in one list: those that are alike carry what differs."""
 
 from __future__ import annotations
 

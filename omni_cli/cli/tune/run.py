@@ -37,7 +37,7 @@ from omni_cli.records.record_file import utc_now, with_digest
 from omni_cli.records.tune_record import Candidate, TuneRecord, load_tune_record
 from omni_cli.report.renderers import to_text
 from omni_cli.report.tune_view import tune_view
-from omni_cli.report.units import count, seconds
+from omni_cli.report.units import count, duration, seconds
 from omni_cli.stats.race import Race, conclude
 
 RECORD, PROFILE = "tune.json", "profile.yaml"
@@ -168,7 +168,7 @@ def search(wanted: SettingsSearch, options: TuneOptions, command: tuple[str, ...
         path=folder / RECORD,
     )
     work, stopped = asyncio.run(run_until_stopped(tuning.run(), options.timeout))
-    progress.hide()
+    progress.end()
     if stopped is None and (failure := work.exception()) is not None:
         raise failure
     return _report(wanted, tuning.record, options, stopped)
@@ -244,7 +244,7 @@ class TuneProgress:
     def batch_started(self, where: str, race: Race) -> None:
         self._batch = f"{where}, {count(len(race.rivals) + 1, 'setting')}"
         self._leader = f", so far the best: {race.leader}" if race.has_started else ""
-        self._line.say(self._batch + self._leader)
+        self._line.step(self._batch + self._leader)
 
     def on_refused(self, name: str, reason: str) -> None:
         self.hide()
@@ -255,14 +255,19 @@ class TuneProgress:
         self._line.say(f"{self._batch}: loading {event.stage} of {variant}")
 
     def warming_up(self, variant: str) -> None:
-        self._line.say(f"{self._batch}: warming up {variant}")
+        self._line.step(f"{self._batch}: {variant} ready, warming up")
 
     def falling_back(self, reason: str) -> None:
         self._line.say(f"{self._batch}: loaded one after another: {reason}")
 
     def block_done(self, state: State) -> None:
-        self._line.say(f"{self._batch}: block {state.blocks}/{state.planned_blocks}{self._leader}")
+        left = duration(max(0.0, state.planned_s - state.elapsed_s))
+        self._line.say(f"{self._batch}: block {state.blocks}/{state.planned_blocks}, {left} left at most{self._leader}")
 
     def hide(self) -> None:
         """Clear the live line, so that other lines can be written."""
         self._line.hide()
+
+    def end(self) -> None:
+        """Show nothing more."""
+        self._line.end()

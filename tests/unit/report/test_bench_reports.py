@@ -15,13 +15,13 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.records.record import Energy, Memory
 from omni_cli.records.results import RecordOrigin
 from omni_cli.report import units
-from omni_cli.report.bench_view import smaller_is_better_json, variant_section
+from omni_cli.report.bench_view import bench_view, smaller_is_better_json, variant_section
 from omni_cli.report.comparison_view import compare_document, comparison_view
 from omni_cli.report.comparison_words import Labels, comparison_notes, gate_failure, get_failure
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.view import Note, Verdict, View
 from omni_cli.stats.blocks import summarise
-from omni_cli.stats.verdicts import ComparisonResult, compare_records, compare_within
+from omni_cli.stats.verdicts import ComparisonResult, compare_records, compare_within, own_report
 
 LABELS = Labels("a.json", "b.json")
 
@@ -91,9 +91,9 @@ def test_the_paragraph_of_a_variant() -> None:
     lines = variant_lines(1, few, summaries)
     assert lines == [
         "Benchmark 1: eager   16 output tokens, 0.48 s audio",
-        "  Latency (median, 95% CI):        64.80 ms  [64.80, 64.80]   p90 n/a (n<44)",
+        "  Latency (median, 95% CI):        64.80 ms  [64.80, 64.80]",
         "  Range (min … max):               64.15 ms … 65.45 ms        30 runs",
-        "  denoise step (median, 95% CI):   6.480 ms  [6.480, 6.480]   p90 n/a (n<44)",
+        "  denoise step (median, 95% CI):   6.480 ms  [6.480, 6.480]",
         "  Memory (peak allocated):         1.0 GiB",
     ]
     many = steady("eager", 0.0648, ABBA[0], blocks=22, memory=Memory(peak_host_rss_bytes=2**30))
@@ -252,3 +252,11 @@ def test_pairs_of_two_records_have_names_of_their_own() -> None:
         "b.json, a (B) against a.json, a (A)",
         "b.json, b (B) against a.json, b (A)",
     ]
+
+
+def test_a_single_variant_ends_with_the_answer() -> None:
+    few = record(steady("eager", 0.0648, ABBA[0], blocks=15))
+    assert to_text(bench_view(own_report(few), 3)).splitlines()[-1] == (
+        "The median latency of eager is 64.80 ms, with a 95% interval of [64.80, 64.80]."
+    )
+    assert bench_view(own_report(record(*pair(12, 1.2))), 3).closing == "", "a comparison ends with its verdict"
