@@ -84,7 +84,8 @@ class LiveDisplay:
 class LiveLine:
     """Shows the latest text passed to `say`: as one live line, as plain lines with `-v`, or not at all.
 
-    Without a terminal, it writes the first one, each `step`, and the latest every `EVERY_S` seconds.
+    Without a terminal, it writes the first one, each `step`, and the latest every `EVERY_S` seconds, after the time so
+    far: `[1.5 min] block 6/166   30 s left at most`.
     """
 
     def __init__(self, stream: TextIO, *, quiet: bool, verbose: bool) -> None:
@@ -92,6 +93,7 @@ class LiveLine:
         # Redrawn only for new text: a thread that redraws would disturb the measurement.
         self._display = LiveDisplay(stream, self._line, refreshes=False)
         self._latest: Callable[[], str] = str
+        self._text = ""
         self._began_s = time.monotonic()
         self._ended: threading.Event | None = None
 
@@ -100,6 +102,7 @@ class LiveLine:
         self._latest = text if callable(text) else lambda: text
         match self._mode:
             case ProgressMode.LIVE:
+                self._text = self._latest()
                 self._display.show()
             case ProgressMode.LINES:
                 console.print_note(self._latest())
@@ -130,10 +133,9 @@ class LiveLine:
             self._write()
 
     def _write(self) -> None:
-        after_s = time.monotonic() - self._began_s
-        console.print_note((f"after {duration(after_s)}: " if after_s >= 1 else "") + self._latest())
+        console.print_note(f"[{duration(time.monotonic() - self._began_s)}] {self._latest()}")
 
     def _line(self) -> Text:
         from rich.text import Text
 
-        return Text(self._latest(), no_wrap=True, overflow="crop")
+        return Text(self._text, no_wrap=True, overflow="crop")

@@ -475,11 +475,9 @@ def test_the_highest_rate_lies_between_one_that_is_met_and_one_that_is_missed(lo
     found = json.loads(out)
     assert code == 0 and json.loads(Path("rates.json").read_text()) == found
     # No terminal: what is measured, rate by rate, and nothing else.
-    assert err.startswith("requests one after the other, 1 iteration of each\n")
-    lines = [line for line in err.splitlines() if "requests per second" in line]
-    assert [float(line.partition(" requests per second, 12 iterations of each")[0]) for line in lines] == [
-        pytest.approx(trial["rate"], rel=1e-3) for trial in found["rates"]
-    ]
+    assert err.startswith("[0 s] requests one after the other, 1 iteration of each\n")
+    rates = re.findall(r"(?m)^\[.*\] (\S+) requests per second, 12 iterations of each$", err)
+    assert [float(rate) for rate in rates] == [pytest.approx(trial["rate"], rel=1e-3) for trial in found["rates"]]
     assert found["schema"] == "omni.max-rate/1" and found["low"] == 1000 < found["high"] <= 1100
     assert found["rates"][0]["verdict"] == "met" and found["rates"][0]["ci95"][0] > 0.8
     assert [trial["verdict"] for trial in found["rates"][2:]] == ["missed"] * (len(found["rates"]) - 2)

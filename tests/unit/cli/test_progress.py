@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -198,7 +199,7 @@ def test_without_a_terminal_lines_are_few(monkeypatch: pytest.MonkeyPatch, capsy
             break
         time.sleep(0.01)
     line.end()
-    lines = shown.splitlines()
+    lines = [re.sub(r"^\[[\d.]+ s\] ", "", line) for line in shown.splitlines()]
     assert lines[0] == "two variants" and lines.count("a: ready") >= 1
     assert lines[-2:] == ["block 1/8, 30 s left at most"] * 2, "again and again, although nothing new happens"
 
