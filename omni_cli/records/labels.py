@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from omni_cli.core.text import visible
 from omni_cli.records.history_folder import Kept
@@ -15,22 +14,14 @@ _MOST_LETTERS = 40
 Facts = Mapping[str, object]
 
 
-class _Measured(Protocol):
-    @property
-    def environment(self) -> Mapping[str, object]: ...
-
-    @property
-    def workload(self) -> Mapping[str, object]: ...
-
-
-def get_facts(measured: _Measured, created: str, variants: Sequence[Variant] = ()) -> Facts:
+def get_facts(environment: Facts, workload: Facts, created: str, variants: Sequence[Variant] = ()) -> Facts:
     """Return what may tell a record from others, the most telling first: settings, workload, machine, versions, commit,
     date."""
     settings = dict(variants[0].settings) if len(variants) == 1 else {}
-    facts: dict[str, object] = {**_flatten(settings), **_flatten(measured.workload)}
+    facts: dict[str, object] = {**_flatten(settings), **_flatten(workload)}
     for part in ("machine", "versions"):
-        facts |= _flatten(measured.environment.get(part))
-    code = measured.environment.get("code")
+        facts |= _flatten(environment.get(part))
+    code = environment.get("code")
     commit = code.get("commit") if isinstance(code, Mapping) else None
     return {**facts, "commit": str(commit)[:_COMMIT_DIGITS] if commit else None, "of": created}
 
@@ -57,7 +48,8 @@ def label_variants(runs: Iterable[tuple[Kept, Variant]]) -> list[str]:
     """Return names for series by the first run of each."""
     first = list(runs)
     names = [variant.name for _, variant in first]
-    return tell_apart(names, [get_facts(item.record, item.created[:10], [variant]) for item, variant in first])
+    parts = [(item.record.environment, item.record.workload, item.created[:10], [variant]) for item, variant in first]
+    return tell_apart(names, [get_facts(*part) for part in parts])
 
 
 def _word(field: str, value: object) -> str:

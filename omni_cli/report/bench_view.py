@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from omni_cli.core.text import visible
 from omni_cli.records.labels import get_facts
 from omni_cli.records.metrics import (
@@ -63,7 +65,7 @@ def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: 
         title=workload_title(record.workload),
         details=" · ".join([*_conditions(record), runs + each, blocks]),
         created=record.created,
-        facts=get_facts(record, record.created, record.variants),
+        facts=get_facts(record.environment, record.workload, record.created, record.variants),
         verdict=verdict,
         heading="" if num_warmup is None else _heading(record, num_warmup),
         closing="" if results or verdict.tone != "plain" else verdict.sentences[0],
@@ -371,13 +373,7 @@ def _counter(name: str, value: object) -> str:
 
 
 def self_check_json(check: SelfCheck) -> dict[str, object]:
-    return {
-        "schema": "omni.self_check/1",
-        "ratio": check.ratio,
-        "ci95": list(check.ci95),
-        "detectable": check.detectable,
-        "blocks": check.blocks,
-    }
+    return {"schema": "omni.self_check/1", **msgspec.to_builtins(check)}
 
 
 def smaller_is_better_json(variant: Variant, summaries: dict[str, Summary]) -> list[dict[str, object]]:

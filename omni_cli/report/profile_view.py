@@ -69,7 +69,7 @@ def profile_view(profile: Profile) -> View:
         title=workload_title(profile.workload),
         details=" · ".join(filter(None, [device, f"{count(profile.num_iters, 'iteration')}{warm}"])),
         created=profile.created,
-        facts=get_facts(profile, profile.created),
+        facts=get_facts(profile.environment, profile.workload, profile.created),
         verdict=_verdict(profile),
         heading=_heading(profile, device),
         notes=tuple(Note(f"{where}{hint.message}", hint.advice, "Hint") for where, hint in hints),

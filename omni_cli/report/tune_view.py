@@ -39,7 +39,7 @@ def tune_view(record: TuneRecord) -> View:
         title=workload_title(record.workload),
         details=" · ".join(filter(None, [*conditions, get_device(record.environment)])),
         created=record.created,
-        facts=get_facts(record, record.created),
+        facts=get_facts(record.environment, record.workload, record.created),
         verdict=Verdict(word, tone, tuple(sentences)),
         heading=", ".join([short_title(record.workload), *conditions]),
         closing="\n".join(answer),

@@ -162,6 +162,7 @@ class BenchProgress:
     def __init__(self, stream: TextIO, spec: ComparisonSpec, *, quiet: bool, verbose: bool) -> None:
         self._line = LiveLine(stream, quiet=quiet, verbose=verbose)
         self._spec = spec
+        self._where = ""
 
     def begins(self, what: str, limits: RunLimits) -> None:
         """Report the start: what is measured, how often, and how long."""
@@ -171,10 +172,10 @@ class BenchProgress:
 
     def loading(self, variant: str, event: Loading) -> None:
         state = "loading" if event.load_s is None else f"ready in {seconds(event.load_s)}"
-        self._line.say(f"{variant}: stage {event.stage} {state}")
+        self._line.say(f"{self._where}{variant}: stage {event.stage} {state}")
 
     def warming_up(self, variant: str) -> None:
-        self._line.step(f"{variant}: ready, warming up")
+        self._line.step(f"{self._where}{variant}: ready, warming up")
 
     def falling_back(self, reason: str) -> None:
         self.hide()
@@ -185,7 +186,7 @@ class BenchProgress:
 
     def block_done(self, state: State) -> None:
         left = duration(max(0.0, state.planned_s - state.elapsed_s))
-        done = f"block {state.blocks}/{state.planned_blocks}"
+        done = f"{self._where}block {state.blocks}/{state.planned_blocks}"
         self._line.say(lambda: f"{done}   {self._format_estimate(state)}   {left} left at most")
 
     def hide(self) -> None:

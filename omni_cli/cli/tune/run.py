@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli.cli.bench.options import DEFAULT_INPUT_LEN
+from omni_cli.cli.bench.run import BenchProgress
 from omni_cli.cli.loadtest.reading import read_endpoint, read_traffics
 from omni_cli.cli.options import write_report
 from omni_cli.cli.terminal import console
-from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.config.schema import profile_data
@@ -25,7 +25,6 @@ from omni_cli.measure.bench.benchmark import Plan
 from omni_cli.measure.bench.environment import read_environment
 from omni_cli.measure.bench.harness import State
 from omni_cli.measure.bench.profile_source import ProfileSource
-from omni_cli.measure.bench.protocol import Loading
 from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.slo import parse_slos
 from omni_cli.measure.bench.tuning import MAX_SETTINGS, OPTION, Space, TuneLimits, Tuning, expand_values
@@ -37,8 +36,9 @@ from omni_cli.records.record_file import utc_now, with_digest
 from omni_cli.records.tune_record import Candidate, TuneRecord, load_tune_record
 from omni_cli.report.renderers import to_text
 from omni_cli.report.tune_view import tune_view
-from omni_cli.report.units import count, duration, seconds
+from omni_cli.report.units import count, seconds
 from omni_cli.stats.race import Race, conclude
+from omni_cli.stats.verdicts import ComparisonSpec
 
 RECORD, PROFILE = "tune.json", "profile.yaml"
 _DEFAULT_LOAD = "concurrency=1..16"
@@ -233,41 +233,26 @@ def _failure(record: TuneRecord) -> OmniError | None:
     )
 
 
-class TuneProgress:
-    """One line on the terminal; settings that cannot be the answer are reported as they drop out."""
+class TuneProgress(BenchProgress):
+    """Reports the phases of each batch as `omni bench` does; settings that cannot be the answer as they drop out."""
 
     def __init__(self, *, quiet: bool, verbose: bool) -> None:
-        self._line = LiveLine(sys.stderr, quiet=quiet, verbose=verbose)
-        self._quiet = quiet
-        self._batch, self._leader = "", ""
+        super().__init__(sys.stderr, ComparisonSpec(), quiet=quiet, verbose=verbose)
+        self._quiet, self._leader = quiet, ""
 
     def batch_started(self, where: str, race: Race) -> None:
-        self._batch = f"{where}, {count(len(race.rivals) + 1, 'setting')}"
-        self._leader = f", so far the best: {race.leader}" if race.has_started else ""
-        self._line.step(self._batch + self._leader)
+        batch = f"{where}, {count(len(race.rivals) + 1, 'setting')}"
+        self._leader = f"so far the best: {race.leader}" if race.has_started else ""
+        self._where = f"{batch}: "
+        self._line.step(", ".join(filter(None, [batch, self._leader])))
 
     def on_refused(self, name: str, reason: str) -> None:
         self.hide()
         if not self._quiet:
             console.print_note(f"{name}: {reason}")
 
-    def loading(self, variant: str, event: Loading) -> None:
-        self._line.say(f"{self._batch}: loading {event.stage} of {variant}")
-
-    def warming_up(self, variant: str) -> None:
-        self._line.step(f"{self._batch}: {variant} ready, warming up")
-
     def falling_back(self, reason: str) -> None:
-        self._line.say(f"{self._batch}: loaded one after another: {reason}")
+        self._line.say(f"{self._where}loaded one after another: {reason}")
 
-    def block_done(self, state: State) -> None:
-        left = duration(max(0.0, state.planned_s - state.elapsed_s))
-        self._line.say(f"{self._batch}: block {state.blocks}/{state.planned_blocks}, {left} left at most{self._leader}")
-
-    def hide(self) -> None:
-        """Clear the live line, so that other lines can be written."""
-        self._line.hide()
-
-    def end(self) -> None:
-        """Show nothing more."""
-        self._line.end()
+    def _format_estimate(self, _state: State) -> str:
+        return self._leader

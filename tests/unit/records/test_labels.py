@@ -10,7 +10,10 @@ from omni_cli.records.record import Record
 
 
 def label(*records: Record) -> list[str]:
-    return tell_apart(["tiny"] * len(records), [get_facts(item, item.created, item.variants) for item in records])
+    return tell_apart(
+        ["tiny"] * len(records),
+        [get_facts(item.environment, item.workload, item.created, item.variants) for item in records],
+    )
 
 
 def test_names_that_differ_stay() -> None:
