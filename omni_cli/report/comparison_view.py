@@ -65,7 +65,6 @@ from omni_cli.report.view import (
     Trades,
     Verdict,
     View,
-    changes_sentence,
     sentence,
 )
 from omni_cli.stats.output_quality import get_worst
@@ -87,7 +86,7 @@ def comparison_view(result: ComparisonResult, labels: Labels, notes: Sequence[No
     elif not result.is_comparable and failure is not None:
         verdict = Verdict("not comparable", "open", (f"{failure.message}.",))
     if result.differences or any(pair.a.name == pair.b.name for pair in result.pairs):  # of two records
-        verdict = replace(verdict, sentences=(*verdict.sentences, f"{changes_sentence(_changed_rows(result))}."))
+        verdict = replace(verdict, sentences=(*verdict.sentences, f"{Changes(_changed_rows(result)).sentence()}."))
     headline = f"omni {word}" if word else "omni compare"
     if result.gate is None and failure is not None and (result.failures or not result.is_comparable):
         headline += ": failed" if result.failures else ": not comparable"

@@ -7,18 +7,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from omni_cli.report.tables import align
-from omni_cli.report.view import (
-    Changes,
-    Element,
-    LimitList,
-    Lines,
-    Note,
-    Paragraph,
-    Section,
-    Table,
-    View,
-    changes_sentence,
-)  # fmt: skip
+from omni_cli.report.view import Changes, Element, LimitList, Lines, Note, Paragraph, Section, Table, View
 
 _MAX_CHANGES = 8
 _SPECIAL = re.compile(r"[\\|<*]|\[(?!(?:95% CI|[-+\d.,% ]+)\](?!\())")
@@ -70,7 +59,7 @@ def _lines(part: Element) -> list[str]:
             return list(lines)
         case Changes(rows=rows):
             more = len(rows) - _MAX_CHANGES
-            return [changes_sentence(rows[:_MAX_CHANGES]) + (f", {more} more" if more > 0 else "")]
+            return [Changes(rows[:_MAX_CHANGES]).sentence() + (f", {more} more" if more > 0 else "")]
     return []
 
 
@@ -97,7 +86,7 @@ def _part(part: Element, section: Section) -> str:
         case Paragraph(text=text):
             return cell(f"- {section.heading}: {text}" if section.heading else text, code=True)
         case Changes(rows=rows):
-            return changes_sentence(((f"`{cell(field)}`", cell(a), cell(b)) for field, a, b in rows), "→")
+            return Changes(tuple((f"`{cell(field)}`", cell(a), cell(b)) for field, a, b in rows)).sentence("→")
     return ""
 
 

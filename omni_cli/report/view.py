@@ -170,6 +170,11 @@ class Changes(Element):
 
     rows: tuple[tuple[str, str, str], ...]
 
+    def sentence(self, arrow: str = "->") -> str:
+        """Format `Differs only in: settings.steps (2 -> 8), code.commit (a1 -> b2)`."""
+        listed = ", ".join(f"{name} ({before} {arrow} {after})" for name, before, after in self.rows)
+        return f"Differs only in: {listed}" if listed else "No setting differs"
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -325,12 +330,6 @@ class View:
         sections = [(item, item.parts) for item in self.sections if item.only in (None, output)]
         found = [(item, [part for part in parts if part and part.only in (None, output)]) for item, parts in sections]
         return [(section, parts) for section, parts in found if parts]
-
-
-def changes_sentence(rows: Iterable[tuple[str, str, str]], arrow: str = "->") -> str:
-    """Format `Differs only in: settings.steps (2 -> 8), code.commit (a1 -> b2)`."""
-    listed = ", ".join(f"{field} ({before} {arrow} {after})" for field, before, after in rows)
-    return f"Differs only in: {listed}" if listed else "No setting differs"
 
 
 def sentence(text: str) -> str:

@@ -13,17 +13,7 @@ from markupsafe import Markup, escape
 from omni_cli import __version__
 from omni_cli.records.labels import tell_apart
 from omni_cli.report.html.drawing import draw_chart
-from omni_cli.report.view import (
-    Changes,
-    Element,
-    LimitList,
-    Paragraph,
-    Section,
-    Table,
-    View,
-    changes_sentence,
-    sentence,
-)
+from omni_cli.report.view import Changes, Element, LimitList, Paragraph, Section, Table, View, sentence
 
 
 def render_page(views: Sequence[View]) -> str:
@@ -63,8 +53,8 @@ def _simplify(part: Element) -> Element:
             columns = ("Limit on", "A", "B", "Worse by [95% CI]", "Limit", "Verdict")
             cells = [(item.name, item.a, item.b, item.change, item.limit, item.verdict) for item in rows]
             return Table(part.caption, columns, tuple(cells), frozenset(range(1, 5)))
-        case Changes(rows=rows):
-            return Paragraph(changes_sentence(rows, "→"))
+        case Changes():
+            return Paragraph(part.sentence("→"))
     return part
 
 
