@@ -218,7 +218,7 @@ def _server_table(name: str, summaries: Mapping[str, Summary], num_failed: int) 
         median = f"{quantity(metric, summary.median)} {quantity_interval(metric, summary.ci95, summary.median)}"
         if not summary.requests:
             # Metrics that only a whole window has.
-            rows.append((title(metric), median, *(("of all",) if is_total(metric) else ("",)), "", ""))
+            rows.append((title(metric), median, "", "", "all" if is_total(metric) else ""))
             continue
         values = [summary.percentile(p) for p in PERCENTILES]
         shown = [text if value is None else quantity(metric, value) for value, text in zip(values, few, strict=True)]

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.bench_records import ABBA, pair, record, variant
+from support.report_records import server_record
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.records.record import Energy, Memory
@@ -20,7 +21,7 @@ from omni_cli.report.comparison_view import compare_document, comparison_view
 from omni_cli.report.comparison_words import Labels, comparison_notes, gate_failure, get_failure
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.view import Note, Verdict, View
-from omni_cli.stats.blocks import summarise
+from omni_cli.stats.blocks import get_summaries, summarise
 from omni_cli.stats.verdicts import ComparisonResult, compare_records, compare_within, own_report
 
 LABELS = Labels("a.json", "b.json")
@@ -260,3 +261,15 @@ def test_a_single_variant_ends_with_the_answer() -> None:
         "The median latency of eager is 64.80 ms, with a 95% interval of [64.80, 64.80]."
     )
     assert bench_view(own_report(record(*pair(12, 1.2))), 3).closing == "", "a comparison ends with its verdict"
+
+
+def test_a_percentile_that_no_metric_has_values_for_has_no_column() -> None:
+    found = own_report(server_record()).record.variants[0]
+    summaries = get_summaries(found)
+    none = {name: None for name in ("p90", "p99", "p90_of_all", "p99_of_all")}
+    few = {name: msgspec.structs.replace(item, **none) for name, item in summaries.items()}
+    lines = variant_lines(1, found, few)
+    (heads,) = [line for line in lines if "median [95% CI]" in line]
+    assert heads.split() == ["median", "[95%", "CI]", "n"]
+    (rate,) = [line for line in lines if line.startswith("  requests per second")]
+    assert rate.endswith("  all")
