@@ -67,8 +67,10 @@ _NUMBERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 
-# Warnings that `omni` adds when other programs keep the machine busy; no page is about them.
+# Warnings that `omni` adds when other programs keep the machine busy, and lines of progress, `[30 s] ...`, of which a
+# terminal shows one at a time and none at the end; no page is about them.
 _BUSY = re.compile(
+    r"^\[\d[\d.]* (?:s|min|h)\] [^\n]*\n|"
     r"^warning: (?:a noisy neighbour|the machine's host gave|the container's processor quota|the processor was "
     r"throttled)[^\n]*\n(?:\nhint: [^\n]*\n)?",
     re.MULTILINE,

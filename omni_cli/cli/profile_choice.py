@@ -153,7 +153,7 @@ def pull(repo_id: str, revision: str | None, *, yes: bool, quiet: bool) -> tuple
         waiting = f"another process downloads {repo_id}: waiting for it"
         folder = fetch(plan, progress.advance, lambda: console.print_note(waiting))
     finally:
-        progress.hide()
+        progress.end()
         interrupts.check()
     return plan, folder
 
@@ -187,5 +187,5 @@ class _Progress:
                 done, rate = int(self._num_bytes), int(self._num_bytes / (now - self._began_s))
                 self._line.say(f"{size(done)} of {size(self._plan.missing_bytes)}, {size(rate)}/s")
 
-    def hide(self) -> None:
-        self._line.hide()
+    def end(self) -> None:
+        self._line.end()

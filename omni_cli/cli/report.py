@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from omni_cli.cli.options import QuietOption, VerboseOption, refuse_failed, write_report
 from omni_cli.cli.terminal import console
-from omni_cli.core.errors import OmniError, OutputError, UsageError
+from omni_cli.core.errors import InputError, OmniError, OutputError, UsageError
+from omni_cli.core.text import visible
+
+if TYPE_CHECKING:
+    from omni_cli.report.view import View
 
 RecordsArgument = Annotated[
     list[Path],
@@ -38,7 +43,10 @@ def report(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show records as one HTML page that needs no network: verdicts, figures, environment, how to repeat them."""
+    """Show records as one HTML page that needs no network: verdicts, figures, environment, how to repeat them.
+
+    Two bench records are compared, too.
+    """
     if smaller_is_better is not None:
         _write_smaller_is_better(smaller_is_better, records)
         return
@@ -49,8 +57,22 @@ def report(
 
     # Read every record before writing: a broken one leaves an earlier page untouched.
     views = [load_view(path) for path in records]
+    if len(views) == 2 and {view.kind for view in views} == {"Benchmark"}:
+        views = [*_comparison(*records), *views]
     write_report(output, render_page(views))
     console.print_text(str(output))
+
+
+def _comparison(a: Path, b: Path) -> list[View]:
+    """Return what comes of comparing two records with each other, unless they have nothing in common."""
+    from omni_cli.cli.compare import compare_files
+
+    try:
+        view = compare_files(a, b)[1]
+    except InputError as error:
+        console.print_warning(f"not compared: {error.message}", hint=error.hint)
+        return []
+    return [replace(view, source=visible(f"{a}, {b}"))]
 
 
 def _write_smaller_is_better(output: Path, records: list[Path]) -> None:

@@ -132,6 +132,11 @@ def is_total(metric: str) -> bool:
     return metric in COUNTED_METRICS or metric in RESOLUTION or get_unit(metric) == "per second"
 
 
+def worsening(metric: str, ratio: float) -> float:
+    """Return by how much a ratio of levels is worse: 0.05 is 5 %, below 0 is better."""
+    return (1 / ratio if higher_is_better(metric) else ratio) - 1
+
+
 def higher_is_better(metric: str) -> bool:
     """True for rates, `rtfx` and `slo_attainment`; everything else is a time, a size or a ratio to one."""
     declared = METRICS.get(metric.rpartition(".")[2])

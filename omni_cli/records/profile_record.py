@@ -32,7 +32,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     """Slowdown of a time by profiling; unprofiled and profiled iterations were interleaved.
 
-    `ratio` is profiled over unprofiled, `ci95` its interval; None with too few iterations.
+    `ratio` is profiled over unprofiled, centres of the same iterations, `ci95` its interval; None with too few.
     """
 
     metric: str

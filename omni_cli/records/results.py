@@ -139,9 +139,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, rename={"break_even"
     """One metric of variant `b` against variant `a`.
 
     `ratio` is b over a of the medians, block by block if the two were `interleaved`; `ci95` is its interval. Both are
-    None if there are no ratios. `blocks_needed` estimates how many more blocks would decide: absent if the verdict is
-    decided, None if no number would. `work` are the intended differences in the amount of work, and `conditions` those
-    of two servers that were unequal. `break_even`, in JSON `payback`, belongs to the end-to-end time.
+    None if there are no ratios. `a_centre` and `b_centre` are the values that the ratio is of: centres of the same
+    blocks, so that it follows from them, as it does not from medians of all runs. `blocks_needed` estimates how many
+    more blocks would decide, in `seconds_needed`: absent if the verdict is decided, None if no number would. `work` are
+    the intended differences in the amount of work, and `conditions` those of two servers that were unequal.
+    `break_even`, in JSON `payback`, belongs to the end-to-end time.
     """
 
     metric: str
@@ -149,6 +151,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, rename={"break_even"
     b: str
     a_median: float | None = None
     b_median: float | None = None
+    a_centre: float | UnsetType = UNSET
+    b_centre: float | UnsetType = UNSET
     ratio: Ratio | None = None
     ci95: tuple[Ratio, Ratio] | None = None
     ratio_of_medians: float | None = None
@@ -157,6 +161,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, rename={"break_even"
     blocks: int = 0
     interleaved: bool = False
     blocks_needed: int | UnsetType | None = UNSET
+    seconds_needed: float | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     work: tuple[Difference, ...] | UnsetType = UNSET
     conditions: tuple[Difference, ...] | UnsetType = UNSET
@@ -214,6 +219,7 @@ class GateMetric(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     place: str | None = None
     reason: str | None = None
     blocks_needed: int | None = None
+    seconds_needed: float | None = None
 
 
 class GateQuality(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,12 +240,14 @@ class GateQuality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on all limits. `blocks_needed` estimates how many more blocks would decide every open limit."""
+    """The verdict on all limits. `blocks_needed` estimates how many more blocks would decide every open limit, in
+    `seconds_needed`."""
 
     verdict: GateVerdict
     max_regression: float | None = None
     max_abs_diff: float | None = None
     blocks_needed: int | None = None
+    seconds_needed: float | UnsetType = UNSET
     metrics: tuple[GateMetric, ...] = ()
     quality: tuple[GateQuality, ...] | UnsetType = UNSET
     mismatches: tuple[Difference, ...] = ()
@@ -312,7 +320,8 @@ class HistorySeries(msgspec.Struct, frozen=True, kw_only=True):
 
     `differences` are those between its first record and the first of the variant's earlier series. `detectable` is the
     smallest worsening that would have been found within the newest points in 80 % of the cases; None if there are too
-    few. `is_current`: it goes on, as the newest record of this variant and workload is its.
+    few. `is_current`: it goes on, as the newest record of this variant and workload is its. `label` is the variant with
+    what tells this series from its others.
     """
 
     variant: str
@@ -322,6 +331,12 @@ class HistorySeries(msgspec.Struct, frozen=True, kw_only=True):
     detectable: float | None = None
     differences: tuple[Difference, ...] = ()
     is_current: bool = True
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The variant, told from others of the same name."""
+        return self.label or self.variant
 
 
 class HistoryFailure(msgspec.Struct, frozen=True, kw_only=True):

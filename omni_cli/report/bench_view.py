@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from omni_cli.core.text import visible
+from omni_cli.records.labels import get_facts
 from omni_cli.records.metrics import (
     ALLOCATED,
     E2E,
@@ -22,7 +25,8 @@ from omni_cli.records.record import Record, Variant, get_counters, get_failures,
 from omni_cli.records.results import SelfCheck, Summary
 from omni_cli.report.bench_figures import latency_parts, memory_figure, utilisation_figure, waterfall_figure
 from omni_cli.report.comparison_view import comparison_parts, comparison_verdict, get_mismatches, get_pairs
-from omni_cli.report.comparison_words import Labels, comparison_notes, disturbance_warnings
+from omni_cli.report.comparison_words import Labels, comparison_notes
+from omni_cli.report.disturbance_words import disturbance_warnings
 from omni_cli.report.shared_parts import energy_text, get_device, mapping, origin_sections, output_parts, workload_title
 from omni_cli.report.units import count, one_line, percent, quantity, quantity_interval, ratio, title
 from omni_cli.report.view import Element, Note, Paragraph, Section, Table, Verdict, View
@@ -49,6 +53,7 @@ def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: 
     compared = [
         part for result in results for part in (get_mismatches(result, LABELS), *comparison_parts(result, LABELS))
     ]
+    verdict = _verdict(record, results, summaries)
     notes = [note for result in report.results for note in comparison_notes(result)]
     notes += disturbance_warnings(report.disturbances, record)
     texts = []
@@ -60,8 +65,10 @@ def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: 
         title=workload_title(record.workload),
         details=" · ".join([*_conditions(record), runs + each, blocks]),
         created=record.created,
-        verdict=_verdict(record, results, summaries),
+        facts=get_facts(record.environment, record.workload, record.created, record.variants),
+        verdict=verdict,
         heading="" if num_warmup is None else _heading(record, num_warmup),
+        closing="" if results or verdict.tone != "plain" else verdict.sentences[0],
         notes=(*notes, *map(Note, missing)),
         sections=[
             *texts,
@@ -185,8 +192,8 @@ def _summary_rows(variant: Variant, summaries: Mapping[str, Summary]) -> Iterato
     for metric, summary in summaries.items():
         name = "Latency" if metric == E2E else title(metric)
         bounds = "[n/a]" if summary.ci95 is None else quantity_interval(metric, summary.ci95, summary.median)
-        p90 = f"n/a (n<{samples_for(90)})" if summary.p90 is None else quantity(metric, summary.p90, summary.median)
-        yield f"{name} (median, 95% CI):", f"{quantity(metric, summary.median)}  {bounds}", f"p90 {p90}"
+        p90 = "" if summary.p90 is None else f"p90 {quantity(metric, summary.p90, summary.median)}"
+        yield f"{name} (median, 95% CI):", f"{quantity(metric, summary.median)}  {bounds}", p90
         if metric == E2E:
             extremes = " … ".join(quantity(E2E, v, summary.median) for v in (summary.minimum, summary.maximum))
             yield "Range (min … max):", extremes, count(summary.n, "run")
@@ -205,16 +212,16 @@ def _server_table(name: str, summaries: Mapping[str, Summary], num_failed: int) 
     Where requests failed, a second row counts them as slower than all answers.
     """
     rows: list[tuple[str, ...]] = []
+    few = [f"n < {samples_for(p)}" for p in PERCENTILES]
     for metric, summary in summaries.items():
         if is_percentile(metric) and not metric.startswith("itl"):
             continue
         median = f"{quantity(metric, summary.median)} {quantity_interval(metric, summary.ci95, summary.median)}"
         if not summary.requests:
             # Metrics that only a whole window has.
-            rows.append((title(metric), median, *(("of all",) if is_total(metric) else ("",)), "", ""))
+            rows.append((title(metric), median, "", "", "all" if is_total(metric) else ""))
             continue
         values = [summary.percentile(p) for p in PERCENTILES]
-        few = [f"n < {samples_for(p)}" for p in PERCENTILES]
         shown = [text if value is None else quantity(metric, value) for value, text in zip(values, few, strict=True)]
         rows.append((title(metric), median, *shown, str(summary.requests)))
         if num_failed:
@@ -224,7 +231,10 @@ def _server_table(name: str, summaries: Mapping[str, Summary], num_failed: int) 
                 for known, value, text in of_all
             ]
             rows.append(("  with failed", "", *cells, str(summary.requests + num_failed)))
-    return Table(name, ("", "median [95% CI]", *(f"p{percentile}" for percentile in PERCENTILES), "n"), tuple(rows))
+    columns = ("", "median [95% CI]", *(f"p{percentile}" for percentile in PERCENTILES), "n")
+    # No column for a percentile that no metric has enough values for.
+    kept = [n for n in range(len(columns)) if n not in (2, 3) or any(row[n] not in ("", *few) for row in rows)]
+    return Table(name, tuple(columns[n] for n in kept), tuple(tuple(row[n] for n in kept) for row in rows))
 
 
 def _server_note(variant: Variant) -> str:
@@ -313,7 +323,8 @@ def _verdict(
     latency = by_metric[E2E]
     bounds = quantity_interval(E2E, latency.ci95, latency.median)
     reach = f", with a 95% interval of {bounds}" if latency.ci95 else ""
-    return Verdict(quantity(E2E, latency.median), "plain", (f"The median latency of {name}{reach}.",))
+    median = quantity(E2E, latency.median)
+    return Verdict(median, "plain", (f"The median latency of {name} is {median}{reach}.",))
 
 
 def _results_table(record: Record, summaries: Mapping[str, Mapping[str, Summary]]) -> Table:
@@ -363,13 +374,7 @@ def _counter(name: str, value: object) -> str:
 
 
 def self_check_json(check: SelfCheck) -> dict[str, object]:
-    return {
-        "schema": "omni.self_check/1",
-        "ratio": check.ratio,
-        "ci95": list(check.ci95),
-        "detectable": check.detectable,
-        "blocks": check.blocks,
-    }
+    return {"schema": "omni.self_check/1", **msgspec.to_builtins(check)}
 
 
 def smaller_is_better_json(variant: Variant, summaries: dict[str, Summary]) -> list[dict[str, object]]:

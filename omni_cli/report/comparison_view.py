@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from omni_cli.core.errors import ExitCode
-from omni_cli.records.metrics import E2E
+from omni_cli.records.metrics import E2E, higher_is_better
 from omni_cli.records.record import Variant
 from omni_cli.records.results import (
     MEASURES,
@@ -21,6 +21,7 @@ from omni_cli.records.results import (
 from omni_cli.report.comparison_words import (
     Labels,
     break_even_sentence,
+    compared_values,
     comparison_notes,
     format_change,
     format_distances,
@@ -33,7 +34,18 @@ from omni_cli.report.comparison_words import (
     words_sentence,
     work_sentence,
 )
-from omni_cli.report.units import count, limit, metric_title, one_line, quantity, ratio, size_change, title, word_for
+from omni_cli.report.units import (
+    count,
+    limit,
+    metric_title,
+    one_line,
+    percent,
+    quantity,
+    ratio,
+    size_change,
+    title,
+    word_for,
+)
 from omni_cli.report.view import (
     Case,
     Changes,
@@ -73,6 +85,8 @@ def comparison_view(result: ComparisonResult, labels: Labels, notes: Sequence[No
         verdict = Verdict(word or "failed", "bad", tuple(map(sentence, result.failures)))
     elif not result.is_comparable and failure is not None:
         verdict = Verdict("not comparable", "open", (f"{failure.message}.",))
+    if result.differences or any(pair.a.name == pair.b.name for pair in result.pairs):  # of two records
+        verdict = replace(verdict, sentences=(*verdict.sentences, f"{Changes(_changed_rows(result)).sentence()}."))
     headline = f"omni {word}" if word else "omni compare"
     if result.gate is None and failure is not None and (result.failures or not result.is_comparable):
         headline += ": failed" if result.failures else ": not comparable"
@@ -126,7 +140,7 @@ def get_pairs(comparisons: Sequence[Comparison], memory: Sequence[MemoryPeak] = 
 
 def comparison_verdict(gate: GateResult | None, pairs: Sequence[Pair], labels: Labels) -> Verdict | None:
     """Return the gate's verdict, or without a gate that of the end-to-end times. None if nothing is compared."""
-    found = [text for pair in pairs for text in _sentences(pair, labels)]
+    found = [text for pair in pairs for text in _sentences(pair, labels.of_all(pairs))]
     sentences = tuple(f"{text}." for text in found if text)
     if gate is not None:
         return Verdict(
@@ -148,7 +162,7 @@ def comparison_parts(result: ComparisonResult, labels: Labels) -> list[Element |
     """Return the limits, the forest plot of all pairs, and per pair a table, its differences and its sentences."""
     if not result.is_comparable:
         return []
-    pairs = result.pairs
+    pairs, labels = result.pairs, labels.of_all(result.pairs)
     parts: list[Element | None] = [get_limits(result.gate, pairs), _forest(pairs, labels)]
     parts += _quality_figures(pairs, labels)
     for pair in pairs:
@@ -166,19 +180,21 @@ def get_limits(gate: GateResult | None, pairs: Sequence[Pair]) -> LimitList | No
     nothing."""
     if gate is None:
         return None
-    values: dict[tuple[str, str, str], tuple[float | None, float | None]] = {}
+    values: dict[tuple[str, str, str], tuple[str, str]] = {}
     for pair in pairs:
-        values |= {(item.metric, item.a, item.b): (item.a_median, item.b_median) for item in pair.comparisons}
-        values |= {(peak.metric, peak.a, peak.b): (peak.a_bytes, peak.b_bytes) for peak in pair.memory}
+        values |= {(item.metric, item.a, item.b): compared_values(item) for item in pair.comparisons}
+        values |= {(peak.metric, peak.a, peak.b): _sizes(peak) for peak in pair.memory}
     several = len({(metric.a, metric.b) for metric in gate.metrics if metric.b}) > 1
     rows = []
     for metric in gate.metrics:
         case = f"{metric.b}: {title(metric.metric)}" if metric.b else title(metric.metric)
-        a, b = values.get((metric.metric, metric.a, metric.b), (None, None))
-        shown = quantity(metric.metric, a), quantity(metric.metric, b, a)
+        shown = values.get((metric.metric, metric.a, metric.b), ("-", "-"))
+        change = format_change(metric)
+        if higher_is_better(metric.metric) and metric.change is not None:
+            change = f"{percent(1 / (1 + metric.change) - 1)}, worse by {change}"
         bound = f"+{limit(metric.limit)}"
         name = case if several else title(metric.metric)
-        rows.append(Limit(name, case, *shown, format_change(metric), bound, metric.verdict, open_end(metric)))
+        rows.append(Limit(name, case, *shown, change, bound, metric.verdict, open_end(metric)))
     for item in gate.quality or ():
         rows.append(Limit(item.limit, f"{item.b}: {item.limit}", "", "", format_quality(item), "", item.verdict))
     return LimitList("The gate, limit by limit", tuple(rows), gate.reasons) if rows or gate.reasons else None
@@ -224,13 +240,12 @@ def _gate_sentence(gate: GateResult) -> str:
 
 
 def _pair_table(pair: Pair, labels: Labels) -> Table:
-    """List both medians, ratio with interval and verdict of each metric; then memory and outputs."""
+    """List both values, their ratio with interval and verdict of each metric; then memory and outputs."""
     names = name_a, name_b = labels.of(pair)
     rows: list[tuple[str, ...]] = [
         (
             metric_title(item.metric),
-            quantity(item.metric, item.a_median),
-            quantity(item.metric, item.b_median, item.a_median),
+            *compared_values(item),
             ratio(item.ratio, item.ci95),
             word_for(item.metric, item.verdict),
         )
@@ -240,17 +255,29 @@ def _pair_table(pair: Pair, labels: Labels) -> Table:
         change = f"{peak.ratio:.3f} ({size_change(peak.a_bytes, peak.b_bytes)})"
         if peak.bounds:
             change = ratio(peak.ratio, peak.bounds)
-        values = quantity(peak.metric, peak.a_bytes), quantity(peak.metric, peak.b_bytes)
-        rows.append((title(peak.metric), *values, change, peak.verdict))
+        rows.append((title(peak.metric), *_sizes(peak), change, peak.verdict))
     if pair.outputs.identical is not None:
         rows.append(("outputs", "", "", "", "identical" if pair.outputs.identical else "differ"))
     caption = f"{name_b} (B) against {name_a} (A)"
     for item in pair.comparisons[:1]:
         how = "interleaved" if item.interleaved else "one after the other"
-        caption += f", {count(item.blocks, 'block')} each, measured {how}"
+        caption += f", centres of {count(item.blocks, 'block')} each, measured {how}"
     columns = ("A", "B") if max(map(len, names)) > _LONG_NAME else names  # the caption names them
     head = ("Metric", *columns, "B / A [95% CI]", "Verdict")
     return Table(caption, head, tuple(rows), frozenset({1, 2}), lead=caption)
+
+
+def _changed_rows(result: ComparisonResult, *pairs: Pair) -> tuple[tuple[str, str, str], ...]:
+    """List what differs within a pair, or within all, and between the records."""
+    found = [item for pair in pairs or result.pairs for item in pair.differences]
+    differences = dict.fromkeys(
+        (item.field, one_line(item.a), one_line(item.b)) for item in (*found, *result.differences)
+    )
+    return tuple((one_line(field), a, b) for field, a, b in differences)
+
+
+def _sizes(peak: MemoryPeak) -> tuple[str, str]:
+    return quantity(peak.metric, peak.a_bytes), quantity(peak.metric, peak.b_bytes)
 
 
 def _pair_notes(pair: Pair, result: ComparisonResult) -> list[Element]:
@@ -258,8 +285,7 @@ def _pair_notes(pair: Pair, result: ComparisonResult) -> list[Element]:
     parts: list[Element] = [Paragraph(". ".join(reasons), only="page")] if reasons else []
     if by := format_distances(pair.outputs):
         parts.append(Paragraph(f"Outputs differ: {by}"))
-    differences = (*pair.differences, *result.differences)
-    rows = tuple((one_line(item.field), one_line(item.a), one_line(item.b)) for item in differences)
+    rows = _changed_rows(result, pair)
     parts.append(Changes(rows, only=None if pair.differences else "text"))
     if work := work_sentence(pair):
         parts.append(Paragraph(work))
@@ -301,7 +327,8 @@ def _forest(pairs: Sequence[Pair], labels: Labels) -> Figure | None:
         return None
     margin = next(item.margin for pair in pairs for item in pair.comparisons)
     text = (
-        "Each diamond is the ratio of the medians, the bar its 95% interval. Within the shaded band, "
+        "Each diamond is the ratio, B over A, of centres of the same blocks where both ran interleaved; the bar is its "
+        "95% interval. Within the shaded band, "
         f"{limit(margin)} to either side of 1, a ratio counts as no difference."
     )
     table = Table("Ratios", ("Pair", "Metric", "Ratio [95% CI]", "Verdict"), tuple(numbers), frozenset({2}))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from omni_cli.records.metrics import ALLOCATED, DELETIONS, E2E, WER, is_energy
-from omni_cli.records.record import Record, num_requests
+from msgspec import UnsetType
+
+from omni_cli.records.metrics import ALLOCATED, DELETIONS, E2E, RESOLUTION, WER, is_energy
+from omni_cli.records.record import num_requests
 from omni_cli.records.results import (
     BreakEven,
     Comparison,
@@ -17,21 +20,58 @@ from omni_cli.records.results import (
     MeasureMean,
     Outputs,
 )
-from omni_cli.report.units import count, limit, one_line, percent, percent_interval, quantity, ratio, size_change, title
+from omni_cli.report.disturbance_words import disturbance_note
+from omni_cli.report.units import (
+    count,
+    duration,
+    limit,
+    one_line,
+    percent,
+    percent_interval,
+    quantity,
+    ratio,
+    size_change,
+    title,
+)  # fmt: skip
 from omni_cli.report.view import Note
-from omni_cli.stats.comparable import Disturbance
 from omni_cli.stats.verdicts import ComparisonResult, Pair
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Names of the two sides of a comparison, for variants of the same name."""
+    """Names of the two sides of a comparison, for variants of the same name; with that name if there are `several`."""
 
     a: str
     b: str
+    several: bool = False
 
     def of(self, pair: Pair) -> tuple[str, str]:
-        return (self.a, self.b) if pair.a.name == pair.b.name else (pair.a.name, pair.b.name)
+        if pair.a.name != pair.b.name:
+            return pair.a.name, pair.b.name
+        return (f"{self.a}, {pair.a.name}", f"{self.b}, {pair.a.name}") if self.several else (self.a, self.b)
+
+    def of_all(self, pairs: Sequence[Pair]) -> Labels:
+        """Return the names for these pairs, of which no two have the same."""
+        return replace(self, several=len(pairs) > 1)
+
+
+def compared_values(item: Comparison, show: Callable[[float | None], str] | None = None) -> tuple[str, str]:
+    """Format the two values that the ratio is of: `0 (as 0.01)` of a metric that is compared as if it were at least
+    that, and `662.3 ms (median)` in older records, which have only those of all runs."""
+    show = show or (lambda value: quantity(item.metric, value, item.a_centre or item.a_median))
+    return _value(item, item.a_median, item.a_centre, show), _value(item, item.b_median, item.b_centre, show)
+
+
+def _value(
+    item: Comparison, median: float | None, centre: float | UnsetType, show: Callable[[float | None], str]
+) -> str:
+    if item.ratio is None or median is None:
+        return show(median)
+    if not centre:
+        follows = item.ratio_of_medians is not None and math.isclose(item.ratio_of_medians, item.ratio, rel_tol=5e-4)
+        return show(median) + ("" if follows else " (median)")
+    is_less = median == 0 or median < RESOLUTION.get(item.metric, 0)
+    return f"{show(median)} (as {show(centre)})" if is_less and show(median) != show(centre) else show(centre)
 
 
 def pair_sentence(pair: Pair, labels: Labels) -> str | None:
@@ -71,7 +111,7 @@ def words_sentence(pair: Pair, labels: Labels) -> str | None:
 
 
 def _shares(item: Comparison) -> str:
-    return f"{item.b_median or 0:.1%} against {item.a_median or 0:.1%}"
+    return " against ".join(reversed(compared_values(item, lambda value: f"{value or 0:.1%}")))
 
 
 def work_sentence(pair: Pair) -> str | None:
@@ -113,11 +153,17 @@ def _gain(item: BreakEven, verdict: str) -> str:
 
 def open_end(item: Comparison | GateMetric) -> str:
     """Return the reason why there is no verdict, and the measurement that would bring one."""
-    missing = item.blocks_needed or None
-    needed = f"about {count(missing, 'more block')} would decide" if missing else ""
+    needed = f"{_more(item)} would decide" if item.blocks_needed else ""
     if item.reason:
         return f"{item.reason}; {needed}" if needed else item.reason
     return needed or "the value lies on the bound, so more blocks would not decide"
+
+
+def _more(item: Comparison | GateMetric | GateResult) -> str:
+    """Format `about 25 min more`, or a number of blocks whose time is unknown."""
+    if item.seconds_needed:
+        return f"about {duration(item.seconds_needed)} more"
+    return f"about {count(item.blocks_needed or 0, 'more block')}"
 
 
 def format_quality(item: GateQuality) -> str:
@@ -177,144 +223,7 @@ def comparison_notes(result: ComparisonResult) -> list[Note]:
     pairs = [(item, item.reason) for pair in result.pairs for item in pair.comparisons if is_energy(item.metric)]
     absent = [f"no {item.metric}: {one_line(reason)}" for item, reason in pairs if reason and not item.blocks]
     notes += map(Note, dict.fromkeys(absent))
-    return notes + [_disturbance(item, 0) for pair in result.pairs for item in pair.unequal]
-
-
-def disturbance_warnings(disturbances: Sequence[Disturbance], record: Record) -> list[Note]:
-    """Return warnings about the machine or the client during the measurement, with the action to take."""
-    looked = record.utilisation
-    notes = [_disturbance(item, 0 if looked is None else looked.usable_cores) for item in disturbances]
-    if looked is not None and looked.error is not None:
-        notes.append(Note(f"only part of the machine's load was recorded: {one_line(looked.error)}"))
-    return notes
-
-
-def _disturbance(item: Disturbance, cores: int) -> Note:
-    causes = ", ".join(_CAUSES.get(cause, one_line(cause)) for cause in item.causes)
-    kind = "thermal" if "thermal" in item.causes else item.kind
-    message, hint = _DISTURBANCES.get(kind, _DISTURBANCES["slow device"])
-    filled = message.format(
-        variant=item.variant,
-        other=item.other,
-        theirs=item.share,
-        requests=percent(item.share).lstrip("+"),
-        lag=quantity("lag_s", item.amount),
-        amount=item.amount,
-        tokens=f"{item.amount:.4g} token" + ("" if item.amount == 1 else "s"),
-        of_cores=count(cores, "core"),
-        time=f"in {item.share:.0%} of the time",
-        device=one_line(item.device),
-        causes=causes,
-        highest="the highest clock in this record" if item.is_of_record else "its highest clock",
-    )
-    return Note(filled, hint, label="Note" if kind in ("power limit", "unequal clocks", "one order") else "Warning")
-
-
-_THROTTLING = "{device} was throttled {time}, by {causes}: {amount:.0%} of {highest}"
-_DISTURBANCES = {
-    "late client": (
-        "{variant}: the client was late with {requests} of the requests, by up to {lag}, which is in their times",
-        "lower the rate, or measure from an idle machine",
-    ),
-    "no usage": ("{variant}: the server reports no token counts: no tpot, no tokens per second", None),
-    "bursts": (
-        "{variant}: most text chunks arrived together: ttft and itl are those of bursts",
-        "the server sends them together, or this machine was too busy to read them one by one",
-    ),
-    "short answers": (
-        "{variant}: {requests} of the answers are shorter than asked: {tokens} on average",
-        "`--ignore-eos` asks a server that can for whole ones",
-    ),
-    "cut window": (
-        "{variant}: its last window was interrupted: {theirs:.0f} of its requests had no answer yet, for up to {lag}, "
-        "and are in no figure",
-        None,
-    ),
-    "silent": (
-        "{variant}: {theirs:.0f} of {amount:.0f} answers are silent: they have no audible sample, and miss a limit on "
-        "`heard`",
-        None,
-    ),
-    "assumed rate": (
-        "{variant}: nothing states the sample rate of its speech: 24 kHz mono is assumed",
-        "pass the rate with `--sample-rate`",
-    ),
-    "busy client": (
-        "the client used a whole core {time}: the times may be its own",
-        "send fewer requests at once, or measure from several machines",
-    ),
-    "neighbour": (
-        "a noisy neighbour: other programs used {amount:.1f} of {of_cores} {time}",
-        "stop them, or measure where nothing else runs: times are longer and intervals wider",
-    ),
-    "stolen": (
-        "the machine's host gave {amount:.1f} of {of_cores} to others {time}",
-        "measure on a machine with dedicated cores, or at another time",
-    ),
-    "quota": (
-        "the container's processor quota ran out {time}, and stopped its threads",
-        "raise the quota, or use fewer threads: `OMP_NUM_THREADS=N omni bench ...`",
-    ),
-    "slow processor": (
-        "the processor was throttled {time}: {amount:.0%} of its fastest clock",
-        "let it cool down, and set the performance governor: `cpupower frequency-set -g performance`",
-    ),
-    "thermal": (_THROTTLING, "let it cool down, then measure with a fixed clock: `nvidia-smi --lock-gpu-clocks=MHZ`"),
-    "slow device": (_THROTTLING, "find out why, or measure with a fixed clock: `nvidia-smi --lock-gpu-clocks=MHZ`"),
-    "power limit": (
-        "{device} was at its power limit {time}, at {amount:.0%} of {highest}: its full speed for this work",
-        None,
-    ),
-    "unequal clocks": (
-        "{device} ran {variant} at {amount:,.0f} MHz and {other} at {theirs:,.0f} MHz: the ratio holds at these",
-        "to compare the work alone, fix a clock that both can hold: `nvidia-smi --lock-gpu-clocks=MHZ`",
-    ),
-    "one order": (
-        "{variant} was loaded first, which alone can make it 0.6 to 2 % slower on a CPU",
-        "16 blocks or more are measured in both orders of loading: raise `--time-budget` or `--num-iters`",
-    ),
-    "repeated prompts": (
-        "{variant}: {theirs:.0f} distinct requests were sent again and again, and it answers repeated prompts "
-        "{amount:.3g} times as fast as new ones",
-        "its times are those of a prefix cache: send a file with more requests than the test needs",
-    ),
-    "seen prompts": (
-        "{variant}: it answers the prompts of this run {amount:.3g} times as fast as new ones: it has seen them before",
-        "its times are those of a prefix cache: give each run another `--seed`, or restart the server",
-    ),
-    "warming up": (
-        "{variant}: its first windows took {amount:.3g} times as long as the later ones: it was not warm at this load",
-        "all times can be too long: raise `--num-iters-warmup`",
-    ),
-    "estimated tpot": (
-        "{variant}: a chunk has {tokens}, and nothing tells how many the first one has",
-        "tpot counts them by their characters; a server with `continuous_usage_stats` tells them",
-    ),
-    "prompt tokens": (
-        "{variant} counts {tokens} per prompt, {other} {theirs:.5g}: another chat template or tokenizer, or "
-        "prompts are cut",
-        "it can change every time, ttft most: give both the same template and context length",
-    ),
-    "answer tokens": (
-        "{variant} answers with {tokens}, {other} with {theirs:.5g}",
-        "it changes e2e and rates; tpot and ttft are comparable: ask both for answers of the same length",
-    ),
-    "bundled": (
-        "{variant} sends {tokens} per chunk, {other} {theirs:.3g}",
-        "it changes itl, and ttft by the time of a chunk's tokens; tpot and e2e are comparable",
-    ),
-    "parallel limit": (
-        "unequal limits of requests that are served at once, in which 0 is none: {amount:.0f} of {variant}, "
-        "{theirs:.0f} of {other}",
-        "it changes ttft, e2e and rates at this load: give both the same limit, or compare at a lower load",
-    ),
-}
-_CAUSES = {
-    "power_cap": "its power limit",
-    "thermal": "its temperature",
-    "power_brake": "the power supply's brake",
-    "hw_slowdown": "a slowdown by the hardware",
-}
+    return notes + [disturbance_note(item, 0) for pair in result.pairs for item in pair.unequal]
 
 
 def get_failure(result: ComparisonResult) -> Note:
@@ -357,8 +266,7 @@ def gate_failure(gate: GateResult) -> Note:
         ]
         return Note("gate failed: " + "; ".join(parts))
     parts = [f"{title(metric.metric)} {_open(metric)}" for metric in bad] + list(gate.reasons)
-    needed = gate.blocks_needed
-    more = f"measure about {count(needed, 'more block')}: raise `--time-budget` or `--num-iters`" if needed else None
+    more = f"measure {_more(gate)}: raise `--time-budget` or `--num-iters`" if gate.blocks_needed else None
     return Note("gate inconclusive: " + "; ".join(parts), more)
 
 
@@ -390,10 +298,12 @@ def _sides(item: Difference) -> str:
 
 
 def _open(metric: GateMetric) -> str:
+    end = metric.reason if metric.blocks_needed else open_end(metric)  # the hint has that
+    reason = f" ({end})" if end else ""
     if metric.change is None:
-        return f"({open_end(metric)})"
+        return reason.strip() or "undecided"
     parts = [f"{format_change(metric)} against a limit of {limit(metric.limit)}"]
     if metric.detectable is not None and metric.detectable > metric.limit:
         below = "twice the time" if metric.detectable >= 1 else f"a worsening below {percent(metric.detectable)}"
         parts.append(f"{below} would not be seen")
-    return f"{', '.join(parts)} ({open_end(metric)})"
+    return ", ".join(parts) + reason

@@ -112,12 +112,12 @@ def _row(series: HistorySeries) -> tuple[str, ...]:
     shows = "too few records" if series.detectable is None else "too noisy"
     if series.detectable is not None and series.detectable < _NOISY:
         shows = percent(series.detectable)
-    return one_line(series.variant), metric_title(series.metric), str(len(series.points)), newest, shows
+    return one_line(series.name), metric_title(series.metric), str(len(series.points)), newest, shows
 
 
 def _series_section(series: HistorySeries) -> Section:
     """Draw a series, and say why it begins, if it is not the variant's first one, and where its steps are."""
-    title = f"{one_line(series.variant)}, {metric_title(series.metric)}"
+    title = f"{one_line(series.name)}, {metric_title(series.metric)}"
     parts: list[Element | None] = [_figure(series) if len(series.points) > 1 else None]
     parts += [Lines(_draw(series))] if series.changes else []
     if series.differences:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from omni_cli.records.labels import get_facts
 from omni_cli.records.metrics import E2E
 from omni_cli.records.profile_record import (
     Budget,
@@ -56,7 +57,10 @@ def profile_view(profile: Profile) -> View:
     device = get_device(profile.environment)
     warm = f", {profile.num_iters_warmup} to warm up" if profile.num_iters_warmup else ""
     hints = [("" if hint.stage is None else f"{hint.stage}: ", hint) for hint in profile.hints]
-    whole = [_overhead(profile), Paragraph(f"of a profiled {milliseconds(profile.e2e_s)}: {shares}")]
+    whole = [
+        _overhead(profile),
+        Paragraph(f"the profiled iteration of median length, {milliseconds(profile.e2e_s)}: {shares}"),
+    ]
     drawn = [request_figure(profile), activity_figure(stages)]
     trace = Paragraph(f"The trace is in {one_line(profile.trace)}; Perfetto (ui.perfetto.dev) opens it.", only="page")
     advice = [Paragraph(f"- {where}{hint.message}: {hint.advice}") for where, hint in hints]
@@ -65,6 +69,7 @@ def profile_view(profile: Profile) -> View:
         title=workload_title(profile.workload),
         details=" · ".join(filter(None, [device, f"{count(profile.num_iters, 'iteration')}{warm}"])),
         created=profile.created,
+        facts=get_facts(profile.environment, profile.workload, profile.created),
         verdict=_verdict(profile),
         heading=_heading(profile, device),
         notes=tuple(Note(f"{where}{hint.message}", hint.advice, "Hint") for where, hint in hints),
@@ -117,23 +122,25 @@ def _stage_section(stage: StageProfile) -> Section:
 
 
 def _verdict(profile: Profile) -> Verdict:
+    whole = next((item for item in profile.overhead if item.metric == E2E), None)
+    unprofiled_s = profile.e2e_s if whole is None else whole.unprofiled_s
     sentences = []
     largest = max(profile.stage_seconds.items(), key=lambda item: item[1], default=None)
     if largest is not None and profile.e2e_s > 0:
         part, seconds = largest
-        sentences.append(
-            f"{one_line(part)} takes {seconds / profile.e2e_s:.0%} of it, {quantity(E2E, seconds, profile.e2e_s)}."
-        )
-    whole = next((item for item in profile.overhead if item.metric == E2E), None)
+        of = quantity(E2E, profile.e2e_s)
+        share = f"{seconds / profile.e2e_s:.0%}, {quantity(E2E, seconds, profile.e2e_s)}"
+        sentences.append(f"{one_line(part)} takes {share} of the profiled iteration of median length, {of}.")
     if whole is not None:
         times = ratio(whole.ratio, whole.ci95).removesuffix(" [n/a]")
-        sentences.append(f"Profiled, it is {times} times as slow as without, {quantity(E2E, whole.unprofiled_s)}.")
+        profiled = quantity(E2E, whole.profiled_s, unprofiled_s)
+        sentences.append(f"Profiled, it takes {profiled}, {times} times as long.")
     sentences += [
         f"{one_line(stage.name)} reaches {stage.roofline.fraction:.0%} of this machine's {stage.roofline.limit} limit."
         for stage in profile.stages
         if stage.roofline is not None
     ]
-    return Verdict(f"{quantity(E2E, profile.e2e_s)} per iteration", "plain", tuple(sentences))
+    return Verdict(f"{quantity(E2E, unprofiled_s)} per iteration", "plain", tuple(sentences))
 
 
 def _activity(stage: StageProfile) -> Iterator[str]:

@@ -58,9 +58,8 @@ def _lines(part: Element) -> list[str]:
         case Lines(lines=lines):
             return list(lines)
         case Changes(rows=rows):
-            listed = [f"{field} ({before} -> {after})" for field, before, after in rows[:_MAX_CHANGES]]
-            listed += [f"{len(rows) - len(listed)} more"] if len(rows) > len(listed) else []
-            return ["Differs only in: " + ", ".join(listed) if listed else "No setting differs"]
+            more = len(rows) - _MAX_CHANGES
+            return [Changes(rows[:_MAX_CHANGES]).sentence() + (f", {more} more" if more > 0 else "")]
     return []
 
 
@@ -87,8 +86,7 @@ def _part(part: Element, section: Section) -> str:
         case Paragraph(text=text):
             return cell(f"- {section.heading}: {text}" if section.heading else text, code=True)
         case Changes(rows=rows):
-            listed = [f"`{cell(field)}` ({cell(before)} → {cell(after)})" for field, before, after in rows]
-            return "Differs only in: " + ", ".join(listed) if listed else "No setting differs"
+            return Changes(tuple((f"`{cell(field)}`", cell(a), cell(b)) for field, a, b in rows)).sentence("→")
     return ""
 
 

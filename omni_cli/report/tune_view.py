@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from omni_cli.core.text import visible
+from omni_cli.records.labels import get_facts
 from omni_cli.records.results import MEASURES, Outputs
 from omni_cli.records.tune_record import Standing, TuneRecord
 from omni_cli.report.shared_parts import get_device, origin_sections, short_title, workload_title
@@ -38,6 +39,7 @@ def tune_view(record: TuneRecord) -> View:
         title=workload_title(record.workload),
         details=" · ".join(filter(None, [*conditions, get_device(record.environment)])),
         created=record.created,
+        facts=get_facts(record.environment, record.workload, record.created),
         verdict=Verdict(word, tone, tuple(sentences)),
         heading=", ".join([short_title(record.workload), *conditions]),
         closing="\n".join(answer),

@@ -113,6 +113,13 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
 
 
+def duration(value_s: float) -> str:
+    """Format an estimate of a time with two digits: `40 s`, `25 min`, `5.8 h`."""
+    scale, unit = (1, "s") if value_s < 100 else (60, "min") if value_s < 6000 else (3600, "h")
+    value = float(f"{value_s / scale:.2g}")
+    return f"{value:.0f} {unit}" if value >= 10 else f"{f'{value:.1f}'.removesuffix('.0')} {unit}"
+
+
 def milliseconds(value_s: float) -> str:
     """Format a short time given in seconds: `38 ms`, `0.6 ms`, `45 µs`."""
     value = value_s * 1000

@@ -49,6 +49,7 @@ def verify_view(record: VerifyRecord, *, strict: bool = False) -> View:
         title=title,
         details=" · ".join(filter(None, details)),
         created=record.created,
+        facts={**{name: str(value) for name, value in subject.items()}, "of": record.created},
         verdict=Verdict(word, _TONES[word], (f"{summary}.",)),
         headline=summary,
         closing=f"{summary} ({seconds(record.elapsed_s)})",

@@ -6,7 +6,7 @@ One function per kind of record makes its view; `renderers` and `html.page` show
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -170,6 +170,11 @@ class Changes(Element):
 
     rows: tuple[tuple[str, str, str], ...]
 
+    def sentence(self, arrow: str = "->") -> str:
+        """Format `Differs only in: settings.steps (2 -> 8), code.commit (a1 -> b2)`."""
+        listed = ", ".join(f"{name} ({before} {arrow} {after})" for name, before, after in self.rows)
+        return f"Differs only in: {listed}" if listed else "No setting differs"
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -302,7 +307,7 @@ class View:
     """One record. `kind` is its kind (`Benchmark`), `title` the measured subject, `details` the conditions.
 
     A text begins with `heading` and ends with `closing`; Markdown begins with `headline`, and with `failure`, the
-    reason of an exit code other than 0.
+    reason of an exit code other than 0. `facts` tell it from others of the same title.
     """
 
     kind: str
@@ -318,6 +323,7 @@ class View:
     notes: tuple[Note, ...] = ()
     sections: Sequence[Section] = ()
     cases: tuple[Case, ...] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
 
     def sections_for(self, output: Output) -> list[tuple[Section, list[Element]]]:
         """Return the sections that an output shows, each with its parts; none without parts."""

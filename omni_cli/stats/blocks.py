@@ -29,7 +29,7 @@ from omni_cli.records.metrics import (
 )  # fmt: skip
 from omni_cli.records.record import Sample, Variant, get_failures, requests_of
 from omni_cli.records.results import Bounds, Summary
-from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, attainment_interval, get_centre
+from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, attainment_interval, get_batches, get_centre
 from omni_cli.stats.sequential import ALPHA
 
 _MAX_CORRELATION = 0.95
@@ -108,8 +108,9 @@ def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> Pa
     (blocks_a, logs_a, floor_a), (blocks_b, logs_b, floor_b) = map(_block_logs, (a, b), pairs, queues, [metric] * 2)
     places = compare_queues(*queues)
     has_places = places is not None and places.size > 0
-    if places is not None and has_places:
-        logs_a, logs_b = 0 * places, places
+    if places is not None and queues[0] is not None and has_places:
+        level = math.log(float(queues[0].mean()))
+        logs_a, logs_b = level + 0 * places, level + places
     elif interleaved:
         common, in_a, in_b = np.intersect1d(blocks_a, blocks_b, return_indices=True)
         blocks_a, blocks_b, logs_a, logs_b = common, common, logs_a[in_a], logs_b[in_b]
@@ -278,10 +279,11 @@ def are_interleaved(a: Variant, b: Variant) -> bool:
 @dataclass(frozen=True)
 class Units:
     """`values` float64 (m,): means of batches of consecutive blocks, m <= n. `inflation`, 1 or more, is the factor by
-    which the standard error of their centre is too small because longer batches would have left too few."""
+    which the standard error of their centre is too small because batches of more than `length` blocks left too few."""
 
     values: np.ndarray
     inflation: float
+    length: int = 1
 
 
 def independent_units(values: np.ndarray) -> Units:
@@ -294,11 +296,7 @@ def independent_units(values: np.ndarray) -> Units:
     wanted = _batch_length(values)
     length = max(1, min(wanted, count // MIN_BLOCKS))
     inflation = math.sqrt(wanted / length)
-    if length == 1:
-        return Units(values, inflation)
-    # The remainder belongs to the last batch, so that every block counts.
-    edges = np.arange(count // length) * length
-    return Units(np.add.reduceat(values, edges) / np.diff(np.append(edges, count)), inflation)
+    return Units(get_batches(values, length), inflation, length)
 
 
 def _batch_length(values: np.ndarray) -> int:

@@ -14,8 +14,24 @@ from omni_cli.core.errors import ExitCode, OmniError
 from omni_cli.records.metrics import E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, WORD_ERRORS, higher_is_better
 from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters
 from omni_cli.records.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
-from omni_cli.stats.blocks import PairedBlocks, Units, are_interleaved, independent_units, pair_blocks, shared_metrics
-from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, even_halves, get_centre, get_difference, of_counts
+from omni_cli.stats.blocks import (
+    PairedBlocks,
+    Units,
+    are_interleaved,
+    independent_units,
+    lasted_s,
+    pair_blocks,
+    shared_metrics,
+)
+from omni_cli.stats.estimate import (
+    MIN_BLOCKS,
+    Estimate,
+    even_halves,
+    get_batches,
+    get_centre,
+    get_difference,
+    of_counts,
+)
 from omni_cli.stats.sequential import ALPHA, blocks_needed, level_at, minimum_detectable
 
 MARGIN = 0.02
@@ -63,13 +79,18 @@ class Compared:
     """A comparison with what a gate needs beyond it.
 
     `level` is the two-sided error of the interval at this look; `estimate` is of the log ratio, None if there are no
-    ratios.
+    ratios. `block_s` are the seconds of a block; 0 if they are unknown.
     """
 
     result: Comparison
     level: float
     estimate: Estimate | None = field(default=None, repr=False, compare=False)
     doubt: Doubt | None = None
+    block_s: float = 0.0
+
+    def seconds(self, blocks: int | UnsetType | None) -> float | None:
+        """Return the time of so many more blocks; None without blocks, or if their time is unknown."""
+        return blocks * self.block_s or None if blocks else None
 
 
 def compare_variants(
@@ -81,6 +102,7 @@ def compare_variants(
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
     doubt: Doubt | None = None,
+    block_s: float = 0.0,
 ) -> tuple[Compared, ...]:
     """Compare two variants in all metrics that both have, or in `metrics`.
 
@@ -91,11 +113,23 @@ def compare_variants(
     paired = a.samples == b.samples or (same_record and are_interleaved(a, b))
     names = shared_metrics(a, b) if metrics is None else metrics
     compared = (_compare(a, b, name, paired, sampling, margin) for name in names)
-    found = tuple(comparison for comparison in compared if comparison is not None)
+    found = tuple(_time(replace(item, block_s=block_s)) for item in compared if item is not None)
     if paired or doubt is None:
         return found
     # What slows a machine down changes no words.
     return tuple(item if item.result.metric in WORD_ERRORS else _withhold(item, doubt) for item in found)
+
+
+def block_time(*variants: Variant) -> float:
+    """Return the time that one more block of each variant takes."""
+    blocks = (max(len({sample.block for sample in variant.samples}), 1) for variant in variants)
+    spent = (sum(map(lasted_s, variant.samples)) for variant in variants)
+    return sum(seconds / number for seconds, number in zip(spent, blocks, strict=True))
+
+
+def _time(compared: Compared) -> Compared:
+    seconds = compared.seconds(compared.result.blocks_needed)
+    return replace(compared, result=msgspec.structs.replace(compared.result, seconds_needed=seconds or UNSET))
 
 
 def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
@@ -134,7 +168,9 @@ def _compare(
     estimate = _estimate(pairs, sampling)
     if pairs.floor:
         estimate = of_counts(estimate, pairs.floor)
-    result = _judge(empty, estimate, level)
+    centre = _centre_of_a(pairs)
+    of_ratio = {"a_centre": math.exp(centre), "b_centre": math.exp(centre + estimate.centre)}
+    result = _judge(msgspec.structs.replace(empty, **of_ratio), estimate, level)
     if pairs.num_blocks is not None and estimate.units < MIN_BLOCKS:
         reason = f"{len(pairs.a)} different sentences; a verdict needs {MIN_BLOCKS}"
         result = msgspec.structs.replace(result, reason=reason, blocks_needed=None)
@@ -173,6 +209,15 @@ def _estimate(pairs: PairedBlocks, sampling: Sequence[StoppingPlan] = ()) -> Est
         return get_centre(units.values, units.inflation, pairs.trim)
     a, b = units_of(pairs.a, 0), units_of(pairs.b, 1)
     return get_difference(a.values, b.values, (a.inflation, b.inflation), pairs.trim)
+
+
+def _centre_of_a(pairs: PairedBlocks) -> float:
+    """Return the centre of a's logarithms: of the blocks whose differences count, where it is paired with b."""
+    differences = pairs.b - pairs.a if pairs.is_paired else pairs.a
+    units = independent_units(differences)
+    cut = int(pairs.trim * len(units.values))
+    kept = np.argsort(units.values, kind="stable")[cut : len(units.values) - cut]
+    return float(get_batches(pairs.a, units.length)[kept].mean())
 
 
 def _judge(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
@@ -267,7 +312,7 @@ def break_even(a: Variant, b: Variant, comparison: Comparison, memory: Sequence[
     if comparison.metric != E2E or comparison.ratio is None or not (more_s or varied & MODES):
         return None
     num_requests = next((sample.work["requests"] for sample in a.samples if sample.work.get("requests")), 1.0)
-    per_request = (comparison.a_median or 0.0) / num_requests
+    per_request = (comparison.a_centre or comparison.a_median or 0.0) / num_requests
     gained_s = per_request * (1 - comparison.ratio)
     interval = None
     if comparison.ci95 is not None:

@@ -122,6 +122,13 @@ def get_difference(
     )
 
 
+def get_batches(values: np.ndarray, length: int) -> np.ndarray:
+    """Return the means of that many neighbours; the remainder belongs to the last batch, so that every block counts."""
+    edges = np.arange(len(values) // length) * length
+    means: np.ndarray = np.add.reduceat(values, edges) / np.diff(np.append(edges, len(values)))
+    return means if length > 1 else values
+
+
 def share_interval(share: float, count: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share of `count` items, which has a width even where the share is 0 or 1."""
     z = NormalDist().inv_cdf(0.975)

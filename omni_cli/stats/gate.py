@@ -113,6 +113,7 @@ def _gate(
         max_regression=limits.max_regression,
         max_abs_diff=limits.max_abs_diff,
         blocks_needed=max((metric.blocks_needed for metric in metrics if metric.blocks_needed), default=None),
+        seconds_needed=max((metric.seconds_needed for metric in metrics if metric.seconds_needed), default=UNSET),
         metrics=metrics,
         mismatches=tuple(mismatches),
         reasons=tuple(reasons),
@@ -129,8 +130,9 @@ def _make_undecided(item: Comparison | MemoryPeak, limits: GateLimits) -> GateMe
 def _judge_time(compared: Compared, limits: GateLimits) -> GateMetric:
     item, estimate, level = compared.result, compared.estimate, compared.level
     judged = msgspec.structs.replace(
-        _make_undecided(item, limits), blocks_needed=item.blocks_needed or None, reason=item.reason or None
-    )
+        _make_undecided(item, limits), blocks_needed=item.blocks_needed or None,
+        seconds_needed=item.seconds_needed or None, reason=item.reason or None,
+    )  # fmt: skip
     if estimate is None or item.ratio is None:
         return judged
     sign = -1 if higher_is_better(item.metric) else 1
@@ -146,6 +148,7 @@ def _judge_time(compared: Compared, limits: GateLimits) -> GateMetric:
         p_value=estimate.tail(sign * edge) if sign * estimate.centre > edge else 1.0,
         detectable=detectable if math.isfinite(detectable) else None,
         blocks_needed=None,
+        seconds_needed=None,
     )
     if high < edge or low > edge:
         # Within the limit, only a slower A would speak against it: B would be even faster undisturbed.
@@ -155,7 +158,8 @@ def _judge_time(compared: Compared, limits: GateLimits) -> GateMetric:
                 return msgspec.structs.replace(judged, reason=compared.doubt.reason)
         return msgspec.structs.replace(judged, verdict="pass" if high < edge else "regression", reason=None)
     gap = abs(sign * estimate.centre - edge)
-    return msgspec.structs.replace(judged, blocks_needed=blocks_needed(estimate, item.blocks, gap, level))
+    needed = blocks_needed(estimate, item.blocks, gap, level)
+    return msgspec.structs.replace(judged, blocks_needed=needed, seconds_needed=compared.seconds(needed))
 
 
 def _holm(metrics: Sequence[GateMetric], compared: Sequence[Compared]) -> tuple[GateMetric, ...]:
@@ -175,7 +179,9 @@ def _holm(metrics: Sequence[GateMetric], compared: Sequence[Compared]) -> tuple[
         )
         gap = abs(abs(item.estimate.centre) - math.log1p(metric.limit))
         needed = blocks_needed(item.estimate, item.result.blocks, gap, level)
-        kept[index] = msgspec.structs.replace(metric, verdict="inconclusive", reason=reason, blocks_needed=needed)
+        kept[index] = msgspec.structs.replace(
+            metric, verdict="inconclusive", reason=reason, blocks_needed=needed, seconds_needed=item.seconds(needed)
+        )
     return tuple(kept)
 
 

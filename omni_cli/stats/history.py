@@ -24,7 +24,8 @@ import msgspec
 import numpy as np
 
 from omni_cli.records.history_folder import Kept
-from omni_cli.records.metrics import GATED_MEMORY, RESOLUTION, higher_is_better
+from omni_cli.records.labels import label_variants
+from omni_cli.records.metrics import GATED_MEMORY, RESOLUTION, worsening
 from omni_cli.records.record import Variant
 from omni_cli.records.results import (
     Bounds,
@@ -205,6 +206,7 @@ class _Group:
 
     differences: tuple[Difference, ...]
     is_current: bool = False
+    label: str = ""
     runs: list[tuple[Kept, Variant]] = field(default_factory=list)
 
 
@@ -245,14 +247,9 @@ def judge_history(history: HistoryRecord, limit: float | None = None, since: str
         if series.is_current:
             verdict, reason = _verdict(series, limit, since)
             verdicts.append(verdict)
-            reasons += [f"{series.variant}, {series.metric}: {reason}"] if reason else []
+            reasons += [f"{series.name}, {series.metric}: {reason}"] if reason else []
     verdict = next((item for item in _ORDER if item in verdicts), "inconclusive")
     return msgspec.structs.replace(history, verdict=verdict, reasons=tuple(reasons))
-
-
-def worsening(metric: str, ratio: float) -> float:
-    """Return by how much a ratio of levels is worse: 0.05 is 5 %, below 0 is better."""
-    return (1 / ratio if higher_is_better(metric) else ratio) - 1
 
 
 def _verdict(series: HistorySeries, limit: float | None, since: str) -> tuple[GateVerdict, str]:
@@ -293,7 +290,10 @@ def _group(kept: Sequence[Kept], allowed: Collection[str]) -> list[_Group]:
     for own in groups.values():
         newest = max(own, key=lambda group: (group.runs[-1][0].created, group.runs[-1][0].name))
         newest.is_current = _is_of_last_night(newest.runs[-1][0], kept)
-    return [group for own in groups.values() for group in own]
+    found = [group for own in groups.values() for group in own]
+    for group, label in zip(found, label_variants(group.runs[0] for group in found), strict=True):
+        group.label = label
+    return found
 
 
 def _is_of_last_night(item: Kept, kept: Sequence[Kept]) -> bool:
@@ -369,6 +369,7 @@ def _series(group: _Group, metric: str, points: tuple[HistoryPoint, ...], thresh
         detectable=None if steps.detectable is None else math.expm1(min(steps.detectable, 50.0)),
         differences=group.differences,
         is_current=group.is_current,
+        label=group.label,
     )
 
 

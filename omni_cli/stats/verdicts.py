@@ -35,7 +35,7 @@ from omni_cli.stats.comparable import (
     split_allowed,
     work_differences,
 )
-from omni_cli.stats.compare import MARGIN, Compared, Doubt, break_even, compare_variants, memory_peaks
+from omni_cli.stats.compare import MARGIN, Compared, Doubt, block_time, break_even, compare_variants, memory_peaks
 from omni_cli.stats.gate import check_metrics, judge
 from omni_cli.stats.output_quality import compare_outputs
 from omni_cli.stats.referee import UNEQUAL, as_differences, conditions, inequalities
@@ -354,6 +354,7 @@ def _pair(
         metrics=metrics,
         margin=margin,
         doubt=doubt,
+        block_s=0.0 if any(record.workload.get("tool") for record in records) else block_time(a, b),
     )
     memory, outputs = memory_peaks(a, b, margin), compare_outputs(a, b, records)
     work = () if unexplained else work

@@ -77,11 +77,11 @@ class Ended:
         assert not [name for name in self.output_files if name.endswith(".tmp") or Path(name).name.startswith(".")]
 
     def check_error(self, code: int, *parts: str) -> None:
-        """One `error:` paragraph, perhaps a `hint:`, nothing else on stderr; every part of the text is in there."""
+        """One `error:` paragraph, perhaps a `hint:`, before them only progress; every part of the text is there."""
         assert self.code == code, self.err
         labels = [line.split(":")[0] for line in self.err.splitlines() if line.startswith(("error:", "hint:"))]
         assert labels[:1] == ["error"] and labels[1:] in ([], ["hint"]), self.err
-        assert self.err.startswith("error: "), self.err
+        assert ("\n" + self.err).count("\nerror: ") == 1 and "warning:" not in self.err, self.err
         for part in parts:
             assert part in self.err, self.err
 

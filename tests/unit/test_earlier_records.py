@@ -16,7 +16,7 @@ from omni_cli.records.history_folder import keep
 from omni_cli.records.record import Record, load_record, read_record
 from omni_cli.records.record_file import get_digest, save_record
 from omni_cli.records.tune_record import load_tune_record
-from omni_cli.report.comparison_words import disturbance_warnings
+from omni_cli.report.disturbance_words import disturbance_warnings
 from omni_cli.stats.comparable import disturbances
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -135,3 +135,31 @@ def test_a_failing_pip_shows_the_end_of_its_output(install: ModuleType, tmp_path
     assert "no-such-package-anywhere" in str(failure.value)
     assert failure.value.hint == "do this"
     assert "no-such-package-anywhere" in pip.log.read_text()
+
+
+def test_the_lines_of_pip_tell_how_far_it_is(install: ModuleType) -> None:
+    progress = install.Progress()
+    for line in (
+        "Collecting torch==2.13.0+cpu",
+        "Downloading torch-2.13.0%2Bcpu-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (29 kB)",
+        "Downloading https://host/whl/torch-2.13.0%2Bcpu-cp311-cp311-manylinux_2_28_x86_64.whl (190.2 MB)",
+        "Using cached numpy-2.3.1-cp311-cp311-manylinux_2_28_x86_64.whl (16.9 MB)",
+    ):
+        progress.read(line)
+    assert progress.text() == "  2 packages, 207 MB so far: numpy (16.9 MB)"
+    progress.read("Installing collected packages: mpmath, sympy, torch")
+    assert progress.text() == "  2 packages, 207 MB so far: unpacking 3 packages"
+    progress.end()
+
+
+def test_every_development_tool_is_named(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(install.Pip, "run", lambda *_, **__: None)
+    install.install(tmp_path, "cuda", dev=True, torch_index="")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Installing the development")]
+    named = line.partition(": ")[2].removesuffix(" ...").split(", ")
+    assert {"pytest", "ruff", "mypy", "import-linter", "ray"} <= set(named)
+    assert all(name.replace("-", "").replace("_", "").replace(".", "").isalnum() for name in named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO
@@ -25,10 +26,11 @@ from omni_cli.records.record import get_failures, load_record
 from omni_cli.records.record_file import with_digest
 from omni_cli.report.bench_view import LABELS, bench_view
 from omni_cli.report.comparison_view import comparison_view
-from omni_cli.report.comparison_words import disturbance_warnings, get_failure, not_comparable
+from omni_cli.report.comparison_words import get_failure, not_comparable
+from omni_cli.report.disturbance_words import disturbance_warnings
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.shared_parts import short_title
-from omni_cli.report.units import quantity, ratio, seconds
+from omni_cli.report.units import count, duration, quantity, ratio, seconds
 from omni_cli.report.view import View
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
@@ -82,8 +84,10 @@ def measure(
         num_warmup = max(num_warmup, -(-MIN_BLOCKS // num_requests) - options.num_iters)
     limits = RunLimits(options.num_iters, num_warmup, time_budget_s)
     benchmark = Benchmark(plan, spec, limits, progress, record_file=options.output_json)
+    names = [item.variant_config.name for item in plan.builder.measured]
+    progress.begins(f"{short_title(plan.builder.record().workload)}: {', '.join(names)}", limits)
     work, stopped = asyncio.run(run_until_stopped(benchmark.run(), options.timeout))
-    progress.hide()
+    progress.end()
     if stopped is None and (failure := work.exception()) is not None:
         if not isinstance(failure, VariantError):
             raise failure
@@ -135,7 +139,8 @@ def _get_failure(report: BenchmarkReport) -> OmniError | None:
 
 
 def _text(view: View, options: MeasureOptions) -> str:
-    return to_text(view) + ("" if options.output_json is None else f"\n\nSaved {options.output_json}")
+    saved = "" if options.output_json is None else f"Saved {options.output_json}"
+    return to_text(replace(view, closing="\n\n".join(filter(None, [saved, view.closing]))))  # the answer comes last
 
 
 def _write_files(report: BenchmarkReport, view: View, options: MeasureOptions) -> None:
@@ -157,13 +162,20 @@ class BenchProgress:
     def __init__(self, stream: TextIO, spec: ComparisonSpec, *, quiet: bool, verbose: bool) -> None:
         self._line = LiveLine(stream, quiet=quiet, verbose=verbose)
         self._spec = spec
+        self._where = ""
+
+    def begins(self, what: str, limits: RunLimits) -> None:
+        """Report the start: what is measured, how often, and how long."""
+        most = [] if limits.num_iters is None else [f"{count(limits.num_iters, 'iteration')} of each"]
+        most += [] if limits.time_budget_s is None else [f"at most {duration(limits.time_budget_s)} of measuring"]
+        self._line.step(", ".join([what, *most]))
 
     def loading(self, variant: str, event: Loading) -> None:
         state = "loading" if event.load_s is None else f"ready in {seconds(event.load_s)}"
-        self._line.say(f"{variant}: stage {event.stage} {state}")
+        self._line.say(f"{self._where}{variant}: stage {event.stage} {state}")
 
     def warming_up(self, variant: str) -> None:
-        self._line.say(f"{variant}: warming up")
+        self._line.step(f"{self._where}{variant}: ready, warming up")
 
     def falling_back(self, reason: str) -> None:
         self.hide()
@@ -173,16 +185,17 @@ class BenchProgress:
         )
 
     def block_done(self, state: State) -> None:
-        if not self._line.is_shown:
-            return
-        left = max(0.0, state.planned_s - state.elapsed_s)
-        self._line.say(
-            f"block {state.blocks}/{state.planned_blocks}   {self._format_estimate(state)}   {left:.0f} s left at most"
-        )
+        left = duration(max(0.0, state.planned_s - state.elapsed_s))
+        done = f"{self._where}block {state.blocks}/{state.planned_blocks}"
+        self._line.say(lambda: f"{done}   {self._format_estimate(state)}   {left} left at most")
 
     def hide(self) -> None:
         """Clear the live line, so that other lines can be written."""
         self._line.hide()
+
+    def end(self) -> None:
+        """Show nothing more."""
+        self._line.end()
 
     def _format_estimate(self, state: State) -> str:
         """The ratio of the end-to-end times with its interval, or the median of a single variant."""

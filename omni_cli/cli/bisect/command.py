@@ -199,7 +199,7 @@ def _run(bisection: Bisection, options: BisectOptions) -> ExitCode:
 
     work, stopped = asyncio.run(run_until_stopped(bisection.run(), options.timeout))
     failure = stopped or work.exception()
-    bisection.watcher.hide()
+    bisection.watcher.end()
     if failure is not None:
         if bisection.record.trials and isinstance(failure, OmniError):
             kept = count(len(bisection.record.trials), "comparison")

@@ -43,10 +43,10 @@ class BisectProgress(BenchProgress):
         self._commits = commits
 
     def step_begins(self, step: NextTrial) -> None:
-        self._line.say(f"{self._commits[step.b].short_sha}: commit {step.b} of {len(self._commits) - 1}")
+        self._line.step(f"{self._commits[step.b].short_sha}: commit {step.b} of {len(self._commits) - 1}")
 
     def step_done(self, search: Search) -> None:
-        self._line.say("  ".join(filter(None, trial_cells(search, search.trials[-1], self._commits))))
+        self._line.step("  ".join(filter(None, trial_cells(search, search.trials[-1], self._commits))))
 
 
 def show_search(record: BisectRecord, search: Search, folder: Path, *, as_json: bool) -> None:

@@ -73,7 +73,8 @@ RequestT = TypeVar("RequestT", bound=RequestEntry)
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """`records` are in the order of the requests; `stopped` is why the run ended early, if it did."""
+    """`records` are in the order of the requests, which took `total_s` without loading; `stopped` is why the run ended
+    early, if it did."""
 
     records: tuple[RequestRecord, ...]
     stages: tuple[StageInfo, ...]
@@ -109,7 +110,9 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
         self._progress = progress
         self._written: dict[int, list[WrittenOutput]] = {index: [] for index in range(len(requests))}
         self._records: dict[int, RequestRecord] = {}
-        self._started = False
+        # When the engine was ready, and when the last request ended.
+        self._ready_at: float | None = None
+        self._ended_at = 0.0
         self._stages: tuple[StageInfo, ...] = ()
 
     async def run(self, *, timeout_s: float | None, waited_s: float = 0.0) -> RunOutcome:
@@ -119,14 +122,17 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
 
         Raises `OmniError` only if the engine could not be started, because there is nothing to keep then.
         """
-        began = time.monotonic()
         work, stopped = await run_until_stopped(self._work_and_close(), timeout_s, waited_s)
         failure = None if work.cancelled() else work.exception()
-        if isinstance(failure, OutputError) and self._started:
+        if isinstance(failure, OutputError) and self._ready_at is not None:
             stopped = failure
         elif failure is not None:
             raise failure
-        return RunOutcome(self._all_records(stopped), self._stages, time.monotonic() - began, stopped)
+        return RunOutcome(self._all_records(stopped), self._stages, self._requests_s(), stopped)
+
+    def _requests_s(self) -> float:
+        """The seconds of the requests, without loading before and closing after them."""
+        return 0.0 if self._ready_at is None else max(self._ended_at - self._ready_at, 0.0)
 
     async def _work_and_close(self) -> None:
         try:
@@ -136,7 +142,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
             try:
                 self._printer.close()  # may fail: the terminal or the pipe can be gone
                 # Read at the end, when the memory peaks are those of the whole run.
-                self._stages = self._worker.stages if self._started else ()
+                self._stages = () if self._ready_at is None else self._worker.stages
             finally:
                 media_pool().end_all()  # a thread may still wait for one
                 await self._worker.close()
@@ -163,6 +169,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
 
     def _end(self, index: int, record: RequestRecord) -> None:
         self._records[index] = record
+        self._ended_at = time.monotonic()
         self._printer.on_ended(record)
 
     def _all_records(self, stopped: OmniError | None) -> tuple[RequestRecord, ...]:
@@ -202,7 +209,7 @@ class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):
         if not self._end_bad_requests():
             return
         await self._worker.start(self._progress.handle)
-        self._started = True
+        self._ready_at = time.monotonic()
         self._printer.on_loaded(self._worker.stages)
         in_flight = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
         tasks = [
@@ -304,12 +311,12 @@ class ReplicatedRun(BaseRun["BatchJob", RequestSpec | BadRequest]):
                     self._finished.add(keys[index], self._records[index])
 
     def _take(self, index: int, spec: RequestSpec, answer: BatchAnswer) -> None:
-        if answer.load_error is not None and not self._started:
+        if answer.load_error is not None and self._ready_at is None:
             raise answer.load_error  # all requests would fail with it, and none has finished
-        if answer.stages and not self._started:
+        if answer.stages and self._ready_at is None:
             for stage in answer.stages:
                 self._progress.handle(StageLoading(stage.name, stage.kind, stage))
-            self._started = True
+            self._ready_at = time.monotonic() - answer.total_s
         for output in answer.result.outputs:
             self._show(index, spec.request_id, output, spec.request.modalities)
         self._progress.handle(answer.result)

@@ -184,8 +184,9 @@ def _try(
     spec = AttainmentSpec(target=target)
     progress = BenchProgress(sys.stderr, spec, quiet=options.quiet, verbose=options.verbose)
     benchmark = Benchmark(plan, spec, limits, progress)
+    progress.begins(f"{rate:.4g} requests per second" if rate else "requests one after the other", limits)
     work, stopped = asyncio.run(run_until_stopped(benchmark.run(), options.timeout, waited_s))
-    progress.hide()
+    progress.end()
     trial = spec.judge(plan.builder.record(), rate)
     failure = None if stopped is not None else work.exception()
     if failure is None:

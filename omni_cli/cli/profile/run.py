@@ -52,7 +52,7 @@ def run_profile(
                 num_iters=options.num_iters,
                 num_iters_warmup=options.num_iters_warmup,
                 folder=folder,
-                on_event=partial(say_loading, say=line.say),
+                on_event=partial(say_loading, say=line.step),
                 on_progress=line.say,
                 verbose=options.verbose,
             )
@@ -64,7 +64,7 @@ def run_profile(
             about = About(command, environment, workload.describe(config), run.num_iters_warmup, TRACE_NAME)
             profile = _write(session, config, about, options.output_dir)
     finally:
-        line.hide()
+        line.end()
     if options.as_json:
         console.print_json(with_digest(profile))
     else:

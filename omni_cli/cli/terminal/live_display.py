@@ -1,13 +1,17 @@
-"""Progress on stderr: a live display, which Rich redraws in place and clears at the end, or plain lines."""
+"""Progress on stderr: a live display, which Rich redraws in place and clears at the end, or plain lines, which without
+a terminal are few."""
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli.terminal import console
+from omni_cli.report.units import duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 REFRESH_PER_SECOND = 8
+EVERY_S = 30.0
+"""Seconds from line to line without a terminal: often enough to see that a job lives, and few lines in its log."""
 
 
 class ProgressMode(Enum):
@@ -22,6 +28,7 @@ class ProgressMode(Enum):
 
     LIVE = "live"
     LINES = "lines"
+    FEW_LINES = "few lines"
     NONE = "none"
 
 
@@ -31,7 +38,7 @@ def progress_mode(stream: TextIO, *, quiet: bool, verbose: bool) -> ProgressMode
         return ProgressMode.NONE
     if verbose:
         return ProgressMode.LINES
-    return ProgressMode.LIVE if stream.isatty() and os.environ.get("TERM") != "dumb" else ProgressMode.NONE
+    return ProgressMode.LIVE if stream.isatty() and os.environ.get("TERM") != "dumb" else ProgressMode.FEW_LINES
 
 
 class LiveDisplay:
@@ -75,30 +82,58 @@ class LiveDisplay:
 
 
 class LiveLine:
-    """Shows the latest text passed to `say`: as one live line, as plain lines with `-v`, or not at all."""
+    """Shows the latest text passed to `say`: as one live line, as plain lines with `-v`, or not at all.
+
+    Without a terminal, it writes the first one, each `step`, and the latest every `EVERY_S` seconds, after the time so
+    far: `[1.5 min] block 6/166   30 s left at most`.
+    """
 
     def __init__(self, stream: TextIO, *, quiet: bool, verbose: bool) -> None:
         self._mode = progress_mode(stream, quiet=quiet, verbose=verbose)
         # Redrawn only for new text: a thread that redraws would disturb the measurement.
         self._display = LiveDisplay(stream, self._line, refreshes=False)
+        self._latest: Callable[[], str] = str
         self._text = ""
+        self._began_s = time.monotonic()
+        self._ended: threading.Event | None = None
 
-    @property
-    def is_shown(self) -> bool:
-        """True if `say` has any effect."""
-        return self._mode is not ProgressMode.NONE
-
-    def say(self, text: str) -> None:
-        self._text = text
+    def say(self, text: str | Callable[[], str]) -> None:
+        """Show a text; one that is computed costs nothing where it is not shown."""
+        self._latest = text if callable(text) else lambda: text
         match self._mode:
             case ProgressMode.LIVE:
+                self._text = self._latest()
                 self._display.show()
             case ProgressMode.LINES:
-                console.print_note(text)
+                console.print_note(self._latest())
+            case ProgressMode.FEW_LINES if self._ended is None:
+                self._write()
+                self._ended = threading.Event()
+                threading.Thread(target=self._repeat, args=(self._ended,), daemon=True).start()
+
+    def step(self, text: str) -> None:
+        """Show a text that has a line of its own where lines are few."""
+        is_first = self._ended is None
+        self.say(text)
+        if self._mode is ProgressMode.FEW_LINES and not is_first:
+            self._write()
 
     def hide(self) -> None:
         """Clear the live line, so that other lines can be written."""
         self._display.hide()
+
+    def end(self) -> None:
+        """Clear the live line, and write no more lines."""
+        self.hide()
+        if self._ended is not None:
+            self._ended.set()
+
+    def _repeat(self, ended: threading.Event) -> None:
+        while not ended.wait(EVERY_S):
+            self._write()
+
+    def _write(self) -> None:
+        console.print_note(f"[{duration(time.monotonic() - self._began_s)}] {self._latest()}")
 
     def _line(self) -> Text:
         from rich.text import Text

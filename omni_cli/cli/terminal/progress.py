@@ -66,7 +66,7 @@ def choose_progress(
             return LiveProgress(StageBoard(stages, num_requests), stream)
         case ProgressMode.LINES:
             return LineProgress(stream)
-        case ProgressMode.NONE:
+        case ProgressMode.FEW_LINES | ProgressMode.NONE:
             return ProgressDisplay()
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli.cli.bench.options import DEFAULT_INPUT_LEN
+from omni_cli.cli.bench.run import BenchProgress
 from omni_cli.cli.loadtest.reading import read_endpoint, read_traffics
 from omni_cli.cli.options import write_report
 from omni_cli.cli.terminal import console
-from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
 from omni_cli.config.schema import profile_data
@@ -25,7 +25,6 @@ from omni_cli.measure.bench.benchmark import Plan
 from omni_cli.measure.bench.environment import read_environment
 from omni_cli.measure.bench.harness import State
 from omni_cli.measure.bench.profile_source import ProfileSource
-from omni_cli.measure.bench.protocol import Loading
 from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.slo import parse_slos
 from omni_cli.measure.bench.tuning import MAX_SETTINGS, OPTION, Space, TuneLimits, Tuning, expand_values
@@ -39,6 +38,7 @@ from omni_cli.report.renderers import to_text
 from omni_cli.report.tune_view import tune_view
 from omni_cli.report.units import count, seconds
 from omni_cli.stats.race import Race, conclude
+from omni_cli.stats.verdicts import ComparisonSpec
 
 RECORD, PROFILE = "tune.json", "profile.yaml"
 _DEFAULT_LOAD = "concurrency=1..16"
@@ -168,7 +168,7 @@ def search(wanted: SettingsSearch, options: TuneOptions, command: tuple[str, ...
         path=folder / RECORD,
     )
     work, stopped = asyncio.run(run_until_stopped(tuning.run(), options.timeout))
-    progress.hide()
+    progress.end()
     if stopped is None and (failure := work.exception()) is not None:
         raise failure
     return _report(wanted, tuning.record, options, stopped)
@@ -233,36 +233,26 @@ def _failure(record: TuneRecord) -> OmniError | None:
     )
 
 
-class TuneProgress:
-    """One line on the terminal; settings that cannot be the answer are reported as they drop out."""
+class TuneProgress(BenchProgress):
+    """Reports the phases of each batch as `omni bench` does; settings that cannot be the answer as they drop out."""
 
     def __init__(self, *, quiet: bool, verbose: bool) -> None:
-        self._line = LiveLine(sys.stderr, quiet=quiet, verbose=verbose)
-        self._quiet = quiet
-        self._batch, self._leader = "", ""
+        super().__init__(sys.stderr, ComparisonSpec(), quiet=quiet, verbose=verbose)
+        self._quiet, self._leader = quiet, ""
 
     def batch_started(self, where: str, race: Race) -> None:
-        self._batch = f"{where}, {count(len(race.rivals) + 1, 'setting')}"
-        self._leader = f", so far the best: {race.leader}" if race.has_started else ""
-        self._line.say(self._batch + self._leader)
+        batch = f"{where}, {count(len(race.rivals) + 1, 'setting')}"
+        self._leader = f"so far the best: {race.leader}" if race.has_started else ""
+        self._where = f"{batch}: "
+        self._line.step(", ".join(filter(None, [batch, self._leader])))
 
     def on_refused(self, name: str, reason: str) -> None:
         self.hide()
         if not self._quiet:
             console.print_note(f"{name}: {reason}")
 
-    def loading(self, variant: str, event: Loading) -> None:
-        self._line.say(f"{self._batch}: loading {event.stage} of {variant}")
-
-    def warming_up(self, variant: str) -> None:
-        self._line.say(f"{self._batch}: warming up {variant}")
-
     def falling_back(self, reason: str) -> None:
-        self._line.say(f"{self._batch}: loaded one after another: {reason}")
+        self._line.say(f"{self._where}loaded one after another: {reason}")
 
-    def block_done(self, state: State) -> None:
-        self._line.say(f"{self._batch}: block {state.blocks}/{state.planned_blocks}{self._leader}")
-
-    def hide(self) -> None:
-        """Clear the live line, so that other lines can be written."""
-        self._line.hide()
+    def _format_estimate(self, _state: State) -> str:
+        return self._leader

@@ -44,6 +44,7 @@ from omni_cli.openai_api.client import Client, find_targets, parse_url
 from omni_cli.records.record_file import save_record, utc_now, with_digest
 from omni_cli.records.verify_record import TokenProbability, VerifyRecord, exit_code
 from omni_cli.report.renderers import to_text
+from omni_cli.report.units import count
 from omni_cli.report.verify_view import probabilities_text, verify_view
 from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.contents import StageIO
@@ -83,8 +84,8 @@ def verify_profile(options: VerifyOptions) -> int:
         "requests": {request.request_id: _hash_request(request) for request in requests},
     }
 
-    def start(folder: Path, say: Callable[[str], None]) -> Checks:
-        on_event = partial(say_loading, say=say)
+    def start(folder: Path, line: LiveLine) -> Checks:
+        on_event, say = partial(say_loading, say=line.step), line.say
         engine = EngineSubject(
             source, modes, on_event=on_event, say=say, low_memory=options.low_memory, verbose=options.verbose
         )
@@ -145,9 +146,9 @@ def verify_server(options: VerifyOptions) -> int:
         "requests": {request.request_id: _hash_request(request) for request in requests},
     }
 
-    def start(folder: Path, say: Callable[[str], None]) -> Checks:
+    def start(folder: Path, line: LiveLine) -> Checks:
         client = Client(url, api_key=options.api_key, timeout_s=_REQUEST_TIMEOUT_S)
-        return Checks(ServerSubject(client, options.route, target.model, reference), plan, folder, say)
+        return Checks(ServerSubject(client, options.route, target.model, reference), plan, folder, line.say)
 
     return _run_checks(start, subject, options, began_s)
 
@@ -183,12 +184,12 @@ def _reference(options: VerifyOptions) -> Reference | None:
 
 
 def _run_checks(
-    start: Callable[[Path, Callable[[str], None]], Checks],
+    start: Callable[[Path, LiveLine], Checks],
     subject: dict[str, Any],
     options: VerifyOptions,
     began_s: float,
 ) -> ExitCode:
-    """Run the checks that `start` makes with a folder for files and a function that shows progress.
+    """Run the checks that `start` makes with a folder for files and a line that shows progress.
 
     Raises `OmniError` if it ends before any check is done.
     """
@@ -196,11 +197,13 @@ def _run_checks(
     line = LiveLine(sys.stderr, quiet=options.quiet or options.as_json, verbose=options.verbose)
     try:
         with scratch_folder("omni-verify-") as folder:
-            checking = start(folder, line.say)
+            checking = start(folder, line)
+            what = subject.get("profile") or subject["url"]
+            line.step(f"{what}: {count(len(subject['requests']), 'request')} in each check")
             work, stopped = asyncio.run(run_until_stopped(checking.run(), options.timeout))
             failure = None if work.cancelled() else work.exception()
     finally:
-        line.hide()
+        line.end()
     if failure is not None:
         if not isinstance(failure, OmniError) or not checking.rows:
             raise failure

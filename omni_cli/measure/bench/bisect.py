@@ -97,7 +97,7 @@ class BisectWatcher(Watcher, Protocol):
     def step_done(self, search: Search) -> None:
         """`search` ends with the comparison that is done."""
 
-    def hide(self) -> None: ...
+    def end(self) -> None: ...
 
 
 class SearchFolder:

@@ -85,8 +85,8 @@ def measure_overhead(plain: Sequence[Iteration], profiled: Sequence[Iteration]) 
     return tuple(
         Overhead(
             metric=comparison.metric,
-            unprofiled_s=comparison.a_median,
-            profiled_s=comparison.b_median,
+            unprofiled_s=comparison.a_centre or comparison.a_median,
+            profiled_s=comparison.b_centre or comparison.b_median,
             ratio=comparison.ratio,
             ci95=comparison.ci95,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
 
@@ -10,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from omni_cli import __version__
+from omni_cli.records.labels import tell_apart
 from omni_cli.report.html.drawing import draw_chart
 from omni_cli.report.view import Changes, Element, LimitList, Paragraph, Section, Table, View, sentence
 
@@ -28,6 +30,8 @@ def render_page(views: Sequence[View]) -> str:
     environment.filters |= {"moment": _moment, "code": _code, "sentence": sentence}
     environment.globals |= {"draw": draw_chart, "sections": _get_sections}
     template = environment.get_template("page.html")
+    titles = tell_apart([view.title for view in views], [{**view.facts, "in": view.source} for view in views])
+    views = [replace(view, title=title) for view, title in zip(views, titles, strict=True)]
     return template.render(documents=views, style=Markup(style), version=__version__)
 
 
@@ -49,9 +53,8 @@ def _simplify(part: Element) -> Element:
             columns = ("Limit on", "A", "B", "Worse by [95% CI]", "Limit", "Verdict")
             cells = [(item.name, item.a, item.b, item.change, item.limit, item.verdict) for item in rows]
             return Table(part.caption, columns, tuple(cells), frozenset(range(1, 5)))
-        case Changes(rows=rows):
-            listed = ", ".join(f"{field} ({before} → {after})" for field, before, after in rows)
-            return Paragraph(f"Differs only in: {listed}" if listed else "No setting differs")
+        case Changes():
+            return Paragraph(part.sentence("→"))
     return part
 
 

@@ -59,7 +59,7 @@ def test_two_records_side_by_side(run: Run) -> None:
     code, out, err = run(a, b)
     assert code == 0
     lines = out.splitlines()
-    assert lines[0] == "new.json (B) against base.json (A), 40 blocks each, measured one after the other"
+    assert lines[0] == "new.json (B) against base.json (A), centres of 40 blocks each, measured one after the other"
     assert lines[1].split() == ["Metric", "base.json", "new.json", "B", "/", "A", "[95%", "CI]", "Verdict"]
     assert lines[2].split()[0] == "e2e"
     assert lines[2].endswith("slower")

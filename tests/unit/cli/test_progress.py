@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from omni_cli.cli.terminal import live_display
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.progress import LineProgress, LiveProgress, ProgressDisplay, StageBoard, choose_progress
 from omni_cli.requests.outputs import RequestResult, StageInfo, StageLoading, StageProgress
@@ -180,3 +183,30 @@ def test_lines_on_stderr_go_above_a_live_display(
     before, _, after = "".join(iter(lambda: read_now(parent), "")).partition("engine_lost")
     assert "halfway" in before and "\x1b[2K" in before.rpartition("halfway")[2], "erased first"
     assert "halfway" in after, "and drawn again below the line"
+
+
+def test_without_a_terminal_lines_are_few(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(live_display, "EVERY_S", 0.02)
+    line = LiveLine(io.StringIO(), quiet=False, verbose=False)
+    line.say("two variants")
+    line.say("loading")
+    line.step("a: ready")
+    line.say(lambda: "block 1/8, 30 s left at most")
+    shown = ""
+    for _ in range(500):
+        shown += capsys.readouterr().err
+        if shown.count("block 1/8") > 1:
+            break
+        time.sleep(0.01)
+    line.end()
+    lines = [re.sub(r"^\[[\d.]+ s\] ", "", line) for line in shown.splitlines()]
+    assert lines[0] == "two variants" and lines.count("a: ready") >= 1
+    assert lines[-2:] == ["block 1/8, 30 s left at most"] * 2, "again and again, although nothing new happens"
+
+
+def test_a_quiet_line_computes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    line = LiveLine(io.StringIO(), quiet=True, verbose=False)
+    line.say(lambda: pytest.fail("computed for nobody"))
+    line.step("ready")
+    line.end()
+    assert capsys.readouterr().err == ""

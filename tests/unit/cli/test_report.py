@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
-from support.bench_records import pair, record
+from support.bench_records import ENVIRONMENT, pair, record
+from support.html_pages import parse
 from support.profile_records import small_profile
 
 from omni_cli.cli.app import run
@@ -174,3 +176,32 @@ def test_nothing_but_a_page_loads_the_plotting_library(arguments: list[str]) -> 
     )
     result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+def test_two_bench_records_are_compared_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = pair(12, 1.3)
+    for name, item, commit in (("before", first, "a1"), ("after", second, "b2")):
+        changed = msgspec.structs.replace(item, name="tiny")
+        save_record(record(changed, environment={**ENVIRONMENT, "code": {"commit": commit}}), tmp_path / f"{name}.json")
+    page = tmp_path / "page.html"
+    assert run(["report", str(tmp_path / "before.json"), str(tmp_path / "after.json"), "-o", str(page)]) == 0
+    found = parse(page.read_text(encoding="utf-8"))
+    comparison, *records = found.all("article")
+    assert len(records) == 2
+    verdict = comparison.one("div", class_="verdict bad")
+    assert verdict.one("p", class_="word").text == "slower" and "after.json ran" in verdict.text
+    assert "Differs only in: code.commit (a1 -> b2)." in verdict.text
+    links = [link.text for link in found.one("nav").all("a")]
+    assert links[0] == "slower after.json against before.json"
+    assert [text.rpartition("(")[2] for text in links[1:]] == ["commit a1)", "commit b2)"]
+
+
+@pytest.mark.slow
+def test_records_without_a_common_variant_are_shown_side_by_side(
+    bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    save_record(record(*(msgspec.structs.replace(item, name=f"{item.name} 2") for item in pair(blocks=8))), other)
+    assert run(["report", str(bench), str(other), "-o", str(tmp_path / "x.html")]) == 0
+    assert "warning: not compared: the records have no variant in common" in capsys.readouterr().err

@@ -10,18 +10,19 @@ import msgspec
 import numpy as np
 import pytest
 from support.bench_records import ABBA, pair, record, variant
+from support.report_records import server_record
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.records.record import Energy, Memory
 from omni_cli.records.results import RecordOrigin
 from omni_cli.report import units
-from omni_cli.report.bench_view import smaller_is_better_json, variant_section
+from omni_cli.report.bench_view import bench_view, smaller_is_better_json, variant_section
 from omni_cli.report.comparison_view import compare_document, comparison_view
 from omni_cli.report.comparison_words import Labels, comparison_notes, gate_failure, get_failure
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.view import Note, Verdict, View
-from omni_cli.stats.blocks import summarise
-from omni_cli.stats.verdicts import ComparisonResult, compare_within
+from omni_cli.stats.blocks import get_summaries, summarise
+from omni_cli.stats.verdicts import ComparisonResult, compare_records, compare_within, own_report
 
 LABELS = Labels("a.json", "b.json")
 
@@ -50,7 +51,7 @@ def test_the_table_of_a_comparison() -> None:
     )
     found = compare_within(record(eager, graph), limits=GateLimits({"e2e_s": 0.03, "peak_allocated_bytes": 0.02}))
     assert text_of(found).splitlines() == [
-        "cudagraph (B) against eager (A), 30 blocks each, measured interleaved",
+        "cudagraph (B) against eager (A), centres of 30 blocks each, measured interleaved",
         "  Metric             eager  cudagraph  B / A [95% CI]        Verdict",
         "  e2e              1.842 s    1.616 s  0.877 [0.877, 0.877]  faster",
         "  peak allocated  27.0 GiB   28.0 GiB  1.037 (+1.0 GiB)      more memory",
@@ -91,9 +92,9 @@ def test_the_paragraph_of_a_variant() -> None:
     lines = variant_lines(1, few, summaries)
     assert lines == [
         "Benchmark 1: eager   16 output tokens, 0.48 s audio",
-        "  Latency (median, 95% CI):        64.80 ms  [64.80, 64.80]   p90 n/a (n<44)",
+        "  Latency (median, 95% CI):        64.80 ms  [64.80, 64.80]",
         "  Range (min … max):               64.15 ms … 65.45 ms        30 runs",
-        "  denoise step (median, 95% CI):   6.480 ms  [6.480, 6.480]   p90 n/a (n<44)",
+        "  denoise step (median, 95% CI):   6.480 ms  [6.480, 6.480]",
         "  Memory (peak allocated):         1.0 GiB",
     ]
     many = steady("eager", 0.0648, ABBA[0], blocks=22, memory=Memory(peak_host_rss_bytes=2**30))
@@ -132,24 +133,27 @@ def test_energy_that_was_asked_for_and_is_not_there_has_a_reason() -> None:
     assert get_failure(found) == Note("no verdict: no NVIDIA device with a counter, and no RAPL")
 
 
-def test_an_undecided_pair_names_the_missing_blocks() -> None:
+def test_an_undecided_pair_names_the_missing_time() -> None:
     measured = record(*pair(12, 1.02, seed=0))
     found = compare_within(measured)
     text = text_of(found)
-    needed: Any = found.comparisons[0].blocks_needed
-    assert needed > 1
+    item: Any = found.comparisons[0]
+    # A block of this record runs each variant twice, in about 0.1 s.
+    assert item.blocks_needed > 1 and item.seconds_needed == pytest.approx(0.4 * item.blocks_needed, rel=0.05)
     change = units.percent(found.comparisons[0].ratio - 1)
-    assert f"b against a is undecided: {change}, about {needed} more blocks would decide" in text
+    assert f"b against a is undecided: {change}, about {units.duration(item.seconds_needed)} more would decide" in text
 
 
-def test_an_inconclusive_gate_names_only_its_own_missing_blocks() -> None:
+def test_an_inconclusive_gate_names_only_its_own_missing_time() -> None:
     found = compare_within(record(*pair(12, 1.02, seed=0)), limits=GateLimits({"e2e_s": 0.03}))
     change = units.percent(found.comparisons[0].ratio - 1)
-    # Whether the two are equal is another question, with another number of missing blocks.
-    assert "more blocks would decide" not in text_of(found)
+    # Whether the two are equal is another question, with another number.
+    assert "more would decide" not in text_of(found)
     note = gate_failure(found.gate)
     assert note.message.startswith(f"gate inconclusive: e2e {change} [")
-    assert note.hint.startswith(f"measure about {found.gate.blocks_needed} more block")
+    needed: Any = found.gate.seconds_needed
+    assert note.hint.startswith(f"measure about {units.duration(needed)} more: ")
+    assert "about" not in note.message
     assert "--time-budget" in note.hint
 
 
@@ -239,3 +243,33 @@ def test_changes_and_ratios() -> None:
     assert [units.title(name) for name in ("e2e_s", "thinker.ttft_s", "images_per_second")] == [
         "e2e", "thinker.ttft", "images per second",
     ]  # fmt: skip
+
+
+def test_pairs_of_two_records_have_names_of_their_own() -> None:
+    a, b = pair(20, 1.2)
+    found = compare_records(record(a, b), record(a, b))
+    lines = [line for line in text_of(found).splitlines() if " (B) against " in line]
+    assert [line.partition(", centres")[0] for line in lines] == [
+        "b.json, a (B) against a.json, a (A)",
+        "b.json, b (B) against a.json, b (A)",
+    ]
+
+
+def test_a_single_variant_ends_with_the_answer() -> None:
+    few = record(steady("eager", 0.0648, ABBA[0], blocks=15))
+    assert to_text(bench_view(own_report(few), 3)).splitlines()[-1] == (
+        "The median latency of eager is 64.80 ms, with a 95% interval of [64.80, 64.80]."
+    )
+    assert bench_view(own_report(record(*pair(12, 1.2))), 3).closing == "", "a comparison ends with its verdict"
+
+
+def test_a_percentile_that_no_metric_has_values_for_has_no_column() -> None:
+    found = own_report(server_record()).record.variants[0]
+    summaries = get_summaries(found)
+    none = {name: None for name in ("p90", "p99", "p90_of_all", "p99_of_all")}
+    few = {name: msgspec.structs.replace(item, **none) for name, item in summaries.items()}
+    lines = variant_lines(1, found, few)
+    (heads,) = [line for line in lines if "median [95% CI]" in line]
+    assert heads.split() == ["median", "[95%", "CI]", "n"]
+    (rate,) = [line for line in lines if line.startswith("  requests per second")]
+    assert rate.endswith("  all")

@@ -72,14 +72,14 @@ def test_comparisons_and_the_gate_are_those_of_the_record(compared: Record, page
     rows = {
         row["Metric"]: row
         for row in table(
-            page, f"b (B) against a (A), {compared.comparisons[0].blocks} blocks each, measured interleaved"
+            page, f"b (B) against a (A), centres of {compared.comparisons[0].blocks} blocks each, measured interleaved"
         )
     }
     for entry in compared.comparisons:
         row = rows[entry.metric.removesuffix("_s")]
         assert row["B / A [95% CI]"] == ratio(entry.ratio, entry.ci95)
         assert row["Verdict"] == entry.verdict == "slower"
-        assert row["a"] == quantity(entry.metric, entry.a_median)
+        assert row["a"] == quantity(entry.metric, entry.a_centre or None)
     (gated,) = table(page, "The gate, limit by limit")
     assert gated["Verdict"] == "regression" and gated["Limit"] == "+5%"
     low, high = compared.gate.metrics[0].ci95
@@ -172,7 +172,9 @@ def test_a_baseline_in_another_file_keeps_its_verdict(tmp_path: Path) -> None:
     assert found.one("p", class_="word").text == "gate: regression"
     name = "this run (B) against baseline (A)"
     (row,) = [
-        row for row in table(found, f"{name}, 60 blocks each, measured one after the other") if row["Metric"] == "e2e"
+        row
+        for row in table(found, f"{name}, centres of 60 blocks each, measured one after the other")
+        if row["Metric"] == "e2e"
     ]
     assert row["Verdict"] == "slower"
 

@@ -14,7 +14,7 @@ from omni_cli.cli.app import run
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.records.record import DeviceLoad, GpuUtilisation, Record, Utilisation, Variant
 from omni_cli.records.record_file import save_record
-from omni_cli.report.comparison_words import disturbance_warnings
+from omni_cli.report.disturbance_words import disturbance_warnings
 from omni_cli.report.view import Note
 from omni_cli.stats.comparable import disturbances, is_slowed, machine_disturbances
 from omni_cli.stats.compare import Doubt, compare_variants

@@ -17,6 +17,8 @@ from support.bench_records import ENVIRONMENT, record, variant
 from omni_cli.core.errors import UsageError
 from omni_cli.records.history_folder import Kept, keep, read_folder
 from omni_cli.records.results import HistoryRecord
+from omni_cli.report.history_view import history_view
+from omni_cli.report.renderers import to_text
 from omni_cli.stats.history import THRESHOLD, Steps, find_steps, get_history, judge_history
 
 START = datetime(2026, 6, 1, 2, tzinfo=UTC)
@@ -242,3 +244,16 @@ def test_a_night_that_failed_is_marked_and_is_in_no_series() -> None:
     other = failed(night(20, 0.05), hours=-1, machine={"cpu": "Test 2"})
     assert judge_history(e2e([*good, other, night(20, 0.1)])).verdict == "failed"
     assert judge_history(e2e([bad])).verdict == "failed"
+
+
+def test_series_of_one_variant_are_marked_with_what_differs() -> None:
+    def resized(item: Kept) -> Kept:
+        workload = {**item.record.workload, "batch_size": 8, "fingerprint": "another"}
+        return replace(item, name=f"{item.name}-8", record=msgspec.structs.replace(item.record, workload=workload))
+
+    kept = nights([1.0] * 3)
+    found = e2e([*kept, *map(resized, kept)])
+    assert len(found.series) == 2 and {series.variant for series in found.series} == {"a"}
+    rows = to_text(history_view(found))
+    assert [series.label for series in found.series] == ["a (batch_size 1)", "a (batch_size 8)"]
+    assert all(f"\n  {series.label}  e2e" in rows for series in found.series)

@@ -6,7 +6,8 @@ import pytest
 from support.bench_records import record
 
 from omni_cli.records.record import Sample, Variant
-from omni_cli.report.comparison_words import disturbance_warnings, not_comparable
+from omni_cli.report.comparison_words import not_comparable
+from omni_cli.report.disturbance_words import disturbance_warnings
 from omni_cli.stats.comparable import Disturbance
 from omni_cli.stats.referee import OBSERVATIONS, as_differences, conditions, inequalities, tokens_per_chunk
 

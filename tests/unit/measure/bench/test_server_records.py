@@ -21,7 +21,7 @@ from omni_cli.measure.loadtest.workload import Endpoint, ServerWorkload
 from omni_cli.records.record import Failures, Record, Utilisation, load_record
 from omni_cli.records.record_file import save_record
 from omni_cli.report.bench_view import bench_view
-from omni_cli.report.comparison_words import disturbance_warnings
+from omni_cli.report.disturbance_words import disturbance_warnings
 from omni_cli.report.renderers import to_text
 from omni_cli.report.shared_parts import short_title
 from omni_cli.stats.blocks import summarise

@@ -9,7 +9,7 @@ from support.bench_records import record
 
 from omni_cli.records.record import Sample, Variant
 from omni_cli.report.bench_view import variant_section
-from omni_cli.report.comparison_words import disturbance_warnings
+from omni_cli.report.disturbance_words import disturbance_warnings
 from omni_cli.stats.blocks import get_summaries, independent_units
 from omni_cli.stats.comparable import disturbances, is_slowed
 from omni_cli.stats.compare import compare_variants

@@ -19,7 +19,7 @@ from omni_cli.openai_api.reading import ServerAnswer, SpeechReader
 from omni_cli.openai_api.sound import SAMPLE_RATE
 from omni_cli.records.metrics import E2E, ITL_MAX, SPEECH, TPOT, TTFT, find_idle_limit, goodput
 from omni_cli.records.record import Failures, Sample, Variant
-from omni_cli.report.comparison_words import disturbance_warnings
+from omni_cli.report.disturbance_words import disturbance_warnings
 from omni_cli.stats.comparable import disturbances, is_slowed
 
 BEGAN = 100.0
