@@ -227,10 +227,13 @@ def _missing_package(error: BaseException | None) -> OmniError | None:
 
 
 def _internal_error(error: Exception) -> OmniError:
-    failure = _InternalError(
-        f"internal error: {type(error).__name__}: {error}",
-        hint="this is a bug in omni; run it again with `-v` and report the output",
-    )
+    from omni_cli.config.families import plugin_place
+
+    message, hint = f"{type(error).__name__}: {error}", "run it again with `-v` and report the output"
+    if place := plugin_place(error):
+        failure = OmniError(f"error in a plug-in: {message} ({place})", hint="correct it; `-v` shows the traceback")
+    else:
+        failure = _InternalError(f"internal error: {message}", hint=f"this is a bug in omni; {hint}")
     failure.__cause__ = error
     return failure
 

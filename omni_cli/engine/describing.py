@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.config.families import Reference, StageRole, get_family_of_stages, load
+from omni_cli.config.families import Reference, StageRole, get_family_of_stages, load, plugin_place
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import CheckpointError, DeadlineError, OmniError
 from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, ChildCall, ForkServer
@@ -100,7 +100,8 @@ def _look(reference: Reference, model: str, *arguments: Any) -> Any:
     except OmniError:
         raise
     except Exception as error:
-        raise CheckpointError(f"cannot look at the model `{model}`: {type(error).__name__}: {error}") from error
+        place = f" ({place})" if (place := plugin_place(error)) else ""
+        raise CheckpointError(f"cannot look at the model `{model}`: {type(error).__name__}: {error}{place}") from error
 
 
 async def provide_in_child(model: str, fork_server: ForkServer) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from omni_cli import __version__
 from omni_cli.checkpoints.hub import hub_cache_folder
 from omni_cli.checkpoints.stage_weights import find_weights
+from omni_cli.config.families import broken_plugins
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core import machine
 from omni_cli.core.errors import CheckpointError
@@ -31,6 +32,7 @@ from omni_cli.measure.doctor.packages import (
     read_packages,
     start_torch_probe,
 )
+from omni_cli.measure.doctor.plugins import missing_targets
 
 BACKENDS = frozenset({"vllm", "diffusers"})
 NOTHING: frozenset[str] = frozenset()
@@ -109,6 +111,7 @@ def find_problems(facts: MachineFacts) -> list[Problem]:
         _torchvision,
         _cuda_linked,
         _other_versions,
+        _plugins,
     )
     problems = [problem for check in checks for problem in check(facts)]
     return sorted(problems, key=lambda problem: not problem.blocks)
@@ -317,6 +320,11 @@ def _other_versions(facts: MachineFacts) -> list[Problem]:
     commands = [_torch_command(facts)] if len(rest) < len(others) else []
     commands += [pip_install(*rest)] if rest else []
     return [Problem(f"versions that omni was not verified with: {named}", _shell(commands))]
+
+
+def _plugins(_facts: MachineFacts) -> list[Problem]:
+    """Report packages with model families that cannot be used; nothing else is blocked by them."""
+    return [Problem(broken.message, broken.hint) for broken in (*broken_plugins(), *missing_targets())]
 
 
 def _shell(commands: Iterable[str]) -> str:
