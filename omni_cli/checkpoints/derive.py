@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from omni_cli.checkpoints.architectures import check_known
 from omni_cli.checkpoints.files import read_dtype, read_family, read_object
 from omni_cli.config.families import Family, Machine, load, plugin_place
 from omni_cli.core.errors import CheckpointError
@@ -20,6 +21,7 @@ def derive_profile(folder: Path, machine: Machine, model: str) -> dict[str, Any]
 
     Raises `CheckpointError` for a checkpoint that cannot be read or whose family has no default profile.
     """
+    check_known(folder, trusts_code=True)
     family = read_family(folder)
     if family.profile is None:
         raise CheckpointError(

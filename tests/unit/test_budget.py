@@ -10,8 +10,8 @@ ROOT = Path(omni_cli.__file__).parent
 # Lines of Python; a room that falls far below its number gives the difference back.
 LINES = {
     "backends": 9_450,
-    "checkpoints": 3_150,
-    "cli": 6_950,
+    "checkpoints": 3_200,
+    "cli": 7_050,
     "config": 2_900,
     "core": 1_300,
     "engine": 4_250,
