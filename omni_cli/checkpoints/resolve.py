@@ -113,7 +113,8 @@ def find_cached(repo_id: str) -> CachedRepo:
 
 def list_cached() -> list[CachedModel]:
     """Return the downloaded repositories by name, then the built checkpoints."""
-    cache = _scan()
+    is_empty = next(hub_cache_folder().glob("models--*"), None) is None  # without the library's imports
+    cache = None if is_empty else _scan()
     models = []
     for info in sorted(() if cache is None else cache.repos, key=lambda info: info.repo_id):
         if info.repo_type == "model" and info.revisions:

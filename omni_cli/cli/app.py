@@ -14,6 +14,7 @@ import typer
 from typer.main import get_group
 
 from omni_cli import __version__
+from omni_cli import config as omni_config
 from omni_cli.cli.lazy import LazyCommand, LazyGroup
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.core.errors import ExitCode, OmniError, OutputError, UsageError
@@ -319,9 +320,12 @@ def _option_hint(option: str, context: Any) -> str | None:
 
 def _key(option: str) -> str | None:
     """Return the key of profiles that has an option's name, as for `--set`."""
+    name = option.lstrip("-").replace("-", "_")
+    declared = "".join(file.read_text() for file in Path(omni_config.__path__[0]).glob("s*.py"))
+    if f"\n    {name}: " not in declared:  # importing the declarations takes longer than the rest of the answer
+        return None
     from omni_cli.config.schema import PROFILE_KEYS, STAGE_MODELS
 
-    name = option.lstrip("-").replace("-", "_")
     if name in PROFILE_KEYS:
         return name
     return f"STAGE.{name}" if any(name in model.model_fields for model in STAGE_MODELS.values()) else None

@@ -11,8 +11,8 @@ ROOT = Path(omni_cli.__file__).parent
 LINES = {
     "backends": 9_450,
     "checkpoints": 3_200,
-    "cli": 7_050,
-    "config": 2_900,
+    "cli": 7_100,
+    "config": 2_950,
     "core": 1_300,
     "engine": 4_250,
     "measure": 11_250,

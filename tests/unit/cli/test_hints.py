@@ -72,7 +72,7 @@ def test_every_suggested_command_is_one_of_ours(command: str, place: str) -> Non
         check_parses(command)
 
 
-def test_a_command_that_is_none_of_ours_is_found() -> None:
+def test_a_command_that_is_not_ours_is_found() -> None:
     assert len(suggested()) > 40
     for wrong in ("omni lst", "omni models lst", "omni generate --stepz", "omni bench --url X"):
         with pytest.raises(Exception, match=r"lst|stepz|url|assert"):
