@@ -7,7 +7,7 @@ from typing import Any
 
 
 class LateModule:
-    """Stands for a module, also where annotations are evaluated."""
+    """A module in name, also where annotations are evaluated."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -17,6 +17,7 @@ from omni_cli.checkpoints.stage_weights import find_weights
 from omni_cli.config.families import broken_plugins
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core import machine
+from omni_cli.core.compat.torchvision import has_fixed_imports
 from omni_cli.core.errors import CheckpointError
 from omni_cli.engine.devices import Devices, keys_for_cuda
 from omni_cli.engine.memory_plan import MemoryUse, plan_memory
@@ -53,6 +54,7 @@ class MachineFacts:
     gpus: machine.Gpus
     cache: machine.Folder
     hub_cache: machine.Folder
+    fixes_torchvision: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def inspect_machine(cache: Path) -> MachineFacts:
         gpus=gpus,
         cache=machine.read_folder(cache),
         hub_cache=machine.read_folder(hub_cache_folder()),
+        fixes_torchvision=has_fixed_imports(),
     )
 
 
@@ -291,7 +294,7 @@ def _cache(facts: MachineFacts) -> list[Problem]:
 
 def _torchvision(facts: MachineFacts) -> list[Problem]:
     torch, torchvision = facts.packages["torch"], facts.packages["torchvision"]
-    if torch.build != "cpu" or torchvision.build != "cuda":
+    if torch.build != "cpu" or torchvision.build != "cuda" or facts.fixes_torchvision:
         return []
     message = (
         f"torchvision {torchvision.version} is a CUDA build next to a CPU build of torch; omni works around it, "
