@@ -71,13 +71,34 @@ def main() -> int:
     return 0 if FILE.is_file() and FILE.read_text() == text else 1
 
 
-def families() -> dict[str, Metric]:
-    """Every metric of a server, by name, as it is before the first request."""
+def server_metrics() -> Metrics:
+    """Return those of a server, as they are before the first request."""
     metrics = Metrics(max_requests=1)
     metrics.watch_energy(EnergyMeter({}))
     metrics.watch_stages(list)
     metrics.watch_videos(dict, int)
-    return {family.name: family for family in metrics.registry.collect() if family.name.startswith("omni_")}
+    return metrics
+
+
+def families() -> dict[str, Metric]:
+    """Every metric of a server, by name."""
+    collected = server_metrics().registry.collect()
+    return {family.name: family for family in collected if family.name.startswith("omni_")}
+
+
+def table() -> list[str]:
+    """The rows of docs/metrics.md: name with labels, kind and description."""
+    labels = {
+        family.name: getattr(family, "_labelnames", ()) or getattr(collector, "_labelnames", ())
+        for collector in server_metrics().registry._collector_to_names
+        for family in collector.collect()
+    }
+    rows = []
+    for name, family in families().items():
+        named = f"{name}_total" if family.type == "counter" else name
+        of = f"{{{','.join(labels[name])}}}" if labels[name] else ""
+        rows.append(f"| `{named}{of}` | {family.type} | {family.documentation} |")
+    return rows
 
 
 def dashboard() -> str:

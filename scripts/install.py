@@ -38,6 +38,14 @@ UNPACKS = "Installing collected packages:"
 CUDA_LINKED = ("torchaudio", "torchcodec")
 
 
+# Python runs such a file when it starts, in the order of the names: after that of omni_cli itself.
+FIX_FILE = "omni_cli_torchvision.pth"
+FIX_LINE = (
+    "import sys; exec('try: from omni_cli.core.compat.torchvision import fix_imports; fix_imports()"
+    "\\nexcept ImportError: pass')\n"
+)
+
+
 class InstallError(Exception):
     """A problem that the user has to fix, with the action to take (`hint`)."""
 
@@ -83,6 +91,7 @@ def install(venv: Path, extra: str, *, dev: bool, torch_index: str) -> None:
         pip.install(*locked, "-e", f"{ROOT}[{extra}]", hint=f"after a fix, run `make install EXTRA={extra}`")
         if extra == "cpu":
             remove_cuda_linked(pip)
+            fix_torchvision(pip)
     if "dev" in missing:
         wanted = dev_requirements()
         say(f"Installing the development tools: {', '.join(name_of(item) for item in wanted)} ...")
@@ -196,6 +205,16 @@ class Progress:
     def _repeat(self) -> None:
         while not self._ended.wait(EVERY_S):
             say(self.text())
+
+
+def fix_torchvision(pip: Pip) -> None:
+    """Make a plain `import torchvision` work beside a CPU build of torch, where only a CUDA build was to be had."""
+    found = pip.version("torchvision")
+    if found and "+cpu" not in found and "+cpu" in (pip.version("torch") or ""):
+        program = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        folder = subprocess.run([pip.python, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+        Path(folder, FIX_FILE).write_text(FIX_LINE)
+        say("torchvision is a CUDA build: each process of this environment defines what its CPU build would have.")
 
 
 class Pip:

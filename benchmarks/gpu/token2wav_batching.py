@@ -32,7 +32,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_cli.backends.execution.modes import make_execution_mode
 from omni_cli.backends.execution.precision import use_precision
-from omni_cli.models.qwen2_5_omni.family import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer

@@ -4,7 +4,7 @@ from collections import defaultdict
 import token2wav_batching as tb
 import torch
 from models import twin
-from omni_cli.models.qwen2_5_omni.family import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
 
 share, sizes, device = float(sys.argv[1]), sys.argv[2], torch.device(sys.argv[3])

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from omni_cli.checkpoints.architectures import check_known
 from omni_cli.checkpoints.files import read_dtype, read_family, read_object
-from omni_cli.config.families import Family, Machine, load
+from omni_cli.config.families import Family, Machine, load, plugin_place
 from omni_cli.core.errors import CheckpointError
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -20,6 +21,7 @@ def derive_profile(folder: Path, machine: Machine, model: str) -> dict[str, Any]
 
     Raises `CheckpointError` for a checkpoint that cannot be read or whose family has no default profile.
     """
+    check_known(folder, trusts_code=True)
     family = read_family(folder)
     if family.profile is None:
         raise CheckpointError(
@@ -28,10 +30,11 @@ def derive_profile(folder: Path, machine: Machine, model: str) -> dict[str, Any]
     try:
         dtype, stages = read_dtype(folder), load(family.profile)(folder, machine)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot derive a profile from the configuration in `{folder}`: {type(error).__name__}: {error}",
-            hint="download or copy it again, or name a profile with `--profile`",
-        ) from error
+        place = plugin_place(error)
+        message = f"cannot derive a profile from the configuration in `{folder}`: {type(error).__name__}: {error}"
+        hint = "correct the plug-in" if place else "download or copy it again"
+        message += f" ({place})" if place else ""
+        raise CheckpointError(message, hint=f"{hint}, or name a profile with `--profile`") from error
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model.partition(":")[2] or model).name).lstrip("._-")[:100]
     return {
         "version": 1,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from omni_cli.checkpoints.build import build_in_cache, cached_folder
 from omni_cli.checkpoints.files import REPO_ID, check_checkpoint, read_family
 from omni_cli.checkpoints.hub import download, hub_cache_folder
-from omni_cli.config.families import BUILTIN_PREFIX, builtins
+from omni_cli.config.families import BUILTIN_PREFIX, builtins, hint_at_plugins
 from omni_cli.core.errors import CheckpointError, OutputError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def find_folder(model: str) -> Path | None:
     if model.startswith(BUILTIN_PREFIX):
         name = model.removeprefix(BUILTIN_PREFIX)
         if name not in builtins():
-            raise CheckpointError(f"no such built-in model: `{name}`", hint=_did_you_mean(name))
+            raise CheckpointError(f"no such built-in model: `{name}`", hint=hint_at_plugins(_did_you_mean(name)))
         built = cached_folder(name)
         return built if built.is_dir() else None
     if not model.strip():
@@ -113,7 +113,8 @@ def find_cached(repo_id: str) -> CachedRepo:
 
 def list_cached() -> list[CachedModel]:
     """Return the downloaded repositories by name, then the built checkpoints."""
-    cache = _scan()
+    is_empty = next(hub_cache_folder().glob("models--*"), None) is None  # without the library's imports
+    cache = None if is_empty else _scan()
     models = []
     for info in sorted(() if cache is None else cache.repos, key=lambda info: info.repo_id):
         if info.repo_type == "model" and info.revisions:

@@ -14,6 +14,7 @@ import typer
 from typer.main import get_group
 
 from omni_cli import __version__
+from omni_cli import config as omni_config
 from omni_cli.cli.lazy import LazyCommand, LazyGroup
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.core.errors import ExitCode, OmniError, OutputError, UsageError
@@ -51,7 +52,11 @@ _SYNONYMS = {
 _USAGES = {"--size": "`--width PIXELS --height PIXELS`", "--true-cfg-scale": "`--arg true_cfg_scale=VALUE`"}
 
 
-_SUBCOMMANDS = {"ls": "list", "rm": "remove", "delete": "remove", "download": "pull"}
+# Of those that a group of commands has, the first is meant.
+_SUBCOMMANDS = {
+    "ls": ("list", "show"), "list": ("show",), "rm": ("remove",), "delete": ("remove",), "download": ("pull",),
+    "new": ("create",), "info": ("show", "list"), "show": ("list",),
+}  # fmt: skip
 
 
 class _Commands(LazyGroup):
@@ -227,10 +232,13 @@ def _missing_package(error: BaseException | None) -> OmniError | None:
 
 
 def _internal_error(error: Exception) -> OmniError:
-    failure = _InternalError(
-        f"internal error: {type(error).__name__}: {error}",
-        hint="this is a bug in omni; run it again with `-v` and report the output",
-    )
+    from omni_cli.config.families import plugin_place
+
+    message, hint = f"{type(error).__name__}: {error}", "run it again with `-v` and report the output"
+    if place := plugin_place(error):
+        failure = OmniError(f"error in a plug-in: {message} ({place})", hint="correct it; `-v` shows the traceback")
+    else:
+        failure = _InternalError(f"internal error: {message}", hint=f"this is a bug in omni; {hint}")
     failure.__cause__ = error
     return failure
 
@@ -246,11 +254,25 @@ def _usage_error(error: Any) -> UsageError:
     if type(error).__name__ == "NoSuchOption":
         return UsageError(f"unknown option `{error.option_name}`", hint=_option_hint(error.option_name, context))
     typed = re.match(r"No such command '(\w+)'", getattr(error, "message", ""))
-    meant = _SUBCOMMANDS.get(typed[1]) if typed else None
-    if typed and context is not None and meant in getattr(context.command, "commands", {}):
+    known = getattr(context and context.command, "commands", {})
+    meant = next((name for name in _SUBCOMMANDS.get(typed[1], ()) if name in known), None) if typed else None
+    if typed and context is not None and meant:
         hint = f"did you mean `{context.command_path} {meant}`?"
         return UsageError(f"unknown command `{typed[1]}` of `{context.command_path}`", hint=hint)
-    return UsageError(_message(error), hint=_help_hint(context))
+    return UsageError(_message(error), hint=_argument_hint(error, context) or _help_hint(context))
+
+
+def _argument_hint(error: Any, context: Any) -> str | None:
+    """Return the option that an argument too many is a value of: an address, or the folder of a model."""
+    extra = re.match(r"Got unexpected extra arguments? *\(s?\)? *\((\S+)\)$", getattr(error, "message", ""))
+    if extra is None or context is None:
+        return None
+    name = "--url" if "://" in extra[1] else "--model" if Path(extra[1]).is_dir() else None
+    return f"did you mean `{name} {extra[1]}`?" if name in _names(context) else None
+
+
+def _names(context: Any) -> list[str]:
+    return [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
 
 
 def _message(error: Any) -> str:
@@ -280,16 +302,33 @@ def _name(param: Any) -> str:
 def _option_hint(option: str, context: Any) -> str | None:
     if context is None:
         return None
-    known = [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
+    known = [name for name in _names(context) if name.startswith("-")]
     if moved := _MOVED_OPTIONS.get(context.command_path, {}).get(option):
         return moved
     if _SYNONYMS.get(option) in known:
         return f"did you mean {_USAGES.get(option, f'`{_SYNONYMS[option]}`')}?"
+    if option.lstrip("-") in _names(context):
+        return f"it is an argument: leave out `{option}`"
+    if "--set" in known and (key := _key(_SYNONYMS.get(option, option))):
+        return f"did you mean `--set {key}=VALUE`? `omni profiles show` prints the stages and their keys"
     # Short words that only share their dashes are not typos of each other.
     suggestion = suggest(option, [*known, "--help"], cutoff=0.75)
     if suggestion is None and context.parent is None:
         return f"options of a command follow its name; see `{context.command_path} --help`"
     return suggestion or _help_hint(context)
+
+
+def _key(option: str) -> str | None:
+    """Return the key of profiles that has an option's name, as for `--set`."""
+    name = option.lstrip("-").replace("-", "_")
+    declared = "".join(file.read_text() for file in Path(omni_config.__path__[0]).glob("s*.py"))
+    if f"\n    {name}: " not in declared:  # importing the declarations takes longer than the rest of the answer
+        return None
+    from omni_cli.config.schema import PROFILE_KEYS, STAGE_MODELS
+
+    if name in PROFILE_KEYS:
+        return name
+    return f"STAGE.{name}" if any(name in model.model_fields for model in STAGE_MODELS.values()) else None
 
 
 def _help_hint(context: Any) -> str | None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
-from typing import Any, ClassVar, get_type_hints
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typer._coercion import build_runtime_param
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import suggest
+
+_NUMBERS = {int: re.compile(r"-?\d{1,30}"), float: re.compile(r"-?\d{1,30}(\.\d{1,30})?")}
+_PATH_RULES = ("exists", "resolve_path", "allow_dash", "path_type")
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,9 @@ class LazyGroup(TyperGroup):
 
     lazy_commands: ClassVar[dict[str, LazyCommand]] = {}
     synonyms: ClassVar[dict[str, str]] = {}
+
+    def make_parser(self, ctx: Any) -> Any:
+        return _parser_of_single_options(super().make_parser, ctx)
 
     def list_commands(self, ctx: object) -> list[str]:
         return list(self.lazy_commands)
@@ -106,13 +115,41 @@ def _load(name: str, command: LazyCommand) -> Any:
         single.command(name, cls=_Command)(_with_single_parameters(target))
         parser = get_command(single)
     parser.name = name
-    for subcommand in getattr(parser, "commands", {name: parser}).values():
-        subcommand.make_parser = functools.partial(_parser_of_single_options, subcommand.make_parser)
+    for node in (parser, *getattr(parser, "commands", {}).values()):
+        node.make_parser = functools.partial(_parser_of_single_options, node.make_parser)
     return parser
+
+
+@dataclass(frozen=True)
+class _LateConversion:
+    """Converts a parameter's value; only one that has to be checked gets Typer's adapter, which imports pydantic."""
+
+    param: Any
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        kind, rules = self.param.type_descriptor.annotation, self.param.type_descriptor.parameter_info
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        is_plain = rules.parser is None and rules.min is None and rules.max is None and not isinstance(value, bytes)
+        if is_plain and kind in (str, int, float, Path) and type(value) is kind:
+            return value
+        if is_plain and kind is Path and not any(getattr(rules, name) for name in _PATH_RULES):
+            return Path(value)
+        if is_plain and kind == list[str] and all(type(item) is str for item in value):
+            return list(value)
+        if kind in _NUMBERS and isinstance(value, str) and rules.parser is None and _NUMBERS[kind].fullmatch(value):
+            number = kind(value)
+            if (rules.min is None or number >= rules.min) and (rules.max is None or number <= rules.max):
+                return number
+        if get_origin(kind) is Literal and value in get_args(kind):
+            return value
+        return build_runtime_param(self.param.type_descriptor).coerce(value, param=param, ctx=ctx)
 
 
 def _parser_of_single_options(make_parser: Callable[[Any], Any], context: Any) -> Any:
     """Return a command's parser, which refuses a second value of an option that keeps one: Typer drops the first."""
+    for param in context.command.get_params(context):
+        param._runtime_param = _LateConversion(param)
     parser = make_parser(context)
     parse = parser.parse_args
 

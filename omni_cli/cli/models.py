@@ -69,11 +69,11 @@ def pull(
 def list_models(as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False) -> None:
     """List the checkpoints in the caches: downloaded and built ones, their sizes and the profiles that use them."""
     from omni_cli.checkpoints.resolve import list_cached
-    from omni_cli.config.loader import load_bundled
+    from omni_cli.config.bundled import bundled_data
 
-    cached, configs = list_cached(), load_bundled()
+    cached = list_cached()
     profiles = {
-        model.name: [name for name, config in configs.items() if config.model == model.name] for model in cached
+        model.name: [name for name, data in bundled_data().items() if data["model"] == model.name] for model in cached
     }
     if as_json:
         entries = [

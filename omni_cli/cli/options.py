@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from omni_cli.cli.terminal import console
 from omni_cli.config.bounds import NUM_RANDOM_SEEDS
 from omni_cli.config.bundled import bundled_profiles
 from omni_cli.core.errors import OmniError, OutputError, UsageError
@@ -103,6 +104,10 @@ SeedOption = Annotated[
 ]
 JsonOption = Annotated[bool, option("--json", None, "Print exactly one JSON document on stdout, and nothing else.")]
 OutputDirOption = Annotated[Path, option("--output-dir -o", "DIR", "Folder for output files.")]
+WaitOption = Annotated[
+    float | None,
+    option("--wait", "SECONDS", "Wait up to this many seconds for a server that starts.", callback=positive_seconds),
+]
 TimeoutOption = Annotated[
     float | None,
     option("--timeout", "SECONDS", "Stop with an error after this many seconds.", callback=positive_seconds),
@@ -242,6 +247,18 @@ def read_fraction(option_name: str, text: str) -> float:
         return parse_fraction(text)
     except ValueError as error:
         raise UsageError(f"invalid value for `{option_name}`: {error}") from error
+
+
+def reach(addresses: Iterable[str], options: Any) -> list[str]:
+    """Return the addresses of servers, once they are ready if `--wait` is given. Raises `OmniError`."""
+    from omni_cli.openai_api.client import parse_url, wait_for_servers
+
+    urls = [parse_url(text) for text in addresses]
+    if options.wait is not None:
+        if not options.quiet:
+            console.print_note(f"waiting up to {options.wait:g} s for {', '.join(dict.fromkeys(urls))}")
+        wait_for_servers(urls, getattr(options, "api_key", None) or os.environ.get("OPENAI_API_KEY"), options.wait)
+    return urls
 
 
 def refuse_failed(record: Record, path: Path) -> None:

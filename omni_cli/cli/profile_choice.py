@@ -74,9 +74,9 @@ def choose_profile(profile: str | None, model: str | None, *, quiet: bool = Fals
         return profile
     if model is None:
         return DEFAULT_PROFILE
-    from omni_cli.config.loader import load_bundled
+    from omni_cli.config.bundled import bundled_data
 
-    bundled = next((name for name, config in load_bundled().items() if config.model == model), None)
+    bundled = next((name for name, data in bundled_data().items() if data["model"] == model), None)
     if bundled is not None:
         if not quiet:
             console.print_note(f"profile: {bundled}, which is for {model}")
@@ -96,13 +96,14 @@ def derive(model: str) -> dict[str, Any]:
     from omni_cli.checkpoints.derive import derive_profile
     from omni_cli.checkpoints.files import read_family
     from omni_cli.checkpoints.resolve import resolve_model
-    from omni_cli.engine.describing import read_call
 
     folder = Path(resolve_model(model, settings_only=True))
     data = derive_profile(folder, this_machine(), model)
     role = read_family(folder).roles[0]
     if isinstance(role.takes, str):
         # The stage of a pipeline is named after the pipeline's output.
+        from omni_cli.engine.describing import read_call
+
         (stage,) = data["stages"].values()
         data["stages"] = {read_call(role, model).makes or role.name: stage}
     return data

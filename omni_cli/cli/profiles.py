@@ -38,27 +38,22 @@ def _profiles() -> None:
 @profiles.command("list")
 def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False) -> None:
     """List the bundled profiles."""
-    from omni_cli.config.bundled import bundled_profiles
-    from omni_cli.config.loader import load_bundled
+    from omni_cli.config.bundled import bundled_data, bundled_profiles
 
-    configs = load_bundled()
+    profiles = bundled_data()
     if as_json:
         entries = [
             {
-                "name": config.name,
-                "description": config.description,
-                "model": config.model,
-                "dtype": config.dtype,
-                "stages": [{"name": stage.name, "kind": stage.kind} for stage in config.stages],
+                **{key: data[key] for key in ("name", "description", "model", "dtype")},
+                "stages": [{"name": stage, "kind": keys["kind"]} for stage, keys in data["stages"].items()],
                 "path": str(bundled_profiles()[name]),
             }
-            for name, config in configs.items()
+            for name, data in profiles.items()
         ]
         console.print_json({"schema": "omni.profiles.list/1", "profiles": entries})
         return
     rows = [("NAME", "STAGES", "DESCRIPTION")]
-    for config in configs.values():
-        rows.append((config.name, " > ".join(stage.name for stage in config.stages), config.description))
+    rows += [(data["name"], " > ".join(data["stages"]), data["description"]) for data in profiles.values()]
     console.print_text("\n".join(line[2:] for line in align(rows)))
 
 

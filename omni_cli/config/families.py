@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -170,24 +172,49 @@ class Family:
         return all(role is not None and role.fits(stage) for role, stage in roles)
 
 
-@functools.cache
+@dataclass(frozen=True)
+class BrokenPlugin:
+    """An installed package whose model family cannot be used; `message` has file and line of the mistake."""
+
+    package: str
+    message: str
+
+    @property
+    def hint(self) -> str:
+        return f"correct it, or uninstall it: pip uninstall {self.package}"
+
+
 def families() -> Mapping[str, Family]:
-    """Return the installed families by name; raises `OmniError`, naming the package, for an unusable one."""
+    """Return the usable families by name."""
+    return _discover()[0]
+
+
+def broken_plugins() -> tuple[BrokenPlugin, ...]:
+    """Return the packages whose families are left out: nothing else is stopped by their mistakes."""
+    return (*_discover()[1], *_broken_claims)
+
+
+@functools.cache
+def _discover() -> tuple[Mapping[str, Family], tuple[BrokenPlugin, ...]]:
     by_name: dict[str, Family] = {}
     claimed: dict[str, str] = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+    broken = []
+    # Ours first: no package can take an architecture from them.
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (not is_ours(point.module), point.name)):
         if _is_of_another_commit(point):
             continue
         family = _load_family(point)
-        for claim in _claims(family):
-            if claim in claimed:
-                raise OmniError(
-                    f"two packages provide a model family for {claim}: {claimed[claim]} and {_package(point)}",
-                    hint=f"uninstall one of them: pip uninstall {_package(point)}",
-                )
-            claimed[claim] = _package(point)
+        if isinstance(family, BrokenPlugin):
+            broken.append(family)
+            continue
+        package = _package(point)
+        if taken := next((claim for claim in _claims(family) if claim in claimed), None):
+            message = f"two packages provide a model family for {taken}: {claimed[taken]} and {package}"
+            broken.append(BrokenPlugin(package, f"{message} ({_file_of(point)})"))
+            continue
+        claimed |= dict.fromkeys(_claims(family), package)
         by_name[family.name] = family
-    return MappingProxyType(by_name)
+    return MappingProxyType(by_name), tuple(broken)
 
 
 def published_needs(model: str) -> CheckpointNeeds | None:
@@ -209,21 +236,68 @@ def _is_of_another_commit(point: EntryPoint) -> bool:
     return importlib.util.find_spec(package) is None or importlib.util.find_spec(point.module) is None
 
 
-def _load_family(point: EntryPoint) -> Family:
-    hint = f"update or uninstall it: pip uninstall {_package(point)}"
+def _load_family(point: EntryPoint) -> Family | BrokenPlugin:
+    named = f"the model family `{point.name}` of {_package(point)}"
     try:
         family = point.load()
-    except Exception as error:
-        raise OmniError(
-            f"cannot import the model family `{point.name}` of {_package(point)}: {type(error).__name__}: {error}",
-            hint=hint,
-        ) from error
+    except Exception as error:  # noqa: BLE001 - whatever a package raises stops only its own family
+        place = plugin_place(error) or _file_of(point)
+        return BrokenPlugin(_package(point), f"cannot import {named}: {type(error).__name__}: {error} ({place})")
     if not isinstance(family, Family):
-        raise OmniError(
-            f"the model family `{point.name}` of {_package(point)} is a {type(family).__name__}, not a Family",
-            hint=hint,
-        )
+        message = f"{named} is a {type(family).__name__}, not a Family ({_file_of(point, point.attr)})"
+        return BrokenPlugin(_package(point), message)
     return family
+
+
+def is_ours(module: str) -> bool:
+    """True for a module of this package."""
+    return module.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _file_of(point: EntryPoint, text: str | None = None) -> str:
+    """Return the file of an entry point's module, with the line where `text` begins one; else its declaration."""
+    file = find_file(point.module)
+    if file is None:
+        return f"entry point `{point.name} = {point.value}`"
+    lines = file.read_text().splitlines() if text else []
+    number = next((number for number, line in enumerate(lines, 1) if line.startswith(text or "")), None)
+    return str(file) if number is None else f"{file}:{number}"
+
+
+def find_file(module: str) -> Path | None:
+    """Return the file of a module without importing it; None if there is none."""
+    top, (_, *parts) = find_top(module), module.split(".")
+    path = Path(top or "", *parts)
+    candidates = (path, path / "__init__.py", path.with_suffix(".py")) if top else ()
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def find_top(module: str) -> str | None:
+    """Return the folder of a module's top package, or its file; None if it is not installed."""
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
+    return next((str(Path(place).resolve()) for place in places if place), None)
+
+
+def plugin_place(error: BaseException) -> str | None:
+    """Return `FILE:LINE` of a mistake in a plug-in; None if the innermost code, libraries apart, is not a plug-in's."""
+    points = (point.module for point in entry_points(group=GROUP))
+    others = [folder for folder in {find_top(name) for name in points if not is_ours(name)} if folder]
+    if isinstance(error, SyntaxError) and str(error.filename).startswith(tuple(others)):
+        return f"{error.filename}:{error.lineno}"
+    ours = find_top(__name__) or ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = str(Path(frame.filename).resolve())
+        if any(file == folder or file.startswith(f"{folder}/") for folder in others):
+            return f"{frame.filename}:{frame.lineno}"
+        if file.startswith(f"{ours}/") and file != str(Path(__file__).resolve()):
+            return None
+    return None
+
+
+def hint_at_plugins(hint: str | None) -> str | None:
+    """Return a hint for what no usable family has: the first broken plug-in, which may have it, else `hint`."""
+    return next((f"{broken.message}; {broken.hint}" for broken in broken_plugins()), hint)
 
 
 def _package(point: EntryPoint) -> str:
@@ -234,12 +308,27 @@ def get_family(architecture: str, entry_file: EntryFile = "config.json") -> Fami
     """Return the family of a checkpoint's architecture, which `entry_file` names."""
     candidates = [family for family in families().values() if family.entry_file == entry_file]
     named = [family for family in candidates if architecture in family.architectures]
-    claimed = (family for family in candidates if not named and family.claims and load(family.claims)(architecture))
+    claimed = (family for family in candidates if not named and _takes(family, architecture))
     anything = (family for family in candidates if not family.is_named)
     found = next(itertools.chain(named, claimed, anything), None)
     if found is None:
         raise OmniError(f"no model family for {architecture} is installed", hint="install omni-cli again")
     return found
+
+
+_broken_claims: list[BrokenPlugin] = []
+
+
+def _takes(family: Family, architecture: str) -> bool:
+    """True if a family claims an architecture; a plug-in's function that fails claims none."""
+    try:
+        return family.claims is not None and bool(load(family.claims)(architecture))
+    except Exception as error:
+        if is_ours((family.claims or "").partition(":")[0]):
+            raise
+        message = f"cannot ask the model family `{family.name}`: {type(error).__name__}: {error}"
+        _broken_claims.append(BrokenPlugin(family.name, f"{message} ({plugin_place(error) or family.claims})"))
+        return False
 
 
 def get_family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
@@ -266,6 +355,12 @@ def builtins() -> Mapping[str, Family]:
 
 
 def load(reference: Reference) -> Any:
-    """Import the target of a reference."""
+    """Import the target of a reference. Raises `OmniError` for a plug-in's that cannot be, with the mistake's place."""
     module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:
+        if is_ours(module):
+            raise
+        message = f"cannot import `{reference}` of a plug-in: {type(error).__name__}: {error}"
+        raise OmniError(f"{message} ({plugin_place(error) or find_top(module) or 'not installed'})") from error

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from omni_cli.config.diagnostics import Diagnostic
-from omni_cli.config.families import BUILTIN_PREFIX, builtins
+from omni_cli.config.families import BUILTIN_PREFIX, builtins, hint_at_plugins
 from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.roles import find_family, find_stage_class
 from omni_cli.config.schema import (
@@ -164,7 +164,7 @@ class _Checker:
         if name not in builtins():
             known = ", ".join(builtins())
             message = f"unknown builtin model `{visible(name, 80)}`: expected one of {known}"
-            self._add(("model",), message, suggest(name, builtins()))
+            self._add(("model",), message, suggest(name, builtins()) or hint_at_plugins(None))
 
     def _check_stage(self, name: str, stage: Any) -> None:
         path: TreePath = ("stages", name)

@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 
 from omni_cli.checkpoints.adapters import check_adapters
+from omni_cli.checkpoints.architectures import check_known
 from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_shapes
 from omni_cli.checkpoints.hub import download
 from omni_cli.checkpoints.resolve import find_folder
@@ -29,12 +30,13 @@ def check_start(config: EngineConfig) -> Path | None:
     if folder is not None:
         check_fit(config, folder)
     elif not config.model.startswith(BUILTIN_PREFIX):
-        download(config.model, settings_only=True)
+        check_known(download(config.model, settings_only=True), trusts_code=config.trust_remote_code)
     return folder
 
 
 def check_fit(config: EngineConfig, folder: Path) -> None:
     """Raise `CheckpointError` if a stage cannot be part of the checkpoint in `folder`."""
+    check_known(folder, trusts_code=config.trust_remote_code)
     family = read_family(folder)
     package = load(family.missing_package)(folder) if family.missing_package else None
     if package is not None:

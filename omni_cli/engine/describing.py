@@ -5,22 +5,23 @@ That process is forked from the fork server, whose imports the stages of the sam
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.config.families import Reference, StageRole, get_family_of_stages, load
+from omni_cli.config.families import Reference, StageRole, get_family_of_stages, load, plugin_place
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import CheckpointError, DeadlineError, OmniError
-from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, ChildCall, ForkServer
 from omni_cli.requests.capabilities import Capabilities
-from omni_cli.requests.media.reading import ChooseFrames
 from omni_cli.requests.pipeline_call import PipelineCall
-from omni_cli.stage.messages import Failure
+
+# Imported when a process is started, so that refusals of requests are fast.
+if TYPE_CHECKING:
+    from omni_cli.engine.process.fork_server import ForkServer
+    from omni_cli.requests.media.reading import ChooseFrames
 
 _calls: dict[tuple[Reference, str], PipelineCall] = {}
 
@@ -43,7 +44,7 @@ def read_call(role: StageRole, model: str, *, verbose: bool = False, timeout_s: 
     assert isinstance(role.takes, str)
     key = (role.takes, model)
     if key not in _calls:
-        _calls[key] = _ask(role.takes, (model,), ForkServer({role.backend}, verbose=verbose), timeout_s)
+        _calls[key] = _ask(role.takes, (model,), frozenset({role.backend}), verbose, timeout_s)
     return _calls[key]
 
 
@@ -60,13 +61,21 @@ def frame_chooser(
 def _choose(
     model: str, backends: frozenset[str], options: tuple[Any, ...], verbose: bool, total: int, fps: float
 ) -> Any:
-    server = ForkServer(backends, verbose=verbose)
-    return _ask("omni_cli.backends.vllm.prompts:choose_frames", (model, total, fps, dict(options)), server)
+    arguments = (model, total, fps, dict(options))
+    return _ask("omni_cli.backends.vllm.prompts:choose_frames", arguments, backends, verbose)
 
 
-def _ask(reference: Reference, arguments: tuple[Any, ...], server: ForkServer, timeout_s: float | None = None) -> Any:
+def _ask(
+    reference: Reference,
+    arguments: tuple[Any, ...],
+    backends: frozenset[str],
+    verbose: bool,
+    timeout_s: float | None = None,
+) -> Any:
     """Call a function, with a model first, in a process of the fork server."""
-    call = ChildCall(server.start_spare(), _look, reference, *arguments)
+    from omni_cli.engine.process.fork_server import ChildCall, ForkServer
+
+    call = ChildCall(ForkServer(backends, verbose=verbose).start_spare(), _look, reference, *arguments)
     is_late = threading.Event()
 
     def give_up() -> None:
@@ -89,6 +98,8 @@ def _ask(reference: Reference, arguments: tuple[Any, ...], server: ForkServer, t
         raise
     finally:
         timer.cancel()
+    from omni_cli.stage.messages import Failure
+
     if isinstance(answer, Failure):
         raise OmniError(answer.message, hint=answer.hint) if answer.kind == "stage" else answer.error(arguments[0])
     return answer
@@ -100,7 +111,8 @@ def _look(reference: Reference, model: str, *arguments: Any) -> Any:
     except OmniError:
         raise
     except Exception as error:
-        raise CheckpointError(f"cannot look at the model `{model}`: {type(error).__name__}: {error}") from error
+        place = f" ({place})" if (place := plugin_place(error)) else ""
+        raise CheckpointError(f"cannot look at the model `{model}`: {type(error).__name__}: {error}{place}") from error
 
 
 async def provide_in_child(model: str, fork_server: ForkServer) -> Path:
@@ -108,6 +120,11 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> Path:
 
     Raises `OmniError`. When cancelled, it ends the process.
     """
+    import asyncio
+
+    from omni_cli.engine.process.fork_server import NO_MAIN_GUARD, ChildCall
+    from omni_cli.stage.messages import Failure
+
     call = ChildCall(fork_server.start(), resolve_model, model)
     # Shielded, because a thread cannot be cancelled.
     running = asyncio.ensure_future(asyncio.to_thread(call.run))

@@ -28,6 +28,7 @@ _KEEP_ALIVE_S = 4.0
 _MAX_ERROR_BYTES = 65_536
 _MAX_MESSAGE = 300
 _PROBE_TIMEOUT_S = 10.0
+_PROBE_PAUSE_S = 0.5
 _HEADERS = ("server", "x-powered-by")
 _ADDRESS = "pass the address of an OpenAI-compatible server, without the endpoint's path"
 
@@ -193,11 +194,11 @@ class Target:
 
 
 def parse_url(text: str) -> str:
-    """Return a server's address without a trailing `/v1`; `HOST:PORT` is one of http. Raises `UsageError`."""
+    """Return a server's address without a trailing `/v1`; without a scheme it is one of http. Raises `UsageError`."""
     shown = visible(text, 120)
-    if "://" not in text and re.search(r"[^:]:\d", text):
+    if re.match(r"(localhost\b|[\w-]+(\.[\w-]+)+|[\w.-]+:\d|\[)", text) and "://" not in text:
         text = f"http://{text}"
-    hint = "for example `omni loadtest http://127.0.0.1:8000`"
+    hint = "for example http://127.0.0.1:8000"
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -214,6 +215,31 @@ def parse_url(text: str) -> str:
         raise UsageError(f"`{shown}` has a query or a fragment", hint=hint)
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def wait_for_servers(urls: Sequence[str], api_key: str | None, wait_s: float) -> None:
+    """Wait until all servers answer and say that they are ready, at most `wait_s` seconds. Raises `OmniError`."""
+    asyncio.run(_wait_for_all(urls, api_key, time.monotonic() + wait_s))
+
+
+async def _wait_for_all(urls: Sequence[str], api_key: str | None, until_s: float) -> None:
+    for url in dict.fromkeys(urls):
+        async with Client(url, api_key=api_key, timeout_s=_PROBE_TIMEOUT_S) as client:
+            while (failure := await _not_ready(client)) is not None:
+                if time.monotonic() >= until_s:
+                    raise _unusable(url, failure, "longer than `--wait`: is it still starting?")
+                await asyncio.sleep(_PROBE_PAUSE_S)
+
+
+async def _not_ready(client: Client) -> RequestFailure | None:
+    """Return the reason why a server that starts takes no requests yet; other failures are reported later."""
+    # Servers without this route listen once they are ready.
+    answer = await client.get(Route.READY)
+    if isinstance(answer, RequestFailure) and answer.kind.startswith(
+        ("connection", "no connection", "timeout", "HTTP 50")
+    ):
+        return answer
+    return None
 
 
 def find_targets(urls: Sequence[str], model: str | None, api_key: str | None) -> tuple[Target, ...]:
@@ -254,14 +280,14 @@ def _foreign(url: str) -> OmniError:
     return OmniError(f"`{url}` does not answer GET /v1/models as OpenAI's API does", hint=_ADDRESS)
 
 
-def _unusable(url: str, failure: RequestFailure) -> OmniError:
+def _unusable(url: str, failure: RequestFailure, advice: str | None = None) -> OmniError:
     if failure.kind == "invalid answer":
         return _foreign(url)
     if not failure.kind.startswith("HTTP"):
-        hint = "start the server; `omni serve` prints its address when it is ready"
+        port = "" if urlsplit(url).port else "add its port, as in `http://HOST:8000`, or "
+        hint = advice or f"{port}start the server; `--wait SECONDS` waits for it"
         detail = "" if failure.kind in ("connection refused", "no such host") else f" ({failure.message})"
         return OmniError(f"cannot reach `{url}`: {failure.kind}{detail}", hint=hint)
-    advice = None
     if failure.kind.startswith(("HTTP 401", "HTTP 403")):
         advice = "set OPENAI_API_KEY, or pass `--api-key`"
     elif failure.kind.startswith("HTTP 404"):

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-import numpy as np
+from omni_cli.core.late import LateModule
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LateModule("numpy")  # messages between processes evaluate the annotations
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import BinaryIO, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from omni_cli.core.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_TENSOR_BYTES = 1024 * 1024 * 1024
 _DTYPES = ("uint8", "int16", "int32", "int64", "float32", "float64")
@@ -55,6 +56,8 @@ def open_input(path: Path, what: str) -> BinaryIO:
 
 def load_tensor(path: Path) -> np.ndarray:
     """Read a `.npy` file of numbers, at most `MAX_TENSOR_BYTES`. Raises `InputError` for one that cannot be used."""
+    import numpy as np
+
     with open_input(path, "NumPy file"):
         if path.stat().st_size > MAX_TENSOR_BYTES:
             raise InputError(f"the NumPy file `{path}` is larger than {MAX_TENSOR_BYTES // 2**20} MiB")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from omni_cli.core.errors import OmniError, StageError
+from omni_cli.core.late import LateModule
 from omni_cli.core.machine import PlannedMemory
 from omni_cli.requests.contents import (
     Media,
@@ -21,6 +20,11 @@ from omni_cli.requests.contents import (
     Transcript,
     TranscriptionOptions,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LateModule("numpy")  # messages between processes evaluate the annotations
 
 Modality = Literal["text", "audio", "image", "video", "tensor"]
 TokenLogprobs = tuple[tuple[int, float, str | None], ...]

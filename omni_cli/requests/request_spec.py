@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import InputError, UsageError
@@ -25,18 +25,12 @@ from omni_cli.requests.contents import (
 )
 from omni_cli.requests.fields import FIELDS, Part
 from omni_cli.requests.files import file_kind, load_tensor
-from omni_cli.requests.media.audio import MAX_AUDIO_S
-from omni_cli.requests.media.reading import (
-    ChooseFrames,
-    Warn,
-    load_audio,
-    load_image,
-    load_sound,
-    load_speech,
-    load_video,
-)
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.voices import make_spoken_request
+
+# Imported when a file is decoded, so that refusals of options are fast.
+if TYPE_CHECKING:
+    from omni_cli.requests.media.reading import ChooseFrames, Warn
 
 
 def _fields_in(part: Part) -> tuple[str, ...]:
@@ -48,7 +42,7 @@ FILE_FIELDS = _fields_in("media")
 OPTIONS_OF_SAMPLING = _fields_in("sampling")
 
 Label = Callable[[str], str]
-Choice = Callable[[Mapping[str, float]], ChooseFrames | None]
+Choice = Callable[[Mapping[str, float]], "ChooseFrames | None"]
 
 
 @dataclass(frozen=True)
@@ -156,6 +150,8 @@ def build_request(spec: RequestSpec, config: EngineConfig, choose: Choice | None
     A language model looks at the frames of a video that `choose` returns for the request's options and hears one
     channel, a pipeline changes all of them.
     """
+    from omni_cli.requests.media.reading import load_audio, load_image, load_speech, load_video
+
     is_pipeline = config.stages[0].backend == "diffusers"
     transcribes = Capabilities.of(config).transcribes
     media = {name: spec.media.get(name, ()) for name in FILE_FIELDS}
@@ -184,6 +180,9 @@ def build_request(spec: RequestSpec, config: EngineConfig, choose: Choice | None
 def _load_voices(spec: RequestSpec, config: EngineConfig, warn: Warn) -> tuple[ReferenceVoice, ...]:
     if "voice" not in spec.media:
         return ()
+    from omni_cli.requests.media.audio import MAX_AUDIO_S
+    from omni_cli.requests.media.reading import load_audio
+
     cloning = Capabilities.of(config).cloning
     max_s = MAX_AUDIO_S if cloning is None else cloning.max_s
     texts = spec.ref_texts or (None,) * len(spec.media["voice"])
@@ -195,6 +194,8 @@ def _load_voices(spec: RequestSpec, config: EngineConfig, warn: Warn) -> tuple[R
 
 def _call_file(warn: Warn, is_alone: bool, path: Path) -> CallFile:
     """Decode a file; a video that is a whole value is the list of its frames, in a list it is a clip with its sound."""
+    from omni_cli.requests.media.reading import load_audio, load_image, load_sound, load_video
+
     match file_kind(path):
         case "tensor":
             return CallFile("tensor", load_tensor(path))

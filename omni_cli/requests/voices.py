@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from omni_cli.config.families import Cloning
 from omni_cli.core.errors import InputError
 from omni_cli.requests.contents import ReferenceVoice
-from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, Message, Modality, Part
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MIN_VOICE_S = 0.1
 # A sample of 16 bits is at least 3e-5: dither, and what a codec makes of silence, is no sound.
@@ -38,7 +39,7 @@ def _check(voice: ReferenceVoice, cloning: Cloning) -> None:
         raise InputError(f"the {voice.name} is longer than {cloning.max_s:g} s", hint="cut it: 10 s are enough")
     if len(voice.samples) < MIN_VOICE_S * voice.sample_rate:
         raise InputError(f"the {voice.name} is shorter than {MIN_VOICE_S:g} s", hint="use some seconds of speech")
-    if np.abs(voice.samples).max() < _SILENCE:
+    if abs(voice.samples).max() < _SILENCE:
         raise InputError(f"the {voice.name} has no sound", hint="use some seconds of speech")
     if cloning.text == "needed" and not voice.text:
         raise InputError(
@@ -48,6 +49,8 @@ def _check(voice: ReferenceVoice, cloning: Cloning) -> None:
 
 def at_rate(voice: ReferenceVoice, rate: int) -> np.ndarray:
     """Return the samples of a recording at a model's rate in Hz."""
+    from omni_cli.requests.encoding import resample
+
     return resample(voice.samples, voice.sample_rate, rate)
 
 

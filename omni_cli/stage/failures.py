@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from omni_cli.config.families import plugin_place
 from omni_cli.config.schema import StageConfig
 from omni_cli.config.stage_keys import has_effect
 from omni_cli.core.machine import known_failure
@@ -224,6 +225,7 @@ TRANSLATIONS = (*_table(), *_table_of_sizes(), *_table_of_requests())
 # Other programs' options for our keys, except those that follow from the key, such as `--max-model-len`.
 _OTHER_NAMES = {"VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "max_model_len"}
 _OPTION = re.compile(r"--[a-z][a-z0-9-]+|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
+_TRACEBACK = "`-v` shows the traceback"
 _PICKLE = re.compile(r"Weights only load failed")
 _REMOTE_CODE = re.compile(r"trust_remote_code=True|--trust-remote-code")
 
@@ -272,16 +274,20 @@ def as_failure(
     known = known_failure(error)
     if known is not None:
         return Failure.of(known, request_id=request_id, details=details)
+    place = plugin_place(error)
     if stage is None:
-        return Failure("stage", f"{type(error).__name__}: {error}", details=details)
+        message = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+        return Failure("stage", message, details=details)
     message, hint = translate(summary(error), stage)
     if isinstance(error, PayloadError) and error.limit is not None:
         hint = f"raise this stage's key `{error.limit}`"
+    if hint is None and place is not None:
+        return Failure("stage", f"{message} ({place})", f"correct the plug-in; {_TRACEBACK}", details, request_id)
     if loads is not None:
         message, is_missing = f"could not load {loads}: {message}", isinstance(error, OSError)
         if is_missing and not isinstance(error, PermissionError):
             hint = hint or f"is {loads} a whole checkpoint? `-v` shows more"
-        hint = hint or "`omni doctor` checks this machine; `-v` shows the traceback"
+        hint = hint or f"`omni doctor` checks this machine; {_TRACEBACK}"
     return Failure("stage", message, hint, details, request_id)
 
 

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from omni_cli.models.qwen2_5_omni.connectors import PartialOutput
-from omni_cli.models.qwen2_5_omni.family import TalkerConfig
+from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, RequestDone

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from omni_cli.models.qwen2_5_omni.family import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import RequestDone

@@ -10,12 +10,12 @@ ROOT = Path(omni_cli.__file__).parent
 # Lines of Python; a room that falls far below its number gives the difference back.
 LINES = {
     "backends": 9_450,
-    "checkpoints": 3_150,
-    "cli": 7_100,
-    "config": 2_800,
+    "checkpoints": 3_200,
+    "cli": 7_150,
+    "config": 2_950,
     "core": 1_300,
     "engine": 4_250,
-    "measure": 11_300,
+    "measure": 11_350,
     "models": 11_150,
     "openai_api": 1_600,
     "records": 2_850,
@@ -23,7 +23,7 @@ LINES = {
     "requests": 4_750,
     "serve": 6_000,
     "stage": 1_350,
-    "stats": 3_750,
+    "stats": 3_850,
 }
 SLACK = 300
 

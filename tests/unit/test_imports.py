@@ -98,3 +98,18 @@ def test_answers_without_heavy_libraries(arguments: list[str], expected: int, tm
     assert code == expected, result.stderr
     assert loaded == []
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["profiles", "list"], ["pydantic", "numpy", "asyncio"]),
+        (["generate", "--profile", "no-such", "hello"], ["pydantic", "numpy", "asyncio"]),
+        (["generate", "--model", "/no/such", "hello"], ["pydantic", "numpy", "asyncio"]),
+        (["generate", "--profile", "tiny-omni", "--width", "64", "hello"], ["numpy", "msgspec", "asyncio"]),
+        (["compare", "no-such.json"], ["pydantic", "asyncio"]),
+    ],
+)
+def test_commands_that_compute_nothing_import_little(arguments: list[str], heavy: list[str]) -> None:
+    ended = python(COMMAND, [heavy, arguments])
+    assert json.loads(ended.stdout.splitlines()[-1])[1] == [], ended.stderr

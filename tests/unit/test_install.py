@@ -2,6 +2,7 @@
 
 import importlib.util
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -163,3 +164,41 @@ def test_every_development_tool_is_named(
     named = line.partition(": ")[2].removesuffix(" ...").split(", ")
     assert {"pytest", "ruff", "mypy", "import-linter", "ray"} <= set(named)
     assert all(name.replace("-", "").replace("_", "").replace(".", "").isalnum() for name in named)
+
+
+class _Installed:
+    """A Pip with these versions, and this interpreter."""
+
+    def __init__(self, python: str, **versions: str) -> None:
+        self.python, self.version = python, versions.get
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchvision", "is_fixed"),
+    [("2.13.0+cpu", "0.28.0", True), ("2.13.0+cpu", "0.28.0+cpu", False), ("2.13.0", "0.28.0", False)],
+)
+def test_a_cuda_build_of_torchvision_beside_a_cpu_torch_is_fixed(
+    install: ModuleType, tmp_path: Path, torch: str, torchvision: str, is_fixed: bool
+) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {folder}\n")
+    python.chmod(0o755)
+    install.fix_torchvision(_Installed(str(python), torch=torch, torchvision=torchvision))
+    assert [file.name for file in folder.iterdir()] == ([install.FIX_FILE] if is_fixed else [])
+
+
+def test_the_line_that_fixes_it_runs_before_torchvision_is_found(install: ModuleType) -> None:
+    """As Python runs it at its start; harmless where omni-cli is gone."""
+    assert len(install.FIX_LINE.splitlines()) == 1
+    program = (
+        f"{install.FIX_LINE}from omni_cli.core.compat import torchvision as here\n"
+        "assert here.has_fixed_imports()\n"
+        "here.ensure_torchvision_importable = lambda: print('fixed')\n"
+        "import importlib.util\nimportlib.util.find_spec('torchvision'), importlib.util.find_spec('torchvision')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "fixed\n"
+    gone = f"import sys; sys.modules['omni_cli'] = None\n{install.FIX_LINE}print('started')"
+    assert subprocess.run([sys.executable, "-c", gone], capture_output=True, text=True).stdout == "started\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from omni_cli.cli.loadtest.options import ApiKeyOption
-from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, option
+from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, WaitOption, option, reach
 from omni_cli.cli.profile_choice import fetch_model, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
@@ -35,6 +35,7 @@ class ChatOptions(ProfileOptions):
         option("--url", "URL", "Talk to a running OpenAI-compatible server instead; `--model` is then its model."),
     ] = None
     api_key: ApiKeyOption = None
+    wait: WaitOption = None
     lora: LoraOption = None
     system: Annotated[str | None, option("--system", "TEXT", "The system message.")] = None
     output_dir: OutputDirOption = Path("out/chat")
@@ -62,11 +63,13 @@ def chat(options: ChatOptions) -> int:
         }
         if unused := next((name for name, value in given.items() if value), None):
             raise UsageError(f"`{unused}` has no effect with `--url`", hint="a server has its own profile")
-        from omni_cli.openai_api.client import find_targets, parse_url
+        from omni_cli.openai_api.client import find_targets
 
-        (target,) = find_targets([parse_url(options.url)], options.model, options.api_key)
+        (target,) = find_targets(reach([options.url], options), options.model, options.api_key)
         _run(_talk(target.url, target.model, conversation, options, options.api_key))
         return ExitCode.OK
+    if options.wait is not None:
+        raise UsageError("`--wait` is for servers", hint="add `--url URL`")
     config = profile_source(options, options.lora).load()
     from omni_cli.engine.describing import get_capabilities
 

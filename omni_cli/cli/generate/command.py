@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -30,10 +29,6 @@ def generate(options: GenerateOptions) -> int:
 
     Text is streamed to stdout; audio and images are written to files in the output folder, whose paths follow.
     """
-    from omni_cli.cli.generate.inputs import decode_specs, fit_to_requests, read_specs
-    from omni_cli.engine.describing import get_capabilities
-    from omni_cli.requests.jsonl import read_lines
-
     replicas, requests = options.replicas, options.requests
     if replicas is not None and requests is None:
         raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
@@ -41,6 +36,10 @@ def generate(options: GenerateOptions) -> int:
         hint = 'give one `--lora`, or requests with `"lora": "NAME"` as `--requests FILE.jsonl`'
         raise UsageError("a prompt on the command line cannot choose between several `--lora`", hint=hint)
     config = profile_source(options, options.lora).load()
+    from omni_cli.cli.generate.inputs import decode_specs, fit_to_requests, read_specs
+    from omni_cli.engine.describing import get_capabilities
+    from omni_cli.requests.jsonl import read_lines
+
     began_s = time.monotonic()
     capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
     if options.help_inputs:
@@ -90,6 +89,8 @@ def run(
     engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
 
     session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
+    import asyncio
+
     outcome = asyncio.run(session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
     _show_end(outcome, config, options)
     return outcome.exit_code
@@ -122,6 +123,8 @@ def run_on_replicas(
     printer = _choose_printer(specs, progress, options)
 
     session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
+    import asyncio
+
     outcome = asyncio.run(session.run(timeout_s=options.timeout))
     _show_end(outcome, config, options)
     return outcome.exit_code

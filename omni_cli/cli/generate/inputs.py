@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from omni_cli.cli.generate.run import PendingRequest
 from omni_cli.cli.terminal import console
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig, ImageSize, StageConfig
 from omni_cli.core.errors import InputError, UsageError
@@ -24,6 +23,9 @@ from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.pipeline_call import SOUND_FIELDS
 from omni_cli.requests.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, get_spec
 from omni_cli.requests.value_types import FileKind, describe_types
+
+if TYPE_CHECKING:
+    from omni_cli.cli.generate.run import PendingRequest
 
 _INPUTS_SCHEMA = "omni.inputs/1"
 MAX_STDIN_BYTES = 16 * 1024 * 1024
@@ -67,6 +69,8 @@ def decode_specs(
     A JSONL line with a file that cannot be used becomes a `BadRequest`; for the request of the command line
     itself `InputError` is raised.
     """
+    from omni_cli.cli.generate.run import PendingRequest
+
     held_bytes, choose = 0, partial(frame_chooser, config, verbose=verbose)
     pending: list[PendingRequest | BadRequest] = []
     for spec in specs:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.loadtest.options import DEFAULT_LEN, MAX_REQUESTS, LoadtestOptions, without_key
+from omni_cli.cli.options import reach
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import UsageError
 from omni_cli.stats.estimate import MIN_BLOCKS
@@ -55,6 +56,7 @@ def loadtest(options: LoadtestOptions) -> int:
         reads_energy=options.find_max_rate is None,
         command=("omni", *without_key(sys.argv[1:])),
     )
+    reach(urls, options)
     with start_word_judge(workload.recogniser) as judge:
         if options.find_max_rate is not None:
             return _find_max_rate(options, traffics[0], workload, partial(plan_of, judge=judge))

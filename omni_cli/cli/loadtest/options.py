@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from omni_cli.cli.bench.options import MAX_LEN, MeasureOptions
-from omni_cli.cli.options import DEFAULT_MARGIN, AllowDifferenceOption, MarginOption, argument, option, positive_seconds
+from omni_cli.cli.options import (
+    DEFAULT_MARGIN,
+    AllowDifferenceOption,
+    MarginOption,
+    WaitOption,
+    argument,
+    option,
+    positive_seconds,
+)
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 
 MAX_CONCURRENCY = 4096
@@ -37,6 +45,7 @@ class LoadtestOptions(MeasureOptions):
     url: Annotated[
         list[str], argument("URL...", "OpenAI-compatible servers; further ones are compared with the first.")
     ]
+    wait: WaitOption = None
     endpoint: Annotated[
         Literal["chat", "speech", "images", "transcriptions"], option("--endpoint", None, "The endpoint to call.")
     ] = "chat"

@@ -34,8 +34,9 @@ def tune(options: TuneOptions) -> ExitCode:
         from omni_cli.cli.tune.run import search, server_search
 
         return search(server_search(options, margin), options, command)
-    if options.endpoint is not None:
-        raise UsageError("`--endpoint` is for a running server", hint="add `--url`, or omit it")
+    for name in ("endpoint", "wait"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"`--{name}` is for a running server", hint="add `--url`, or omit it")
     return _search_profile(options, margin, command)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from omni_cli.cli.bench.options import StageOption, WorkloadOptions
-from omni_cli.cli.options import OutputDirOption, TimeoutOption, option, positive_seconds
+from omni_cli.cli.options import OutputDirOption, TimeoutOption, WaitOption, option, positive_seconds
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import visible
 
@@ -47,6 +47,7 @@ class TuneOptions(WorkloadOptions):
             "sent as by `omni loadtest`.",
         ),
     ] = None
+    wait: WaitOption = None
     endpoint: Annotated[
         Literal["chat", "speech", "images"] | None,
         option("--endpoint", None, "The endpoint of `--url` to call. Default: chat."),

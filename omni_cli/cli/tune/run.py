@@ -13,7 +13,7 @@ from pathlib import Path
 from omni_cli.cli.bench.options import DEFAULT_INPUT_LEN
 from omni_cli.cli.bench.run import BenchProgress
 from omni_cli.cli.loadtest.reading import read_endpoint, read_traffics
-from omni_cli.cli.options import write_report
+from omni_cli.cli.options import reach, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
@@ -127,6 +127,7 @@ def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
         load={},
         slos=parse_slos(tuple(options.slo or ()), endpoint.metrics),
     )
+    reach([url], options)
 
     def plan(variants: Sequence[VariantConfig]) -> AbstractContextManager[Plan]:
         return server_plan(

@@ -31,8 +31,8 @@ def verify(options: VerifyOptions) -> int:
         from omni_cli.cli.verify.run import verify_server
 
         return verify_server(options)
-    if options.served_model_name is not None or options.route != "chat":
-        raise UsageError("`--route` and `--served-model-name` are for servers", hint="add `--url URL`")
+    if options.served_model_name is not None or options.route != "chat" or options.wait is not None:
+        raise UsageError("`--route`, `--served-model-name` and `--wait` are for servers", hint="add `--url URL`")
     from omni_cli.cli.verify.run import verify_profile
 
     return verify_profile(options)

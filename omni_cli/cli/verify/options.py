@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from omni_cli.cli.loadtest.options import ApiKeyOption
-from omni_cli.cli.options import LoraOption, ProfileOptions, TimeoutOption, option
+from omni_cli.cli.options import LoraOption, ProfileOptions, TimeoutOption, WaitOption, option
 
 Route = Literal["chat", "completions", "speech", "images", "transcriptions"]
 
@@ -30,6 +30,7 @@ class VerifyOptions(ProfileOptions):
         option("--served-model-name", "NAME", "The model to request. Default: the first one of the server."),
     ] = None
     api_key: ApiKeyOption = None
+    wait: WaitOption = None
     lora: LoraOption = None
     requests: Annotated[
         Path | None,

@@ -18,7 +18,7 @@ import numpy as np
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
 from omni_cli.cli.loadtest.options import without_key
-from omni_cli.cli.options import write_report, write_view
+from omni_cli.cli.options import reach, write_report, write_view
 from omni_cli.cli.profile_choice import fetch_model, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
@@ -40,7 +40,7 @@ from omni_cli.measure.verify.engine_subject import EngineSubject, greedy_overrid
 from omni_cli.measure.verify.reference import Reference
 from omni_cli.measure.verify.server_subject import REFERENCE_ROUTES, TEXT, ServerSubject
 from omni_cli.measure.verify.subject import Mode
-from omni_cli.openai_api.client import Client, find_targets, parse_url
+from omni_cli.openai_api.client import Client, find_targets
 from omni_cli.records.record_file import save_record, utc_now, with_digest
 from omni_cli.records.verify_record import TokenProbability, VerifyRecord, exit_code
 from omni_cli.report.renderers import to_text
@@ -130,9 +130,9 @@ def verify_server(options: VerifyOptions) -> int:
     """Verify a server and return the exit code. Raises `OmniError` if nothing was checked."""
     began_s = time.monotonic()
     assert options.url is not None
-    url = parse_url(options.url)
     requests = _read_for_server(options)
     reference = _reference(options)
+    (url,) = reach([options.url], options)
     (target,) = find_targets([url], options.served_model_name, options.api_key)
     # The package's sentences are all that a route for speech is asked, so that none is left out.
     are_defaults = options.requests is None and options.route != "transcriptions"

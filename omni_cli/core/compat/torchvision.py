@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -39,6 +41,27 @@ def ensure_torchvision_importable() -> None:
     for name, schema in _SCHEMAS.items():
         if not hasattr(torch.ops.torchvision, name):
             _library.define(schema)
+
+
+class _BeforeTorchvision(MetaPathFinder):
+    """Finds nothing; the first time that torchvision is looked for, it is made importable."""
+
+    def find_spec(self, fullname: str, _path: object = None, _target: object = None) -> None:
+        if fullname == "torchvision" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            with suppress(ImportError):
+                ensure_torchvision_importable()
+
+
+def fix_imports() -> None:
+    """Make a plain `import torchvision` work in this process: `make` has each process of its environment call this."""
+    if not has_fixed_imports():
+        sys.meta_path.insert(0, _BeforeTorchvision())
+
+
+def has_fixed_imports() -> bool:
+    """True after `fix_imports`."""
+    return _library is not None or any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path)
 
 
 def lacks_cpu_mark(name: str) -> bool:

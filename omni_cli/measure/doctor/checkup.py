@@ -14,8 +14,10 @@ from pathlib import Path
 from omni_cli import __version__
 from omni_cli.checkpoints.hub import hub_cache_folder
 from omni_cli.checkpoints.stage_weights import find_weights
+from omni_cli.config.families import broken_plugins
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core import machine
+from omni_cli.core.compat.torchvision import has_fixed_imports
 from omni_cli.core.errors import CheckpointError
 from omni_cli.engine.devices import Devices, keys_for_cuda
 from omni_cli.engine.memory_plan import MemoryUse, plan_memory
@@ -31,6 +33,7 @@ from omni_cli.measure.doctor.packages import (
     read_packages,
     start_torch_probe,
 )
+from omni_cli.measure.doctor.plugins import missing_targets
 
 BACKENDS = frozenset({"vllm", "diffusers"})
 NOTHING: frozenset[str] = frozenset()
@@ -51,6 +54,7 @@ class MachineFacts:
     gpus: machine.Gpus
     cache: machine.Folder
     hub_cache: machine.Folder
+    fixes_torchvision: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ def inspect_machine(cache: Path) -> MachineFacts:
         gpus=gpus,
         cache=machine.read_folder(cache),
         hub_cache=machine.read_folder(hub_cache_folder()),
+        fixes_torchvision=has_fixed_imports(),
     )
 
 
@@ -109,6 +114,7 @@ def find_problems(facts: MachineFacts) -> list[Problem]:
         _torchvision,
         _cuda_linked,
         _other_versions,
+        _plugins,
     )
     problems = [problem for check in checks for problem in check(facts)]
     return sorted(problems, key=lambda problem: not problem.blocks)
@@ -288,7 +294,7 @@ def _cache(facts: MachineFacts) -> list[Problem]:
 
 def _torchvision(facts: MachineFacts) -> list[Problem]:
     torch, torchvision = facts.packages["torch"], facts.packages["torchvision"]
-    if torch.build != "cpu" or torchvision.build != "cuda":
+    if torch.build != "cpu" or torchvision.build != "cuda" or facts.fixes_torchvision:
         return []
     message = (
         f"torchvision {torchvision.version} is a CUDA build next to a CPU build of torch; omni works around it, "
@@ -317,6 +323,11 @@ def _other_versions(facts: MachineFacts) -> list[Problem]:
     commands = [_torch_command(facts)] if len(rest) < len(others) else []
     commands += [pip_install(*rest)] if rest else []
     return [Problem(f"versions that omni was not verified with: {named}", _shell(commands))]
+
+
+def _plugins(_facts: MachineFacts) -> list[Problem]:
+    """Report packages with model families that cannot be used; nothing else is blocked by them."""
+    return [Problem(broken.message, broken.hint) for broken in (*broken_plugins(), *missing_targets())]
 
 
 def _shell(commands: Iterable[str]) -> str:

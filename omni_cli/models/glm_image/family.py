@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
-from omni_cli.config.schema import ARStageConfig, ImageSize
 from omni_cli.core.errors import InputError
 
 if TYPE_CHECKING:
     from omni_cli.config.schema import EngineConfig
+    from omni_cli.models.glm_image.settings import PriorConfig
     from omni_cli.requests.outputs import GenerateRequest
 
 _HERE = "omni_cli.models.glm_image"
@@ -30,7 +30,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.prior_stage:PriorStage",
-            settings=f"{_HERE}.family:PriorConfig",
+            settings=f"{_HERE}.settings:PriorConfig",
             takes=("image", "sampling", "temperature"),
             decoder="vision_language_encoder/text_config",
             needed_files=(
@@ -104,14 +104,6 @@ def _sampling(file: Path) -> dict[str, Any]:
     return {"temperature": 1.0, **named, "top_k": _TOP_K if top_k is None else top_k}
 
 
-class PriorConfig(ImageSize, ARStageConfig):
-    """Keys of the prior. The default size of an image is that of the request's first image, else 1024x1024."""
-
-    @property
-    def has_given_length(self) -> bool:
-        return True
-
-
 FACTOR = 32
 """Pixels per token in either direction, before the tokens are upsampled."""
 _DEFAULT_PIXELS = 1024
@@ -121,6 +113,8 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "logprobs")
 
 def check_request(request: GenerateRequest, config: EngineConfig) -> None:
     """Raise `InputError` for a request that the prior would reject."""
+    from omni_cli.models.glm_image.settings import PriorConfig
+
     prior = config.stages[0]
     assert isinstance(prior, PriorConfig)
     check_arguments(request.diffusion)

@@ -29,8 +29,9 @@ from vllm.outputs import RequestOutput
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError, StageError
-from omni_cli.models.glm_image.family import PriorConfig, check_arguments, check_sampling, get_size
+from omni_cli.models.glm_image.family import check_arguments, check_sampling, get_size
 from omni_cli.models.glm_image.prompts import PriorOutput, PriorProcessor, PriorPrompt, mrope_positions
+from omni_cli.models.glm_image.settings import PriorConfig
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Report
 from omni_cli.stage.payloads import encode_additional_information

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from omni_cli.core.errors import CheckpointError, InputError
-from omni_cli.models.qwen2_5_omni.family import TalkerPrompt
+from omni_cli.models.qwen2_5_omni.settings import TalkerPrompt
 from omni_cli.models.qwen_omni.media import get_media, reference_positions
 from omni_cli.models.voices import speaker_for
 from omni_cli.stage.payloads import PayloadError, get_integers, get_tensor

@@ -3,63 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
-from omni_cli.config.schema import ARStageConfig
-from omni_cli.config.stage_keys import VLLM_ONLY
-from omni_cli.models.codec.settings import Codes, WaveformConfig
-
-TalkerPrompt = Literal["full", "plain"]
-
-
-class TalkerConfig(ARStageConfig):
-    """Keys of the talker."""
-
-    talker_prompt: TalkerPrompt = Field(
-        "full",
-        description="Qwen2.5-Omni's talker: `full` as published, `plain` as transformers 5.19 computes one prompt "
-        "(no codec embeddings and no M-RoPE positions of media in the prompt).",
-    )
-    early_start: bool | None = Field(
-        None,
-        description="Begin with the thinker's second token, as for streamed requests, instead of after its last. "
-        "Default: false.",
-    )
-
-    @property
-    def starts_early(self) -> bool:
-        return bool(self.early_start)
-
-
-class Token2WavConfig(WaveformConfig):
-    """Keys of token2wav."""
-
-    sway_coefficient: Annotated[float | None, VLLM_ONLY] = Field(
-        None, ge=-1, le=1, description="Bends the time steps towards the start (below 0); vLLM's token2wav."
-    )
-    stream_first_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
-        None, description="Codec tokens in the first chunk. Default: 12."
-    )
-    stream_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
-        None,
-        description="Codec tokens in a further chunk: two and a half times as many as in the one before it, up to this "
-        "many. Default: 192.",
-    )
-    stream_context_codes: Annotated[int | None, VLLM_ONLY] = Field(
-        None,
-        ge=0,
-        le=MAX_TOKENS,
-        description="Codec tokens before a chunk that it is computed with. Default: 36, and 0 with `batching: padded`, "
-        "where a chunk continues the one before it.",
-    )
-    stream_look_ahead_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
-        None, description="Codec tokens after a chunk that it waits for and is computed with. Default: 12."
-    )
-
 
 _HERE = "omni_cli.models.qwen2_5_omni"
 # Architecture names in vLLM.
@@ -93,7 +39,7 @@ FAMILY = Family(
             input="thinker",
             # Speech is made from the thinker's hidden states, which depend on the system prompt.
             takes=("instructions",),
-            settings=f"{_HERE}.family:TalkerConfig",
+            settings=f"{_HERE}.settings:TalkerConfig",
             decoder="talker_config",
             needed_files=(("spk_dict.pt",),),
             needed_weights=("talker.model.", "talker.thinker_to_talker_proj.", "talker.codec_head."),
@@ -105,7 +51,7 @@ FAMILY = Family(
             stage=f"{_HERE}.token2wav.stage:Token2WavStage",
             input="talker",
             makes="audio",
-            settings=f"{_HERE}.family:Token2WavConfig",
+            settings=f"{_HERE}.settings:Token2WavConfig",
             needed_weights=("token2wav.code2wav_dit_model.", "token2wav.code2wav_bigvgan_model."),
         ),
     ),

@@ -17,7 +17,7 @@ from omni_cli.checkpoints.adapters import ADAPTER_WEIGHTS
 from omni_cli.checkpoints.files import read_header
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.models.qwen2_5_omni.connectors import pick_speaker
-from omni_cli.models.qwen2_5_omni.family import TalkerConfig, Token2WavConfig
+from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
 from omni_cli.models.reference import (
     ForcedCodes,
     ForcedTokens,

@@ -36,7 +36,8 @@ from omni_cli.models.qwen2_5_omni.connectors import (
     pick_speaker,
     thinker_to_talker,
 )
-from omni_cli.models.qwen2_5_omni.family import TALKER, TalkerConfig
+from omni_cli.models.qwen2_5_omni.family import TALKER
+from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.voices import note_on_voice
 from omni_cli.requests.contents import StageIO

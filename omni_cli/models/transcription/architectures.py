@@ -7,6 +7,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+from omni_cli.checkpoints.architectures import VLLM_MODELS, read_source
 from omni_cli.checkpoints.files import read_object
 
 _INTERFACE = "SupportsTranscription"
@@ -33,11 +34,11 @@ def missing_package(folder: Path) -> str | None:
     """Return a package that a checkpoint needs to hear, and that is not installed."""
     config = read_object(folder / "config.json")
     found = _find(config["architectures"][0])
-    sources = [] if found is None else [_read(found[0])]
+    sources = [] if found is None else [read_source(found[0], *VLLM_MODELS)]
     for name in re.findall(r"vllm\.transformers_utils\.processors\.(\w+)", "".join(sources)):
-        sources.append(_read(name, "vllm", "transformers_utils", "processors"))
+        sources.append(read_source(name, "vllm", "transformers_utils", "processors"))
     kind = str(config.get("model_type")).removesuffix("_plus")
-    sources.append(_read(f"feature_extraction_{kind}", "transformers", "models", kind))
+    sources.append(read_source(f"feature_extraction_{kind}", "transformers", "models", kind))
     names = (match[1] for source in sources for match in _IMPORT.finditer(source))
     return next((name for name in names if importlib.util.find_spec(name) is None), None)
 
@@ -52,13 +53,13 @@ def _transcriber(architecture: str) -> tuple[str, ...]:
 
 def _find(architecture: str) -> tuple[str, str] | None:
     """Return the module and the class of an architecture."""
-    table = _TABLE.search(_read("registry"))
+    table = _TABLE.search(read_source("registry", *VLLM_MODELS))
     row = re.search(rf'"{re.escape(architecture)}": \(\s*"(\w+)",\s*"(\w+)"', table[1]) if table else None
     return None if row is None else (row[1], row[2])
 
 
 def _bodies(module: str, name: str) -> list[str]:
-    source = _read(module)
+    source = read_source(module, *VLLM_MODELS)
     own = re.search(rf"^class {name}\b(.*?)(?=^\S(?!:)|\Z)", source, re.MULTILINE | re.DOTALL)
     if own is None:
         # Imported from a neighbour, `from .module import (...)` or by vLLM's whole name.
@@ -67,11 +68,3 @@ def _bodies(module: str, name: str) -> list[str]:
         return [] if origin is None else _bodies(origin[1], name)
     bases = re.findall(r"\w+", own[1].partition(":\n")[0])
     return [own[1], *(body for base in bases if base != _INTERFACE for body in _bodies(module, base))]
-
-
-@functools.cache
-def _read(module: str, package: str = "vllm", *folders: str) -> str:
-    spec = importlib.util.find_spec(package)
-    roots = [] if spec is None else spec.submodule_search_locations or []
-    files = (Path(root, *(folders or ("model_executor", "models")), f"{module}.py") for root in roots)
-    return next((file.read_text() for file in files if file.is_file()), "")

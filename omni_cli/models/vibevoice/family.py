@@ -5,21 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from omni_cli.config.families import CheckpointNeeds, Cloning, Family, Machine, StageRole
-from omni_cli.config.schema import ARStageConfig
-from omni_cli.models.codec.settings import WaveformKeys
-
-
-class SpeakerConfig(WaveformKeys, ARStageConfig):
-    """Keys of a stage whose every step ends in a diffusion; both come from generation_config.json if not set."""
-
-    num_diffusion_steps: int | None = Field(None, ge=1, le=1000, description="Denoising steps per latent of speech.")
-    cfg_scale: float | None = Field(
-        None, ge=0, le=100, description="Guidance of the latents and, as in transformers, of the control tokens."
-    )
-
 
 _HERE = "omni_cli.models.vibevoice"
 # Architecture name in vLLM.
@@ -41,7 +27,7 @@ FAMILY = Family(
             makes="audio",
             takes=("sampling", "max_tokens", "raw"),
             clones=CLONING,
-            settings=f"{_HERE}.family:SpeakerConfig",
+            settings=f"{_HERE}.settings:SpeakerConfig",
             needed_files=(("tokenizer.json",), ("processor_config.json", "preprocessor_config.json")),
             needed_weights=("model.language_model.", "model.diffusion_head.", "model.audio_tower."),
             decoder="text_config",

@@ -24,8 +24,8 @@ from omni_cli.models.reference import (
     replace_attribute,
 )
 from omni_cli.models.scores import EngineOutput, Expected, Way
-from omni_cli.models.vibevoice.family import SpeakerConfig
 from omni_cli.models.vibevoice.prompts import make_inputs
+from omni_cli.models.vibevoice.settings import SpeakerConfig
 from omni_cli.requests.outputs import GenerateRequest
 
 

@@ -28,8 +28,9 @@ from omni_cli.checkpoints.shards import lacking
 from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import FRAMES_PER_PART, StepStage
 from omni_cli.models.vibevoice.branches import BranchCache, ConvolutionCache
-from omni_cli.models.vibevoice.family import SPEAKER, SPEAKERS, SpeakerConfig
+from omni_cli.models.vibevoice.family import SPEAKER, SPEAKERS
 from omni_cli.models.vibevoice.prompts import make_inputs
+from omni_cli.models.vibevoice.settings import SpeakerConfig
 from omni_cli.models.vibevoice.speech_frames import LAST_TOKEN, NOISE, SpeechStore
 from omni_cli.models.voices import note_on_voice, speaker_for
 from omni_cli.requests.outputs import AudioOutput

@@ -14,7 +14,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.checkpoints.tiny_qwen import OmniSizes, VocoderSizes, qwen2_5_omni
-from omni_cli.models.qwen2_5_omni.family import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Vocoder, VocoderInput
 from omni_cli.models.qwen2_5_omni.token2wav.request import Chunker, ChunkSizes, DenoisingSettings, SynthesisRequest

@@ -23,7 +23,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (  # noqa: E4
 from omni_cli.backends.execution.modes import GraphMode, make_execution_mode  # noqa: E402
 from omni_cli.backends.execution.worker_pool import WorkerPool  # noqa: E402
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
-from omni_cli.models.qwen2_5_omni.family import Token2WavConfig  # noqa: E402
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket, buckets  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedVocoder  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising  # noqa: E402

@@ -15,7 +15,7 @@ from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.schema import Execution  # noqa: E402
 from omni_cli.core.errors import StageError  # noqa: E402
 from omni_cli.engine.process.stage_process import load_stage  # noqa: E402
-from omni_cli.models.qwen2_5_omni.family import Token2WavConfig  # noqa: E402
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.stage import SpeechPriority, chunk_sizes, get_chunk_order  # noqa: E402
 from omni_cli.requests.contents import SpeechOptions, StageIO  # noqa: E402
 from omni_cli.requests.outputs import GenerateRequest  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from omni_cli import __version__
-from omni_cli.cli import app
+from omni_cli.cli import app, lazy
 from omni_cli.cli.lazy import LazyCommand
 from omni_cli.cli.options import JsonOption, SeedOption, TimeoutOption, VerboseOption
 from omni_cli.cli.terminal import console
@@ -326,3 +326,11 @@ except KeyboardInterrupt:
 def test_an_interrupt_in_a_finalizer_comes_again() -> None:
     ended = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True, timeout=60, check=True)
     assert (ended.stdout, ended.stderr) == ("interrupted\n", "")
+
+
+@pytest.mark.parametrize("text", ["7", "-7", " 7 ", "7.0", "x", "99999999999999999999"])
+def test_a_number_is_converted_or_refused_as_by_typer(text: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(lazy, "_NUMBERS", {})
+        expected = run("fail", "code", "--number", text)
+    assert run("fail", "code", "--number", text) == expected

@@ -27,7 +27,7 @@ def nothing_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("arguments", "parts"),
     [
         ([], ["missing argument `URL...`"]),
-        (["127.0.0.1"], ["not the address of a server", "omni loadtest http://127.0.0.1:8000"]),
+        (["server"], ["not the address of a server", "for example http://127.0.0.1:8000"]),
         ([URL, "--stage", "ar"], ["unknown option `--stage`"]),
         ([URL, "--max-memory-regression", "5%"], ["unknown option `--max-memory-regression`"]),
         ([URL, "--vary", "max_num_seqs=1,2"], ["cannot be varied on a running server", "concurrency=A,B"]),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from omni_cli.cli import app
-from omni_cli.config.bundled import bundled_profiles
-from omni_cli.config.loader import load_profile
+from omni_cli.config.bundled import bundled_data, bundled_profiles
+from omni_cli.config.loader import load_bundled, load_profile
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -127,3 +127,15 @@ def test_schema_is_one_json_document(run: Run) -> None:
     code, out, err = run("schema")
     assert (code, err) == (0, "")
     assert json.loads(out)["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_the_quick_list_is_that_of_the_loaded_profiles() -> None:
+    loaded = {
+        name: (config.name, config.description, config.model, config.dtype, [stage.name for stage in config.stages])
+        for name, config in load_bundled().items()
+    }
+    keys = ("name", "description", "model", "dtype")
+    listed = {name: (*(data[key] for key in keys), list(data["stages"])) for name, data in bundled_data().items()}
+    assert listed == loaded
+    kinds = [keys["kind"] for data in bundled_data().values() for keys in data["stages"].values()]
+    assert kinds == [stage.kind for config in load_bundled().values() for stage in config.stages]

@@ -24,7 +24,7 @@ def nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--url", "127.0.0.1"], ["not the address of a server"]),
+        (["--url", "server"], ["not the address of a server", "for example http://127.0.0.1:8000"]),
         (["--url", URL, "--profile", "tiny-omni"], ["`--profile` is for profiles"]),
         (["--url", URL, "--vary", "a=1,2"], ["`--vary` is for profiles"]),
         (["--url", URL, "--set", "seed=1"], ["`--set` is for profiles"]),

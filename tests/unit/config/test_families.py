@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.machine_facts import facts
 
+from omni_cli.checkpoints.resolve import find_folder
 from omni_cli.config import families as registry
 from omni_cli.config.bundled import bundled_profiles
-from omni_cli.config.families import Family, StageRole, families, get_family, get_family_of_stages, load
+from omni_cli.config.families import Family, StageRole, broken_plugins, families, get_family, get_family_of_stages, load
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
 from omni_cli.core.errors import OmniError
+from omni_cli.measure.doctor.checkup import find_problems
+from omni_cli.stage.failures import as_failure
 
 TOY = Family("toy", "Toy", (StageRole("writer", "ar", "vllm", "x:y"),), ("ToyModel",), builtins={"tiny-toy": "x:y"})
 
@@ -30,9 +37,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
             points.append(EntryPoint(f"toy-{number}", f"{__name__}:FAMILY_{number}", registry.GROUP))
         monkeypatch.setattr(registry, "entry_points", lambda **only: EntryPoints([*real(**only), *points]))
 
-    families.cache_clear()
+    registry._discover.cache_clear()
     yield install
-    families.cache_clear()
+    registry._discover.cache_clear()
 
 
 def test_every_bundled_profile_has_a_family_and_every_family_of_ours_one_profile() -> None:
@@ -101,17 +108,101 @@ def test_the_family_of_a_profile(
 )
 def test_a_family_that_cannot_be_used(install: Callable[..., None], found: list[Any], message: str) -> None:
     install(*found)
+    (broken,) = broken_plugins()
+    assert message in broken.message and f"({__file__}" in broken.message
+    assert "pip uninstall" in broken.hint
+    assert get_family("Qwen2_5OmniModel").name == "qwen2_5_omni", "others are not affected"
+
+
+def test_no_package_takes_an_architecture_of_ours(install: Callable[..., None]) -> None:
+    install(Family("a", "A", TOY.roles, ("Qwen2_5OmniModel",)))
+    assert get_family("Qwen2_5OmniModel").name == "qwen2_5_omni"
+    assert [broken.package for broken in broken_plugins()] == ["an unknown package"]
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """`plugin(SOURCE)`: a package whose module `family` is this is installed; its path."""
+    real, file = entry_points, tmp_path / "omni_sample" / "family.py"
+
+    def write(source: str) -> Path:
+        file.parent.mkdir()
+        file.write_text(source)
+        point = EntryPoint("sample", "omni_sample.family:FAMILY", registry.GROUP)
+        monkeypatch.setattr(registry, "entry_points", lambda **only: EntryPoints([*real(**only), point]))
+        return file
+
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._discover.cache_clear()
+    yield write
+    registry._discover.cache_clear()
+    registry._broken_claims.clear()
+    for name in ("omni_sample", "omni_sample.family"):
+        sys.modules.pop(name, None)
+
+
+_HEAD = "from omni_cli.config.families import Family, StageRole\n"
+_ROLES = "(StageRole('writer', 'ar', 'vllm', 'omni_sample.family:Stage'),)"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "word"),
+    [
+        ("x = 1\nFAMILY = (\n", 2, "SyntaxError"),
+        ("\nFAMILY = famly\n", 2, "NameError"),
+        (f"{_HEAD}\nFAMILY = Family('a', 'A', {_ROLES}, archs=())\n", 3, "archs"),
+        ("\n\nFAMILY = 3\n", 3, "is a int, not a Family"),
+    ],
+)
+def test_a_mistake_names_file_and_line(plugin: Callable[[str], Path], source: str, line: int, word: str) -> None:
+    file = plugin(source)
+    assert get_family("Qwen2_5OmniModel").name == "qwen2_5_omni"
+    (broken,) = broken_plugins()
+    assert f"{file}:{line}" in broken.message and word in broken.message
+    assert [problem.message for problem in find_problems(facts())] == [broken.message]
     with pytest.raises(OmniError) as caught:
-        families()
-    assert message in caught.value.message
-    assert caught.value.hint and "pip uninstall" in caught.value.hint
+        find_folder("builtin:of-the-plug-in")
+    assert f"{file}:{line}" in (caught.value.hint or "")
 
 
-def test_a_family_that_cannot_be_imported(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_is_not_there(monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]) -> None:
     broken = EntryPoints([EntryPoint("broken", "no_such_package.family:FAMILY", registry.GROUP)])
     monkeypatch.setattr(registry, "entry_points", lambda **only: broken)
-    with pytest.raises(OmniError, match=r"cannot import the model family `broken` .*No module named 'no_such_package'"):
-        families()
+    assert "cannot import the model family `broken`" in broken_plugins()[0].message
+    assert "`broken = no_such_package.family:FAMILY`" in broken_plugins()[0].message
+
+
+def test_a_failing_claim_stops_no_other_model(plugin: Callable[[str], Path]) -> None:
+    source = f"FAMILY = Family('a', 'A', {_ROLES}, claims='omni_sample.family:claims')\ndef claims(name):\n    1 / 0\n"
+    file = plugin(_HEAD + source)
+    assert get_family("LlamaForCausalLM").name == "language_model"
+    assert f"{file}:4" in broken_plugins()[0].message
+
+
+def test_a_reference_to_nothing_is_listed_and_named(plugin: Callable[[str], Path]) -> None:
+    file = plugin(f"{_HEAD}FAMILY = Family(\n    'a', 'A', {_ROLES}, ('A',),\n    profile='omni_sample.code:derive')\n")
+    assert broken_plugins() == ()
+    (problem,) = find_problems(facts())
+    assert "`omni_sample.code:derive`" in problem.message and f"{file}:4" in problem.message
+    with pytest.raises(OmniError, match=r"omni_sample\.code"):
+        load("omni_sample.code:derive")
+
+
+def test_an_error_of_its_code_in_a_stage_names_the_line(plugin: Callable[[str], Path]) -> None:
+    file = plugin(
+        f"{_HEAD}FAMILY = Family('a', 'A', {_ROLES}, ('A',))\nclass Stage:\n    def __init__(self):\n        1 / 0\n"
+    )
+    with pytest.raises(ZeroDivisionError) as caught:
+        load("omni_sample.family:Stage")()
+    failure = as_failure(caught.value, ARStageConfig.create("writer"), loads="a/b")
+    assert f"{file}:5" in failure.message and "plug-in" in (failure.hint or "")
+    with pytest.raises(ZeroDivisionError) as ours:
+        ours_in_a_library()
+    assert registry.plugin_place(ours.value) is None
+
+
+def ours_in_a_library() -> None:
+    json.loads("1", parse_int=lambda text: 1 / 0)
 
 
 def test_each_family_of_ours_has_a_module_of_its_own() -> None:

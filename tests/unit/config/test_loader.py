@@ -16,7 +16,7 @@ from omni_cli.config.roles import json_schema
 from omni_cli.config.schema import ARStageConfig, profile_data
 from omni_cli.config.yaml_tree import parse_scalar, to_yaml
 from omni_cli.core.errors import ExitCode, ProfileError
-from omni_cli.models.qwen2_5_omni.family import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[3] / "profiles").glob("*.yaml"))
 

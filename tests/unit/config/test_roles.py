@@ -9,7 +9,7 @@ from omni_cli.config.loader import load_profile
 from omni_cli.config.roles import for_family
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
 from omni_cli.core.errors import CheckpointError
-from omni_cli.models.qwen2_5_omni.family import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 
 DROPPABLE = ("height", "width", "num_inference_steps", "true_cfg_scale")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from omni_cli.checkpoints.architectures import check_known
 from omni_cli.checkpoints.derive import derive_profile
 from omni_cli.checkpoints.files import check_checkpoint
 from omni_cli.config.families import Machine
@@ -20,7 +21,7 @@ FILES = ("model.safetensors", "tokenizer.json", "preprocessor_config.json")
 
 
 def write_checkpoint(folder: Path, *files: str, **parts: Any) -> Path:
-    config = {"architectures": ["SomeModelForConditionalGeneration"], "max_position_embeddings": 512, **parts}
+    config = {"architectures": ["SmolVLMForConditionalGeneration"], "max_position_embeddings": 512, **parts}
     (folder / "config.json").write_text(json.dumps(config))
     for name in files:
         content = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8) if name.endswith(".safetensors") else b"{}"
@@ -57,3 +58,42 @@ def test_the_part_that_is_missing_is_named(tmp_path: Path, lacking: str, part: s
         check(tmp_path)
     assert caught.value.exit_code == 2
     assert caught.value.hint == "the folder is incomplete: download or copy it again"
+
+
+@pytest.fixture
+def unknown(tmp_path: Path) -> Path:
+    """A whole checkpoint of an architecture that nothing has."""
+    write_checkpoint(tmp_path, *FILES[:2], architectures=["FooBarForCausalLM"], model_type="foobar")
+    return tmp_path
+
+
+def test_an_architecture_that_nothing_knows_is_named(unknown: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a FooBarForCausalLM, which neither vLLM nor transformers knows"):
+        check(unknown)
+
+
+def test_code_of_the_checkpoint_needs_permission(tmp_path: Path) -> None:
+    own = {"AutoConfig": "configuration_foo.FooConfig", "AutoModelForCausalLM": "modeling_foo.Foo"}
+    parts: dict[str, Any] = {"architectures": ["FooBarForCausalLM"], "model_type": "foobar", "auto_map": own}
+    write_checkpoint(tmp_path, *FILES[:2], **parts)
+    profile = EngineConfig.model_validate(derive_profile(tmp_path, Machine("cpu"), str(tmp_path)))
+    with pytest.raises(CheckpointError, match="needs code of its own repository") as caught:
+        check_fit(profile, tmp_path)
+    assert caught.value.hint is not None and "--trust-remote-code" in caught.value.hint
+    check_fit(profile.trusting_remote_code(), tmp_path)
+    write_checkpoint(tmp_path, architectures=["LlamaForCausalLM"], model_type="llama", auto_map=own)
+    check(tmp_path)  # code that vLLM does not need
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "LlamaModel", "GPT2LMHeadModel", "SmolVLMForConditionalGeneration"]
+)
+def test_architectures_of_vllm_and_of_transformers_are_known(tmp_path: Path, architecture: str) -> None:
+    check_known(write_checkpoint(tmp_path, architectures=[architecture]), trusts_code=False)
+
+
+def test_a_pipeline_that_diffusers_lacks_is_named_without_importing_it(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "QwenImagePipelin"}))
+    with pytest.raises(CheckpointError, match="diffusers has no class `QwenImagePipelin`") as caught:
+        derive_profile(tmp_path, Machine("cpu"), str(tmp_path))
+    assert caught.value.hint == "did you mean `QwenImagePipeline`?"

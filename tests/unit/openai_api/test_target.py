@@ -18,6 +18,11 @@ from omni_cli.openai_api.client import parse_url
         ("http://[::1]:9000", "http://[::1]:9000"),
         ("localhost:8000/v1", "http://localhost:8000"),
         ("10.0.0.1:80", "http://10.0.0.1:80"),
+        ("localhost", "http://localhost"),
+        ("127.0.0.1/v1", "http://127.0.0.1"),
+        ("server:8000", "http://server:8000"),
+        ("models.example.org/proxy", "http://models.example.org/proxy"),
+        ("[::1]:9000", "http://[::1]:9000"),
     ],
 )
 def test_addresses(text: str, url: str) -> None:
@@ -27,7 +32,7 @@ def test_addresses(text: str, url: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "127.0.0.1", "localhost", "", "ftp://a", "http://", "http://:80", "http://a:port", "http://a:99999",
+        "server", "", "ftp://a", "http://", "http://:80", "http://a:port", "http://a:99999",
         "http://a:0", "http://a?x=1", "http://a#x", "http://[::1", "file:///etc/passwd",
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 
 
 def test_the_page_has_every_declaration() -> None:
-    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    rows = [line for line in PAGE.splitlines() if line.startswith("| `") and not line.startswith("| `omni_")]
     assert rows == [
         f"| `{metric.name}` | {get_unit(metric.name)} | {'higher' if metric.higher_is_better else 'lower'} |"
         f" {metric.description} |"

@@ -22,3 +22,8 @@ def test_it_names_every_metric_of_the_server_and_no_other() -> None:
     assert expressions
     named = {SUFFIX.sub("", name) for text in expressions for name in re.findall(r"\bomni_\w+", text)}
     assert named == set(SCRIPT["families"]())
+
+
+def test_the_page_has_every_metric_in_one_line() -> None:
+    rows = [line for line in (ROOT / "docs" / "metrics.md").read_text().splitlines() if line.startswith("| `omni_")]
+    assert rows == SCRIPT["table"]() and len(rows) > 20

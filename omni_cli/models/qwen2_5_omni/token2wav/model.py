@@ -17,7 +17,7 @@ from omni_cli.backends.execution.modes import ExecutionMode
 from omni_cli.backends.vllm.diffusion_runner import NOT_FINISHED, DiffusionInput, DiffusionModel, Unfinished
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.models.qwen2_5_omni.connectors import load_speakers
-from omni_cli.models.qwen2_5_omni.family import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block

@@ -19,7 +19,8 @@ from omni_cli.backends.vllm.outputs import NoOutput
 from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
 from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.qwen2_5_omni.connectors import load_speakers, pick_speaker, spoken_codes
-from omni_cli.models.qwen2_5_omni.family import TOKEN2WAV, Token2WavConfig
+from omni_cli.models.qwen2_5_omni.family import TOKEN2WAV
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import Chunk, Chunker, ChunkSizes
 from omni_cli.requests.contents import SpeechOptions, StageIO
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest

@@ -13,7 +13,7 @@ from omni_cli.backends.execution.graphs import MAX_GRAPHS
 from omni_cli.backends.execution.modes import GraphMode, make_execution_mode
 from omni_cli.backends.execution.precision import arithmetic, get_precision, reduce_weights, use_precision
 from omni_cli.config.schema import Precision
-from omni_cli.models.qwen2_5_omni.family import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket, buckets
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
 from omni_cli.models.qwen2_5_omni.token2wav.platform import CpuPlatform, Platform, VocoderInput

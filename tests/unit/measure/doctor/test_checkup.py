@@ -179,3 +179,9 @@ def test_a_downloaded_checkpoint_needs_no_download(tmp_path: Path) -> None:
     (repo / "blobs" / "0.incomplete").write_bytes(b"")
     assert find_snapshot("Qwen/Qwen-Image", tmp_path) == (snapshot, False)
     assert find_snapshot("Qwen/Qwen-Image-2", tmp_path) == (None, False)
+
+
+def test_a_cuda_torchvision_that_imports_is_no_problem() -> None:
+    found = facts(torchvision="0.28.0")
+    assert "torchvision 0.28.0 is a CUDA build" in only(find_problems(found)).message
+    assert find_problems(replace(found, fixes_torchvision=True)) == []
