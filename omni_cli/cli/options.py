@@ -103,6 +103,9 @@ SeedOption = Annotated[
 ]
 JsonOption = Annotated[bool, option("--json", None, "Print exactly one JSON document on stdout, and nothing else.")]
 OutputDirOption = Annotated[Path, option("--output-dir -o", "DIR", "Folder for output files.")]
+OverwriteOption = Annotated[
+    bool, option("--overwrite", None, "Replace the files of an earlier run. Default: new ones get other names.")
+]
 TimeoutOption = Annotated[
     float | None,
     option("--timeout", "SECONDS", "Stop with an error after this many seconds.", callback=positive_seconds),

@@ -9,10 +9,10 @@ import omni_cli
 ROOT = Path(omni_cli.__file__).parent
 # Lines of Python; a room that falls far below its number gives the difference back.
 LINES = {
-    "backends": 9_450,
+    "backends": 9_500,
     "checkpoints": 3_150,
-    "cli": 6_950,
-    "config": 2_800,
+    "cli": 7_100,
+    "config": 2_850,
     "core": 1_300,
     "engine": 4_250,
     "measure": 11_200,
@@ -20,7 +20,7 @@ LINES = {
     "openai_api": 1_600,
     "records": 2_750,
     "report": 4_250,
-    "requests": 4_750,
+    "requests": 4_850,
     "serve": 6_000,
     "stage": 1_350,
     "stats": 3_750,
