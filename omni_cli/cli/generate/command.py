@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.generate.options import GenerateOptions
-from omni_cli.cli.profile_choice import fetch_model, profile_source
+from omni_cli.cli.profile_choice import fetch_model, note_random_weights, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
 
@@ -16,6 +16,7 @@ from omni_cli.core.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate.printers import Printer
     from omni_cli.cli.generate.run import PendingRequest, RunOutcome
     from omni_cli.cli.terminal.progress import ProgressDisplay
@@ -53,6 +54,7 @@ def generate(options: GenerateOptions) -> int:
         from omni_cli.cli.generate.batch import run_batch
 
         fetch_model(config, quiet=options.quiet)
+        note_random_weights(config, quiet=options.quiet or options.as_json)
         outcome = run_batch(requests, config, _choose_progress(config, 0, options), began_s, options)
         _show_end(outcome, config, options)
         return outcome.exit_code
@@ -79,9 +81,10 @@ def run(
     from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate.run import GenerateRun, PendingRequest
 
-    writer = ArtifactWriter(options.output_dir, [request.request_id for request in requests])
+    names = [request.request_id for request in requests]
+    writer = ArtifactWriter(options.output_dir, names, overwrite=options.overwrite)
     if any(request.writes_files for request in requests):
-        writer.prepare()
+        _prepare(writer, options)
     else:
         config = _text_only(config)
     num_usable = sum(isinstance(request, PendingRequest) for request in requests)
@@ -89,6 +92,7 @@ def run(
     printer = _choose_printer(requests, progress, options)
     engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
 
+    note_random_weights(config, quiet=options.quiet or options.as_json)
     session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
     outcome = asyncio.run(session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
     _show_end(outcome, config, options)
@@ -116,15 +120,23 @@ def run_on_replicas(
     if not any(capabilities.makes_files(spec.request.modalities) for spec in good):
         config = _text_only(config)
     job = BatchJob(config, replicas, verbose=options.verbose)
-    writer = ArtifactWriter(options.output_dir, [spec.request_id for spec in specs])
-    writer.prepare()
+    names = [spec.request_id for spec in specs]
+    writer = ArtifactWriter(options.output_dir, names, overwrite=options.overwrite)
+    _prepare(writer, options, continues=finished.path.exists())
     progress = _choose_progress(config, len(good), options)
     printer = _choose_printer(specs, progress, options)
 
+    note_random_weights(config, quiet=options.quiet or options.as_json)
     session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
     outcome = asyncio.run(session.run(timeout_s=options.timeout))
     _show_end(outcome, config, options)
     return outcome.exit_code
+
+
+def _prepare(writer: ArtifactWriter, options: GenerateOptions, *, continues: bool = False) -> None:
+    note = writer.prepare(continues=continues)
+    if note is not None and not (options.quiet or options.as_json):
+        console.print_note(note)
 
 
 def _text_only(config: EngineConfig) -> EngineConfig:
@@ -149,7 +161,10 @@ def _choose_printer(
         return Printer(progress, verbose=options.verbose, noted=noted)
     from_command_line = len(requests) == 1 and requests[0].place is None
     printer = StreamPrinter if from_command_line else BlockPrinter
-    return printer(progress, verbose=options.verbose, quiet=options.quiet, noted=noted)
+    made = printer(progress, verbose=options.verbose, quiet=options.quiet, noted=noted)
+    if from_command_line:
+        made.sampling = getattr(requests[0], "sampling", {})
+    return made
 
 
 def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOptions) -> None:
