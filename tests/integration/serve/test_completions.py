@@ -118,6 +118,23 @@ def test_each_of_n_has_the_next_seed(server: OmniServer) -> None:
     assert answer.seed == 5
 
 
+def test_text_is_greedy_where_nobody_names_sampling_and_several_choices_are_drawn(
+    server: OmniServer, model: Any, tokenizer: Any
+) -> None:
+    expected = greedy(model, tokenizer(PROMPT).input_ids, 8)
+    extra = {"return_token_ids": True}
+    for seed in (1, 2):
+        (choice,) = complete(server, PROMPT, seed=seed, max_tokens=8, extra_body=extra).choices
+        assert choice.token_ids == expected
+    several = complete(server, PROMPT, seed=1, n=3, max_tokens=8).choices
+    drawn = complete(server, PROMPT, seed=1, temperature=1, max_tokens=8).choices
+    assert several[0].text == drawn[0].text and len({choice.text for choice in several}) == 3
+    named = complete(server, PROMPT, seed=1, top_p=1, max_tokens=8).choices
+    assert named[0].text == drawn[0].text
+    (described,) = server.client().models.list().data
+    assert described.sampling == {"temperature": {"value": 0.0, "source": "default"}}
+
+
 def test_log_probabilities(server: OmniServer, model: Any, tokenizer: Any) -> None:
     extra = {"return_token_ids": True}
     (choice,) = complete(server, PROMPT, logprobs=3, extra_body=extra).choices
