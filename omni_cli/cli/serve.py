@@ -263,19 +263,16 @@ def serve(options: ServeOptions) -> int:
 
 def _with_parsers(config: EngineConfig, options: ServeOptions) -> EngineConfig:
     """Set the parsers of the stage that answers with text. Raises `UsageError` if there is none."""
-    names = {"tool_call_parser": options.tool_call_parser, "reasoning_parser": options.reasoning_parser}
-    given = {key: name for key, name in names.items() if name is not None}
-    if not given:
-        return config
-    for (key, name), known in zip(names.items(), (_TOOL_PARSERS, _REASONING_PARSERS), strict=True):
-        if name is not None and known and name not in known:
-            option = f"--{key.replace('_', '-')}"
-            raise UsageError(f"`{option} {name}`: vLLM has no such parser", hint=f"one of {', '.join(known)}")
+    tables = {"tool_call_parser": _TOOL_PARSERS, "reasoning_parser": _REASONING_PARSERS}
+    given = {key: name for key in tables if (name := getattr(options, key)) is not None}
     first, *others = config.stages
-    if first.kind != "ar":
-        option = f"--{next(iter(given)).replace('_', '-')}"
-        raise UsageError(f"`{option}` is for a model that answers with text, and `{config.name}` does not")
-    return config.with_stages([first.model_copy(update=given), *others])
+    for key, name in given.items():
+        option, known = f"--{key.replace('_', '-')}", tables[key]
+        if first.kind != "ar":
+            raise UsageError(f"`{option}` is for a model that answers with text, and `{config.name}` does not")
+        if known and name not in known:
+            raise UsageError(f"`{option} {name}`: vLLM has no such parser", hint=f"one of {', '.join(known)}")
+    return config.with_stages([first.model_copy(update=given), *others]) if given else config
 
 
 def make_engine(config: EngineConfig, replicas: int | None, limits: Limits, log: AccessLog, *, verbose: bool) -> Engine:

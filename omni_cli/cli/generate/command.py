@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.cli.profile_choice import fetch_model, note_random_weights, profile_source
@@ -16,7 +16,6 @@ from omni_cli.core.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate.printers import Printer
     from omni_cli.cli.generate.run import PendingRequest, RunOutcome
     from omni_cli.cli.terminal.progress import ProgressDisplay
@@ -54,8 +53,8 @@ def generate(options: GenerateOptions) -> int:
         from omni_cli.cli.generate.batch import run_batch
 
         fetch_model(config, quiet=options.quiet)
-        note_random_weights(config, quiet=options.quiet or options.as_json)
-        outcome = run_batch(requests, config, _choose_progress(config, 0, options), began_s, options)
+        progress = _begin((), config, 0, options, writes=False)["progress"]
+        outcome = run_batch(requests, config, progress, began_s, options)
         _show_end(outcome, config, options)
         return outcome.exit_code
     specs = read_specs(options.set_fields(), requests, capabilities)
@@ -78,22 +77,15 @@ def run(
     requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, options: GenerateOptions, began_s: float
 ) -> ExitCode:
     """Run requests on their own engine and show their outputs. Raises `OmniError` if none could run."""
-    from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate.run import GenerateRun, PendingRequest
 
-    names = [request.request_id for request in requests]
-    writer = ArtifactWriter(options.output_dir, names, overwrite=options.overwrite)
-    if any(request.writes_files for request in requests):
-        _prepare(writer, options)
-    else:
-        config = _text_only(config)
+    writes = any(request.writes_files for request in requests)
+    config = config if writes else _text_only(config)
     num_usable = sum(isinstance(request, PendingRequest) for request in requests)
-    progress = _choose_progress(config, num_usable, options)
-    printer = _choose_printer(requests, progress, options)
+    shown = _begin(requests, config, num_usable, options, writes=writes)
     engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
 
-    note_random_weights(config, quiet=options.quiet or options.as_json)
-    session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
+    session = GenerateRun(engine, requests, **shown)
     outcome = asyncio.run(session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
     _show_end(outcome, config, options)
     return outcome.exit_code
@@ -107,7 +99,6 @@ def run_on_replicas(
     options: GenerateOptions,
 ) -> ExitCode:
     """Run requests on several engines and show their outputs. Raises `OmniError` if none could run."""
-    from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate.run import ReplicatedRun
     from omni_cli.engine.process.fork_server import ForkServer
     from omni_cli.engine.replicas.batch_job import BatchJob
@@ -120,35 +111,41 @@ def run_on_replicas(
     if not any(capabilities.makes_files(spec.request.modalities) for spec in good):
         config = _text_only(config)
     job = BatchJob(config, replicas, verbose=options.verbose)
-    names = [spec.request_id for spec in specs]
-    writer = ArtifactWriter(options.output_dir, names, overwrite=options.overwrite)
-    _prepare(writer, options, continues=finished.path.exists())
-    progress = _choose_progress(config, len(good), options)
-    printer = _choose_printer(specs, progress, options)
+    shown = _begin(specs, config, len(good), options, continues=finished.path.exists())
 
-    note_random_weights(config, quiet=options.quiet or options.as_json)
-    session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
+    session = ReplicatedRun(job, specs, finished, **shown)
     outcome = asyncio.run(session.run(timeout_s=options.timeout))
     _show_end(outcome, config, options)
     return outcome.exit_code
 
 
-def _prepare(writer: ArtifactWriter, options: GenerateOptions, *, continues: bool = False) -> None:
-    note = writer.prepare(continues=continues)
-    if note is not None and not (options.quiet or options.as_json):
+def _begin(
+    requests: Sequence[PendingRequest | RequestSpec | BadRequest],
+    config: EngineConfig,
+    num_usable: int,
+    options: GenerateOptions,
+    *,
+    writes: bool = True,
+    continues: bool = False,
+) -> dict[str, Any]:
+    """Prepare the folder, tell what there is to tell before a run, and return its writer, printer and progress."""
+    from omni_cli.cli.artifacts import ArtifactWriter
+    from omni_cli.cli.terminal.progress import choose_progress
+
+    names, is_quiet = [request.request_id for request in requests], options.quiet or options.as_json
+    writer = ArtifactWriter(options.output_dir, names, overwrite=options.overwrite)
+    note = writer.prepare(continues=continues) if writes else None
+    if note is not None and not is_quiet:
         console.print_note(note)
+    note_random_weights(config, quiet=is_quiet)
+    stages = [(stage.name, stage.kind) for stage in config.stages]
+    progress = choose_progress(stages, num_usable, sys.stderr, quiet=options.quiet, verbose=options.verbose)
+    return {"writer": writer, "progress": progress, "printer": _choose_printer(requests, progress, options)}
 
 
 def _text_only(config: EngineConfig) -> EngineConfig:
     """Keep only the first stage, which makes text."""
     return config.with_stages(config.stages[:1])
-
-
-def _choose_progress(config: EngineConfig, num_requests: int, options: GenerateOptions) -> ProgressDisplay:
-    from omni_cli.cli.terminal.progress import choose_progress
-
-    stages = [(stage.name, stage.kind) for stage in config.stages]
-    return choose_progress(stages, num_requests, sys.stderr, quiet=options.quiet, verbose=options.verbose)
 
 
 def _choose_printer(
