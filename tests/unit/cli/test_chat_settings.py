@@ -10,7 +10,7 @@ from omni_cli.cli.profile.run import RECORD_NAME, free_folder
 GREEDY = {"temperature": {"value": 0.0, "source": "default"}, "max_tokens": {"value": 64, "source": "profile"}}
 
 
-def test_the_servers_sampling_stands_below_the_fields() -> None:
+def test_the_servers_sampling_is_listed_below_the_fields() -> None:
     talk = Conversation(defaults=GREEDY)
     assert talk.command("/set") == "  temperature = 0.0 (default)\n  max_tokens = 64 (profile)"
     talk.command("/set max_tokens 8")
