@@ -7,6 +7,7 @@ import asyncio
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +32,9 @@ _DEFAULT = Limits()
 
 def _parser_names(package: str) -> list[str]:
     """Return the names in vLLM's table of a package's parsers, without importing it; none if vLLM is not installed."""
-    found = importlib.util.find_spec("vllm")
+    found = None
+    with suppress(ImportError):
+        found = importlib.util.find_spec("vllm")
     for place in () if found is None else found.submodule_search_locations or ():
         source = Path(place, package, "__init__.py")
         for node in ast.parse(source.read_text(encoding="utf-8")).body if source.is_file() else ():
