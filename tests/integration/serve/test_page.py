@@ -103,7 +103,7 @@ def test_answers_are_text(page: ServedPage, omni: OmniServer) -> None:
     assert page.browser.evaluate("document.querySelectorAll('.asked *, .answer *').length") == 0
 
 
-def test_the_boxes_have_the_sampling_in_effect_and_random_weights_are_told(page: ServedPage, omni: OmniServer) -> None:
+def test_boxes_have_the_sampling_and_the_hint_names_random_weights(page: ServedPage, omni: OmniServer) -> None:
     page.open(omni)
     page.until("model?.sampling")
     box = "document.querySelector('#fields [name={}]')"
