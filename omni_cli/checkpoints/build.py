@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from omni_cli.checkpoints.hub import hold_lock, home_folder
-from omni_cli.config.families import BUILTIN_PREFIX, builtins, load
+from omni_cli.config.families import BUILTIN_PREFIX, RANDOM_WEIGHTS, builtins, load
 from omni_cli.core.errors import CheckpointError, OmniError, OutputError
 from omni_cli.core.files import scratch_folder
 
@@ -80,6 +80,7 @@ def _build(name: str, folder: Path, seed: int, target: Path) -> None:
 
         prepare_libraries()
         load(builtins()[name].builtins[name])(folder, seed)
+        (folder / RANDOM_WEIGHTS).write_text(f"`{name}` has random weights: its outputs have no meaning.\n")
     except Exception as error:
         if _is_write_failure(error):
             raise _cannot_write(target, error) from error

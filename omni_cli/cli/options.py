@@ -108,6 +108,9 @@ WaitOption = Annotated[
     float | None,
     option("--wait", "SECONDS", "Wait up to this many seconds for a server that starts.", callback=positive_seconds),
 ]
+OverwriteOption = Annotated[
+    bool, option("--overwrite", None, "Replace the files of an earlier run. Default: new ones get other names.")
+]
 TimeoutOption = Annotated[
     float | None,
     option("--timeout", "SECONDS", "Stop with an error after this many seconds.", callback=positive_seconds),

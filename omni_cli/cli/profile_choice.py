@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from omni_cli.measure.bench.profile_source import ProfileSource
 
 _ASKS_ABOVE_BYTES = 5 * 10**9
+RANDOM_WEIGHTS = "{name} has random weights: what it makes has no meaning"
 
 
 def profile_source(options: ProfileOptions, lora: Sequence[str] | None = None) -> ProfileSource:
@@ -135,6 +136,14 @@ def fetch_model(config: EngineConfig, *, quiet: bool) -> None:
 
     if REPO_ID.fullmatch(config.model) and check_start(config) is None:
         pull(config.model, None, yes=False, quiet=quiet)
+
+
+def note_random_weights(config: EngineConfig, *, quiet: bool) -> None:
+    """Tell the user of a checkpoint that was built and never trained."""
+    from omni_cli.config.families import has_random_weights
+
+    if not quiet and has_random_weights(config.model):
+        console.print_note(RANDOM_WEIGHTS.format(name=config.name))
 
 
 def pull(repo_id: str, revision: str | None, *, yes: bool, quiet: bool) -> tuple[Download, Path]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import importlib.util
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from omni_cli.cli.options import LoraOption, ProfileOptions, option, positive_seconds
-from omni_cli.cli.profile_choice import fetch_model, profile_source
+from omni_cli.cli.profile_choice import fetch_model, note_random_weights, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
 from omni_cli.serve.limits import DEFAULT_VIDEOS, MAX_AUDIO_S, MAX_SPEECH_S, Limits, ServerSettings
@@ -25,6 +28,26 @@ if TYPE_CHECKING:
     from omni_cli.serve.supervisor import Engine
 
 _DEFAULT = Limits()
+
+
+def _parser_names(package: str) -> list[str]:
+    """Return the names in vLLM's table of a package's parsers, without importing it; none if vLLM is not installed."""
+    found = None
+    with suppress(ImportError):
+        found = importlib.util.find_spec("vllm")
+    for place in () if found is None else found.submodule_search_locations or ():
+        source = Path(place, package, "__init__.py")
+        for node in ast.parse(source.read_text(encoding="utf-8")).body if source.is_file() else ():
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+                return sorted(ast.literal_eval(node.value))
+    return []
+
+
+def _one_of(names: list[str]) -> str:
+    return f" One of {', '.join(names)}." if names else ""
+
+
+_TOOL_PARSERS, _REASONING_PARSERS = _parser_names("tool_parsers"), _parser_names("reasoning")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +70,7 @@ class ServeOptions(ProfileOptions):
             "--tool-call-parser",
             "NAME",
             "vLLM's parser of calls of tools, for the stage that answers. Default: the one for the checkpoint's chat "
-            "template.",
+            f"template.{_one_of(_TOOL_PARSERS)}",
         ),
     ] = None
     reasoning_parser: Annotated[
@@ -55,7 +78,7 @@ class ServeOptions(ProfileOptions):
         option(
             "--reasoning-parser",
             "NAME",
-            "vLLM's parser that separates reasoning from the answer, such as `qwen3`. Default: none.",
+            f"vLLM's parser that separates reasoning from the answer. Default: none.{_one_of(_REASONING_PARSERS)}",
         ),
     ] = None
     api_key: Annotated[
@@ -213,6 +236,7 @@ def serve(options: ServeOptions) -> int:
         console.print_warning(f"anyone who can reach {host} can use this server", hint="set a key: `--api-key`")
     capabilities = get_capabilities(config, verbose=verbose)
     fetch_model(config, quiet=quiet)
+    note_random_weights(config, quiet=quiet or options.as_json)
     if options.output_dir is not None and "video" not in capabilities.modalities:
         capabilities.check_field("output_dir", "`--output-dir`")
     if options.voices_dir is not None and capabilities.cloning is None:
@@ -242,15 +266,16 @@ def serve(options: ServeOptions) -> int:
 
 def _with_parsers(config: EngineConfig, options: ServeOptions) -> EngineConfig:
     """Set the parsers of the stage that answers with text. Raises `UsageError` if there is none."""
-    names = {"tool_call_parser": options.tool_call_parser, "reasoning_parser": options.reasoning_parser}
-    given = {key: name for key, name in names.items() if name is not None}
-    if not given:
-        return config
+    tables = {"tool_call_parser": _TOOL_PARSERS, "reasoning_parser": _REASONING_PARSERS}
+    given = {key: name for key in tables if (name := getattr(options, key)) is not None}
     first, *others = config.stages
-    if first.kind != "ar":
-        option = f"--{next(iter(given)).replace('_', '-')}"
-        raise UsageError(f"`{option}` is for a model that answers with text, and `{config.name}` does not")
-    return config.with_stages([first.model_copy(update=given), *others])
+    for key, name in given.items():
+        option, known = f"--{key.replace('_', '-')}", tables[key]
+        if first.kind != "ar":
+            raise UsageError(f"`{option}` is for a model that answers with text, and `{config.name}` does not")
+        if known and name not in known:
+            raise UsageError(f"`{option} {name}`: vLLM has no such parser", hint=f"one of {', '.join(known)}")
+    return config.with_stages([first.model_copy(update=given), *others]) if given else config
 
 
 def make_engine(config: EngineConfig, replicas: int | None, limits: Limits, log: AccessLog, *, verbose: bool) -> Engine:
@@ -271,6 +296,8 @@ async def _run(
 ) -> None:
     from omni_cli.cli.terminal.progress import choose_progress
     from omni_cli.cli.terminal.stop_signals import stop_signals
+    from omni_cli.config.families import has_random_weights
+    from omni_cli.requests.sampling import describe
     from omni_cli.serve.server import get_address
 
     host, port, url = get_address(listener)
@@ -281,10 +308,17 @@ async def _run(
         progress.hide()
         if as_json:
             document = {"schema": SCHEMA, "url": url, "host": host, "port": port, "pid": os.getpid()}
-            console.print_json({**document, "profile": config.name, "model": config.model}, one_line=True)
+            document |= {"profile": config.name, "model": config.model}
+            sampling = {stage.name: stage.default_sampling for stage in server.supervisor.stages}
+            document["sampling"] = {name: named for name, named in sampling.items() if named}
+            console.print_json({**document, "random_weights": has_random_weights(config.model)}, one_line=True)
             console.flush()
         elif not quiet:
+            sampled = [(stage.name, describe(stage.default_sampling)) for stage in server.supervisor.stages]
+            texts = [f"{name} {text}" for name, text in sampled if text]
             console.print_note(f"{config.name} is served at {url}")
+            if texts:
+                console.print_note(f"sampling of requests that name none: {'; '.join(texts)}")
 
     with stop_signals() as stop:
         progress.show()

@@ -21,6 +21,8 @@ from omni_cli.core.errors import OmniError
 
 GROUP = "omni_cli.models"
 BUILTIN_PREFIX = "builtin:"
+# A file in the folder of a built checkpoint.
+RANDOM_WEIGHTS = "random-weights.txt"
 
 Reference = str
 """`package.module:name`."""
@@ -220,6 +222,11 @@ def _discover() -> tuple[Mapping[str, Family], tuple[BrokenPlugin, ...]]:
 def published_needs(model: str) -> CheckpointNeeds | None:
     """Return the needs of a repository of the Hugging Face hub; None if no family states them."""
     return next((family.published[model] for family in families().values() if model in family.published), None)
+
+
+def has_random_weights(model: str) -> bool:
+    """True for a built-in checkpoint, and for a folder that one was built in."""
+    return model.startswith(BUILTIN_PREFIX) or Path(model, RANDOM_WEIGHTS).expanduser().is_file()
 
 
 def _claims(family: Family) -> list[str]:

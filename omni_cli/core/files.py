@@ -21,19 +21,38 @@ _PROBE_BYTES = 4096
 _TEMPORARY = re.compile(r"\.omni-[0-9a-f]{16}\.(tmp|probe)", re.ASCII)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that `path` has either its old content or all of the new. Raises `OSError` or `ValueError`."""
+def write_whole(path: Path, content: bytes, *, replaces: bool = True) -> None:
+    """Write a file so that `path` has either its old content or all of the new. Raises `OSError` or `ValueError`.
+
+    Unless it `replaces` a file, raises `FileExistsError` for one that is there.
+    """
     temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # some file systems report a full disk only then
-        temporary.replace(path)
+        if replaces:
+            temporary.replace(path)
+        else:
+            _move_to_free(temporary, path)
     except BaseException:  # including interrupts
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def _move_to_free(source: Path, path: Path) -> None:
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if path.exists():
+            raise FileExistsError(path) from None
+        source.replace(path)
+    else:
+        source.unlink()
 
 
 def check_writable(folder: Path) -> None:

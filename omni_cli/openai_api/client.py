@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -255,6 +256,15 @@ async def _find_all(urls: Sequence[str], model: str | None, api_key: str | None)
     return tuple(targets[url] for url in urls)
 
 
+async def describe_model(client: Client, model: str) -> dict[str, Any]:
+    """Return what a server tells about one of its models; empty if that is nothing."""
+    answer = await client.get(Route.MODELS)
+    document = None if isinstance(answer, RequestFailure) else answer[0]
+    models = document.get("data") if isinstance(document, dict) else None
+    found = (item for item in models or () if isinstance(item, dict) and item.get("id") == model)
+    return next(found, {})
+
+
 async def _find(client: Client, model: str | None) -> Target:
     answer = await client.get(Route.MODELS)
     if isinstance(answer, RequestFailure):
@@ -271,8 +281,8 @@ async def _find(client: Client, model: str | None) -> Target:
     description: dict[str, object] = next((item for item in models if item["id"] == name), {})
     kept = {key: value for key, value in description.items() if isinstance(value, str | int | float | bool | list)}
     # The start time of a server differs from run to run.
-    kept.pop("created", None)
-    kept.pop("object", None)
+    for key in ("created", "object", "random_weights"):
+        kept.pop(key, None)
     return Target(client.url, name, {**kept, **{key: headers[key] for key in _HEADERS if key in headers}})
 
 

@@ -369,10 +369,7 @@ class DeletedVideo(TypedDict):
 
 
 class Model(TypedDict):
-    """`root` is the checkpoint, `modalities` are outputs; a language model may take fewer `input_modalities`.
-
-    A LoRA adapter is a model, too: its `root` is its folder, and `parent` the model that it is for.
-    """
+    """`root` is the checkpoint, or the folder of a LoRA adapter, a model of its `parent`; `sampling` is by default."""
 
     id: str
     object: Literal["model"]
@@ -382,6 +379,8 @@ class Model(TypedDict):
     parent: str | None
     modalities: list[str]
     input_modalities: list[str]
+    sampling: NotRequired[dict[str, dict[str, Any]]]
+    random_weights: NotRequired[bool]
 
 
 class ModelList(TypedDict):

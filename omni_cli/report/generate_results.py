@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from omni_cli.config.families import has_random_weights
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import OmniError, OutputError
 from omni_cli.report.tables import align
@@ -28,6 +29,7 @@ from omni_cli.requests.outputs import (
     VideoOutput,
 )
 from omni_cli.requests.request_spec import RequestSpec
+from omni_cli.requests.sampling import describe, with_request
 
 SCHEMA = "omni.generate/1"
 
@@ -36,6 +38,7 @@ _OPTIONAL_OF_TRACE = (
     "num_input_tokens",
     "num_output_tokens",
     "finish_reason",
+    "sampling",
     "output_token_ids",
     "output_codes",
     *(name for name, row in FIELDS.items() if row.is_traced),
@@ -95,14 +98,20 @@ def file_line(written: WrittenOutput) -> str:
     raise TypeError("text has no file")
 
 
-def loaded_lines(stages: Sequence[StageInfo]) -> list[str]:
-    """Format one aligned line per stage: kind, mode, load time and memory."""
+def loaded_lines(stages: Sequence[StageInfo], sampling: Mapping[str, Any]) -> list[str]:
+    """Format one aligned line per stage: kind, mode, sampling (the first stage's with that of a request), load time and
+    memory.
+    """
+    sampled = [
+        describe(with_request(stage.default_sampling, {} if index else sampling)) for index, stage in enumerate(stages)
+    ]
     rows = [
         (
             f"{index} {stage.name}",
             stage.kind,
             _execution(stage),
             f"copy {stage.effective['output_copy']}" if "output_copy" in stage.effective else "",
+            *([sampled[index]] if any(sampled) else []),
             f"loaded in {seconds(stage.load_s)}",
             memory(_peak_bytes(stage)),
         )
@@ -158,6 +167,7 @@ def generate_document(
         "profile": config.name,
         "model": config.model,
         "seed": config.seed,
+        **({"random_weights": True} if has_random_weights(config.model) else {}),
         "results": [result_document(record) for record in records],
         "stages": [
             {"name": stage.name, "load_s": stage.load_s, "peak_memory_bytes": dict(stage.peak_memory_bytes)}

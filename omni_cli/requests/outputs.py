@@ -20,6 +20,7 @@ from omni_cli.requests.contents import (
     Transcript,
     TranscriptionOptions,
 )
+from omni_cli.requests.sampling import SamplingValues
 
 if TYPE_CHECKING:
     import numpy as np
@@ -180,13 +181,13 @@ def audio_seconds(outputs: Iterable[Output]) -> float:
 class StageTrace:
     """One stage's work for one request; times are seconds on the stage's own monotonic clock.
 
-    `finish_reason` of an AR stage is vLLM's: `stop`, or `length` if it reached its maximum of tokens.
-    `token_times_s` is the time of each output token since the request's arrival; tokens of one engine step share a
-    time. `output_logprobs` has, for each output token, (token id, log-probability in nats, text) of itself and then of
-    the most likely tokens; None unless `sampling.logprobs` asks for them; of a token in which a stop string begins, the
-    text before that. `output_codes` are a talker's frames, with
-    one code per codebook; `backbone_s` and `code_predictor_s` are, for each token, its step's time in the forward pass
-    and for all codes after the first; the rest of a step is the host's.
+    `finish_reason` of an AR stage is vLLM's: `stop`, or `length` if it reached its maximum of tokens. `sampling` is
+    what is in effect, and who named it. `token_times_s` is the time of each output token since the request's arrival;
+    tokens of one engine step share a time. `output_logprobs` has, for each output token, (token id, log-probability in
+    nats, text) of itself and then of the most likely tokens; None unless `sampling.logprobs` asks for them; of a token
+    in which a stop string begins, the text before that. `output_codes` are a talker's frames, with one code per
+    codebook; `backbone_s` and `code_predictor_s` are, for each token, its step's time in the forward pass and for all
+    codes after the first; the rest of a step is the host's.
     For a diffusion stage, `text_encode_s`, `vae_encode_s` (of its images), `denoise_step_s` (one entry per step),
     `vae_decode_s` or `vocoder_s`, and `encode_s` (of its videos, the host's) are its parts. Those times are on the
     device's clock. `num_chunks` counts the chunks of streamed audio; None if it was not streamed. `chunk_times_s` has,
@@ -201,6 +202,7 @@ class StageTrace:
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
     finish_reason: str | None = None
+    sampling: SamplingValues | None = None
     output_token_ids: tuple[int, ...] | None = None
     output_logprobs: tuple[TokenLogprobs, ...] | None = None
     output_codes: tuple[tuple[int, ...], ...] | None = None
@@ -240,6 +242,12 @@ class StageInfo:
     settings: Mapping[str, Any] = field(default_factory=dict)
     execution_counters: Mapping[str, float] = field(default_factory=dict)
     voices: tuple[str, ...] = ()
+
+    @property
+    def default_sampling(self) -> SamplingValues:
+        """The sampling of a request that names none; empty for a stage that draws no tokens."""
+        named: SamplingValues = self.effective.get("default_sampling", {})
+        return named
 
     @property
     def warnings(self) -> tuple[str, ...]:

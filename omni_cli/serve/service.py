@@ -29,6 +29,7 @@ from omni_cli.requests.outputs import (
     TextOutput,
     audio_seconds,
 )
+from omni_cli.requests.sampling import SamplingValues, is_by_default, names_drawing
 from omni_cli.serve.conversation import ChatReply, Transcripts
 from omni_cli.serve.errors import APIError, refuse, shutting_down, unavailable
 from omni_cli.serve.exchange import AccessLog, Exchange
@@ -138,6 +139,17 @@ class Service:
         """Raise `APIError` (404) for a profile that clones no voices."""
         if self.capabilities.cloning is None:
             raise self._refuse_unsupported(f"does not clone voices; profiles that do: {', '.join(cloning_profiles())}")
+
+    @property
+    def default_sampling(self) -> SamplingValues:
+        """The sampling of a request for text that names none."""
+        return next((stage.default_sampling for stage in self.supervisor.stages[:1]), {})
+
+    def choices(self, request: GenerateRequest, n: int) -> list[GenerateRequest]:
+        """Return the requests of `n` answers; where a single one would be greedy by default, several are drawn."""
+        if n > 1 and is_by_default(self.default_sampling) and not names_drawing(request.sampling):
+            request = dataclasses.replace(request, sampling={**request.sampling, "temperature": 1.0})
+        return seeded_copies(request, n)
 
     @property
     def speakers(self) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from support.clients import ALL_KINDS, CLIENTS, FAILS, SCRIPTS, Client, Row, version
+from support.clients import ALL_KINDS, CLIENTS, FAILS, SCRIPTS, Client, Row, server_arguments, version
 
 INTRODUCTION = """# Clients
 
@@ -23,6 +24,10 @@ Two clients are servers of their own and not in the nightly test. They were run 
 of the served model for speech, or start `omni serve` with `--served-model-name tts-1`), and the proxy of
 [litellm](https://docs.litellm.ai) 1.108.7 chats, streams, follows JSON schemas, completes, answers Responses and
 Anthropic messages, speaks and makes images, with `openai/` and `hosted_vllm/`.
+
+The servers were started by `omni serve` with these options. SmolLM2's chat template has no tools, so a parser is named:
+
+OPTIONS
 """
 
 
@@ -33,8 +38,15 @@ def page(rows: Iterable[Row]) -> str:
         features = found.setdefault(row.feature, {})
         features[row.client] = features.get(row.client, True) and row.ok
     clients = [client for client in CLIENTS if any(client.name in features for features in found.values())]
-    parts = [INTRODUCTION, versions(clients), "## What works\n", _matrix(clients, found), _failures(clients, found)]
+    introduction = INTRODUCTION.replace("OPTIONS", "\n".join(f"- {kind}: `{started_with(kind)}`" for kind in ALL_KINDS))
+    parts = [introduction, versions(clients), "## What works\n", _matrix(clients, found), _failures(clients, found)]
     return "\n".join(parts)
+
+
+def started_with(kind: str) -> str:
+    """Return the options of the server for a kind of scripts."""
+    folder = {"text": "SmolLM2-135M-Instruct", "transcription": "whisper"}.get(kind)
+    return " ".join(server_arguments(kind, None if folder is None else Path(folder)))
 
 
 def title(client: Client) -> str:

@@ -39,6 +39,13 @@ _FORMATS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("tool▁calls▁begin",), "deepseek_v31"),
     (("<|channel|>commentary",), "openai"),
     (("<start_function_call>",), "functiongemma"),
+    (("<|tool_call>call:",), "gemma4"),
+    (("<longcat_tool_call>",), "longcat"),
+    (("<seed:tool_call>",), "seed_oss"),
+    (("<|tools_prefix|>",), "apertus"),
+    (("<|plamo:begin_tool_requests:plamo|>",), "plamo3"),
+    (("<|action_start|>", "<|plugin|>"), "internlm"),
+    (("<|tool_list_start|>",), "lfm2"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<|python_tag|>",), "llama3_json"),
     (("Environment: ipython",), "llama3_json"),
@@ -80,9 +87,11 @@ class ReplyParsers:
         parser = self._parser if use is None or use.choice in ("auto", "none") else self._strict_parser
         if use is not None and self._tool_call_parser is None and use.choice != "none":
             if use.choice == "auto":
+                names = ", ".join(ToolParserManager.list_registered())
                 raise InputError(
                     "vLLM's parser for this model's calls of tools is not known",
-                    hint="start the server with `--tool-call-parser NAME`, or require a call: `tool_choice: required`",
+                    hint="require a call, `tool_choice: required`, or start the server with `--tool-call-parser NAME`: "
+                    f"one of {names}",
                 )
             parser = self._forced_calls()
         if parser is None:

@@ -55,6 +55,7 @@ class ActiveRequest:
     request: GenerateRequest
     added_s: float
     engine_id: str = ""
+    params: Any = None
     first_token_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
@@ -161,7 +162,7 @@ class VllmStage:
     def admit(self, active: ActiveRequest) -> None:
         """Add a request to the engine; raises `InputError` if the engine rejects it."""
         request_id = active.request.request_id
-        prompt, params = self.render(active)
+        prompt, active.params = self.render(active)
         try:
             is_text = "prompt" in prompt or active.request.text.prompt_only
             tokenize_params = self.tokenize_params(active.request) if is_text else None
@@ -171,7 +172,7 @@ class VllmStage:
                 self.emit(self.only_prompt(active, engine_input["prompt_token_ids"]))
                 return
             lora = self.adapters.choose(active.request)
-            active.engine_id = self.engine.add_request(request_id, engine_input, params, lora_request=lora)
+            active.engine_id = self.engine.add_request(request_id, engine_input, active.params, lora_request=lora)
         except (ValueError, VLLMClientError) as error:
             # How vLLM rejects a prompt that is too long or not decodable, or media that its processor cannot use.
             raise self.describe_refusal(error, active.request) from error

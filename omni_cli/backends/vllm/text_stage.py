@@ -1,7 +1,6 @@
 """Stages on a vLLM engine that take a prompt and make text, and the sampling parameters of their requests.
 
-Those of a request come before the profile's, and these before the checkpoint's. Each kind of constraint has its
-backend, whichever request comes first.
+Each kind of constraint has its backend, whichever request comes first.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.config import ModelConfig
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import _MAX_TEMP, RequestOutputKind, StructuredOutputsParams
@@ -35,6 +35,7 @@ from omni_cli.core.errors import InputError, StageError
 from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.json_schemas import as_grammar, check_tag_schema
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
+from omni_cli.requests.sampling import SamplingValues, default_temperature, name_sources
 from omni_cli.stage.messages import Progress, Report, RequestDone, StageOutputChunk, TextChunk
 from omni_cli.stage.protocol import StageSpec
 
@@ -107,6 +108,12 @@ def _bound_whitespace(part: dict[str, Any]) -> dict[str, Any]:
     return {**part, "json_schema": check_tag_schema(part["json_schema"]), "max_whitespace_cnt": 2}
 
 
+def asked_sampling(request: GenerateRequest, *, makes_text: bool) -> dict[str, Any]:
+    """Return a request's sampling for a stage, whose maximum of tokens is another one if it makes codes."""
+    limit = None if makes_text else request.speech.max_audio_tokens
+    return {**request.sampling, **({} if limit is None else {"max_tokens": limit})}
+
+
 def make_sampling_params(
     request: GenerateRequest,
     stage: ARStageConfig,
@@ -120,20 +127,28 @@ def make_sampling_params(
 
     Raises `InputError` for a wrong parameter, and for a maximum that no prompt leaves room for.
     """
-    asked: dict[str, Any] = dict(request.sampling)
-    name = "max_tokens"
-    if request.speech.max_audio_tokens is not None and not makes_text:
-        asked["max_tokens"], name = request.speech.max_audio_tokens, "max_audio_tokens"
+    asked = asked_sampling(request, makes_text=makes_text)
     limit = asked.get("max_tokens")
     if isinstance(limit, int) and limit > context:
+        name = "max_tokens" if limit == request.sampling.get("max_tokens") else "max_audio_tokens"
         raise InputError(f"`{name}` is {limit}, and the context of stage `{stage.name}` has {context} tokens")
-    given = {"seed": request.seed, "max_tokens": None, **defaults, **stage.sampling.set_values(), **asked, **extra}
+    named = {**defaults, **stage.sampling.set_values(), **asked, **extra}
+    temperature = default_temperature(named, makes_text=makes_text)
+    given = {"seed": request.seed, "max_tokens": None, "temperature": temperature, **named}
     try:
         if given.get("structured_outputs") is not None:
             given["structured_outputs"] = without_filler(given["structured_outputs"])
         return ConstrainedParams(**given, output_kind=RequestOutputKind.DELTA)
     except (ValueError, TypeError, VLLMClientError) as error:
         raise InputError(f"sampling: {one_line(error)}") from error
+
+
+def own_sampling(model: ModelConfig) -> dict[str, Any]:
+    """Return the settings of the checkpoint's generation_config.json, as vLLM's own server uses them."""
+    own: dict[str, Any] = model.get_diff_sampling_param()
+    if model.generation_config != "vllm" and model.try_get_generation_config().get("do_sample"):
+        own.setdefault("temperature", 1.0)
+    return own
 
 
 _PROGRESS_INTERVAL_S = 0.05
@@ -155,8 +170,7 @@ class TextStage(VllmStage):
         self.processor = self.engine.output_processor
         self.prompts = PromptMaker(self.engine, spec.stage)
         self.replies = ReplyParsers(self.engine, spec.stage, self.prompts) if self.makes_text else None
-        # The settings of the checkpoint's generation_config.json, as vLLM's own server uses them.
-        self._own_sampling = self.engine.vllm_config.model_config.get_diff_sampling_param()
+        self._own_sampling = own_sampling(self.engine.vllm_config.model_config)
 
     def engine_args(self) -> dict[str, object]:
         return {
@@ -188,7 +202,8 @@ class TextStage(VllmStage):
 
     @property
     def effective(self) -> dict[str, object]:
-        return {**super().effective, "cudagraph_mode": self._cudagraph_mode}
+        modes = {"cudagraph_mode": self._cudagraph_mode, "default_sampling": self._default_sampling}
+        return {**super().effective, **modes}
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
@@ -220,6 +235,15 @@ class TextStage(VllmStage):
     def sampling_params(self, request: GenerateRequest, **extra: object) -> SamplingParams:
         limit, below = self.engine.vllm_config.model_config.max_model_len, self._own_sampling
         return make_sampling_params(request, self.spec.ar, limit, below, extra, makes_text=self.makes_text)
+
+    @cached_property
+    def _default_sampling(self) -> SamplingValues:
+        return self._name_sampling(GenerateRequest(""), self.sampling_params(GenerateRequest("")))
+
+    def _name_sampling(self, request: GenerateRequest, params: SamplingParams) -> SamplingValues:
+        asked = asked_sampling(request, makes_text=self.makes_text)
+        sources = {"request": asked, "profile": self.spec.ar.sampling.set_values()}
+        return name_sources(params.temperature, **sources, checkpoint=self._own_sampling)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
         completion = output.outputs[0]
@@ -302,7 +326,7 @@ class TextStage(VllmStage):
         wants_whole = active.request.stage.wants_output and not active.request.speech.stream_audio
         with mark("make stage output"):
             stage_output = self.stage_output(active, output) if wants_whole else None
-        trace = {
+        trace: dict[str, Any] = {
             # Includes making the stage output.
             "latency_s": time.perf_counter() - active.added_s,
             "ttft_s": None if active.first_token_s is None else active.first_token_s - active.added_s,
@@ -312,6 +336,7 @@ class TextStage(VllmStage):
             "output_token_ids": active.token_ids,
             "token_times_s": active.token_times_s,
             "output_logprobs": active.logprobs or None,
+            "sampling": self._name_sampling(active.request, active.params),
         }
         text = None
         if self.makes_text:
@@ -320,8 +345,7 @@ class TextStage(VllmStage):
             text = text if active.reply is None else active.reply.complete(text, active.token_ids)
         self.processor.token_texts.pop(active.request.request_id, None)
         notes = active.context.get("notes", ())
-        sampling = {**self._own_sampling, **self.spec.ar.sampling.set_values(), **active.request.sampling}
-        if 0 < (asked := sampling.get("temperature") or 0) < _MAX_TEMP:
+        if 0 < (asked := trace["sampling"]["temperature"]["value"]) < _MAX_TEMP:
             notes += (f"the temperature {asked:g} was raised to {_MAX_TEMP:g}, vLLM's minimum above 0; 0 is greedy",)
         return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output, notes=notes)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from omni_cli.cli.loadtest.options import ApiKeyOption
 from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, WaitOption, option, reach
-from omni_cli.cli.profile_choice import fetch_model, profile_source
+from omni_cli.cli.profile_choice import RANDOM_WEIGHTS, fetch_model, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
 
@@ -93,11 +93,17 @@ def _run(talk: Coroutine[Any, Any, None]) -> None:
 
 async def _talk(url: str, model: str, conversation: Conversation, options: ChatOptions, api_key: str | None) -> None:
     from omni_cli.cli.chat.session import Session
-    from omni_cli.openai_api.client import Client
+    from omni_cli.openai_api.client import Client, describe_model
+    from omni_cli.requests.sampling import describe
 
-    if not options.quiet:
-        console.print_note(f"{model} at {url}; `/help` lists the commands, Ctrl-D leaves")
     async with Client(url, api_key=api_key, timeout_s=_REQUEST_TIMEOUT_S) as client:
+        described = await describe_model(client, model)
+        conversation.defaults = described.get("sampling") or {}
+        if not options.quiet:
+            said = f"; {text}, unless `/set` changes it" if (text := describe(conversation.defaults)) else ""
+            console.print_note(f"{model} at {url}{said}; `/help` lists the commands, Ctrl-D leaves")
+            if described.get("random_weights"):
+                console.print_note(RANDOM_WEIGHTS.format(name=model))
         await Session(client, model, conversation, options.output_dir, quiet=options.quiet).run()
 
 

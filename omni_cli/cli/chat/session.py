@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.options import write_report
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import InputError, OmniError, UsageError
-from omni_cli.core.files import cannot_write, write_whole
 from omni_cli.core.text import suggest, visible
 from omni_cli.measure.loadtest.media_files import read_image, read_sound
 from omni_cli.openai_api.client import Client, Outcome
@@ -30,7 +30,8 @@ from omni_cli.openai_api.reading import ChatReader
 from omni_cli.openai_api.routes import Route
 from omni_cli.openai_api.sound import ReceivedSound
 from omni_cli.report.units import milliseconds, seconds
-from omni_cli.requests.encoding import encode_wav
+from omni_cli.requests.outputs import AudioOutput
+from omni_cli.requests.sampling import SamplingValues, with_request
 
 COMMANDS = {
     "/image": "FILE: show an image with the next message",
@@ -53,12 +54,16 @@ class Leave(Exception):
 
 @dataclass
 class Conversation:
-    """`messages` are those of OpenAI's API; `parts` go with the next message; `fields` are set in every request."""
+    """`messages` are those of OpenAI's API; `parts` go with the next message; `fields` are set in every request.
+
+    `defaults` is the sampling of a request without these fields, where the server tells it.
+    """
 
     system: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
+    defaults: SamplingValues = field(default_factory=dict)
 
     def ask(self, text: str, model: str) -> bytes:
         """Add a message with the waiting media, and return the request."""
@@ -130,7 +135,11 @@ class Conversation:
     def _set(self, text: str) -> str:
         name, _, value = text.partition(" ")
         if not name:
-            return "\n".join(f"  {key} = {json.dumps(item)}" for key, item in self.fields.items()) or "nothing is set"
+            lines = [f"  {key} = {json.dumps(item)}" for key, item in self.fields.items()]
+            for key, item in with_request(self.defaults, self.fields).items():
+                if item["source"] != "request":
+                    lines.append(f"  {key} = {json.dumps(item['value'])} ({item['source']})")
+            return "\n".join(lines) or "nothing is set"
         if not value.strip():
             raise UsageError("`/set` takes a field and a value", hint="for example `/set temperature 0`")
         try:
@@ -148,8 +157,9 @@ class Conversation:
             raise UsageError("`/save` takes the name of a file")
         document = {"messages": self._all_messages(), **self.fields}
         path = Path(name).expanduser()
+        instead = ", in place of an earlier file" if path.exists() else ""
         write_report(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-        return f"saved {path}"
+        return f"saved {path}{instead}"
 
 
 if TYPE_CHECKING:
@@ -165,7 +175,7 @@ class Session:
         self._client = client
         self._model = model
         self._conversation = conversation
-        self._output_dir = output_dir
+        self._writer = ArtifactWriter(output_dir, ())
         self._quiet = quiet
         self._player: asyncio.subprocess.Process | None = None
         self._numbers = itertools.count()
@@ -218,12 +228,7 @@ class Session:
 
     async def _speak(self, sound: ReceivedSound) -> None:
         """Write the speech to a file, and play it if someone listens and there is a player."""
-        path = self._output_dir / f"{next(self._numbers)}.wav"
-        try:
-            self._output_dir.mkdir(parents=True, exist_ok=True)
-            write_whole(path, encode_wav(sound.samples, sound.sample_rate))
-        except OSError as error:
-            raise cannot_write(path, error) from error
+        path = self._writer.write(str(next(self._numbers)), AudioOutput(sound.samples, sound.sample_rate))
         console.print_note(f"{path}   {seconds(sound.seconds)} audio")
         player = next((words for words in _PLAYERS if shutil.which(words[0])), None)
         if player is not None and sys.stdout.isatty():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.generate.options import GenerateOptions
-from omni_cli.cli.profile_choice import fetch_model, profile_source
+from omni_cli.cli.profile_choice import fetch_model, note_random_weights, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
 
@@ -52,7 +52,8 @@ def generate(options: GenerateOptions) -> int:
         from omni_cli.cli.generate.batch import run_batch
 
         fetch_model(config, quiet=options.quiet)
-        outcome = run_batch(requests, config, _choose_progress(config, 0, options), began_s, options)
+        progress = _begin((), config, 0, options, writes=False)["progress"]
+        outcome = run_batch(requests, config, progress, began_s, options)
         _show_end(outcome, config, options)
         return outcome.exit_code
     specs = read_specs(options.set_fields(), requests, capabilities)
@@ -75,22 +76,17 @@ def run(
     requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, options: GenerateOptions, began_s: float
 ) -> ExitCode:
     """Run requests on their own engine and show their outputs. Raises `OmniError` if none could run."""
-    from omni_cli.cli.artifacts import ArtifactWriter
-    from omni_cli.cli.generate.run import GenerateRun, PendingRequest
-
-    writer = ArtifactWriter(options.output_dir, [request.request_id for request in requests])
-    if any(request.writes_files for request in requests):
-        writer.prepare()
-    else:
-        config = _text_only(config)
-    num_usable = sum(isinstance(request, PendingRequest) for request in requests)
-    progress = _choose_progress(config, num_usable, options)
-    printer = _choose_printer(requests, progress, options)
-    engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
-
-    session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
     import asyncio
 
+    from omni_cli.cli.generate.run import GenerateRun, PendingRequest
+
+    writes = any(request.writes_files for request in requests)
+    config = config if writes else _text_only(config)
+    num_usable = sum(isinstance(request, PendingRequest) for request in requests)
+    shown = _begin(requests, config, num_usable, options, writes=writes)
+    engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
+
+    session = GenerateRun(engine, requests, **shown)
     outcome = asyncio.run(session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
     _show_end(outcome, config, options)
     return outcome.exit_code
@@ -104,7 +100,8 @@ def run_on_replicas(
     options: GenerateOptions,
 ) -> ExitCode:
     """Run requests on several engines and show their outputs. Raises `OmniError` if none could run."""
-    from omni_cli.cli.artifacts import ArtifactWriter
+    import asyncio
+
     from omni_cli.cli.generate.run import ReplicatedRun
     from omni_cli.engine.process.fork_server import ForkServer
     from omni_cli.engine.replicas.batch_job import BatchJob
@@ -117,29 +114,41 @@ def run_on_replicas(
     if not any(capabilities.makes_files(spec.request.modalities) for spec in good):
         config = _text_only(config)
     job = BatchJob(config, replicas, verbose=options.verbose)
-    writer = ArtifactWriter(options.output_dir, [spec.request_id for spec in specs])
-    writer.prepare()
-    progress = _choose_progress(config, len(good), options)
-    printer = _choose_printer(specs, progress, options)
+    shown = _begin(specs, config, len(good), options, continues=finished.path.exists())
 
-    session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
-    import asyncio
-
+    session = ReplicatedRun(job, specs, finished, **shown)
     outcome = asyncio.run(session.run(timeout_s=options.timeout))
     _show_end(outcome, config, options)
     return outcome.exit_code
 
 
+def _begin(
+    requests: Sequence[PendingRequest | RequestSpec | BadRequest],
+    config: EngineConfig,
+    num_usable: int,
+    options: GenerateOptions,
+    *,
+    writes: bool = True,
+    continues: bool = False,
+) -> dict[str, Any]:
+    """Prepare the folder, tell what there is to tell before a run, and return its writer, printer and progress."""
+    from omni_cli.cli.artifacts import ArtifactWriter
+    from omni_cli.cli.terminal.progress import choose_progress
+
+    names, is_quiet = [request.request_id for request in requests], options.quiet or options.as_json
+    writer = ArtifactWriter(options.output_dir, names, overwrite=options.overwrite)
+    note = writer.prepare(continues=continues) if writes else None
+    if note is not None and not is_quiet:
+        console.print_note(note)
+    note_random_weights(config, quiet=is_quiet)
+    stages = [(stage.name, stage.kind) for stage in config.stages]
+    progress = choose_progress(stages, num_usable, sys.stderr, quiet=options.quiet, verbose=options.verbose)
+    return {"writer": writer, "progress": progress, "printer": _choose_printer(requests, progress, options)}
+
+
 def _text_only(config: EngineConfig) -> EngineConfig:
     """Keep only the first stage, which makes text."""
     return config.with_stages(config.stages[:1])
-
-
-def _choose_progress(config: EngineConfig, num_requests: int, options: GenerateOptions) -> ProgressDisplay:
-    from omni_cli.cli.terminal.progress import choose_progress
-
-    stages = [(stage.name, stage.kind) for stage in config.stages]
-    return choose_progress(stages, num_requests, sys.stderr, quiet=options.quiet, verbose=options.verbose)
 
 
 def _choose_printer(
@@ -152,7 +161,10 @@ def _choose_printer(
         return Printer(progress, verbose=options.verbose, noted=noted)
     from_command_line = len(requests) == 1 and requests[0].place is None
     printer = StreamPrinter if from_command_line else BlockPrinter
-    return printer(progress, verbose=options.verbose, quiet=options.quiet, noted=noted)
+    made = printer(progress, verbose=options.verbose, quiet=options.quiet, noted=noted)
+    if from_command_line:
+        made.sampling = getattr(requests[0], "sampling", {})
+    return made
 
 
 def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOptions) -> None:

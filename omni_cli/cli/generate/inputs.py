@@ -94,7 +94,8 @@ def decode_specs(
         else:
             build = partial(build_request, spec, config, choose)
         writes_files = capabilities.makes_files(request.modalities)
-        pending.append(PendingRequest(spec.request_id, build, writes_files, spec.place, request.notes))
+        shown = (request.notes, request.sampling)
+        pending.append(PendingRequest(spec.request_id, build, writes_files, spec.place, *shown))
     return pending
 
 

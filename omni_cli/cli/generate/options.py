@@ -6,7 +6,15 @@ from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, TimeoutOption, argument, option
+from omni_cli.cli.options import (
+    LoraOption,
+    OutputDirOption,
+    OverwriteOption,
+    ProfileOptions,
+    TimeoutOption,
+    argument,
+    option,
+)
 from omni_cli.requests.fields import FIELDS
 
 T = TypeVar("T")
@@ -57,6 +65,7 @@ class RunOptions(ProfileOptions):
         ),
     ] = False
     output_dir: OutputDirOption = Path("out")
+    overwrite: OverwriteOption = False
     timeout: TimeoutOption = None
 
 

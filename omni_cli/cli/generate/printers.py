@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 from unicodedata import category
 
 from omni_cli.cli.terminal import console
@@ -49,7 +51,9 @@ class Printer:
 
 
 class BlockPrinter(Printer):
-    """For several requests: each under its name, when it ends."""
+    """For several requests: each under its name, when it ends. `sampling` is what a single one asks for."""
+
+    sampling: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool, noted: Collection[str] = ()) -> None:
         super().__init__(progress, verbose=verbose, noted=noted)
@@ -59,7 +63,7 @@ class BlockPrinter(Printer):
     def on_loaded(self, stages: Sequence[StageInfo]) -> None:
         if not self._quiet:
             self._progress.hide()
-            console.print_note("\n".join(loaded_lines(stages)))
+            console.print_note("\n".join(loaded_lines(stages, self.sampling)))
             self._progress.show()
 
     def on_ended(self, record: RequestRecord) -> None:

@@ -7,8 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.printers import Printer
@@ -192,7 +192,7 @@ MAX_REQUESTS_IN_FLIGHT = 64
 class PendingRequest:
     """A usable request; `build` gives it with its files decoded, or raises `InputError`.
 
-    `notes` are sentences on what decoding changed, which the user has read.
+    `notes` are sentences on what decoding changed, which the user has read; `sampling` is as of `GenerateRequest`.
     """
 
     request_id: str
@@ -200,6 +200,7 @@ class PendingRequest:
     writes_files: bool
     place: str | None = None
     notes: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from omni_cli.cli.bench.options import WorkloadOptions
-from omni_cli.cli.options import OutputDirOption, TimeoutOption, option
+from omni_cli.cli.options import OutputDirOption, OverwriteOption, TimeoutOption, option
 
 # Fewer than eight give the overhead of profiling without its uncertainty.
 DEFAULT_NUM_ITERS = 8
@@ -27,4 +27,5 @@ class ProfilingOptions(WorkloadOptions):
         int, option("--num-iters-warmup", "N", "Warm-up iterations, which are not counted.", min=0)
     ] = 2
     output_dir: OutputDirOption = Path("out/profile")
+    overwrite: OverwriteOption = False
     timeout: TimeoutOption = None

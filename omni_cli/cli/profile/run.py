@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -41,11 +42,12 @@ def run_profile(
 ) -> ExitCode:
     """Record and report. Raises `OmniError` if the run ends early, and leaves no files then."""
     began_s = time.monotonic()
-    ArtifactWriter(options.output_dir, ()).prepare()
+    output_dir = options.output_dir if options.overwrite else free_folder(options.output_dir)
+    ArtifactWriter(output_dir, ()).prepare()
     environment = read_environment()
     line = LiveLine(sys.stderr, quiet=options.quiet, verbose=options.verbose)
     try:
-        with _working_folder(options.output_dir) as folder:
+        with _working_folder(output_dir) as folder:
             run = ProfilingRun(
                 config,
                 workload,
@@ -62,7 +64,7 @@ def run_profile(
             session = work.result()
             line.say("reading the traces")
             about = About(command, environment, workload.describe(config), run.num_iters_warmup, TRACE_NAME)
-            profile = _write(session, config, about, options.output_dir)
+            profile = _write(session, config, about, output_dir)
     finally:
         line.end()
     if options.as_json:
@@ -70,9 +72,16 @@ def run_profile(
     else:
         console.print_text(to_text(profile_view(profile)))
         console.print_text("")
-        names = [str(options.output_dir / name) for name in (TRACE_NAME, RECORD_NAME)]
+        names = [str(output_dir / name) for name in (TRACE_NAME, RECORD_NAME)]
         console.print_text(saved_text(names, time.monotonic() - began_s))
     return ExitCode.OK
+
+
+def free_folder(folder: Path) -> Path:
+    """Return a folder, or one beside it with a number, without a profile of an earlier run."""
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    folders = itertools.chain([folder], numbered)
+    return next(path for path in folders if not any((path / name).exists() for name in (TRACE_NAME, RECORD_NAME)))
 
 
 @contextmanager

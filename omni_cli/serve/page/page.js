@@ -14,7 +14,7 @@ let running = null; // the AbortController of the request that runs
 let recorder = null;
 
 const FIELDS = {
-  chat: [["system", "System prompt", "text"], ["temperature", "Temperature", "number"], ["max_tokens", "Tokens at most", "number"]],
+  chat: [["system", "System prompt", "text"], ["temperature", "Temperature", "number"], ["top_p", "Top p", "number"], ["max_tokens", "Tokens at most", "number"]],
   speech: [["max_audio_tokens", "Tokens at most", "number"]],
   image: [["size", "Size, such as 512x512", "text"], ["num_inference_steps", "Steps", "number"], ["negative_prompt", "Negative prompt", "text"]],
   transcription: [["language", "Language, such as en", "text"]],
@@ -444,7 +444,8 @@ async function begin() {
   const hears = !model.input_modalities.includes("text");
   kind = hears ? "transcription" : ["video", "image"].find((type) => makes.includes(type)) ?? (makes.includes("text") ? "chat" : "speech");
   find("model").textContent = document.title = model.id;
-  find("hint").textContent = HINTS[kind];
+  const random = model.random_weights ? " Its weights are random: what it makes has no meaning." : "";
+  find("hint").textContent = HINTS[kind] + random;
   find("attach").hidden = !takes.length;
   find("file").accept = takes.map((type) => `${type}/*`).join(",");
   find("record").hidden = !["chat", "transcription"].includes(kind) || !takes.includes("audio") || !navigator.mediaDevices;
@@ -453,8 +454,9 @@ async function begin() {
   fields.replaceChildren();
   const seed = kind === "transcription" ? [] : [["seed", "Seed", "number"]];
   for (const [name, title, type] of [...FIELDS[kind], ...seed]) {
-    const input = add(add(fields, "label", "", title), "input");
-    Object.assign(input, { name, type, step: "any" });
+    const { value, source } = kind === "chat" ? (model.sampling?.[name] ?? {}) : {};
+    const input = add(add(fields, "label", "", source ? `${title} (${source})` : title), "input");
+    Object.assign(input, { name, type, step: "any" }, source && { value });
   }
   if (makes.includes("audio") && kind !== "video") await showVoices(fields);
 }
@@ -474,7 +476,8 @@ async function watch() {
     const { status } = await (await fetch("/ready")).json();
     state.textContent = status;
     state.className = status === "ready" ? "" : "wrong";
-    if (!model && !find("key-dialog").open && find("set-key").hidden) await begin();
+    const knows = model && (model.sampling || status !== "ready");
+    if (!knows && !find("key-dialog").open && find("set-key").hidden) await begin();
   } catch {
     state.textContent = "no connection";
     state.className = "wrong";

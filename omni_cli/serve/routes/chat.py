@@ -32,7 +32,7 @@ from omni_cli.serve.parsed_route import RUNNING, TEXT_REPLY, errors, parsed_rout
 from omni_cli.serve.schemas.chat import ChatCompletionRequest, DetokenizeRequest, NamedTool, TokenizeRequest
 from omni_cli.serve.schemas.completions import StreamOptions
 from omni_cli.serve.schemas.fields import voice_name
-from omni_cli.serve.service import Service, seeded_copies
+from omni_cli.serve.service import Service
 from omni_cli.serve.sse import END_OF_STREAM, event_stream
 
 
@@ -47,7 +47,7 @@ def chat_routes(service: Service) -> APIRouter:
         model = service.config.name if body.model is None else body.model
         reply = ChatReply(body, model, service.choose_seed(body.seed, exchange))
         generate = await service.decode(functools.partial(_generate_request, service, body, reply))
-        requests = seeded_copies(generate, body.n or 1)
+        requests = service.choices(generate, body.n or 1)
         if body.stream:
             documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
             return await event_stream(documents, exchange, service.log, end=END_OF_STREAM)

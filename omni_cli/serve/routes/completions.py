@@ -18,7 +18,7 @@ from omni_cli.serve.errors import refuse
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.parsed_route import RUNNING, TEXT_REPLY, errors, parsed_routes
 from omni_cli.serve.schemas.completions import CompletionRequest, StreamOptions
-from omni_cli.serve.service import Service, seeded_copies
+from omni_cli.serve.service import Service
 from omni_cli.serve.sse import END_OF_STREAM, event_stream
 
 
@@ -32,7 +32,7 @@ def completion_routes(service: Service) -> APIRouter:
         _check(service, body)
         model = service.config.name if body.model is None else body.model
         reply = CompletionReply(body, model, service.choose_seed(body.seed, exchange))
-        requests = _generate_requests(body, reply, service.adapter(body.model))
+        requests = _generate_requests(service, body, reply, service.adapter(body.model))
         if body.stream:
             documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
             return await event_stream(documents, exchange, service.log, end=END_OF_STREAM)
@@ -52,7 +52,9 @@ def _check(service: Service, body: CompletionRequest) -> None:
     )
 
 
-def _generate_requests(body: CompletionRequest, reply: CompletionReply, lora: str) -> list[GenerateRequest]:
+def _generate_requests(
+    service: Service, body: CompletionRequest, reply: CompletionReply, lora: str
+) -> list[GenerateRequest]:
     requests = []
     for number, prompt in enumerate(body.prompts):
         request = GenerateRequest(
@@ -70,7 +72,7 @@ def _generate_requests(body: CompletionRequest, reply: CompletionReply, lora: st
             sampling=body.sampling(),
             cache_salt=body.cache_salt,
         )
-        requests += seeded_copies(request, reply.n)
+        requests += service.choices(request, reply.n)
     return requests
 
 

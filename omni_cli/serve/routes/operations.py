@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from omni_cli.config.families import has_random_weights
 from omni_cli.openai_api.replies import Health, Model, ModelList, Readiness, Sleeping, SleepStatus, WakeStatus
 from omni_cli.openai_api.routes import Route
 from omni_cli.serve.errors import APIError
@@ -24,19 +26,23 @@ _MEDIA = ("image", "audio", "video")
 _METRICS = content("Prometheus' text format.", CONTENT_TYPE_LATEST)
 
 
-def _describe_models(service: Service) -> dict[str, Model]:
+def _describe_models(service: Service, created: int) -> dict[str, Model]:
     """Describe the model under each of its names, and its LoRA adapters."""
     text = [] if service.capabilities.transcribes else ["text"]
     model: Model = {
         "id": service.config.name,
         "object": "model",
-        "created": unix_now(),
+        "created": created,
         "owned_by": "omni-cli",
         "root": service.config.model,
         "parent": None,
         "modalities": list(service.modalities),
         "input_modalities": [*text, *(kind for kind in _MEDIA if kind in service.capabilities.fields)],
     }
+    if service.is_ready:
+        model["sampling"] = {key: dict(item) for key, item in service.default_sampling.items()}
+    if has_random_weights(service.config.model):
+        model["random_weights"] = True
     names = [service.config.name, *(name for name in service.settings.served_model_names if name != "*")]
     served: dict[str, Model] = {name: {**model, "id": name} for name in names}
     for name, adapter in service.config.adapters.items():
@@ -46,18 +52,18 @@ def _describe_models(service: Service) -> dict[str, Model]:
 
 def operation_routes(service: Service) -> APIRouter:
     router = APIRouter()
-    served = _describe_models(service)
+    describe = functools.partial(_describe_models, service, unix_now())
 
     @router.get(Route.MODELS, responses=errors(*WITH_KEY))
     async def models() -> ModelList:
         """List the model that is served, under each of its names, and its LoRA adapters."""
-        return {"object": "list", "data": list(served.values())}
+        return {"object": "list", "data": list(describe().values())}
 
     @router.get(Route.MODEL, responses=errors(404, *WITH_KEY))
     async def model_named(name: str) -> Model:
         """Look up one model, by the profile's name or the checkpoint's, or a LoRA adapter."""
         service.check_model(name)
-        return served[name] if name in service.config.adapters else served[service.config.name]
+        return describe()[name if name in service.config.adapters else service.config.name]
 
     # Not in the document: nothing is there to be described.
     @router.post(Route.EMBEDDINGS, include_in_schema=False)

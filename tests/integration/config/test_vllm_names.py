@@ -109,3 +109,15 @@ def test_the_schema_rejects_what_vllm_rejects(sampling: dict[str, Any]) -> None:
 
     with pytest.raises((VLLMValidationError, ValueError), match=r"\w"):
         vllm.SamplingParams(**sampling)
+
+
+def test_parsers_are_vllms() -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    from omni_cli.backends.vllm.reply_parsing import _FORMATS
+    from omni_cli.cli.serve import _REASONING_PARSERS, _TOOL_PARSERS
+
+    assert sorted(ToolParserManager.list_registered()) == _TOOL_PARSERS
+    assert sorted(ReasoningParserManager.list_registered()) == _REASONING_PARSERS
+    assert {name for _, name in _FORMATS} <= set(_TOOL_PARSERS)

@@ -118,6 +118,22 @@ def test_each_of_n_has_the_next_seed(server: OmniServer) -> None:
     assert answer.seed == 5
 
 
+def test_text_is_greedy_where_nobody_names_sampling_and_several_choices_are_drawn(
+    server: OmniServer, model: Any, tokenizer: Any
+) -> None:
+    def ask(seed: int = 1, **fields: Any) -> list[Any]:
+        asked = {"model": "tiny-llama", "prompt": PROMPT, "max_tokens": 8, "seed": seed, **fields}
+        return server.client().completions.create(**asked, extra_body={"return_token_ids": True}).choices
+
+    expected = greedy(model, tokenizer(PROMPT).input_ids, 8)
+    assert [choice.token_ids for seed in (1, 2) for choice in ask(seed)] == [expected] * 2
+    several, drawn = ask(n=3), ask(temperature=1)
+    assert several[0].text == drawn[0].text == ask(top_p=1)[0].text
+    assert len({choice.text for choice in several}) == 3
+    (described,) = server.client().models.list().data
+    assert described.sampling == {"temperature": {"value": 0.0, "source": "default"}}
+
+
 def test_log_probabilities(server: OmniServer, model: Any, tokenizer: Any) -> None:
     extra = {"return_token_ids": True}
     (choice,) = complete(server, PROMPT, logprobs=3, extra_body=extra).choices

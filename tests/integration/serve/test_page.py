@@ -103,6 +103,17 @@ def test_answers_are_text(page: ServedPage, omni: OmniServer) -> None:
     assert page.browser.evaluate("document.querySelectorAll('.asked *, .answer *').length") == 0
 
 
+def test_boxes_have_the_sampling_and_the_hint_names_random_weights(page: ServedPage, omni: OmniServer) -> None:
+    page.open(omni)
+    page.until("model?.sampling")
+    box = "document.querySelector('#fields [name={}]')"
+    assert page.browser.evaluate(f"{box.format('temperature')}.value") == "0"
+    assert page.browser.evaluate(f"{box.format('max_tokens')}.value") == "16"
+    assert page.browser.evaluate(f"{box.format('temperature')}.parentNode.textContent") == "Temperature (profile)"
+    assert page.browser.evaluate(f"{box.format('top_p')}.value") == ""
+    assert "Its weights are random: what it makes has no meaning." in page.text("#hint")
+
+
 def test_an_image(page: ServedPage, image_server: OmniServer) -> None:
     page.open(image_server, dark=True)
     page.ask("a red lighthouse")

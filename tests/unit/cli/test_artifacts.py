@@ -176,10 +176,68 @@ def test_an_interrupt_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: 
 def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "0.png").mkdir()
     with pytest.raises(OutputError, match=r"0\.png"):
-        ArtifactWriter(tmp_path, ["0"]).write("0", ImageOutput(np.zeros((1, 1, 3), np.uint8)))
+        ArtifactWriter(tmp_path, ["0"], overwrite=True).write("0", ImageOutput(np.zeros((1, 1, 3), np.uint8)))
     assert [path.name for path in tmp_path.iterdir()] == ["0.png"]
 
 
 def test_encoding_is_deterministic() -> None:
     samples = np.random.default_rng(1).uniform(-1, 1, 100).astype(np.float32)
     assert encode_wav(samples, 24000) == encode_wav(samples, 24000)
+
+
+PIXEL = ImageOutput(np.zeros((1, 1, 3), np.uint8))
+
+
+def write_all(folder: Path, ids: list[str], **options: bool) -> list[str]:
+    writer = ArtifactWriter(folder, ids, **options)
+    writer.prepare()
+    return [writer.write(name, PIXEL).name for name in ids]
+
+
+def test_a_second_run_has_names_of_its_own_in_all_its_files(tmp_path: Path) -> None:
+    assert write_all(tmp_path, ["0", "1"]) == ["0.png", "1.png"]
+    note = ArtifactWriter(tmp_path, ["1", "2"]).prepare()
+    assert note is not None and "names of this one end in -2" in note and "--overwrite" in note
+    assert write_all(tmp_path, ["1", "2"]) == ["1-2.png", "2-2.png"]
+    assert write_all(tmp_path, ["2"]) == ["2.png"]
+    assert write_all(tmp_path, ["1"]) == ["1-3.png"]
+    assert write_all(tmp_path, ["1", "2"], overwrite=True) == ["1.png", "2.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0.png",
+        "1-2.png",
+        "1-3.png",
+        "1.png",
+        "2-2.png",
+        "2.png",
+    ]
+
+
+def test_the_other_kinds_of_files_of_an_earlier_request_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
+    ArtifactWriter(tmp_path, ["a.b"]).write("a.b", AudioOutput(np.zeros(1, np.float32), 24000))
+    assert write_all(tmp_path, ["a.b"]) == ["a.b-2.png"]
+    (tmp_path / "notes.txt").touch()
+    assert write_all(tmp_path, ["notes"]) == ["notes.png"]
+
+
+def test_two_runs_at_once_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    first, second = (ArtifactWriter(tmp_path, ["0", "1"]) for _ in range(2))
+    assert first.prepare() is second.prepare() is None
+    assert [writer.write("0", PIXEL).name for writer in (first, second)] == ["0.png", "0-2.png"]
+    assert [writer.write("1", PIXEL).name for writer in (second, first)] == ["1-2.png", "1.png"]
+
+
+def test_a_run_that_continues_an_earlier_one_has_its_names_where_they_are_free(tmp_path: Path) -> None:
+    write_all(tmp_path, ["0"])
+    writer = ArtifactWriter(tmp_path, ["0", "1"])
+    assert writer.prepare(continues=True) is None
+    assert [writer.write(name, PIXEL).name for name in ("1", "0")] == ["1.png", "0-2.png"]
+
+
+def test_without_links_a_file_is_not_replaced_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    first, second = (ArtifactWriter(tmp_path, ["0"]) for _ in range(2))
+    assert [writer.write("0", PIXEL).name for writer in (first, second)] == ["0.png", "0-2.png"]
+    assert len(list(tmp_path.iterdir())) == 2

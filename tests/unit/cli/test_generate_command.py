@@ -97,7 +97,8 @@ def test_text_then_the_file(omni: Omni) -> None:
     assert result.out == "HELLO THERE\nout/0.wav   0.50 s audio, 24 kHz\n"
     assert soundfile.info("out/0.wav").frames == 12000
     assert names("out") == ["0.wav"]
-    loaded, summary = result.err.splitlines()[:3], result.err.splitlines()[3]
+    random, *loaded, summary = result.err.splitlines()
+    assert random == "tiny-omni has random weights: what it makes has no meaning"
     assert [line.split()[:3] for line in loaded] == [
         ["0", "thinker", "ar"],
         ["1", "talker", "ar"],
@@ -106,6 +107,17 @@ def test_text_then_the_file(omni: Omni) -> None:
     assert summary.startswith("  thinker 0.50 s · talker 0.50 s · token2wav 0.25 s · total ")
     assert "TTFT 38 ms" in summary and "peak 768 MiB" in summary
     assert "\x1b" not in result.out + result.err
+
+
+def test_a_second_run_names_its_files_and_tells_it(omni: Omni) -> None:
+    omni("a cube", "-p", "tiny-image")
+    result = omni("a cube", "-p", "tiny-image")
+    assert (result.code, result.out) == (0, "out/0-2.png   6x4 image\n")
+    assert (
+        "out has files of an earlier run, so names of this one end in -2; `--overwrite` replaces them\n" in result.err
+    )
+    assert omni("a cube", "-p", "tiny-image", "--overwrite").out == "out/0.png   6x4 image\n"
+    assert names("out") == ["0-2.png", "0.png"]
 
 
 def test_image(omni: Omni) -> None:
@@ -301,7 +313,7 @@ def test_requests_finish_in_any_order_and_are_listed_in_theirs(omni: Omni) -> No
         "\n[0]\nLATE ONE\nout/0.wav   0.50 s audio, 24 kHz\n"
     )
     assert "3 requests in" in result.err and "all ok" in result.err
-    document = json.loads(omni("--requests", path, "--json").out)
+    document = json.loads(omni("--requests", path, "--json", "--overwrite").out)
     assert [entry["request_id"] for entry in document["results"]] == ["0", "b", "2"]
     assert names("out") == ["0.wav", "2.wav", "b.wav"]
 
@@ -363,7 +375,7 @@ def test_hostile_request_ids_stay_in_the_folder(omni: Omni) -> None:
 def test_a_folder_that_fails_midway_keeps_written_files(omni: Omni) -> None:
     Path("out/1.wav").mkdir(parents=True)
     path = requests_file({"prompt": "zero"}, {"prompt": "late one"})
-    result = omni("--requests", path, "--json")
+    result = omni("--requests", path, "--json", "--overwrite")
     first, second = json.loads(result.out)["results"]
     assert result.code == ExitCode.USAGE
     assert result.err.count("error: ") == 1 and "cannot write `out/1.wav`" in result.err

@@ -52,6 +52,7 @@ def test_document_of_the_contract() -> None:
         "profile": "tiny-omni",
         "model": "builtin:tiny-omni",
         "seed": 3,
+        "random_weights": True,
         "results": [
             {
                 "request_id": "0",
@@ -132,7 +133,7 @@ def test_lines_for_people() -> None:
     assert file_line(OUTPUTS[2]) == "out/0.png   64x48 image"
     effective = {"device": "cpu", "execution": "eager", "mps": True}
     second = StageInfo("token2wav", "diffusion", 14.94, {"device": 3 * 2**30, "host": 5}, effective)
-    assert loaded_lines([STAGE, second]) == [
+    assert loaded_lines([STAGE, second], {}) == [
         "  0 thinker    ar         cudagraph none  copy async  loaded in 4.10 s  123 MiB",
         "  1 token2wav  diffusion  eager, MPS                  loaded in 14.9 s  3.0 GiB",
     ]

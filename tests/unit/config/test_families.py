@@ -15,7 +15,17 @@ from support.machine_facts import facts
 from omni_cli.checkpoints.resolve import find_folder
 from omni_cli.config import families as registry
 from omni_cli.config.bundled import bundled_profiles
-from omni_cli.config.families import Family, StageRole, broken_plugins, families, get_family, get_family_of_stages, load
+from omni_cli.config.families import (
+    RANDOM_WEIGHTS,
+    Family,
+    StageRole,
+    broken_plugins,
+    families,
+    get_family,
+    get_family_of_stages,
+    has_random_weights,
+    load,
+)
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
 from omni_cli.core.errors import OmniError
@@ -218,3 +228,10 @@ def test_a_family_that_only_a_newer_commit_has(monkeypatch: pytest.MonkeyPatch, 
     newer = EntryPoint("newer", "omni_cli.models.newer.family:FAMILY", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda **only: EntryPoints([*real(**only), newer]))
     assert "qwen2_5_omni" in families() and "newer" not in families()
+
+
+def test_a_built_checkpoint_is_known_by_its_mark(tmp_path: Path) -> None:
+    assert has_random_weights("builtin:tiny-omni") and not has_random_weights("owner/name")
+    assert not has_random_weights(str(tmp_path))
+    (tmp_path / RANDOM_WEIGHTS).touch()
+    assert has_random_weights(str(tmp_path))

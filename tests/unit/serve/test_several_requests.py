@@ -12,7 +12,7 @@ import pytest
 from omni_cli.config.bounds import MAX_SEED
 from omni_cli.config.loader import load_profile
 from omni_cli.core.errors import InputError
-from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, TextDelta
+from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, StageInfo, TextDelta
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import ServerSettings
@@ -91,6 +91,20 @@ def test_copies_have_the_following_seeds() -> None:
     copies = seeded_copies(GenerateRequest("r", "a", seed=MAX_SEED - 1), 3)
     assert [copy.seed for copy in copies] == [MAX_SEED - 1, MAX_SEED, 0]
     assert len({copy.request_id for copy in copies}) == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "n", "temperature"),
+    [("default", {}, 3, 1.0), ("default", {}, 1, None), ("default", {"top_p": 0.9}, 3, None), ("profile", {}, 3, None)],
+)
+def test_several_choices_are_drawn_where_one_is_greedy_by_default(
+    source: str, asked: dict[str, float], n: int, temperature: float | None
+) -> None:
+    words: Any = Words()
+    effective = {"default_sampling": {"temperature": {"value": 0.0, "source": source}}}
+    words.stages = (StageInfo("model", "ar", 1.0, {}, effective),)
+    copies = serving(words).choices(GenerateRequest("r", "a", sampling={"max_tokens": 8, **asked}), n)
+    assert [copy.sampling.get("temperature") for copy in copies] == [temperature] * n
 
 
 def test_no_more_than_the_server_runs_at_once() -> None:
