@@ -20,7 +20,7 @@ LINES = {
     "openai_api": 1_600,
     "records": 2_750,
     "report": 4_250,
-    "requests": 4_750,
+    "requests": 4_800,
     "serve": 6_000,
     "stage": 1_350,
     "stats": 3_750,
