@@ -68,6 +68,8 @@ class TranscriptionReference:
         self.num_input_tokens = 0
         # Tokens of the text, without those of a window that the next one hears again.
         self.said: list[int] = []
+        # Of the parts of a Whisper's transcript that have words, in seconds.
+        self._spans: list[tuple[float, float]] = []
 
     def generate(
         self, request: GenerateRequest, max_tokens: int | None = None, tokens: ForcedTokens | None = None
@@ -123,12 +125,14 @@ class TranscriptionReference:
             prompt_ids = self._processor.get_prompt_ids(request.prompt, return_tensors="pt")
             arguments["prompt_ids"], num_words = prompt_ids.to(self._model.device), len(prompt_ids)
         windows: list[list[int]] = []
-        self.num_input_tokens, self.said = 0, []
+        self.num_input_tokens, self.said, self._spans = 0, [], []
         run_window, read_window = self._model.generate_with_fallback, self._model._retrieve_segment
 
         def note_parts(**given: Any) -> Any:
             parts, step = read_window(**given)
             self.said += [token_id for part in parts for token_id in part["tokens"].tolist()]
+            spoken = [part for part in parts if self.read(part["tokens"].tolist()).strip()]
+            self._spans += [(float(part["start"]), float(part["end"])) for part in spoken]
             return parts, step
 
         def note_window(**given: Any) -> Any:
@@ -182,7 +186,11 @@ class TranscriptionReference:
     def expected(self, output: EngineOutput) -> Expected:
         tokens = force_tokens(output.tokens[self._name])
         self.generate(output.request, len(tokens.token_ids), tokens)
-        return Expected({self._name: tokens.scores}, num_input_tokens=self.num_input_tokens)
+        num_input_tokens, spans = self.num_input_tokens, None
+        if output.request.transcription.timestamps and isinstance(self._processor, WhisperProcessor):
+            self.generate(output.request, output.request.sampling.get("max_tokens"))
+            spans = tuple(self._spans)
+        return Expected({self._name: tokens.scores}, num_input_tokens=num_input_tokens, spans=spans)
 
 
 class ListenerReference(LanguageModelReference):
