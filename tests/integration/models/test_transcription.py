@@ -43,6 +43,8 @@ LONG: tuple[dict[str, Any], ...] = (
     {"seed": 8, "seconds": 6.0, "language": "en", "word_timestamps": True},
     {"seed": 9, "seconds": 4.5, "language": "fr", "timestamps": True, "word_timestamps": True},
     {"seed": 10, "seconds": 5.0, "language": "de", "prompt": "the long road home", "max_tokens": 40},
+    {"seed": 13, "seconds": 9.0, "language": "en", "prompt": "grey skies", "prompt_condition_type": "all-segments"},
+    {"seed": 14, "seconds": 9.0, "language": "en", "prompt": "grey skies", "condition_on_prev_tokens": True},
     {"seed": 12, "seconds": 17.0},
 )
 REFUSED: dict[str, dict[str, Any]] = {
