@@ -58,7 +58,7 @@ def stage_request(request_id: str, **fields: Any) -> GenerateRequest:
     seed, seconds, file = fields.pop("seed", None), fields.pop("seconds", 0.5), fields.pop("file", None)
     sounds = (load_audio(Path(file), lambda note: None),) if file else ()
     sounds = sounds if seed is None else (voice(seed, seconds),)
-    sampling = {"max_tokens": fields.pop("max_tokens", 12)}
+    sampling = {"max_tokens": fields.pop("max_tokens", 12), **fields.pop("sampling", {})}
     return with_fields(GenerateRequest(request_id), audio=sounds, sampling=sampling, **fields)
 
 

@@ -199,6 +199,9 @@ class TranscriptionStage(TextStage):
         params = self.sampling_params(request, temperature=seeker.temperature, extra_args=notes)
         if params.max_tokens is not None:
             params.max_tokens += len(marks) - 1
+        # They end the whole text, not a window, which would then be another one.
+        transcription.stops, transcription.keeps_stop = tuple(params.stop or ()), params.include_stop_str_in_output
+        params.stop = []
         return seeker.name_sound(prompt), params
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
@@ -239,7 +242,8 @@ class TranscriptionStage(TextStage):
         """Note the text of the current window that stays; at its end go on to the next one, or hear it again."""
         piece, token_ids = transcription.pieces[-1], active.token_ids[active.context["num_forced"] :]
         if piece.done is None:
-            end = seeker.clock.count_settled(token_ids) if seeker.thresholds.are_off else 0
+            is_sure = seeker.thresholds.are_off and not transcription.stops
+            end = seeker.clock.count_settled(token_ids) if is_sure else 0
             self._settle(piece, active, timed, end)
             return
         noted = CONFIDENCES.pop(active.request.request_id)
@@ -259,7 +263,7 @@ class TranscriptionStage(TextStage):
             found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
             piece.words = tuple(found)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
-        if seeker.num_frames:
+        if seeker.num_frames and not transcription.is_stopped_by("".join(chunk.text for chunk in piece.chunks)):
             self._add_window(transcription, seeker)
             self._admit(transcription, len(transcription.pieces) - 1)
 
@@ -314,6 +318,7 @@ class TranscriptionStage(TextStage):
             text = text.lstrip()
             if text and transcription.text and self._has_spaces(transcription):
                 text = f" {text}"
+        text = transcription.cut_at_stop(text)
         piece.text += text
         transcription.text += text
         return text
