@@ -2,10 +2,11 @@
 
     python benchmarks/transcription_speed.py --model DIR [--minutes 60] [--rounds 3]    # needs espeak-ng
 
-Both hear one recording, and four at once, in turns on the same processor; transformers, in this process, hears the four
-as its batch. Each side decodes the MP3 itself, and both have loaded their model. The texts must be the same. The memory
-is the PSS of all processes of the server, its highest in a request less that of a recording of a minute. The exit code
-is 1 if one recording is less than 1.5 times as fast, four less than 2.5, more than 300 MiB are added, or texts differ.
+Both hear one recording, and four at once, interleaved on the same processor; transformers, in this process, hears the
+four as its batch. Each side decodes the MP3 itself, and both have loaded their model. The texts must be the same. The
+memory is the PSS of all processes of the server, its highest in a request less that of a recording of a minute. The
+exit code is 1 if one recording is less than 1.5 times as fast, four less than 2.5, more than 300 MiB are added, or
+texts differ.
 """
 
 from __future__ import annotations
