@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 SPEECH = "/v1/audio/speech"
 IMAGES = "/v1/images/generations"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
-TIMEOUT_S = 600
+TIMEOUT_S = 3600
 _BOUNDARY = b"omni-serve-benchmark"
 
 

@@ -91,7 +91,8 @@ class Expected:
     """A reference's output: scores by AR stage, and by name the arrays that it makes of the engine's tokens.
 
     `stage` makes the arrays; with `is_exact`, the engine's must be the same to the bit. `num_input_tokens` is the
-    length of the first stage's prompt; None if the reference does not report it.
+    length of the first stage's prompt; None if the reference does not report it. `spans` are the times of the parts of
+    its own transcript, in seconds, if the request asks for times.
     """
 
     scores: Mapping[str, TokenScores]
@@ -99,6 +100,7 @@ class Expected:
     stage: str | None = None
     is_exact: bool = False
     num_input_tokens: int | None = None
+    spans: tuple[tuple[float, float], ...] | None = None
 
 
 class NoReferenceError(Exception):

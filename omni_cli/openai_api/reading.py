@@ -92,12 +92,19 @@ class _WholeChoice(ChoiceDelta):
         return tuple(tokens) or None
 
 
+class _Segment(msgspec.Struct):
+    start: float | None = None
+    end: float | None = None
+    text: str | None = None
+
+
 class Reply(_Event):
     """The reply of a chat, a completion or a transcription, or an event of one; a transcript has `text` or `delta`."""
 
     choices: list[_WholeChoice | None] | None = None
     text: str | None = None
     delta: str | None = None
+    segments: list[_Segment] | None = None
 
 
 @dataclass

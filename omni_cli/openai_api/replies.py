@@ -261,7 +261,10 @@ class TranscriptUsage(TypedDict, total=False):
 
 
 class TranscriptSegment(TypedDict):
-    """`seek` and the last three are 0 if the model does not tell them."""
+    """`seek` and the last three numbers are 0 if the model does not tell them.
+
+    `language`, which OpenAI's do not have, is the code of the one that the segment's window sounds like.
+    """
 
     id: int
     seek: int
@@ -273,6 +276,7 @@ class TranscriptSegment(TypedDict):
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    language: NotRequired[str]
 
 
 class TranscriptWord(TypedDict):

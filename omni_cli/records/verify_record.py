@@ -19,7 +19,8 @@ SCHEMA: Final = "omni.verify/1"
 COMPARE_SCHEMA: Final = "omni.verify-compare/1"
 Verdict = Literal["equal", "near tie", "different", "not checked"]
 Check = Literal[
-    "reference", "tokenizer", "alone = batched", "streamed = whole", "repeat", "seed", "limits", "modes", "modalities"
+    "reference", "tokenizer", "alone = batched", "streamed = whole", "repeat", "seed", "limits", "modes", "modalities",
+    "coverage",
 ]  # fmt: skip
 _AGAIN = "verify again with `omni verify --output-json FILE`; records must not be edited by hand"
 _KIND = Kind("verify record", SCHEMA, "omni verify --output-json FILE", _AGAIN)

@@ -234,6 +234,7 @@ def _output(written: WrittenOutput) -> dict[str, object]:
 def _transcript(transcript: Transcript) -> dict[str, object]:
     segments = [
         {"start_s": segment.start_s, "end_s": segment.end_s, "text": segment.text.strip()}
+        | ({} if segment.language is None else {"language": segment.language})
         for segment in transcript.segments
     ]
     words = {} if transcript.words is None else {"words": [dataclasses.asdict(word) for word in transcript.words]}

@@ -82,7 +82,8 @@ class Segment:
 
     The rest is about the window in which it was heard, None if the model tells it not: where the window begins
     (`seek`, in frames of the spectrogram), its temperature, how sure the model is (the mean log-probability of its
-    tokens), how far its text can be compressed, and the probability that nothing is said.
+    tokens), how far its text can be compressed, the probability that nothing is said, and the code of the language
+    that it sounds like, if none was asked for; the text is in that of the first window, as transformers writes it.
     """
 
     start_s: float
@@ -94,6 +95,7 @@ class Segment:
     avg_logprob: float | None = None
     compression_ratio: float | None = None
     no_speech_prob: float | None = None
+    language: str | None = None
 
 
 @dataclass(frozen=True)

@@ -362,9 +362,7 @@ SEAMS: dict[str, dict[str, str]] = {
     "vllm.model_executor.models.whisper:WhisperForConditionalGeneration.": {
         "get_generation_prompt(stt_params)": "is called for a prompt, whose text is changed",
         "get_language_detection_prompt(audio, stt_config)": "is called to detect a language",
-        "get_language_token_ids(tokenizer)": "is called to detect a language",
         "get_speech_to_text_config(model_config, task_type)": "is called for the window",
-        "parse_language_detection_output(token_ids, tokenizer)": "is called for a detected language",
     },
     "vllm.multimodal.": {
         "hasher:MultiModalHasher.hash_kwargs(algorithm, kwargs)": "is called for ids of media with a request's salt",

@@ -279,10 +279,14 @@ def qwen3_vl(folder: Path) -> Path:
 
 
 def whisper(folder: Path) -> Path:
-    """Windows of 4 seconds, with the marks of all languages that vLLM knows; some tokens are suppressed."""
+    """Windows of 4 seconds, with the marks of languages that vLLM lists or not; some tokens are suppressed."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
     from vllm.model_executor.models.whisper import ISO639_1_SUPPORTED_LANGS
 
-    languages = [f"<|{code}|>" for code in ISO639_1_SUPPORTED_LANGS]
+    unlisted = [code for code in LANGUAGES if code not in ISO639_1_SUPPORTED_LANGS]
+    often = {"en", "fr", "de", "es", "it", "nl"}
+    codes = [code if code in often else unlisted.pop() for code in list(ISO639_1_SUPPORTED_LANGS)[: len(unlisted)]]
+    languages = [f"<|{code}|>" for code in (*codes, *list(ISO639_1_SUPPORTED_LANGS)[len(codes) :])]
     tasks = ["<|translate|>", "<|transcribe|>"]
     special = ["<|startoftranscript|>", *languages, *tasks, "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
     backend = json.loads(make_tokenizer().backend_tokenizer.to_str())["model"]

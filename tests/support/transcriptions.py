@@ -47,6 +47,7 @@ def _read(end: str | list[Any]) -> str | dict[str, Any]:
         "segments": None
         if transcript is None
         else [[part.start_s, part.end_s, part.text] for part in transcript.segments],
+        "languages": [[part.seek, part.language] for part in (transcript and transcript.segments) or ()],
         "words": [[word.text, word.start_s, word.end_s] for word in (transcript and transcript.words) or ()],
         "num_input_tokens": done.trace["num_input_tokens"],
     }
@@ -57,7 +58,7 @@ def stage_request(request_id: str, **fields: Any) -> GenerateRequest:
     seed, seconds, file = fields.pop("seed", None), fields.pop("seconds", 0.5), fields.pop("file", None)
     sounds = (load_audio(Path(file), lambda note: None),) if file else ()
     sounds = sounds if seed is None else (voice(seed, seconds),)
-    sampling = {"max_tokens": fields.pop("max_tokens", 12), "stop": fields.pop("stop", None)}
+    sampling = {"max_tokens": fields.pop("max_tokens", 12), **fields.pop("sampling", {})}
     return with_fields(GenerateRequest(request_id), audio=sounds, sampling=sampling, **fields)
 
 

@@ -162,6 +162,7 @@ def _serve(
                     emit(SleepState(stage.wake_up(tags)))
                 case StartRecording() | StopRecording() | DescribeStage() | MeasureRates():
                     _record(recorder, command, emit)
+            del command  # which may hold an hour of sound, and the next one may be far
         with ranges.mark("engine step"):
             reports = stage.step()
         _note_ends(reports)
@@ -276,6 +277,7 @@ def _read_commands(
             _end_now(scratch)
             return
         inbox.put(command)
+        del raw, command
 
 
 def _end_now(scratch: Path) -> None:

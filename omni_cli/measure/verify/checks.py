@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from omni_cli.measure.verify.coverage import judge_coverage, make_long_request
 from omni_cli.measure.verify.default_requests import another_medium, longer, with_media
 from omni_cli.measure.verify.noise import get_noise
 from omni_cli.measure.verify.run_comparison import (
@@ -61,6 +62,7 @@ class Checks:
             for answer in self._alone:
                 if answer.error is not None:
                     raise answer.error
+            self._judged = [*self._alone, *await self._hear_long_speech()]
             if not self._plan.low_memory:
                 await self._compare_with_reference()
                 await self._compare_answers()
@@ -71,6 +73,14 @@ class Checks:
         async with aclosing(subject.mode_rows(self._alone)) as modes:
             async for rows in modes:
                 self._add(rows)
+
+    async def _hear_long_speech(self) -> list[Answer]:
+        """Return the answer to a recording of several windows, of a subject that hears ours and tells times."""
+        is_asked = self._subject.reference is not None and self._plan.are_defaults
+        if not is_asked or not all(len(item.media.audio) == 1 and item.transcription.asked for item in self._requests):
+            return []
+        (answer,) = await self._ask("long speech", [make_long_request()])
+        return [] if answer.error is not None or answer.spans is None else [answer]
 
     async def _compare_answers(self) -> None:
         checks: Mapping[Check, Callable[[], Awaitable[None]]] = {
@@ -102,7 +112,7 @@ class Checks:
             why = subject.unchecked["reference"]
             self.rows.append(Row(check="reference", stage=subject.stage, verdict="not checked", why=why))
             return
-        outputs, unknown = subject.to_reference(self._alone)
+        outputs, unknown = subject.to_reference(self._judged)
         if not outputs:
             self.rows += unknown
             return
@@ -123,6 +133,9 @@ class Checks:
                 row = replace_values(row, why="by the text: the server gives no log-probabilities")
             self.rows.append(replace_values(row, stage=reference.row_stage or stage))
         self.rows += [*judge_arrays(outputs, found.results, noise), *unknown]
+        expected = dict(zip((output.request.request_id for output in outputs), wide, strict=True))
+        timed = [answer for answer in self._judged if answer.request.request_id in expected]
+        self._add(judge_coverage(subject.stage, timed, [expected[answer.request.request_id] for answer in timed]))
         for output, item in zip(outputs, wide, strict=True):
             name = output.request.request_id
             if isinstance(item, str):

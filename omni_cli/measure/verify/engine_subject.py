@@ -127,6 +127,7 @@ class EngineSubject(Subject):
             return EngineAnswer(request=request, error=error, failure=error.message, is_refused=is_refused)
         output = next((output for output in result.outputs if isinstance(output, TextOutput)), None)
         first = result.stages[0] if result.stages else None
+        transcript = None if output is None or not request.transcription.timestamps else output.transcript
         sounds = [(number, item) for number, item in enumerate(result.outputs) if isinstance(item, AudioOutput)]
         arrays = {name: array for name, array in output_arrays([result]).items() if ".tokens." not in name}
         tokens = {trace.name: _get_tokens(trace) for trace in result.stages if trace.output_token_ids is not None}
@@ -144,6 +145,7 @@ class EngineSubject(Subject):
             audio=sounds[0][1] if sounds else None,
             text_deltas="".join(text),
             audio_chunks=np.concatenate(chunks) if chunks else None,
+            spans=None if transcript is None else tuple((part.start_s, part.end_s) for part in transcript.segments),
         )
 
     async def stream_rows(self, alone: Sequence[Answer]) -> list[Row]:

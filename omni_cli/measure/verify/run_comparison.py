@@ -32,6 +32,7 @@ class Answer:
 
     `num_output_tokens` and `num_input_tokens` are the counts that the subject reports, None if it reports none. The
     former must be one of `allowed_counts`, if there are any. `is_refused`: the subject does not take such a request.
+    `spans` are the times of the parts of a transcript, in seconds, None without times.
     """
 
     request: GenerateRequest
@@ -45,6 +46,7 @@ class Answer:
     error: OmniError | None = None
     failure: str | None = None
     is_refused: bool = False
+    spans: tuple[tuple[float, float], ...] | None = None
 
     @property
     def output(self) -> EngineOutput:

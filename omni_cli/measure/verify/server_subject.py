@@ -190,7 +190,8 @@ class ServerSubject(Subject):
                 image = {"n": 1, "response_format": "b64_json", "seed": request.seed}
                 return {**shared, "prompt": request.prompt, **image, **request.diffusion}
         heard = {"language": request.transcription.language, "prompt": request.prompt}
-        return {**shared, **heard, "response_format": "json", "temperature": 0.0}
+        form = "verbose_json" if request.transcription.timestamps else "json"
+        return {**shared, **heard, "response_format": form, "temperature": 0.0}
 
     def _read_text(self, request: GenerateRequest, reader: ReplyReader) -> RouteAnswer:
         """Return the answer of a document, or of the events of a stream, whose texts are joined."""
@@ -208,6 +209,7 @@ class ServerSubject(Subject):
             tokens = tuple(token for choice in choices for token in choice.scores or ()) or None
             finish_reason, ids = next((item.finish_reason for item in choices[::-1] if item.finish_reason), None), None
         texts += [reply.text for reply in replies if reply.text is not None]
+        parts = next((reply.segments for reply in replies if reply.segments is not None), None)
         usage = next((reply.usage for reply in replies[::-1] if reply.usage is not None), TokenCounts())
         allowed: tuple[int, ...] = () if ids is None else (len(ids),)
         if ids is None and tokens is not None:
@@ -228,6 +230,7 @@ class ServerSubject(Subject):
             tokens=tokens,
             token_ids=ids,
             ignored_stream=reader.ignored_stream,
+            spans=None if parts is None else tuple((part.start or 0.0, part.end or 0.0) for part in parts if part.text),
         )
 
     async def stream_rows(self, alone: Sequence[Answer]) -> list[Row]:

@@ -12,6 +12,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 Verdict = Literal["keep", "again", "skip"]
+# A token in so many seconds is less than any speech has.
+_MIN_PACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,12 @@ class TimeTokens:
     def count_settled(self, ids: Sequence[int]) -> int:
         """Count the tokens of an unfinished window that will be kept: those before the last pair's second time."""
         return max(self._pairs(ids), default=0)
+
+    def stops_at_once(self, ids: Sequence[int], num_frames: int) -> bool:
+        """Return True for a window that hardly has a word, as speech has behind a text of another kind."""
+        words = [token_id for token_id in ids if token_id < self.first_id]
+        is_open = len(ids) - len(words) < 2
+        return not words or (is_open and len(words) * _MIN_PACE_S < num_frames * self.frame_s)
 
     def _pairs(self, ids: Sequence[int]) -> list[int]:
         """Return the positions of the second times of pairs."""

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from vllm.config import ModelConfig
 from vllm.config.speech_to_text import SpeechToTextConfig, SpeechToTextParams
 from vllm.model_executor.model_loader import get_model_cls
+from vllm.model_executor.models.interfaces import LANGUAGES
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
@@ -24,6 +25,14 @@ def read_own(folder: str) -> GenerationConfig:
         return GenerationConfig.from_pretrained(folder)
     except OSError:
         return GenerationConfig()
+
+
+def read_languages(own: GenerationConfig, model: Any, tokenizer: Any) -> dict[int, str]:
+    """Return the codes of the languages that a model tells apart, by token; vLLM lists fewer than Whisper has."""
+    ids = getattr(own, "lang_to_id", None)
+    if ids is None:
+        ids = {f"<|{code}|>": tokenizer.convert_tokens_to_ids(f"<|{code}|>") for code in model.supported_languages}
+    return {token_id: mark.strip("<|>") for mark, token_id in ids.items()}
 
 
 def encode_apart(engine_input: Any) -> None:
@@ -66,11 +75,16 @@ class SpeechPrompts:
         )
         return parse_model_prompt(self.config, self.model.get_generation_prompt(params))
 
+    def read_language(self, asked: str | None) -> str | None:
+        """Return the code of a language that is given by its code or its name, in any case."""
+        codes = {name.casefold(): code for code, name in (LANGUAGES | self.model.supported_languages).items()}
+        return None if asked is None else codes.get(asked.casefold(), asked.lower())
+
     def choose_language(self, request: GenerateRequest) -> str | None:
         """Return the language of a request, None for one to detect; raise `InputError` for what the model ignores."""
         asked = request.transcription
         try:
-            language: str | None = self.model.validate_language(asked.language)
+            language: str | None = self.model.validate_language(self.read_language(asked.language))
         except ValueError as error:
             known = ", ".join(self.model.supported_languages)
             raise InputError(f"unknown `language`: {asked.language}", hint=f"choose from: {known}") from error

@@ -12,6 +12,7 @@ import transformers
 from transformers import (
     AutoModelForSpeechSeq2Seq,
     AutoProcessor,
+    LogitsProcessorList,
     Qwen3ASRProcessor,
     VoxtralProcessor,
     WhisperProcessor,
@@ -24,6 +25,7 @@ from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.language_model.reference import LanguageModelReference
 from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model, replace_attribute
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
+from omni_cli.models.transcription.long_form import TimeTokens
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -68,6 +70,8 @@ class TranscriptionReference:
         self.num_input_tokens = 0
         # Tokens of the text, without those of a window that the next one hears again.
         self.said: list[int] = []
+        # Of the parts of a Whisper's transcript that have words, in seconds.
+        self._spans: list[tuple[float, float]] = []
 
     def generate(
         self, request: GenerateRequest, max_tokens: int | None = None, tokens: ForcedTokens | None = None
@@ -109,7 +113,7 @@ class TranscriptionReference:
     def _of_whisper(
         self, request: GenerateRequest, samples: np.ndarray, arguments: dict[str, Any], tokens: ForcedTokens | None
     ) -> list[int]:
-        """Return the tokens of all windows, each with its end; words before a transcript come before the first only."""
+        """Return the tokens of all windows, each with its end; what comes before them is as in `Seeker.before`."""
         extractor, own, asked = self._processor.feature_extractor, self._model.generation_config, request.transcription
         is_long = len(samples) > extractor.n_samples
         form = {"truncation": False, "padding": "longest"} if is_long else {}
@@ -118,27 +122,38 @@ class TranscriptionReference:
         num_frames = max(1, len(samples) // extractor.hop_length)
         if getattr(own, "is_multilingual", True):
             arguments |= {"task": asked.task, "language": asked.language}
-        num_words = 0
         if request.prompt:
             prompt_ids = self._processor.get_prompt_ids(request.prompt, return_tensors="pt")
-            arguments["prompt_ids"], num_words = prompt_ids.to(self._model.device), len(prompt_ids)
+            arguments["prompt_ids"] = prompt_ids.to(self._model.device)
+        if asked.condition_on_prev_tokens:
+            arguments |= {"condition_on_prev_tokens": True, "prompt_condition_type": asked.prompt_condition_type}
+        # transformers puts a prompt before all windows unless the text so far comes there as well.
+        is_first_alone = not asked.condition_on_prev_tokens and asked.prompt_condition_type == "first-segment"
+        clock = TimeTokens(own.no_timestamps_token_id + 1, 2, extractor.hop_length / extractor.sampling_rate)
         windows: list[list[int]] = []
-        self.num_input_tokens, self.said = 0, []
+        self.num_input_tokens, self.said, self._spans = 0, [], []
         run_window, read_window = self._model.generate_with_fallback, self._model._retrieve_segment
 
         def note_parts(**given: Any) -> Any:
             parts, step = read_window(**given)
             self.said += [token_id for part in parts for token_id in part["tokens"].tolist()]
+            spoken = [part for part in parts if self.read(part["tokens"].tolist()).strip()]
+            self._spans += [(float(part["start"]), float(part["end"])) for part in spoken]
             return parts, step
 
         def note_window(**given: Any) -> Any:
             if int(given["seek"][0]) >= num_frames or (tokens is not None and tokens.is_at_end):
                 raise _EndOfSoundError  # transformers would go on in the silence that fills a short sound up
-            if windows:
-                given["decoder_input_ids"] = given["decoder_input_ids"][:, num_words:]
-                for rule in given["logits_processor"]:
-                    if hasattr(rule, "set_begin_index"):
-                        rule.set_begin_index(given["decoder_input_ids"].shape[1])
+            num_before = given["decoder_input_ids"][0].tolist().index(own.decoder_start_token_id)
+            is_bare = bool(windows) and is_first_alone
+            if num_before and not is_bare:
+                # The engine hears a window again that hardly has a word behind other text.
+                free = [rule for rule in given["logits_processor"] if rule is not tokens]
+                ids = run_window(**{**given, "logits_processor": LogitsProcessorList(free)})[0][0].tolist()
+                num_left = num_frames - int(given["seek"][0])
+                is_bare = clock.stops_at_once(ids, min(extractor.nb_max_frames, num_left))
+            if num_before and is_bare:
+                given = _without_first(given, num_before)
             if tokens is not None:
                 given["stopping_criteria"] = [lambda ids, _scores: torch.full((len(ids),), tokens.is_at_end)]
             outputs = run_window(**given)
@@ -182,7 +197,22 @@ class TranscriptionReference:
     def expected(self, output: EngineOutput) -> Expected:
         tokens = force_tokens(output.tokens[self._name])
         self.generate(output.request, len(tokens.token_ids), tokens)
-        return Expected({self._name: tokens.scores}, num_input_tokens=self.num_input_tokens)
+        num_input_tokens, spans = self.num_input_tokens, None
+        if output.request.transcription.timestamps and isinstance(self._processor, WhisperProcessor):
+            self.generate(output.request, output.request.sampling.get("max_tokens"))
+            spans = tuple(self._spans)
+        return Expected({self._name: tokens.scores}, num_input_tokens=num_input_tokens, spans=spans)
+
+
+def _without_first(given: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return the arguments of a window without the first tokens of its prompt."""
+    ids = given["decoder_input_ids"][:, number:]
+    for rule in given["logits_processor"]:
+        if hasattr(rule, "set_begin_index"):
+            rule.set_begin_index(ids.shape[1])
+    # Its size is that of the longer prompt.
+    kwargs = {name: value for name, value in given["kwargs"].items() if name != "decoder_attention_mask"}
+    return {**given, "decoder_input_ids": ids, "kwargs": kwargs}
 
 
 class ListenerReference(LanguageModelReference):

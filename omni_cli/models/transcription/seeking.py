@@ -15,8 +15,6 @@ from omni_cli.requests.contents import TranscriptionOptions
 _MAX_CONDITION_TEMPERATURE = 0.5
 # Tokens of room for a window behind a long prompt and earlier text.
 _MIN_ROOM = 64
-# A token in so many seconds is less than any speech has.
-_MIN_PACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -89,19 +87,12 @@ class Seeker:
         ids = prompt_ids + heard
         return [self.traits.before_id, *ids] if ids and not self._without_prompt else []
 
-    def _stops_at_once(self, ids: Sequence[int]) -> bool:
-        """Return True for a window that hardly has a word, as speech has behind a text of another kind."""
-        words = [token_id for token_id in ids if token_id < self.clock.first_id]
-        seconds = self.num_frames * self.clock.frame_s
-        is_open = len(ids) - len(words) < 2
-        return not words or (is_open and len(words) * _MIN_PACE_S < seconds)
-
     def take(
         self, token_ids: Sequence[int], avg_logprob: float | None, no_speech: float | None
     ) -> list[HeardPart] | None:
         """Return what is kept of the current window's tokens, and go on; None if it is to be heard again."""
         ids = [token_id for token_id in token_ids if token_id not in self.traits.end_ids]
-        if self.before() and self._stops_at_once(ids):
+        if self.before() and self.clock.stops_at_once(ids, self.num_frames):
             self._without_prompt = True
             return None
         ratio = compression_ratio(token_bytes(token_ids, self.traits.vocab_size)) if token_ids else 0.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 from vllm import SamplingParams
+from vllm.model_executor.models.interfaces import LANGUAGES
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
@@ -19,7 +20,7 @@ from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.cutting import Cut, cut, find_seam
 from omni_cli.models.transcription.family import OWN_MODELS
-from omni_cli.models.transcription.prompts import SpeechPrompts, encode_apart, read_own
+from omni_cli.models.transcription.prompts import SpeechPrompts, encode_apart, read_languages, read_own
 from omni_cli.models.transcription.seeking import Seeker
 from omni_cli.models.transcription.timed_model import TimedModel
 from omni_cli.models.transcription.whisper_rules import (
@@ -58,8 +59,10 @@ class TranscriptionStage(TextStage):
         # Whisper's tokens of a prompt name the language, the task and whether times are wanted.
         self._has_marks: bool = self._model.supports_explicit_language_detection
         self._timed: TimedModel | None = None
+        renderer = self.engine.renderer
+        self._marks: Mapping[str, int] = renderer.get_tokenizer().get_added_vocab()
         if self._has_marks:
-            renderer = self.engine.renderer
+            self._languages = read_languages(self._own, self._model, renderer.get_tokenizer())
             processor = renderer.get_mm_processor()
             # A prompt of text that came before begins with another token than vLLM's start, which it would add.
             processor.skip_decoder_start_token = True
@@ -144,9 +147,13 @@ class TranscriptionStage(TextStage):
         if asked.word_timestamps and not (self._timed and self._timed.has_words):
             lacks = "its generation_config.json has no `alignment_heads`" if self._timed else "it writes no times"
             raise InputError(f"this model tells no times of words: {lacks}", hint="drop `word_timestamps`")
-        if not self._is_multilingual and (asked.language not in (None, "en") or asked.task == "translate"):
+        if mark := next((each for each in self._marks if each in (request.prompt or "")), None):
+            raise InputError(f"the `prompt` has `{mark}`, which this model does not read as text", hint="take it out")
+        if self._is_multilingual:
+            return self._speech.choose_language(request)
+        if self._speech.read_language(asked.language) not in (None, "en") or asked.task == "translate":
             raise InputError("this model hears English only: it takes no other `language` and does not translate")
-        return self._speech.choose_language(request) if self._is_multilingual else "en"
+        return "en"
 
     def _admit_all(self, transcription: Transcription) -> None:
         for number in range(len(transcription.pieces)):
@@ -169,8 +176,7 @@ class TranscriptionStage(TextStage):
         tokenizer = self.engine.renderer.get_tokenizer()
         if number is None:
             prompt = self._model.get_language_detection_prompt(transcription.pieces[0].samples, self._hearing)
-            allowed = self._model.get_language_token_ids(tokenizer)
-            params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=allowed)
+            params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=list(self._languages))
             detection = parse_model_prompt(self._config, prompt)
             return detection if transcription.seeker is None else transcription.seeker.name_sound(detection), params
         # A prompt comes before windows by the seeker's rules.
@@ -193,6 +199,9 @@ class TranscriptionStage(TextStage):
         params = self.sampling_params(request, temperature=seeker.temperature, extra_args=notes)
         if params.max_tokens is not None:
             params.max_tokens += len(marks) - 1
+        # They end the whole text, not a window, which would then be another one.
+        transcription.stops, transcription.keeps_stop = tuple(params.stop or ()), params.include_stop_str_in_output
+        params.stop = []
         return seeker.name_sound(prompt), params
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
@@ -213,9 +222,7 @@ class TranscriptionStage(TextStage):
         transcription: Transcription = active.context["transcription"]
         number = active.context["piece"]
         if number is None:
-            tokenizer = self.engine.renderer.get_tokenizer()
-            token_ids = output.outputs[0].token_ids
-            transcription.language = self._model.parse_language_detection_output(token_ids, tokenizer)
+            transcription.language = self._languages[output.outputs[0].token_ids[0]]
             self._admit_all(transcription)
             return []
         piece = transcription.pieces[number]
@@ -225,8 +232,6 @@ class TranscriptionStage(TextStage):
             elif isinstance(report, RequestDone):
                 piece.done = without_first(report, active.context.get("num_forced", 0))
         if transcription.seeker is not None and self._timed is not None:
-            stop = output.outputs[0].stop_reason
-            active.context["stop"] = stop if isinstance(stop, str) else None
             self._seek(transcription, transcription.seeker, self._timed, active)
         reports = self._reports(transcription)
         if piece.done is not None and transcription.request.request_id in self._transcriptions:
@@ -237,25 +242,28 @@ class TranscriptionStage(TextStage):
         """Note the text of the current window that stays; at its end go on to the next one, or hear it again."""
         piece, token_ids = transcription.pieces[-1], active.token_ids[active.context["num_forced"] :]
         if piece.done is None:
-            end = seeker.clock.count_settled(token_ids) if seeker.thresholds.are_off else 0
+            is_sure = seeker.thresholds.are_off and not transcription.stops
+            end = seeker.clock.count_settled(token_ids) if is_sure else 0
             self._settle(piece, active, timed, end)
             return
         noted = CONFIDENCES.pop(active.request.request_id)
         begin, temperature = seeker.begin, seeker.temperature
         confidence = noted.avg_logprob(token_ids), noted.no_speech_prob
+        is_given = transcription.request.transcription.language is not None or bool(seeker.before())
+        heard_in = None if is_given or noted.language_id is None else self._languages[noted.language_id]
         parts = seeker.take(token_ids, *confidence)
         if parts is None:
             piece.done = None
             self._admit(transcription, len(transcription.pieces) - 1)
             return
         end_s = len(transcription.samples) / self._hearing.sample_rate
-        piece.segments = tuple(timed.make_segments(parts, end_s, begin, temperature, confidence))
+        piece.segments = tuple(timed.make_segments(parts, end_s, begin, temperature, confidence, heard_in))
         if transcription.request.transcription.word_timestamps:
             language = self._name_language(transcription.language)
             found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
             piece.words = tuple(found)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
-        if seeker.num_frames and active.context["stop"] is None:
+        if seeker.num_frames and not transcription.is_stopped_by("".join(chunk.text for chunk in piece.chunks)):
             self._add_window(transcription, seeker)
             self._admit(transcription, len(transcription.pieces) - 1)
 
@@ -263,8 +271,6 @@ class TranscriptionStage(TextStage):
         """Pass on the text of a window's tokens up to `end`."""
         num_forced = active.context["num_forced"]
         text = timed.decode(active.token_ids[num_forced:][piece.num_settled : end])
-        if (stop := active.context["stop"]) is not None:
-            text = text.split(stop)[0]
         if text:
             counts = (0 if piece.done is None else piece.done.trace["num_input_tokens"], end)
             chunk = TextChunk("", text, *counts, tuple(active.logprobs[num_forced:][piece.num_settled : end]))
@@ -312,6 +318,7 @@ class TranscriptionStage(TextStage):
             text = text.lstrip()
             if text and transcription.text and self._has_spaces(transcription):
                 text = f" {text}"
+        text = transcription.cut_at_stop(text)
         piece.text += text
         transcription.text += text
         return text
@@ -350,7 +357,7 @@ class TranscriptionStage(TextStage):
         return RequestDone(transcription.request.request_id, trace, text=text)
 
     def _name_language(self, code: str | None) -> str:
-        return str(self._model.supported_languages.get(code, "unknown")).lower()
+        return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()
 
     def _get_language(self, text: str) -> str | None:
         """Return the code of the language that a model names before its transcript."""

@@ -63,9 +63,10 @@ class TimedModel:
         begin: int,
         temperature: float,
         confidence: tuple[float | None, float | None],
+        language: str | None,
     ) -> Iterator[Segment]:
         """Yield the parts of a window that have words; `confidence` is the mean log-probability of its tokens, and the
-        probability that nothing is said."""
+        probability that nothing is said, `language` the one that it sounds like."""
         words = self.decode([token_id for part in parts for token_id in part.token_ids])
         ratio = compression_ratio(words.encode()) if words else None
         for part in parts:
@@ -73,7 +74,7 @@ class TimedModel:
             if text.strip():
                 # The last window is longer than the sound, and so may be its last part.
                 first_s, last_s = (round(min(time_s, end_s), 3) for time_s in (part.start_s, part.end_s))
-                about = (begin, temperature, confidence[0], ratio, confidence[1])
+                about = (begin, temperature, confidence[0], ratio, confidence[1], language)
                 yield Segment(first_s, last_s, text, part.token_ids, *about)
 
     def find_words(

@@ -31,9 +31,12 @@ class Confidence:
     _sum: torch.Tensor | float = 0.0
     _next: torch.Tensor | None = None
     _no_speech: torch.Tensor | None = None
+    _language: torch.Tensor | None = None
 
-    def note_no_speech(self, probability: torch.Tensor) -> None:
-        self._no_speech = probability
+    def note_first(self, logits: torch.Tensor, no_speech_id: int, languages: torch.Tensor) -> None:
+        """Note the logits of the token that begins a transcript, of which those of `languages` tell the language."""
+        self._no_speech = logits.float().softmax(-1)[no_speech_id]
+        self._language = languages[logits[languages].argmax()] if len(languages) else None
 
     def note(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Note the logits of the token after `token_ids`."""
@@ -51,6 +54,10 @@ class Confidence:
     def no_speech_prob(self) -> float | None:
         return None if self._no_speech is None else float(self._no_speech)
 
+    @property
+    def language_id(self) -> int | None:
+        return None if self._language is None else int(self._language)
+
 
 CONFIDENCES: dict[str, Confidence] = {}
 """Of the windows that run in this process, by name."""
@@ -66,9 +73,10 @@ class WhisperRules(AdapterLogitsProcessor):
         always = set(settings.suppress_tokens or ())
         at_begin = always | set(settings.begin_suppress_tokens or ())
         vocab_size = vllm_config.model_config.get_vocab_size()
-        self._left_out, self._left_out_at_begin = (
+        languages = (getattr(settings, "lang_to_id", None) or {}).values()
+        self._left_out, self._left_out_at_begin, self._languages = (
             torch.tensor([each for each in ids if each < vocab_size], dtype=torch.long, device=device)
-            for ids in (always, at_begin)
+            for ids in (always, at_begin, languages)
         )
         # The token of silence is the one before.
         self._no_timestamps: int | None = getattr(settings, "no_timestamps_token_id", None)
@@ -90,7 +98,7 @@ class WhisperRules(AdapterLogitsProcessor):
 
         def apply(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
             if not token_ids and confidence is not None and self._no_timestamps is not None:
-                confidence.note_no_speech(logits.float().softmax(-1)[self._no_timestamps - 1])
+                confidence.note_first(logits, self._no_timestamps - 1, self._languages)
             if len(token_ids) < len(first_ids):
                 only = torch.full_like(logits, -torch.inf)
                 only[first_ids[len(token_ids)]] = 0.0

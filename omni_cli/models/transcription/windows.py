@@ -56,6 +56,21 @@ class Transcription:
     text: str = ""
     num_sent: int = 0
     num_admitted: int = 0
+    stops: tuple[str, ...] = ()
+    keeps_stop: bool = False
+
+    def is_stopped_by(self, more: str) -> bool:
+        """True if a stop string ends the text with what comes next."""
+        return any(stop in self.text + more for stop in self.stops)
+
+    def cut_at_stop(self, more: str) -> str:
+        """Return what comes next, up to the first of the stop strings; what is before it has been sent."""
+        whole, sent = self.text + more, len(self.text)
+        found = [(whole.index(stop), stop) for stop in self.stops if stop in whole]
+        if not found:
+            return more
+        begin, stop = min(found)
+        return whole[sent : begin + len(stop) * self.keeps_stop]
 
     def progress(self) -> Progress:
         """Return what the pieces that have ended have."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from omni_cli.core.errors import InputError
-from omni_cli.requests.media.containers import Track, beginning, check_whole, open_container
+from omni_cli.requests.media.containers import Track, beginning, check_whole, lacks_last_page, open_container
 
 if TYPE_CHECKING:
     import av
@@ -89,17 +89,25 @@ def decode_speech(content: BinaryIO, file: BinaryIO, name: str, *, max_s: float)
 def _decode(content: BinaryIO, length: _Length) -> DecodedAudio:
     with length.keeping_a_beginning():
         check_whole(content, length.name)
+        if length.file is not None and lacks_last_page(content):
+            raise InputError(f"the {length.name} is truncated: its last page is missing")
     if (audio := _decode_pcm(content, length)) is not None:
         return audio
     content.seek(beginning(content)[0])
     head = content.read(_MP3_HEAD_BYTES)
     counts_frames = b"Xing" in head or b"Info" in head
-    with open_container(content, length.name, _HINT, is_checked=True) as container:
-        stream = container.streams.best("audio")
-        if stream is None:
-            raise InputError(f"the {length.name} has no audio stream")
-        audio = _decode_stream(container, stream, length)
-        declared_s = float((stream.duration or 0) * (stream.time_base or 0)) if counts_frames else 0.0
+    try:
+        with open_container(content, length.name, _HINT, is_checked=True) as container:
+            stream = container.streams.best("audio")
+            if stream is None:
+                raise InputError(f"the {length.name} has no audio stream")
+            audio = _decode_stream(container, stream, length)
+            declared_s = float((stream.duration or 0) * (stream.time_base or 0)) if counts_frames else 0.0
+    except InputError as error:
+        if not length.faults or error.__cause__ is None:
+            raise
+        # Such as an MP4 file whose table of samples came last.
+        raise InputError(f"{length.faults[0]}, and nothing of it can be read", hint=error.hint) from error
     heard_s = (audio.num_written or len(audio.samples)) / audio.sample_rate
     if length.file is None or heard_s > declared_s - 1:
         return audio
@@ -144,6 +152,8 @@ def _decode_stream(container: av.container.InputContainer, stream: Any, length: 
     length.check(stream.codec_context.sample_rate, stream.codec_context.channels, expected)
     audio = _collect(length.up_to_a_fault(_parts(track)), length, expected, _end_s(container, stream))
     notes = track.notes()
+    if length.file is not None and track.ends_in_frame:
+        notes.append(f"the {length.name} is truncated: its last frame is cut")
     if (num_streams := len(container.streams.audio)) > 1:
         notes.append(f"the {length.name} has {num_streams} audio streams; only one is used")
     video: Any = container.streams.best("video") or stream

@@ -44,6 +44,12 @@ _MAX_CHUNKS = 10_000
 _UNKNOWN_BYTES = 0x7F00_0000
 # Behind the end of any file; a system may refuse to seek further.
 _FAR = 2**40
+# By the number in a frame's header, in kbit/s; the lower ones are those of MPEG-2. Neither end is a rate.
+_MP3_BIT_RATES = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
+_MP3_LOW_BIT_RATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
+_OGG_HEAD_BYTES = 27
+# A page of Ogg has at most 65,307 bytes.
+_MAX_OGG_PAGE = 2**16
 # A size of all ones, in any of the lengths that EBML has for a size: not known when it was written.
 _EBML_UNKNOWN = {2 ** (7 * length) - 1 for length in range(1, 9)}
 _EBML_HEAD, _EBML_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
@@ -111,6 +117,7 @@ class Track:
                 other.discard = av.stream.Discard.all
         self.stream = stream
         self.num_damaged = 0
+        self._last = b""
         self._container = container
         self._name = name
         # What bounds a recording to transcribe is its length alone.
@@ -123,9 +130,20 @@ class Track:
             if index > self._max_packets:
                 raise InputError(f"the {self._name} has more than {self._max_packets:,} packets, the maximum")
             if packet.size:
+                self._last = bytes(packet)
                 yield packet
         if packet is not None:
             yield packet
+
+    @property
+    def ends_in_frame(self) -> bool:
+        """True if the last frame of an MP3 is shorter than its header says, which the decoder does not mind."""
+        codec = self.stream.codec_context
+        if codec.name not in ("mp3", "mp3float") or len(self._last) < 4:
+            return False
+        bit_rates = _MP3_BIT_RATES if self._last[1] & 8 else _MP3_LOW_BIT_RATES
+        number = self._last[2] >> 4
+        return bool(len(self._last) < codec.frame_size * bit_rates[number] * 125 // codec.sample_rate)
 
     def frames(self) -> Iterator[Any]:
         """Decode the packets; skip damaged ones, as players do."""
@@ -165,6 +183,17 @@ def check_whole(content: BinaryIO, name: str) -> None:
     for position, num_bytes in chunks:
         if position + num_bytes > size:
             raise InputError(f"the {name} is truncated: it ends before the end that its header gives")
+
+
+def lacks_last_page(content: BinaryIO) -> bool:
+    """True for Ogg whose last page is cut, or does not say that it is the last one."""
+    if beginning(content)[1][:4] != b"OggS":
+        return False
+    tail = _read(content, max(0, content.seek(0, io.SEEK_END) - _MAX_OGG_PAGE), _MAX_OGG_PAGE)
+    page = tail[max(0, tail.rfind(b"OggS")) :]
+    sizes = page[_OGG_HEAD_BYTES:][: page[_OGG_HEAD_BYTES - 1]] if len(page) >= _OGG_HEAD_BYTES else b""
+    is_whole = bool(sizes) and len(page) >= _OGG_HEAD_BYTES + len(sizes) + sum(sizes)
+    return not (is_whole and page[5] & 4)
 
 
 def beginning(content: BinaryIO) -> tuple[int, bytes]:

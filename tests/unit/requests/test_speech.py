@@ -35,12 +35,13 @@ def wav(samples: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def coded(samples: np.ndarray, form: str, codec: str) -> bytes:
+def coded(samples: np.ndarray, form: str, codec: str, rate: int = RATE, **options: str) -> bytes:
     file = io.BytesIO()
-    with av.open(file, "w", format=form) as container:
-        stream: Any = container.add_stream(codec, rate=RATE, layout="mono")
-        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
-        frame.sample_rate = RATE
+    with av.open(file, "w", format=form, options=options) as container:
+        stream: Any = container.add_stream(codec, rate=rate, layout="mono")
+        layout = stream.format.name
+        frame = av.AudioFrame.from_ndarray(samples[None], format="flt" if layout == "flt" else "fltp", layout="mono")
+        frame.sample_rate = rate
         for packet in (*stream.encode(frame), *stream.encode(None)):
             container.mux(packet)
     return file.getvalue()
@@ -78,20 +79,34 @@ def test_long_speech_is_written_to_a_file_as_it_would_be_resampled_at_once(monke
     [
         (wav, "the sound is truncated: it ends before the end that its header gives; its first 3.0 s are heard"),
         (lambda samples: coded(samples, "mp3", "libmp3lame"), "the sound is truncated: "),
+        (
+            lambda samples: coded(samples, "mp3", "libmp3lame", write_xing="0"),
+            "the sound is truncated: its last frame is",
+        ),
+        (
+            lambda samples: coded(samples, "ogg", "libopus", 24_000),
+            "the sound is truncated: its last page is missing; ",
+        ),
         (lambda samples: coded(samples, "flac", "flac"), "the sound is truncated: "),
         (lambda samples: coded(samples, "matroska", "aac"), "the sound is truncated: "),
     ],
-    ids=["wav", "mp3", "flac", "matroska"],
+    ids=["wav", "mp3", "mp3 without a count", "ogg", "flac", "matroska"],
 )
 def test_a_cut_end_keeps_what_was_heard_and_a_note_tells_it(make: Callable[[np.ndarray], bytes], message: str) -> None:
     content = make(noise(5.0))
-    cut = content[: round(len(content) * 0.6)]
-    found, audio = hear(cut)
-    assert 2.0 < len(found) / RATE < 3.5
+    assert hear(content)[1].notes == ()
+    found, audio = hear(content[: round(len(content) * 0.6)])
+    assert 1.9 < len(found) / audio.sample_rate < 3.5
     assert any(message in note for note in audio.notes), audio.notes
 
 
+def test_a_whole_mp3_with_a_tag_at_its_end_is_not_cut() -> None:
+    assert hear(coded(noise(1.0), "mp3", "libmp3lame", write_xing="0") + b"TAG".ljust(128))[1].notes == ()
+
+
 def test_a_sound_without_anything_to_hear_is_still_an_error() -> None:
+    with pytest.raises(InputError, match=r"truncated: it ends before .*, and nothing of it can be read"):
+        hear(coded(noise(2.0), "mp4", "aac")[:9000])
     for content in (b"not a sound", wav(noise(1.0))[:40]):
         with pytest.raises(InputError):
             hear(content)
