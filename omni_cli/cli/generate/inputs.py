@@ -156,7 +156,8 @@ def fit_to_requests(
         if not isinstance(stage, DiffusionStageConfig) or stage.backend != "diffusers":
             return stage
         is_open = stage.execution is None and len(good) < _MIN_REQUESTS_TO_CHOOSE and not makes_video
-        return stage.model_copy(update=keys | ({"execution": "eager"} if is_open else {}))
+        execution = "compile" if stage.quantization == "float8_dynamic" else "eager"  # which it is refused with
+        return stage.model_copy(update=keys | ({"execution": execution} if is_open else {}))
 
     return config.with_stages(map(fit_stage, config.stages))
 

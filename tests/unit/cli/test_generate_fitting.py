@@ -23,6 +23,8 @@ def test_few_requests_run_eagerly_and_many_or_a_video_choose():
     assert fitted("qwen-image", *[{}] * 7).execution == "eager"
     assert fitted("qwen-image", *[{}] * 8).execution is None
     assert fitted("wan2.2-t2v", {}, makes_video=True).execution is None
+    float8 = load_profile("qwen-image", overrides=["image.quantization=float8_dynamic"])
+    assert fit_to_requests(float8, specs({}), makes_video=False).stages[-1].execution == "compile"
 
 
 def test_a_mode_of_the_profile_stays():

@@ -149,14 +149,16 @@ def test_channels_last_is_in_effect_and_rounds(plain):
 
 
 def test_a_quantization_that_cannot_be_followed_is_refused(monkeypatch):
-    def refused(quantization: str) -> UsageError:
+    def refused(quantization: str, **keys: str) -> UsageError:
         with pytest.raises(UsageError) as raised:
-            weights.check_quantization(DiffusionStageConfig.create("image", quantization=quantization), "cpu")
+            weights.check_quantization(DiffusionStageConfig.create("image", quantization=quantization, **keys), "cpu")
         return raised.value
 
     if weights.importlib.util.find_spec("torchao") is not None:
         message = refused("float8_dynamic").message
         assert message.endswith("needs a GPU with products in float8, and the stage runs on `cpu`")
+        error = refused("float8_dynamic", execution="eager")
+        assert "needs compiled code" in error.message and error.hint == "--set image.execution=compile"
     monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: None)
     for value, package, extra in (
         ("int8_weight_only", "torchao", "quantization"),
