@@ -188,7 +188,7 @@ class MemoryKeys(StrictKeys):
         None, ge=1, le=1024, description="Blocks per group of `offload: group`. Default: 1."
     )
     use_stream: Annotated[bool | None, DIFFUSERS_ONLY] = Field(
-        None, description="Copy the next group of `offload: group` while one runs. Default: false."
+        None, description="Copy the next group of `offload: group` while one runs. Default: true on CUDA."
     )
     exclude_modules: Annotated[list[ArgumentName] | None, DIFFUSERS_ONLY] = Field(
         None, description="Components that `offload: group` leaves on the device, such as `text_encoder`."

