@@ -87,6 +87,24 @@ def qwen3_asr_realtime(folder: Path) -> Path:
     return folder
 
 
+def forced_aligner(folder: Path) -> Path:
+    """Qwen3's forced aligner, whose template writes two marks after each word."""
+    qwen3_asr(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.num_labels = 50
+    model = draw_weights(transformers.Qwen3ASRForTokenClassification(config), embedding_std=0.3)
+    # What is said at a mark is read from what is before it alone.
+    model.get_input_embeddings().weight.data[config.timestamp_token_id] = 0
+    model.save_pretrained(folder)
+    sound = "<|audio_start|><|audio_pad|><|audio_end|>"
+    mark = "<asr_text>"
+    (folder / "chat_template.jinja").write_text(
+        "{% for c in messages[0]['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }}"
+        f"{mark}{mark}{{% else %}}{sound}{{% endif %}}{{% endfor %}}"
+    )
+    return folder
+
+
 def granite_speech(folder: Path, name: str = "GraniteSpeech", **encoder: Any) -> Path:
     tokenizer = make_tokenizer(["<|audio|>"], template=template_of(audio="<|audio|>"))
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}

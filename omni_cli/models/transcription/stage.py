@@ -65,6 +65,7 @@ class TranscriptionStage(TextStage):
             processor.skip_decoder_start_token = True
             if getattr(self._own, "no_timestamps_token_id", None) is not None:
                 self._timed = TimedModel(self.engine.vllm_config, self._own, processor, renderer.get_tokenizer())
+        self._aligner: Any = None
         self._transcriptions: dict[str, Transcription] = {}
 
     @property
@@ -141,8 +142,11 @@ class TranscriptionStage(TextStage):
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
         if asked.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`")
-        if asked.word_timestamps and not (self._timed and self._timed.has_words):
-            lacks = "its generation_config.json has no `alignment_heads`" if self._timed else "it writes no times"
+        has_words = self.spec.ar.aligner is not None or (self._timed is not None and self._timed.has_words)
+        if asked.word_timestamps and not has_words:
+            lacks = (
+                "its generation_config.json has no `alignment_heads`" if self._timed else "its stage has no `aligner`"
+            )
             raise InputError(f"this model tells no times of words: {lacks}", hint="drop `word_timestamps`")
         if not self._is_multilingual and (asked.language not in (None, "en") or asked.task == "translate"):
             raise InputError("this model hears English only: it takes no other `language` and does not translate")
@@ -248,7 +252,7 @@ class TranscriptionStage(TextStage):
             return
         end_s = len(transcription.samples) / self._hearing.sample_rate
         piece.segments = tuple(timed.make_segments(parts, end_s, begin, temperature, confidence))
-        if transcription.request.transcription.word_timestamps:
+        if transcription.request.transcription.word_timestamps and timed.has_words:
             language = self._name_language(transcription.language)
             found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
             piece.words = tuple(found)
@@ -338,12 +342,25 @@ class TranscriptionStage(TextStage):
             "output_logprobs": [item for each in traces for item in each["output_logprobs"] or ()] or None,
         }
         language = transcription.language or self._get_language(texts[0].text)
-        words = tuple(word for piece in transcription.pieces for word in piece.words)
         has_words = transcription.request.transcription.word_timestamps
+        if has_words and self.spec.ar.aligner is not None:
+            self._align(transcription.pieces, language, self.spec.ar.aligner)
+        words = tuple(word for piece in transcription.pieces for word in piece.words)
         named = self._name_language(language)
         transcript = Transcript(language, duration_s, segments, words if has_words else None, named)
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text)
+
+    def _align(self, pieces: list[SoundWindow], language: str | None, folder: str) -> None:
+        """Find the words of pieces that have none."""
+        if self._aligner is None:
+            from omni_cli.models.transcription.word_times import ForcedAligner
+
+            device = self.engine.vllm_config.device_config.device
+            self._aligner = ForcedAligner(folder, self._config.dtype, device)
+        for piece in pieces:
+            found = self._aligner.find_words(piece.samples, piece.text, piece.start_s, language)
+            piece.words = piece.words or tuple(found)
 
     def _name_language(self, code: str | None) -> str:
         return str(self._model.supported_languages.get(code, "unknown")).lower()
