@@ -201,6 +201,9 @@ class ARStageConfig(_Stage):
     reasoning_parser: Text | None = Field(
         None, description="vLLM's parser that separates reasoning from the answer. Default: none."
     )
+    aligner: Text | None = Field(
+        None, description="Folder of a Qwen3 forced aligner, which tells the times of a transcript's words."
+    )
     cudagraph_mode: CudagraphMode = Field("none", description="The calls that vLLM replays from CUDA graphs.")
     sampling: Sampling = Field(
         default_factory=lambda: Sampling.model_validate({}),

@@ -10,6 +10,28 @@ const ask = (fields = {}) => chat.create({ model: MODEL, messages: MESSAGES, max
 const Weather = z.object({ city: z.enum(["Rome", "Oslo"]), happy: z.boolean() });
 const NAMED = { type: "function", function: { name: "get_weather" } };
 const TEXT = "text speech";
+// The answers of transcriptions as the package declares them, and nothing else.
+const strict = z.strictObject;
+const number = z.number();
+const part = { id: number, seek: number, start: number, end: number, text: z.string(), tokens: z.array(number) };
+const sureness = { temperature: number, avg_logprob: number, compression_ratio: number, no_speech_prob: number };
+const Segment = strict({ ...part, ...sureness });
+const Word = strict({ word: z.string(), start: number, end: number });
+const Duration = strict({ type: z.literal("duration"), seconds: number });
+const details = strict({ audio_tokens: number.optional(), text_tokens: number.optional() }).optional();
+const counts = { input_tokens: number, output_tokens: number, total_tokens: number, input_token_details: details };
+const Tokens = strict({ type: z.literal("tokens"), ...counts });
+const logprob = strict({ token: z.string().optional(), bytes: z.array(number).optional(), logprob: number.optional() });
+const logprobs = z.array(logprob).optional();
+const Transcription = strict({ text: z.string(), logprobs, usage: z.union([Tokens, Duration]).optional() });
+const long = { segments: z.array(Segment).optional(), words: z.array(Word).optional(), usage: Duration.optional() };
+// OpenAI writes the task as well, which its package does not declare.
+const Verbose = strict({ task: z.literal("transcribe"), duration: number, language: z.string(), text: z.string(), ...long });
+const delta = { type: z.literal("transcript.text.delta"), delta: z.string(), segment_id: z.string().optional() };
+const done = { type: z.literal("transcript.text.done"), text: z.string(), usage: Tokens.optional() };
+const Event = z.union([strict({ ...delta, logprobs }), strict({ ...done, logprobs })]);
+const transcribe = async (fields = {}) =>
+  client.audio.transcriptions.create({ model: MODEL, file: await toFile(sound(), "speech.wav"), ...fields });
 
 check("models", "text speech image transcription", async () => {
   const ids = [];
@@ -128,8 +150,25 @@ check("speech", "speech", async () => {
   assert(isMp3(Buffer.from(await answer.arrayBuffer())));
 });
 check("transcription", "transcription", async () => {
-  const file = await toFile(sound(), "speech.wav");
-  assert((await client.audio.transcriptions.create({ model: MODEL, file })).text);
+  assert(Transcription.parse(await transcribe()).text);
+});
+check("transcription formats", "transcription", async () => {
+  for (const response_format of ["text", "srt", "vtt"]) assert(typeof (await transcribe({ response_format })) === "string");
+  const verbose = (fields) => transcribe({ response_format: "verbose_json", ...fields });
+  const plain = Verbose.parse(await verbose({}));
+  assert(plain.segments && !plain.words);
+  const timed = Verbose.parse(await verbose({ timestamp_granularities: ["word", "segment"] }));
+  assert(timed.words && timed.segments);
+  assert(Verbose.parse(await verbose({ timestamp_granularities: ["word"] })).words);
+});
+check("transcription streamed", "transcription", async () => {
+  let text = "";
+  let last;
+  for await (const event of await transcribe({ stream: true })) {
+    last = Event.parse(event);
+    text += last.delta ?? "";
+  }
+  assert(last.type === "transcript.text.done" && last.text === text);
 });
 check("image", "image", async () => {
   const made = await client.images.generate({ model: MODEL, prompt: "a red cat", size: "64x64", n: 2 });

@@ -19,10 +19,9 @@ from omni_cli.stage.protocol import StageSpec
 
 
 def get_spec(stage: StageConfig, model: str) -> StageSpec:
-    """A stage of the checkpoint in the folder `model`, in float32."""
-    return StageSpec(
-        stage, model, read_family(model), read_model_kind(model), dtype="float32", seed=0, trust_remote_code=False
-    )
+    """A stage of the checkpoint in the folder `model`, in float32; code beside it is trusted."""
+    kinds, trusted = (read_family(model), read_model_kind(model)), any(Path(model).glob("*.py"))
+    return StageSpec(stage, model, *kinds, dtype="float32", seed=0, trust_remote_code=trusted)
 
 
 def derived_stages(folder: str) -> Sequence[StageConfig]:

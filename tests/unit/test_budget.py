@@ -16,7 +16,7 @@ LINES = {
     "core": 1_350,
     "engine": 4_250,
     "measure": 11_400,
-    "models": 11_250,
+    "models": 11_300,
     "openai_api": 1_650,
     "records": 2_850,
     "report": 4_400,

@@ -52,7 +52,9 @@ def prepare_models(spec: StageSpec) -> None:
             stage=spec.stage.name,
             hint="install omni-cli again; `-v` shows what vLLM says",
         )
-    for architecture in (spec.architecture, *spec.family.vllm_models):
+    # A sole one that no model of ours builds is what vLLM makes of the checkpoint's own name.
+    inner = () if spec.family.vllm_models else spec.family.inner_architectures
+    for architecture in (spec.architecture, *spec.family.vllm_models, *inner):
         resolve_in_process(architecture)
 
 

@@ -15,7 +15,7 @@ _INTERFACE = "SupportsTranscription"
 _TABLE = re.compile(r"^_MULTIMODAL_MODELS = \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 # Imported with the module, when a function is called, or asked for by transformers.
 _IMPORT = re.compile(
-    r'(?:^(?:import|from)|LazyLoader\("\w+", globals\(\),|requires_backends\(self, \[)\s*"?(\w+)', re.MULTILINE
+    r'(?:^(?:import|from)|LazyLoader\("\w+", globals\(\),|requires_backends\(\w+, \[)\s*"?(\w+)', re.MULTILINE
 )
 _NOTHING_ELSE = re.compile(r"^    supports_transcription_only\b[^=\n]*= True", re.MULTILINE)
 
@@ -38,7 +38,10 @@ def missing_package(folder: Path) -> str | None:
     for name in re.findall(r"vllm\.transformers_utils\.processors\.(\w+)", "".join(sources)):
         sources.append(read_source(name, "vllm", "transformers_utils", "processors"))
     kind = str(config.get("model_type")).removesuffix("_plus")
-    sources.append(read_source(f"feature_extraction_{kind}", "transformers", "models", kind))
+    sources += (
+        read_source(f"{part}_{kind}", "transformers", "models", kind)
+        for part in ("feature_extraction", "configuration")
+    )
     names = (match[1] for source in sources for match in _IMPORT.finditer(source))
     return next((name for name in names if importlib.util.find_spec(name) is None), None)
 

@@ -39,12 +39,14 @@ def encode_apart(engine_input: Any) -> None:
     """Have the sounds of a preprocessed prompt encoded with sounds of their length alone.
 
     vLLM would fill up shorter ones of a step, and some encoders see what is filled in. It batches only sounds whose
-    shared fields are equal.
+    shared fields are equal. Where a processor fills sounds up, whole numbers tell their lengths.
     """
     sounds = [sound for sound in engine_input.get("mm_kwargs", {}).get("audio", ()) if sound is not None]
     for sound in sounds:
         tensors = [part.data for part in sound.values() if isinstance(part.data, torch.Tensor)]
-        shape = torch.tensor(max(tensors, key=torch.numel).shape) if tensors else torch.zeros(1)
+        sizes = list(max(tensors, key=torch.numel).shape) if tensors else [0]
+        sizes += [int(tensor.sum()) for tensor in tensors if not tensor.is_floating_point()]
+        shape = torch.tensor(sizes)
         (sound["_shape"],) = MultiModalFieldConfig.shared("audio", 1, keep_on_cpu=True).build_elems("_shape", shape)
 
 

@@ -15,6 +15,7 @@ from transformers import (
     LogitsProcessorList,
     Qwen3ASRProcessor,
     VoxtralProcessor,
+    VoxtralRealtimeProcessor,
     WhisperProcessor,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -32,6 +33,7 @@ from omni_cli.requests.outputs import GenerateRequest
 if TYPE_CHECKING:
     from omni_cli.models.transcription.prompts import SpeechPrompts
 
+_HAVE_PROMPTS = (WhisperProcessor, VoxtralProcessor, VoxtralRealtimeProcessor, Qwen3ASRProcessor)
 # Of Qwen3-ASR, after the language.
 _TRANSCRIPT_MARK = "<asr_text>"
 
@@ -54,8 +56,7 @@ class TranscriptionReference:
         with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):
             self._processor: Any = AutoProcessor.from_pretrained(folder, **trust)
         self._tokenizer: Any = self._processor.tokenizer
-        has_prompts = isinstance(self._processor, WhisperProcessor | VoxtralProcessor | Qwen3ASRProcessor)
-        self._prompts = None if has_prompts else read_prompts(folder, config)
+        self._prompts = None if isinstance(self._processor, _HAVE_PROMPTS) else read_prompts(folder, config)
         self._mark: int | None = self._tokenizer.get_vocab().get(_TRANSCRIPT_MARK)
         with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):
             self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
@@ -64,7 +65,7 @@ class TranscriptionReference:
         self.ends: list[int] = [end] if isinstance(end, int) else list(end or ())
         sizes = self._model.config
         if sizes.is_encoder_decoder:
-            self._max_length: int = sizes.max_target_positions
+            self._max_length: int = getattr(sizes, "max_target_positions", None) or sizes.max_position_embeddings
         else:
             self._max_length = stage.max_model_len or sizes.get_text_config().max_position_embeddings
         self.num_input_tokens = 0
@@ -81,8 +82,8 @@ class TranscriptionReference:
         ((samples, sample_rate),) = request.media.audio
         samples = resample(samples, sample_rate, extractor.sampling_rate)
         is_whisper = isinstance(self._processor, WhisperProcessor)
-        is_long = self._prompts is None and len(samples) > extractor.chunk_length * extractor.sampling_rate
-        if is_long and not is_whisper and not isinstance(self._processor, VoxtralProcessor):
+        is_cut = isinstance(self._processor, Qwen3ASRProcessor)
+        if is_cut and len(samples) > extractor.chunk_length * extractor.sampling_rate:
             raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
         arguments: dict[str, Any] = {**self._limits, "do_sample": False}
         if is_whisper and tokens is not None:
@@ -93,7 +94,8 @@ class TranscriptionReference:
             if is_whisper:
                 return self._of_whisper(request, samples, arguments, tokens)
             inputs = self._inputs(request, samples).to(self._model.device, self._model.dtype)
-            self.num_input_tokens = inputs["input_ids"].shape[1]
+            prompt_ids = inputs["decoder_input_ids" if self._model.config.is_encoder_decoder else "input_ids"]
+            self.num_input_tokens = prompt_ids.shape[1]
             longest = {"max_new_tokens": self._max_length - self.num_input_tokens}
             ids: list[int] = self._model.generate(**inputs, **{**longest, **arguments})[0].tolist()
             self.said = ids[self.num_input_tokens :]
@@ -104,6 +106,8 @@ class TranscriptionReference:
         processor, language = self._processor, request.transcription.language
         if self._prompts is not None:
             return prompted_inputs(processor, self._prompts, request)
+        if isinstance(processor, VoxtralRealtimeProcessor):
+            return processor(samples, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
         if isinstance(processor, VoxtralProcessor):
             rate = processor.feature_extractor.sampling_rate
             sound: dict[str, Any] = {"audio": samples, "sampling_rate": rate, "format": ["wav"]}
@@ -258,6 +262,15 @@ def prompted_inputs(processor: Any, prompts: SpeechPrompts, request: GenerateReq
     if hearing.allow_audio_chunking and len(samples) > (hearing.max_audio_clip_s or 0) * rate:
         raise NoReferenceError("transformers joins the pieces of a longer sound in another way")
     prompt = prompts.make(request, prompts.choose_language(request), samples)
+    if "encoder_prompt" in prompt:
+        # Cohere ASR's filters are those of its release, in bfloat16, which transformers does not round to.
+        extractor, window = processor.feature_extractor, torch.hann_window
+        extractor.mel_filters = extractor.mel_filters.bfloat16().float()
+        with replace_attribute(torch, "hann_window", lambda *size, **form: window(*size, **form).bfloat16().float()):
+            heard = extractor(samples, sampling_rate=rate, return_tensors="pt")
+        del heard["audio_chunk_index"]
+        heard["decoder_input_ids"] = torch.tensor([prompt["encoder_prompt"]["prompt_token_ids"]])
+        return heard
     # Ids stand as they are; vLLM adds the special tokens of the tokenizer to a text.
     text = prompt["prompt"] if "prompt" in prompt else processor.tokenizer.decode(prompt["prompt_token_ids"])
     special = {"add_special_tokens": "prompt" in prompt}

@@ -68,6 +68,7 @@ class TranscriptionStage(TextStage):
             processor.skip_decoder_start_token = True
             if getattr(self._own, "no_timestamps_token_id", None) is not None:
                 self._timed = TimedModel(self.engine.vllm_config, self._own, processor, renderer.get_tokenizer())
+        self._aligner: Any = None
         self._transcriptions: dict[str, Transcription] = {}
 
     @property
@@ -84,11 +85,8 @@ class TranscriptionStage(TextStage):
     def warm_up_request(self) -> GenerateRequest | None:
         if self._chats:
             return super().warm_up_request()
-        return GenerateRequest(
-            "",
-            media=Media(audio=((np.zeros(16_000, np.float32), 16_000),)),
-            transcription=TranscriptionOptions(language="en"),
-        )
+        media = Media(audio=((np.zeros(16_000, np.float32), 16_000),))
+        return GenerateRequest("", media=media, transcription=TranscriptionOptions(language="en"))
 
     def add(self, request: GenerateRequest) -> None:
         if self._chats and not request.transcription.asked:
@@ -128,8 +126,7 @@ class TranscriptionStage(TextStage):
     def _add_window(self, transcription: Transcription, seeker: Seeker) -> None:
         """Add the window that a sound has come to."""
         begin, end = seeker.get_samples()
-        start_s = begin / self._hearing.sample_rate
-        transcription.pieces.append(self._window(start_s, transcription.samples[begin:end]))
+        transcription.pieces.append(self._window(begin / self._hearing.sample_rate, transcription.samples[begin:end]))
 
     @property
     def _is_multilingual(self) -> bool:
@@ -144,8 +141,10 @@ class TranscriptionStage(TextStage):
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
         if asked.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`")
-        if asked.word_timestamps and not (self._timed and self._timed.has_words):
-            lacks = "its generation_config.json has no `alignment_heads`" if self._timed else "it writes no times"
+        has_words = self.spec.ar.aligner is not None or (self._timed is not None and self._timed.has_words)
+        if asked.word_timestamps and not has_words:
+            heads = "its generation_config.json has no `alignment_heads`"
+            lacks = heads if self._timed else "its stage has no `aligner`"
             raise InputError(f"this model tells no times of words: {lacks}", hint="drop `word_timestamps`")
         if mark := next((each for each in self._marks if each in (request.prompt or "")), None):
             raise InputError(f"the `prompt` has `{mark}`, which this model does not read as text", hint="take it out")
@@ -258,7 +257,7 @@ class TranscriptionStage(TextStage):
             return
         end_s = len(transcription.samples) / self._hearing.sample_rate
         piece.segments = tuple(timed.make_segments(parts, end_s, begin, temperature, confidence, heard_in))
-        if transcription.request.transcription.word_timestamps:
+        if transcription.request.transcription.word_timestamps and timed.has_words:
             language = self._name_language(transcription.language)
             found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
             piece.words = tuple(found)
@@ -332,11 +331,7 @@ class TranscriptionStage(TextStage):
         is_cut = any(text.finish_reason == "length" for text in texts)
         duration_s = len(transcription.samples) / self._hearing.sample_rate
         pieces = zip(transcription.pieces, texts, strict=True)
-        segments = tuple(
-            segment
-            for piece, text in pieces
-            for segment in piece.segments or self._segments(transcription, piece, text)
-        )
+        segments = tuple(part for pair in pieces for part in self._segments(transcription, *pair))
         trace = {
             **traces[0],
             "latency_s": time.perf_counter() - transcription.added_s,
@@ -349,12 +344,23 @@ class TranscriptionStage(TextStage):
             "output_logprobs": [item for each in traces for item in each["output_logprobs"] or ()] or None,
         }
         language = transcription.language or self._get_language(texts[0].text)
-        words = tuple(word for piece in transcription.pieces for word in piece.words)
         has_words = transcription.request.transcription.word_timestamps
-        named = self._name_language(language)
-        transcript = Transcript(language, duration_s, segments, words if has_words else None, named)
+        if has_words and self.spec.ar.aligner is not None:
+            self._align(transcription.pieces, language, self.spec.ar.aligner)
+        words = tuple(word for piece in transcription.pieces for word in piece.words) if has_words else None
+        transcript = Transcript(language, duration_s, segments, words, self._name_language(language))
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text)
+
+    def _align(self, pieces: list[SoundWindow], language: str | None, folder: str) -> None:
+        """Find the words of pieces that have none."""
+        if self._aligner is None:
+            from omni_cli.models.transcription.word_times import ForcedAligner
+
+            self._aligner = ForcedAligner(folder, self._config.dtype, self.engine.vllm_config.device_config.device)
+        for piece in pieces:
+            found = self._aligner.find_words(piece.samples, piece.text, piece.start_s, language)
+            piece.words = piece.words or tuple(found)
 
     def _name_language(self, code: str | None) -> str:
         return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()
@@ -366,10 +372,11 @@ class TranscriptionStage(TextStage):
         return None if named is None else codes.get(named[1])
 
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
-        """Yield a piece's text as one part; a model that writes times has noted its own."""
+        """Yield a piece's text as one part, or the parts that a model which writes times has noted."""
+        yield from piece.segments
         end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
         words = piece.text.strip()
-        if words and self._timed is None:
+        if words and self._timed is None and not piece.segments:
             temperature = transcription.request.sampling.get("temperature")
             yield Segment(round(piece.start_s, 3), round(end_s, 3), words, text.token_ids, temperature=temperature)
 

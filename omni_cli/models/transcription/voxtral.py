@@ -11,8 +11,10 @@ _FILES = (("params.json",), ("tekken.json",), ("consolidated.safetensors",), fam
 FAMILY = replace(
     family.FAMILY,
     name="voxtral",
-    architectures=("VoxtralForConditionalGeneration",),
+    # Realtime's name in the files of transformers; vLLM's, VoxtralRealtimeGeneration, follows from Mistral's.
+    architectures=("VoxtralForConditionalGeneration", "VoxtralRealtimeForConditionalGeneration"),
     claims=None,
+    inner_architectures=("VoxtralRealtimeGeneration",),
     vllm_models={},
     roles=(replace(family.ROLE, needed_files=_FILES),),
 )

@@ -1,4 +1,4 @@
-"""Times of Whisper's words, from its cross-attention, as transformers finds them."""
+"""Times of words as transformers finds them: Whisper's from its cross-attention, others by a forced aligner."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import WhisperForConditionalGeneration
+from transformers import AutoModelForTokenClassification, AutoProcessor, WhisperForConditionalGeneration
 from transformers.generation.utils import GenerateEncoderDecoderOutput
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.qwen3_asr.processing_qwen3_asr import FORCED_ALIGNER_LANGUAGES, LANGUAGE_CODE_TO_NAME
 from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
 
+from omni_cli.models.reference import replace_attribute
 from omni_cli.requests.contents import Word
 
 
@@ -57,3 +60,28 @@ class WordAligner:
         for word, part in zip(words, parts, strict=True):
             begin_s, end_s = times_s[places[part[0]]], times_s[places[part[-1]] + 1]
             yield Word(round(start_s + begin_s, 2), round(start_s + end_s, 2), word.strip())
+
+
+class ForcedAligner:
+    """Qwen3's forced aligner, which finds the words of a given text in a sound."""
+
+    def __init__(self, folder: str, dtype: torch.dtype, device: torch.device) -> None:
+        # vLLM registers a configuration of its own under the same name.
+        with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):
+            self._processor: Any = AutoProcessor.from_pretrained(folder)
+            self._model: Any = AutoModelForTokenClassification.from_pretrained(folder, dtype=dtype)
+        self._model.to(device).eval()
+
+    @torch.inference_mode()
+    def find_words(self, samples: np.ndarray, text: str, start_s: float, language: str | None) -> Iterator[Word]:
+        """Yield the words of what is said in samples that begin at `start_s`."""
+        if not text.strip():
+            return
+        known = LANGUAGE_CODE_TO_NAME.get(language or "") in FORCED_ALIGNER_LANGUAGES
+        inputs, words = self._processor.prepare_forced_aligner_inputs(samples, text, language if known else None)
+        inputs = inputs.to(self._model.device, self._model.dtype)
+        logits = self._model(**inputs).logits
+        marks = self._model.config.timestamp_token_id
+        (found,) = self._processor.decode_forced_alignment(logits, inputs["input_ids"], words, marks)
+        for word in found:
+            yield Word(round(start_s + word["start_time"], 3), round(start_s + word["end_time"], 3), word["text"])

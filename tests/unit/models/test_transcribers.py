@@ -30,6 +30,7 @@ LISTENER = EngineConfig.model_validate({**_PROFILE, "stages": {"listener": {"kin
         ("FireRedASR2ForConditionalGeneration", "transcription"),
         ("MossTranscribeDiarizeForConditionalGeneration", "transcription"),
         ("VoxtralForConditionalGeneration", "voxtral"),
+        ("VoxtralRealtimeForConditionalGeneration", "voxtral"),
         ("GlmAsrForConditionalGeneration", "listener"),
         ("GraniteSpeechPlusForConditionalGeneration", "listener"),  # from a base in another module
         ("Gemma3nForConditionalGeneration", "listener"),
@@ -79,8 +80,10 @@ def test_a_language_model_has_no_options_of_transcripts() -> None:
 @pytest.mark.parametrize(
     ("architecture", "kind", "package"),
     [
+        ("CohereAsrForConditionalGeneration", "cohere_asr", "torchaudio"),
         ("FireRedASR2ForConditionalGeneration", "fireredasr2", "kaldi_native_fbank"),
         ("FunASRForConditionalGeneration", "funasr", "torchaudio"),
+        ("Gemma3nForConditionalGeneration", "gemma3n", "timm"),
         ("GraniteSpeechForConditionalGeneration", "granite_speech", "torchaudio"),
     ],
 )
