@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from omni_cli.core.errors import InputError
-from omni_cli.requests.outputs import GenerateRequest, Part
+
+if TYPE_CHECKING:
+    from omni_cli.requests.outputs import GenerateRequest, Part
 
 _VOICES = (
     "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar",

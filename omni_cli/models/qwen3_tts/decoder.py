@@ -126,7 +126,7 @@ class Qwen3TTSCode2Wav(CodecForDiffusion):
         return super().load_weights((prefix + rename(name), weight) for name, weight in own)
 
 
-class Code2WavStage(CodecStage):
+class Qwen3TTSCodecStage(CodecStage):
     """Decodes frames of codes to a waveform; its engine's model is the checkpoint's `speech_tokenizer` folder."""
 
     architecture = CODE2WAV

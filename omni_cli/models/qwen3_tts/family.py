@@ -11,7 +11,7 @@ from omni_cli.config.families import Cloning, Family, Machine, StageRole
 from omni_cli.config.schema import ARStageConfig
 
 
-class TalkerConfig(ARStageConfig):
+class Qwen3TTSTalkerKeys(ARStageConfig):
     """Keys of the stage that makes frames of codes from a text."""
 
     text_first: bool | None = Field(
@@ -38,10 +38,10 @@ FAMILY = Family(
             name="talker",
             kind="ar",
             backend="vllm",
-            stage=f"{_HERE}.stages:TalkerStage",
+            stage=f"{_HERE}.stages:Qwen3TTSTalkerStage",
             takes=("instructions", "language", "sampling", "max_tokens", "temperature", "raw"),
             clones=Cloning(text="optional"),
-            settings=f"{_HERE}.family:TalkerConfig",
+            settings=f"{_HERE}.family:Qwen3TTSTalkerKeys",
             needed_files=(("tokenizer.json", "vocab.json"),),
             # Text embeddings stay in the file, from which rows are read.
             needed_weights=tuple(
@@ -54,7 +54,7 @@ FAMILY = Family(
             name="code2wav",
             kind="diffusion",
             backend="vllm",
-            stage=f"{_HERE}.decoder:Code2WavStage",
+            stage=f"{_HERE}.decoder:Qwen3TTSCodecStage",
             input="talker",
             makes="audio",
             settings="omni_cli.models.codec.settings:CodecConfig",

@@ -17,7 +17,7 @@ from omni_cli.checkpoints.derive import read_config
 from omni_cli.core.errors import InputError
 from omni_cli.models.codec.frame_stage import CODES, NUM_BEFORE, FrameStage
 from omni_cli.models.qwen3_tts import config as _register  # noqa: F401 - vLLM reads the configuration
-from omni_cli.models.qwen3_tts.family import TALKER, TalkerConfig
+from omni_cli.models.qwen3_tts.family import TALKER, Qwen3TTSTalkerKeys
 from omni_cli.models.qwen3_tts.rows import RowMaker, frame_text, pick_language, tokenize_request
 from omni_cli.models.voices import note_on_voice, pick_speaker, text_to_speak
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions
@@ -32,11 +32,11 @@ _MIN_TOKENS = 2
 _CLONES, _DESIGNS = "base", "voice_design"
 
 
-class TalkerStage(FrameStage):
+class Qwen3TTSTalkerStage(FrameStage):
     """Generates frames of codes; vLLM samples the first code of each as a token."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
-        assert isinstance(spec.stage, TalkerConfig)
+        assert isinstance(spec.stage, Qwen3TTSTalkerKeys)
         super().__init__(spec, emit)
         config = read_config(Path(spec.model))
         self._kind, self._size = str(config["tts_model_type"]), str(config.get("tts_model_size"))

@@ -32,7 +32,7 @@ def test_voice_language_and_instructions_change_the_speech(server: OmniServer) -
     assert len(set(others)) == len(others)
 
 
-def test_speech_that_is_cut_says_so_in_each_form(server: OmniServer) -> None:
+def test_each_form_reports_speech_that_is_cut(server: OmniServer) -> None:
     whole = server.request("POST", SPEECH, {**BODY, **CUT})
     assert whole.headers["x-finish-reason"] == "length" and len(whole.body) == 2 * 5 * 1920
     events = server.request("POST", SPEECH, {**BODY, **CUT, "stream_format": "sse"})

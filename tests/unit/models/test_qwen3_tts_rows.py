@@ -1,4 +1,4 @@
-"""What a request to Qwen3-TTS becomes: pairs of a text id and what the codec side adds to it."""
+"""Rows of requests to Qwen3-TTS: pairs of a text id and what the codec side adds to it."""
 
 from __future__ import annotations
 
