@@ -198,5 +198,6 @@ class Capabilities:
 
 
 def cloning_profiles() -> list[str]:
-    """Return the names of the bundled profiles that clone voices."""
-    return [name for name, config in load_bundled().items() if Capabilities.of(config).cloning is not None]
+    """Return the names of the bundled profiles that clone voices, whatever their checkpoint."""
+    cloning = {name: Capabilities.of(config).cloning for name, config in load_bundled().items()}
+    return [name for name, how in cloning.items() if how is not None and how.by_all]

@@ -40,7 +40,7 @@ FAMILY = Family(
             backend="vllm",
             stage=f"{_HERE}.stages:Qwen3TTSTalkerStage",
             takes=("instructions", "language", "sampling", "max_tokens", "temperature", "raw"),
-            clones=Cloning(text="optional"),
+            clones=Cloning(text="optional", by_all=False),
             settings=f"{_HERE}.family:Qwen3TTSTalkerKeys",
             needed_files=(("tokenizer.json", "vocab.json"),),
             # Text embeddings stay in the file, from which rows are read.
